@@ -554,7 +554,7 @@ def test_streams_that_ended_are_not_kept_for_as_long_as_their_sender_wishes(
     assert cells.takes() and len(finished()) < 10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("frees", [True, False])
 def test_what_nvflare_leaves_behind_of_messages_does_not_pile_up(
     cells: Cells, frees: bool, monkeypatch: pytest.MonkeyPatch

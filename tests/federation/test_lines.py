@@ -216,7 +216,7 @@ def test_a_fast_line_from_far_away_never_stands_idle(cells: Cells, monkeypatch: 
     assert alone > 14 and ahead < alone / 3, seconds
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("pieces, ways", [pytest.param(1, 4, marks=pytest.mark.long), (3, 6)])
 def test_an_answer_makes_few_turns(cells: Cells, monkeypatch: pytest.MonkeyPatch, pieces: int, ways: int) -> None:
     """One second each way: the answer, requests, pieces, the receipt, and two for what is behind the second piece.

@@ -86,7 +86,7 @@ def test_a_monai_script_learns_by_harmofl_and_fedsm(method: str, root: Path, tmp
         assert model(torch.zeros(2, 1, 64, 64)).shape == (2, 2, 64, 64)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_adafed_mixes_studies_of_a_table_by_their_statistics(root: Path, shared_data: Path, tmp_path: Path) -> None:
     _, summary = simulated(root, tmp_path, "tabular", "--table", str(shared_data / "impact/impact.csv"), "--sites", "3")
     weights = torch.tensor(summary["details"]["similarity"]["weights"])

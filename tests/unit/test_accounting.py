@@ -39,7 +39,7 @@ def sampled_event(noise: float, rate: float, steps: int) -> dp_event.DpEvent:
 
 
 # ---------------------------------------------------------------------------------------------------- ε
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("noise, rate, steps, delta", SAMPLED)
 def test_sampled_steps_cost_what_dp_accounting_says(noise: float, rate: float, steps: int, delta: float) -> None:
     ours = epsilon([charge(SampledGaussian(noise=noise, rate=rate, steps=steps))], delta)

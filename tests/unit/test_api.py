@@ -370,7 +370,7 @@ def test_the_hash_follows_the_source_and_all_that_it_names(tmp_path: Path, monke
     assert source_hash(own)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_of_ones_own_classes_says_elsewhere_what_is_missing(tmp_path: Path) -> None:
     medsilo.run(**OWN, folder=tmp_path / "run", changes={"training.rounds": 1})
     code = f"import medsilo; medsilo.Run({str(tmp_path / 'run')!r}).plan"

@@ -78,6 +78,7 @@ def test_masks_of_volumes_are_the_same_voxel_by_voxel(kind: str, tmp_path: Path,
     assert facts["network_data_format"]["outputs"]["pred"]["channel_def"]["2"] == "tumour"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", before_a_release(["rgb resized", "grey cut"], PICTURES))
 def test_masks_of_photographs_are_the_same_pixel_by_pixel(kind: str, tmp_path: Path, run_bundle: RunBundle) -> None:
     """Also of pictures with an opaque alpha channel, of grey ones with 16 bits, and of one in grey among colours."""

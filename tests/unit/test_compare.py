@@ -303,7 +303,7 @@ def test_two_comparisons_never_work_in_one_folder(plan: Path, tmp_path: Path, ca
     assert main(command) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_images_are_read_once_for_all_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

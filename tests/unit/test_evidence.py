@@ -232,7 +232,7 @@ def test_the_worst_site_is_each_methods_own() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what is covered
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("patients", [2, 4, 8, 16])
 @pytest.mark.parametrize("name", [*intervals.SCORES, *intervals.RANKED])
 def test_intervals_of_a_score_cover_what_other_patients_give(name: str, patients: int) -> None:

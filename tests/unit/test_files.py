@@ -171,7 +171,7 @@ def test_of_a_file_that_is_no_text_the_line_is_told(tmp_path: Path) -> None:
         read_yaml(tmp_path / "plan.yaml", "the plan", "a plan")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
     """Killed at any moment of writing; safetensors writes to a name of its own first."""
     script = (

@@ -288,7 +288,7 @@ def test_many_histories(count: int, tmp_path: Path) -> None:
     assert max(above) <= 0.02
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_history_is_what_its_seed_says(tmp_path: Path) -> None:
     told = []
     for name in ("one", "two"):

@@ -73,7 +73,7 @@ def lines(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
 SLOW = [pytest.param(nifti, marks=pytest.mark.slow), pytest.param(dicom, marks=pytest.mark.long)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [*SLOW, series, lines])
 def test_a_hospital_without_a_kit_validates_and_predicts(
     kind: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture

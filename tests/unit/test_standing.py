@@ -213,7 +213,7 @@ def score_of_the_others(method: str, folder: Path, script: Script, *changes: str
     return sum(scores) / len(scores)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "numbers", "rules"),
     [
