@@ -426,7 +426,7 @@ def test_a_connection_is_closed_when_a_command_is_stopped(tmp_path: Path, monkey
 
 
 def test_a_connection_reads_a_key_once(tmp_path: Path) -> None:
-    """NVFlare's two places that read it, each twice a connection; another key and what comes later are read anew."""
+    """NVFlare has two functions that read it. A second key is read too, and so is the same key after the connection."""
     keys = []
     for name in ("a", "b"):
         pem = rsa.generate_private_key(65537, 2048).private_bytes(
