@@ -316,7 +316,8 @@ def heard_lately(info: SystemInfo) -> set[str]:
     """Return the hospitals whose heartbeats come, as the server's clock has them beside each other. A process whose kit
     was started once more is connected, and gets no job."""
     heard = {client.name: client.last_connect_time or 0.0 for client in info.client_info}
-    return {name for name, at in heard.items() if max(heard.values()) - at < SILENCE}
+    newest = max(heard.values(), default=0.0)
+    return {name for name, at in heard.items() if newest - at < SILENCE}
 
 
 def _answers(session: Session, name: str) -> bool:
