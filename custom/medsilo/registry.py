@@ -13,6 +13,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from itertools import filterfalse
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -199,9 +200,10 @@ def _entries(group: str, path: tuple[str, ...]) -> Mapping[str, Mapping[str, Ent
     """The entry points of a group: name → package, all of ours as one. `path` is Python's own; where it changes, they
     are sought again."""
     found: dict[str, dict[str, EntryPoint]] = {}
+    name_of = cache(attrgetter("name"))  # each look reads a distribution's METADATA
     for entry in entry_points(group=group):
         if entry.dist:
-            package = canonical(entry.dist.name)
+            package = canonical(name_of(entry.dist))
             found.setdefault(entry.name, {})[OWN if package in OURS else package] = entry
     return found
 

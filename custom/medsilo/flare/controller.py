@@ -25,7 +25,7 @@ from medsilo.flare.transport import Away, FlareTransport, Longest
 from medsilo.flare.wire import TASK, let_tensors_travel, refuse, to_shareable
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
-from medsilo.runs.reading import AFTER, CANCELS, PROGRESS
+from medsilo.runs.paths import AFTER, CANCELS, PROGRESS
 from medsilo.runs.record import Record, new_rounds, new_study
 from medsilo.runs.rounds import Progress, Round
 from nvflare_reliability.answer_gate import AnswerGate, is_unread

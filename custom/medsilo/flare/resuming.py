@@ -24,7 +24,7 @@ from medsilo.core.yaml_text import load_yaml
 from medsilo.flare.workspace import kit_folder, output_folder, settings_of_server
 from medsilo.runs import event_reading, paths
 from medsilo.runs.events import Event, What, write
-from medsilo.runs.reading import GOES_ON
+from medsilo.runs.paths import GOES_ON
 from medsilo.runs.record import Record
 from medsilo.schedule.participation import Participation
 

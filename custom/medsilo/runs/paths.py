@@ -1,4 +1,5 @@
-"""Every file and folder name of a run's folder and of a comparison's; docs/reference/run-folder.md explains them."""
+"""Every file and folder name of a run's folder and of a comparison's, which docs/reference/run-folder.md explains; and
+the names in what a lead and a job's server ask each other."""
 
 from pathlib import Path
 
@@ -50,6 +51,11 @@ LOCKS = ".locks"
 # What the lead may fetch; the super model holds personal models of sites that agreed, and of no others.
 SHARED_FOLDERS = (GLOBAL, SUPER_MODEL)
 PUBLISHED = (PLAN, PROVENANCE, JOBS, ROUNDS, SUMMARY, *SHARED_FOLDERS)
+
+# ---------------------------------------------------------------------------------------------------- a job that runs
+PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running job: the rounds after this one
+CANCELS = "cancels"  # with it, that the job is about to be ended, and by whom
+GOES_ON = "goes_on"  # in the meta of a job that died: which of how many times its study goes on by itself
 
 
 def site_folder(run: Path, site: str) -> Path:

@@ -15,9 +15,6 @@ from medsilo.runs.rounds import Round
 from medsilo.runs.schema import Summary
 from medsilo.runs.site_files import Provenance
 
-PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running job: the rounds after this one
-CANCELS = "cancels"  # with it, that the job is about to be ended, and by whom
-GOES_ON = "goes_on"  # in the meta of a job that died: which of how many times its study goes on by itself
 BROKEN = "the file is damaged or was changed by hand: repeat the run"
 AnyPart = TypeVar("AnyPart", bound=RecordPart)
 

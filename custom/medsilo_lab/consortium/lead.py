@@ -11,14 +11,13 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.flare_api.api_spec import SystemInfo
 from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.fuel.hci.proto import MetaKey, MetaStatusValue
-from pydantic import ValidationError
 
 from medsilo import __version__
 from medsilo.check.kit import read_kit
@@ -26,10 +25,12 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.text import is_safe_name, plain
 from medsilo.runs import paths
 from medsilo.runs.events import SILENCE
-from medsilo.runs.reading import AFTER, CANCELS, GOES_ON, PROGRESS, read_rounds, read_summary
-from medsilo.runs.rounds import Progress, Round
-from medsilo.runs.schema import Summary
+from medsilo.runs.paths import AFTER, CANCELS, GOES_ON, PROGRESS
 from nvflare_reliability.kit_patches import connect
+
+if TYPE_CHECKING:  # a poll that finds no study needs no models, whose making is a sixth of its time
+    from medsilo.runs.rounds import Progress, Round
+    from medsilo.runs.schema import Summary
 
 COMPLETED, ABORTED = "FINISHED:COMPLETED", "FINISHED:ABORTED"
 MEANT = {  # by states of a job that ended without a word of its own
@@ -52,7 +53,7 @@ NOT_THERE = (  # what NVFlare raises where a job's controller can't be asked, or
     api_spec.AuthorizationError,
 )
 Say = Callable[[str], None]
-OnRound = Callable[[Round, Progress], None]  # a round, and the study that it is of
+OnRound = Callable[["Round", "Progress"], None]  # a round, and the study that it is of
 
 
 class Unreachable(MedsiloError):
@@ -166,7 +167,7 @@ def _watch_start(session: Session, job_id: str, say: Say, sites: Collection[str]
         time.sleep(POLL)
 
 
-def _why_over(job: dict[str, Any], left: Progress | None, sites: Collection[str]) -> str:
+def _why_over(job: dict[str, Any], left: "Progress | None", sites: Collection[str]) -> str:
     """Return why a job ended before it was seen to run. left: how its study ended, if it had one."""
     why = [job["status"], *([left.reason] if left and left.reason else obstacles(job))]
     began = not sites or bool(left and left.rounds)
@@ -330,7 +331,7 @@ def _answers(session: Session, name: str) -> bool:
     return any(reply.get(MetaKey.STATUS) != MetaStatusValue.NO_REPLY for reply in told)
 
 
-def _turns(study: Progress) -> dict[str, str]:
+def _turns(study: "Progress") -> dict[str, str]:
     """Return what each hospital of a study does, and since when."""
     if study.turns is None:
         return {}
@@ -369,7 +370,7 @@ def obstacles(job: dict[str, Any]) -> list[str]:
 
 
 def watch(
-    job_id: str, kit: Path, on_round: OnRound, say: Say, on_progress: Callable[[Progress], None] = lambda study: None
+    job_id: str, kit: Path, on_round: OnRound, say: Say, on_progress: Callable[["Progress"], None] = lambda study: None
 ) -> tuple[str, str]:
     """Report rounds, from the server's own records, until the study ends; returns its last job and how that ended.
 
@@ -398,7 +399,7 @@ class _Watching:
     job_id: str
     on_round: OnRound
     say: Say
-    on_progress: Callable[[Progress], None] = lambda study: None
+    on_progress: Callable[["Progress"], None] = lambda study: None
     reported: set[str] = field(default_factory=set)  # obstacles
     last: int = 0  # the last round
     planned: int | None = None
@@ -447,7 +448,7 @@ class _Watching:
             self.say(line)
             self.reported.add(line)
 
-    def _tell(self, study: Progress | None) -> None:
+    def _tell(self, study: "Progress | None") -> None:
         if study is None:
             return
         self.planned = study.planned
@@ -467,21 +468,27 @@ def _is_over(status: str) -> bool:
     return status.startswith("FINISHED")
 
 
-def _so_far(session: Session, job_id: str, after: int = 0) -> Progress | None:
+def _so_far(session: Session, job_id: str, after: int = 0) -> "Progress | None":
     """Return what the controller tells of the rounds after this one; nothing when the job is starting or just ends, and
     to nobody but who submitted it."""
     try:
         found = session.do_app_command(job_id, PROGRESS, {AFTER: after})
     except NOT_THERE:
         return None
+    from pydantic import ValidationError
+
+    from medsilo.runs.rounds import Progress
+
     try:
         return Progress.model_validate(found) if found else None
     except ValidationError as error:
         raise MedsiloError("the server writes its status in another form; install its version of medsilo") from error
 
 
-def _left(session: Session, job_id: str) -> Progress | None:
+def _left(session: Session, job_id: str) -> "Progress | None":
     """Return the same from what a job left when it was over; nothing where it left nothing."""
+    from medsilo.runs.rounds import Progress
+
     ended, rounds, refusal = outcome_left(session, job_id)
     if ended is None:
         return Progress(planned=0, metric="", reason=refusal) if refusal else None
@@ -495,8 +502,10 @@ def _left(session: Session, job_id: str) -> Progress | None:
     )
 
 
-def outcome_left(session: Session, job_id: str) -> tuple[Summary | None, list[Round], str | None]:
+def outcome_left(session: Session, job_id: str) -> "tuple[Summary | None, list[Round], str | None]":
     """Return what a job that is over left: its study's outcome and rounds; or, without a study, why it failed."""
+    from medsilo.runs.reading import read_rounds, read_summary
+
     with tempfile.TemporaryDirectory() as folder:
         workspace = _download(session, job_id, Path(folder))
         run = _run_in(workspace)
