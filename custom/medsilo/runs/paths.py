@@ -1,5 +1,4 @@
-"""Every file and folder name of a run's folder and of a comparison's, which docs/reference/run-folder.md explains; and
-the names in what a lead and a job's server ask each other."""
+"""Every name of files and folders in a run and a comparison (docs/reference/run-folder.md), and in what a lead asks."""
 
 from pathlib import Path
 
@@ -52,8 +51,8 @@ LOCKS = ".locks"
 SHARED_FOLDERS = (GLOBAL, SUPER_MODEL)
 PUBLISHED = (PLAN, PROVENANCE, JOBS, ROUNDS, SUMMARY, *SHARED_FOLDERS)
 
-# ---------------------------------------------------------------------------------------------------- a job that runs
-PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running job: the rounds after this one
+# What a lead asks of a running job, and the job says.
+PROGRESS, AFTER = "medsilo.progress", "after"  # the rounds after this one
 CANCELS = "cancels"  # with it, that the job is about to be ended, and by whom
 GOES_ON = "goes_on"  # in the meta of a job that died: which of how many times its study goes on by itself
 
