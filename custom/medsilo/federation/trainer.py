@@ -152,7 +152,9 @@ class Trainer:
             compute,
             epoch,
             lambda: self.in_order(self.data.train, stop),
-            self.private.size if self.private else len(self.data.train),  # type: ignore[arg-type]
+            lambda: (
+                self.private.size if self.private else self.protection.resolution(patients_of(self.data.train)).cases
+            ),
             steps,
             generator_for(self.drawn_from, site, "method", number),
             partial(optional.perturbed_step, perturbed.alpha) if (perturbed := plan.algorithm.perturbation) else None,
