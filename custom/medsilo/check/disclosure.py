@@ -9,7 +9,7 @@ from medsilo.check.plan_words import words_table
 from medsilo.check.result import aligned
 from medsilo.core.rounding import Resolution
 from medsilo.core.text import counted
-from medsilo.federation.disclosure import MOST, PAIR
+from medsilo.federation.disclosure import CLASS, MOST, PAIR
 from medsilo.federation.protection import planned_answers
 from medsilo.learning.training import Training
 from medsilo.plan import Plan
@@ -150,7 +150,9 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
     """Return what is told beside tensors, in the order in which it is."""
     least = settings.least(plan.task.synthetic)
     few = f", unless they are fewer than {least}" if least > 1 else ""
-    classes = "; the cases of each class" + (f", where each that occurs has {least}" if least > 1 else "")
+    protected = settings.protects(plan.task.synthetic)
+    whose = "patients" if protected else "cases"
+    classes = "; the cases of each class" + (f", where each that occurs has {least} {whose}" if least > 1 else "")
     every = plan.model_selection.validate_every
     scored = f"after every {every} rounds and the last " if every > 1 else ""
     lines = [
@@ -167,7 +169,8 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
         lines.append(f"  {name}: {COUNTED.get(name, summed).format(length)}")
     if CONFUSION in plan.task.goal.layout and least > 1:
         lines.append(
-            f"  {CONFUSION}, {CHANCES} and {RELIABILITY} only where each class that occurs has {least} test cases"
+            f"  {CONFUSION}, {CHANCES} and {RELIABILITY} only where each class that occurs has "
+            f"{least * (CLASS if protected else 1)} test {whose}"
         )
     return [*lines, *_threshold(plan, settings)]
 
@@ -199,8 +202,10 @@ def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
             f"A score of pairs ({plan.task.goal.metric}) leaves in coarser steps, by the share of pairs that a "
             f"patient is in, and only where that is at most {PAIR} / min_patients_per_metric."
         )
-    if unit > 1:
-        lines.append(f"Counts leave in multiples of {unit} (min_patients_per_metric).")
+    lines.append(
+        f"Counts leave in multiples of {counted(unit, 'patient')} (min_patients_per_metric). Each patient counts for as "
+        "many cases as the median one of the part has, to one digit, and is divided among the classes of its cases."
+    )
     if beside := floors_beside(plan, settings):
         lines.append(f"{beside[0]}; {beside[1]}.")
     elif plan.privacy:

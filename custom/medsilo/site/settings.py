@@ -83,7 +83,7 @@ class SiteSettings(PartySettings):
     min_patients_per_metric: int | None = Field(
         None,
         ge=1,
-        description="patients that a score must cover, and cases that a class must have to be counted by itself, "
+        description="patients that a score must cover, and a class must have to be counted by itself, "
         "before that leaves; patients with which this hospital trains at least; counts leave as multiples of it. "
         f"null: {MIN_PATIENTS_PER_METRIC}, of synthetic data 1",
     )
