@@ -17,7 +17,7 @@ from medsilo.schedule.algorithm import Algorithm
 from medsilo.schedule.phase import views
 from medsilo.site.policy import Policy
 from medsilo.site.query_budget import PARTS
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import SCORE_ROUNDING, SiteSettings
 from medsilo.tasks.metrics import BINS, BROAD, BY_PATIENT, CHANCES, CONFUSION, RELIABILITY
 
 COUNTED = {
@@ -150,8 +150,7 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
     """Return what is told beside tensors, in the order in which it is."""
     least = settings.least(plan.task.synthetic)
     few = f", unless they are fewer than {least}" if least > 1 else ""
-    protected = settings.protects(plan.task.synthetic)
-    whose = "patients" if protected else "cases"
+    whose, times = ("patients", CLASS) if settings.protects(plan.task.synthetic) else ("cases", 1)
     classes = "; the cases of each class" + (f", where each that occurs has {least} {whose}" if least > 1 else "")
     every = plan.model_selection.validate_every
     scored = f"after every {every} rounds and the last " if every > 1 else ""
@@ -170,7 +169,7 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
     if CONFUSION in plan.task.goal.layout and least > 1:
         lines.append(
             f"  {CONFUSION}, {CHANCES} and {RELIABILITY} only where each class that occurs has "
-            f"{least * (CLASS if protected else 1)} test {whose}"
+            f"{times * least} test {whose}"
         )
     return [*lines, *_threshold(plan, settings)]
 
@@ -190,7 +189,7 @@ def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
 
 def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
     """Return how coarsely numbers leave, who decides the split, how many answers there are."""
-    unit, patients = settings.count_unit(False), settings.patients_in_step(False)
+    unit, patients = settings.count_unit(False), SCORE_ROUNDING
     low, high = plan.task.goal.metric_range
     steps = ", ".join(f"{Resolution(1 / number, patients).step(low, high):g} with {number}" for number in (10, 50, 200))
     lines = [
@@ -203,8 +202,8 @@ def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
             f"patient is in, and only where that is at most {PAIR} / min_patients_per_metric."
         )
     lines.append(
-        f"Counts leave in multiples of {counted(unit, 'patient')} (min_patients_per_metric). Each patient counts for as "
-        "many cases as the median one of the part has, to one digit, and is divided among the classes of its cases."
+        f"Counts leave in multiples of {counted(unit, 'patient')} (min_patients_per_metric). Each counts for as many "
+        "cases as the part's median patient has, to one digit, and is divided among the classes of its cases."
     )
     if beside := floors_beside(plan, settings):
         lines.append(f"{beside[0]}; {beside[1]}.")

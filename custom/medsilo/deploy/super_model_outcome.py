@@ -242,12 +242,9 @@ def _coarse(answer: Facts, of_one: tuple[float, float], resolution: Resolution) 
 
 
 def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, int]:
-    """Return how often each model was chosen, as it is told; those that come to nothing are left out.
-
-    Nobody knows here whose cases they are: the least share is that of as many of the largest patients as make a unit.
-    """
-    counts = list(map(float, chosen.values()))
-    if not resolution.exact:
+    """Return how often each model was chosen, as it is told; those that come to nothing are left out."""
+    counts = [float(count) for count in chosen.values()]
+    if not resolution.exact:  # nobody knows here whose cases they are: all may be of the largest patients
         largest = Resolution(unit=max(1, round(resolution.unit * resolution.weight * sum(counts))))
         counts = largest.shared_out(counts)
         counts = [count * resolution.size / sum(counts) for count in counts]

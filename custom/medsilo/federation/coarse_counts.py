@@ -1,7 +1,4 @@
-"""A hospital's test cases in counts, as they are told of patients: each counts for one, in multiples of a unit.
-
-Means in them rest on all cases, in steps that no patient moves by more than half.
-"""
+"""A hospital's test cases in counts, as they are told of patients: each counts for one, in multiples of a unit."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +8,7 @@ import torch
 
 from medsilo.core.rounding import Resolution
 from medsilo.tasks.measuring import WIDE, judged, places_of
-from medsilo.tasks.metrics import BROAD, BY_PATIENT, CHANCES, CONFUSION, RELIABILITY, Counts, Measures
+from medsilo.tasks.metrics import BROAD, BY_PATIENT, CHANCES, CONFUSION, RELIABILITY, WEIGHT, Counts, Measures
 from medsilo.tasks.objective import Objective
 
 
@@ -23,10 +20,10 @@ def coarse_counts(
     cut = {name: own.clamp(*goal.told_range(name)) if name in pairs else own for name, own in measures.items()}
     told = {}
     for name, own in goal.counts(cut, patients, 0).items():
-        known = ~cut[name].isnan() if name in cut else torch.ones(len(patients))
+        known = ~cut.get(name, measures[WEIGHT]).isnan()
         people = int(own[1]) if name.endswith(BY_PATIENT) else len({*compress(patients, known.tolist())})
-        if name in pairs and (people >= least or not people):
-            told[name] = _coarse_mean(goal, name, own, people, len(patients), resolution)
+        if name in pairs and not 0 < people < least:
+            told[name] = _coarse_mean(goal, name, own, people, len(patients), resolution) if people else [0.0, 0.0]
     # An error beyond the metric's range, such as a distance, would look perfect where it is rounded to nothing.
     errors = {name for name in told if goal.told_range(name) != goal.metric_range}
     told = {name: own for name, own in told.items() if own[0] or not own[1] or name not in errors}
@@ -44,17 +41,10 @@ def _coarse_mean(
     goal: Objective, name: str, own: Sequence[float], people: int, cases: int, resolution: Resolution
 ) -> list[float]:
     """Return a sum and its number of cases (or patients) as they are told. people: the patients behind it."""
-    if not people:
-        return [0.0, 0.0]
     total, number = own
-    share = number / cases
-    if name.endswith(BY_PATIENT):  # each patient counts for one
-        share, name, resolution = (
-            number * resolution.weight,
-            name.removesuffix(BY_PATIENT),
-            replace(resolution, usual=1),
-        )
-    mean = resolution.among(share).mean(total / number, *goal.told_range(name))
+    if name.endswith(BY_PATIENT):  # each patient has one value
+        cases, resolution = resolution.size, replace(resolution, weight=1 / resolution.size, usual=1)
+    mean = resolution.among(number / cases).mean(total / number, *goal.told_range(name.removesuffix(BY_PATIENT)))
     return [mean * resolution.count(people), float(resolution.count(people))]
 
 

@@ -9,6 +9,7 @@ did not demand itself comes on top of its floors and takes the place of none.
 import math
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,11 +59,12 @@ class Disclosure:
         self.protection, self.numbers = protection, numbers
         self.protected = protection.on  # whether patients are behind the numbers
         self.least = self.settings.least(self.task.synthetic)  # cases that a metric must cover before it leaves
-        self.patients = {part: patients_of(getattr(data, part)) for part in PARTS}
+        self.patients: dict[DataPart, Sequence[str]] = {part: patients_of(getattr(data, part)) for part in PARTS}
         self.cases = {part: len(getattr(data, part)) for part in PARTS}
         self.sway = {part: self.task.goal.sway(getattr(data, part), self.patients[part]) for part in PARTS}
         self.resolution: dict[str, Resolution] = {part: self._resolution(part) for part in PARTS}
-        self.too_near = {part for part in protection.too_near(data) if not self._noise_alone(part)}
+        near = protection.book.near(protection.asker.data, self.patients, self.least) if self.protected else set()
+        self.too_near = {part for part in near if not self._noise_alone(part)}  # another study had nearly the same
 
     def disclose(self, found: ExactResult) -> Told:
         """Return what an answer tells of what was found, and count it as told."""
@@ -86,7 +88,7 @@ class Disclosure:
         return {"shares": shares, "steps": self.steps, **told}
 
     def _resolution(self, part: DataPart) -> Resolution:
-        own, share = self.protection.resolution(self.patients[part]), self.sway[part]
+        own, share = self.settings.resolution(self.patients[part], self.task.synthetic), self.sway[part]
         return own if share is None else replace(own, weight=max(own.weight, share))
 
     @property
@@ -211,8 +213,8 @@ class Disclosure:
         if self._noise_alone(part):
             return 0.0
         patient_of_unit = dict(zip(self.numbers.units[part], self.patients[part], strict=True))
-        resolutions = self.resolution[part], self.protection.resolution([*patient_of_unit.values()])
-        return max(own.step(*self.task.goal.metric_range) for own in resolutions)
+        of_units = self.settings.resolution([*patient_of_unit.values()], self.task.synthetic)
+        return max(own.step(*self.task.goal.metric_range) for own in (self.resolution[part], of_units))
 
     @property
     def suppressed(self) -> list[Part]:
@@ -245,9 +247,8 @@ class Disclosure:
     def _weights(self, part: DataPart) -> Tensor:
         """Return for how much each case counts: of patients each counts for one, divided among its cases."""
         each, exact = Counter(self.patients[part]), self.resolution[part].exact
-        return torch.tensor(
-            [1.0 if exact else 1 / each[patient] for patient in self.patients[part]], dtype=torch.float64
-        )
+        weights = [1.0 if exact else 1 / each[patient] for patient in self.patients[part]]
+        return torch.tensor(weights, dtype=torch.float64)
 
     @property
     def tells_threshold(self) -> bool:

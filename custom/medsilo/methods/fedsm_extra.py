@@ -42,13 +42,11 @@ class SelectorAfterwards(ModelsAndSelector):
         models = (self.global_group(), self.personal_group())
         done = (*(group.given_only() for group in models), experts())
         return [
-            Phase("train", rounds - last, models, self.train_models),
+            Phase(
+                "train", rounds - last, models, lambda bench: bench.train(bench.lesson("model"), bench.lesson("global"))
+            ),
             Phase("select", last, (*done, *self.selector_groups()), self.train_selector),
         ]
-
-    def train_models(self, bench: TrainContext) -> float:
-        """Train the personal and the global model from each batch."""
-        return bench.train(bench.lesson("model"), bench.lesson("global"))
 
     def train_selector(self, bench: TrainContext) -> float:
         """Train the selector on what all K + 1 models answer."""

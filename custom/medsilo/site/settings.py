@@ -122,10 +122,6 @@ class SiteSettings(PartySettings):
         """Return whether there are patients behind what is told of the data."""
         return not synthetic and not self.public_data
 
-    def patients_in_step(self, synthetic: bool) -> int:
-        """Return how many patients can move a told score by its whole step at most; 0 where scores leave exactly."""
-        return SCORE_ROUNDING if self.protects(synthetic) else 0
-
     def count_unit(self, synthetic: bool) -> int:
         """Return what counts are multiples of when they leave, and how many cases and patients this site trains with
         at least."""
@@ -133,7 +129,7 @@ class SiteSettings(PartySettings):
 
     def resolution(self, names: Sequence[str], synthetic: bool) -> Resolution:
         """Return how coarsely numbers over these cases are rounded. names: the patient of each."""
-        return Resolution.over(names, self.patients_in_step(synthetic), self.count_unit(synthetic))
+        return Resolution.over(names, SCORE_ROUNDING * self.protects(synthetic), self.count_unit(synthetic))
 
     def least(self, synthetic: bool) -> int:
         """The patients that a metric, or the cases that the count of a class, must cover before it leaves this site."""

@@ -65,8 +65,10 @@ class Classification(Objective):
         if sizes[sizes > 0].min() >= least:
             counts[CONFUSION] = confusion(labels, found, self.classes, weights)
             probabilities = stack([measures[f"p{label}"] for label in range(self.classes)], 1)
-            counts[CHANCES] = chances(labels, probabilities, weights)
-            counts[RELIABILITY] = reliability(probabilities, weights)
+            counts |= {
+                CHANCES: chances(labels, probabilities, weights),
+                RELIABILITY: reliability(probabilities, weights),
+            }
         return counts
 
     @property
