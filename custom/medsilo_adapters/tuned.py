@@ -116,7 +116,7 @@ class Tuned(_Begun):
     def build(self, channels: int, classes: int) -> nn.Module:
         network = self.of.build(channels, classes)
         found: dict[str, Tensor] = {}
-        if self.start and not is_without_values(network):
+        if self.start and not next(network.parameters()).is_meta:  # which has shapes only
             found = dict(self._matched(network, channels, classes).matched)
             network.load_state_dict(found, strict=False)
         trained = self._trained(network)
@@ -240,8 +240,3 @@ def _layer(words: Any) -> Any:
         return None
     name, given = (words, {}) if isinstance(words, str) else words
     return str(name).lower(), {key: value for key, value in given.items() if key != "inplace"}
-
-
-def is_without_values(network: nn.Module) -> bool:
-    """Return whether a network has shapes only."""
-    return next(network.parameters()).is_meta

@@ -12,6 +12,7 @@ from sklearn.metrics import brier_score_loss, recall_score, roc_curve
 from medsilo.core.errors import Refused
 from medsilo.core.rounding import Resolution
 from medsilo.federation.acceptance import check_counts, check_threshold
+from medsilo.federation.coarse_counts import coarse_chances, coarse_reliability
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.disclosure import CLASS
 from medsilo.federation.inprocess import Loop
@@ -23,17 +24,7 @@ from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.decisions import PLACED, ClassCounts, calibration_error, on_a_place
-from medsilo.tasks.measuring import (
-    chances,
-    coarse_chances,
-    coarse_reliability,
-    decided,
-    judged,
-    places_of,
-    rates_of,
-    reliability,
-    threshold_of,
-)
+from medsilo.tasks.measuring import chances, decided, judged, places_of, rates_of, reliability, threshold_of
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, RELIABILITY, added
 from medsilo_lab.study.scores import read_measures
 from tests.conftest import SITES, make_plan
@@ -210,15 +201,15 @@ def test_a_hospital_with_too_few_patients_tells_neither_threshold_nor_calibratio
 
 def test_of_patients_only_places_of_a_tenth_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums and counts are coarse, the threshold is a tenth, and the answer over validation cases is counted. There are
-    20 validation cases of each class: just enough at one hospital, and too few at the other."""
-    plan = histology()
+    40 validation patients with a case of each class: just enough at one hospital, and too few at the other."""
+    plan = histology("task.patients=200")
     monkeypatch.setattr(type(plan.task), "synthetic", False)
     assert planned_answers(plan)["validation"] == plan.rounds + 2
     summary, sites = study(tmp_path / "run", plan, min_patients_per_metric=6)
     decisions = summary.sites[A].decisions
     assert decisions.threshold * BROAD == pytest.approx(round(decisions.threshold * BROAD))
-    assert all(count % 5 == 0 for count in decisions.decided) and sum(decisions.decided) == 60
-    assert sites[A].participant.data.validation.targets.bincount().tolist() == [CLASS * 5] * 2
+    assert all(count % (2 * 5) == 0 for count in decisions.decided) and sum(decisions.decided) == 2 * 60
+    assert sites[A].participant.data.validation.targets.bincount().tolist() == [2 * CLASS * 5] * 2
     other = summary.sites[B].decisions
     assert other.threshold is None and other.reliability and "sensitivity" not in summary.sites[B].figures
     books = {

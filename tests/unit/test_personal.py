@@ -230,7 +230,7 @@ class Site:
         loss = functional.cross_entropy
         self.bench = TrainContext(
             *(name, list(SIZES), self.modules, optimizers, TRAINING, loss, CPU),
-            *(self.epoch, lambda: iter(self.data), SIZES[name], len(self.data), torch.Generator(), None),
+            *(self.epoch, lambda: iter(self.data), lambda: SIZES[name], len(self.data), torch.Generator(), None),
             labels=lambda: np.bincount(np.concatenate([y for _, y in self.data]), minlength=3).tolist(),
         )
 

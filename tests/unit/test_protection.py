@@ -312,8 +312,8 @@ def test_sites_of_one_size_are_cut_in_steps_and_always_alike(photos: Path, tmp_p
 
 def test_synthetic_hospitals_are_as_before() -> None:
     settings = SiteSettings()
-    assert not settings.protects(True) and settings.patients_in_step(True) == 0 and settings.count_unit(True) == 1
-    assert settings.protects(False) and settings.patients_in_step(False) == 2 and settings.count_unit(False) == 5
+    assert not settings.protects(True) and settings.resolution([], True).exact and settings.count_unit(True) == 1
+    assert settings.protects(False) and settings.resolution([], False).patients == 2 and settings.count_unit(False) == 5
 
 
 # ---------------------------------------------------------------------------------------------------- newcomers

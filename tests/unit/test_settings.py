@@ -80,7 +80,7 @@ def test_how_many_patients_what_leaves_must_cover(
     """Of a score, of an average; what counts are multiples of; how many move a score by its step."""
     own = make_settings(values, "x")
     told = own.least(synthetic), own.least_averaged(synthetic), own.count_unit(synthetic)
-    assert (*told, own.patients_in_step(synthetic)) == floors
+    assert (*told, own.resolution([], synthetic).patients) == floors
 
 
 def test_without_a_card_cases_are_read_by_the_process_that_trains() -> None:

@@ -78,13 +78,8 @@ def plan_in_words(plan: Plan) -> list[tuple[str, str]]:
         *([("only tested", ", ".join(who.evaluation_sites))] if who.evaluation_sites else []),
         ("differential privacy", promise),
         ("secure aggregation", " ".join(plan.secure_aggregation.promises) or "none"),
-        ("packages", packages_in_words(plan)),
+        ("packages", ", ".join(f"{name} {in_words(facts)}" for name, facts in plan.code.items())),
     ]
-
-
-def packages_in_words(plan: Plan) -> str:
-    """Return the packages whose code a plan runs, each with its version and the beginning of its hash."""
-    return ", ".join(f"{name} {in_words(facts)}" for name, facts in plan.code.items())
 
 
 def difference(plan: Plan, before: Plan) -> list[tuple[str, str, str]]:

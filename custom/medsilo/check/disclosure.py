@@ -9,7 +9,7 @@ from medsilo.check.plan_words import words_table
 from medsilo.check.result import aligned
 from medsilo.core.rounding import Resolution
 from medsilo.core.text import counted
-from medsilo.federation.disclosure import MOST, PAIR
+from medsilo.federation.disclosure import CLASS, MOST, PAIR
 from medsilo.federation.protection import planned_answers
 from medsilo.learning.training import Training
 from medsilo.plan import Plan
@@ -17,7 +17,7 @@ from medsilo.schedule.algorithm import Algorithm
 from medsilo.schedule.phase import views
 from medsilo.site.policy import Policy
 from medsilo.site.query_budget import PARTS
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import SCORE_ROUNDING, SiteSettings
 from medsilo.tasks.metrics import BINS, BROAD, BY_PATIENT, CHANCES, CONFUSION, RELIABILITY
 
 COUNTED = {
@@ -150,7 +150,8 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
     """Return what is told beside tensors, in the order in which it is."""
     least = settings.least(plan.task.synthetic)
     few = f", unless they are fewer than {least}" if least > 1 else ""
-    classes = "; the cases of each class" + (f", where each that occurs has {least}" if least > 1 else "")
+    whose, times = ("patients", CLASS) if settings.protects(plan.task.synthetic) else ("cases", 1)
+    classes = "; the cases of each class" + (f", where each that occurs has {least} {whose}" if least > 1 else "")
     every = plan.model_selection.validate_every
     scored = f"after every {every} rounds and the last " if every > 1 else ""
     lines = [
@@ -167,7 +168,8 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
         lines.append(f"  {name}: {COUNTED.get(name, summed).format(length)}")
     if CONFUSION in plan.task.goal.layout and least > 1:
         lines.append(
-            f"  {CONFUSION}, {CHANCES} and {RELIABILITY} only where each class that occurs has {least} test cases"
+            f"  {CONFUSION}, {CHANCES} and {RELIABILITY} only where each class that occurs has "
+            f"{times * least} test {whose}"
         )
     return [*lines, *_threshold(plan, settings)]
 
@@ -187,7 +189,7 @@ def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
 
 def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
     """Return how coarsely numbers leave, who decides the split, how many answers there are."""
-    unit, patients = settings.count_unit(False), settings.patients_in_step(False)
+    unit, patients = settings.count_unit(False), SCORE_ROUNDING
     low, high = plan.task.goal.metric_range
     steps = ", ".join(f"{Resolution(1 / number, patients).step(low, high):g} with {number}" for number in (10, 50, 200))
     lines = [
@@ -199,8 +201,10 @@ def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
             f"A score of pairs ({plan.task.goal.metric}) leaves in coarser steps, by the share of pairs that a "
             f"patient is in, and only where that is at most {PAIR} / min_patients_per_metric."
         )
-    if unit > 1:
-        lines.append(f"Counts leave in multiples of {unit} (min_patients_per_metric).")
+    lines.append(
+        f"Counts leave in multiples of {counted(unit, 'patient')} (min_patients_per_metric). Each counts for as many "
+        "cases as the part's median patient has, to one digit, and is divided among the classes of its cases."
+    )
     if beside := floors_beside(plan, settings):
         lines.append(f"{beside[0]}; {beside[1]}.")
     elif plan.privacy:

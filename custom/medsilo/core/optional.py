@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from medsilo.core import weight_cache
     from medsilo.core.wording import in_words
     from medsilo.federation.account import Accounting, PrivacyAccount
+    from medsilo.federation.coarse_counts import coarse_counts
     from medsilo.federation.exclusions import Exclusions
     from medsilo.federation.file_supply import FileSupply, SuppliedSite
     from medsilo.federation.ledger_watch import LedgerWatch

@@ -111,8 +111,8 @@ def files_of(name: str) -> dict[str, Path]:
     if is_ours(name):
         return {path: place for path, place in _in_module(name) if place.suffix in SUFFIXES}
     found = distribution(name)
-    recorded = found.files
-    if recorded is None or _is_editable(found):
+    recorded, origin = found.files, json.loads(found.read_text("direct_url.json") or "{}")
+    if recorded is None or origin.get("dir_info", {}).get("editable"):
         return dict(_in_folders(found))
     return {path.as_posix(): Path(str(found.locate_file(path))) for path in recorded if _is_content(path)}
 
@@ -131,10 +131,6 @@ def name_that_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str |
 def in_words(facts: Any) -> str:
     """Return version and hash of a package for people."""
     return f"{facts.get('version')} ({str(facts.get('hash'))[:12]})" if isinstance(facts, dict) else "no such package"
-
-
-def _is_editable(found: Distribution) -> bool:
-    return bool(json.loads(found.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable"))
 
 
 def _is_content(path: PurePath) -> bool:

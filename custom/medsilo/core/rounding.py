@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 STEPS = (1, 2, 5)  # times a power of ten
 
@@ -23,17 +23,23 @@ class Resolution:
 
     weight: float = 0.0  # the greatest share of the cases that one patient has
     patients: int = 0  # who together can move a told mean by a whole step at most; 0: means are told exactly
-    unit: int = 1  # counts are multiples of it
+    unit: int = 1  # of how many patients counts are multiples
+    usual: int = 1  # for how many cases a patient stands in a count, whatever number the patient has
+    size: int = 0  # the patients; the cases where all is told exactly
 
     @classmethod
     def over(cls, names: Sequence[str], patients: int, unit: int) -> "Resolution":
         """Return that of a group of cases. names: the patient of each."""
-        most = max(Counter(names).values(), default=0)
-        return cls(most / len(names) if names else 0.0, patients, unit)
+        each = sorted(Counter(names).values()) or [0]
+        told = cls(each[-1] / max(len(names), 1), patients, unit, size=len(names))
+        if told.exact:
+            return told
+        usual = int(float(f"{each[(len(each) - 1) // 2]:.0e}"))  # one patient seldom moves a median's first digit
+        return replace(told, usual=usual, size=len(set(names)))
 
     def among(self, share: float) -> "Resolution":
         """Return that of this share of the cases, where one patient counts for more."""
-        return Resolution(min(1.0, self.weight / share), self.patients, self.unit)
+        return replace(self, weight=min(1.0, self.weight / share))
 
     @property
     def exact(self) -> bool:
@@ -52,22 +58,28 @@ class Resolution:
         steps = round((min(max(value, low), high) - low) / step)
         return min(float(f"{low + steps * step:.12g}"), high)
 
-    def count(self, number: int) -> int:
-        """Return a count as it is told: the nearest multiple of the unit, and 0 only for 0."""
-        return max(self.unit, int(number / self.unit + 0.5) * self.unit) if number > 0 else 0
+    def count(self, number: float) -> int:
+        """Return so many patients as a count of cases tells them: a multiple of the unit, and 0 only for 0."""
+        return max(self.unit, int(number / self.unit + 0.5) * self.unit) * self.usual if number > 0 else 0
+
+    @property
+    def cases(self) -> int:
+        """Return the number of cases as it is told."""
+        return self.count(self.size)
 
     def shared_out(self, counts: Sequence[float]) -> list[float]:
-        """Return counts that make up a whole as they are told: multiples of the unit that make up the told whole.
+        """Return counts of patients that make up a whole as they are told: multiples of the unit that make up the told
+        whole. A patient may be divided among them.
 
         The units go by the greatest remainders, of equal ones to the first.
         """
-        total = int(sum(counts))
-        if self.unit == 1 or not total:
+        total, step = round(sum(counts)), self.unit * self.usual
+        if self.exact or not total:
             return list(counts)
-        units = self.count(total) // self.unit
+        units = self.count(total) // step
         wanted = [count * units / total for count in counts]
         given = [math.floor(share) for share in wanted]
         order = sorted(range(len(counts)), key=lambda place: given[place] - wanted[place])
         for place in order[: units - sum(given)]:
             given[place] += 1
-        return [float(units * self.unit) for units in given]
+        return [float(units * step) for units in given]

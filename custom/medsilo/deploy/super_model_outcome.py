@@ -238,15 +238,17 @@ def _coarse(answer: Facts, of_one: tuple[float, float], resolution: Resolution) 
         return answer
     cases = sum(answer["chosen"].values())
     means = (resolution.mean(total / cases, *of_one) for total in answer["sums"])
-    return {
-        "chosen": _shared_out(answer["chosen"], resolution),
-        "sums": [mean * resolution.count(cases) for mean in means],
-    }
+    return {"chosen": _shared_out(answer["chosen"], resolution), "sums": [mean * resolution.cases for mean in means]}
 
 
 def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, int]:
     """Return how often each model was chosen, as it is told; those that come to nothing are left out."""
-    told = resolution.shared_out(list(chosen.values()))
+    counts = [float(count) for count in chosen.values()]
+    if not resolution.exact:  # nobody knows here whose cases they are: all may be of the largest patients
+        largest = Resolution(unit=max(1, round(resolution.unit * resolution.weight * sum(counts))))
+        counts = largest.shared_out(counts)
+        counts = [count * resolution.size / sum(counts) for count in counts]
+    told = resolution.shared_out(counts)
     return {name: int(count) for name, count in zip(chosen, told, strict=True) if count}
 
 

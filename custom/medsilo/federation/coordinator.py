@@ -65,7 +65,7 @@ class Coordinator:
             self.sites,
             mixers,
             acceptance.joined,
-            self._contributors,
+            lambda: {site for line in self.rounds for site in line.answered},
             plan.task,
             plan.training,
             plan.seed,
@@ -89,9 +89,6 @@ class Coordinator:
         if joined is None or self.asker.channel.breach(joined, "join"):
             return None
         return {site: gone.reason for site, gone in sorted(joined.missing.items())}
-
-    def _contributors(self) -> set[str]:
-        return {site for line in self.rounds for site in line.answered}
 
     # ------------------------------------------------------------------ the course of a study
     def run(self, resume: bool = False) -> Summary:

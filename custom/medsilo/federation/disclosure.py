@@ -8,11 +8,15 @@ did not demand itself comes on top of its floors and takes the place of none.
 
 import math
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import Tensor
 
+from medsilo.core import optional
 from medsilo.core.package import machine_facts
 from medsilo.core.rounding import Resolution
 from medsilo.federation.protection import Protection
@@ -22,15 +26,15 @@ from medsilo.runs.messages import Counted
 from medsilo.site.party import FILE_NAME
 from medsilo.site.query_budget import PARTS
 from medsilo.site.settings import DataPart
-from medsilo.tasks.measuring import chances, coarse_chances, coarse_reliability, threshold_of
-from medsilo.tasks.metrics import BINS, BROAD, BY_PATIENT, CHANCES, CONFUSION, RELIABILITY, Counts, Measures
-from medsilo.tasks.site_data import SiteData, class_counts, patients_of
+from medsilo.tasks.measuring import threshold_of
+from medsilo.tasks.metrics import BINS, BROAD, CHANCES, WEIGHT, Counts, Measures
+from medsilo.tasks.site_data import SiteData, labels_of, patients_of
 
 if TYPE_CHECKING:  # only under a promise of privacy
     from medsilo.federation.private_site import How, PrivateNumbers
 
 MOST = 2.0  # loss of a patient's case, from where on it is all one in what is told
-CLASS = 4  # times the least: the cases of each class of a part where patients' classes are told apart
+CLASS = 4  # times the least: the patients of each class of a part where patients' classes are told apart
 LOSS = "loss"  # of each case
 PAIR = 2  # cases of a pair: of n patients each is in 2 / n of all pairs
 Part = Literal["validation", "test"]
@@ -55,11 +59,12 @@ class Disclosure:
         self.protection, self.numbers = protection, numbers
         self.protected = protection.on  # whether patients are behind the numbers
         self.least = self.settings.least(self.task.synthetic)  # cases that a metric must cover before it leaves
-        self.patients = {part: patients_of(getattr(data, part)) for part in PARTS}
+        self.patients: dict[DataPart, Sequence[str]] = {part: patients_of(getattr(data, part)) for part in PARTS}
         self.cases = {part: len(getattr(data, part)) for part in PARTS}
         self.sway = {part: self.task.goal.sway(getattr(data, part), self.patients[part]) for part in PARTS}
         self.resolution: dict[str, Resolution] = {part: self._resolution(part) for part in PARTS}
-        self.too_near = {part for part in protection.too_near(data) if not self._noise_alone(part)}
+        near = protection.book.near(protection.asker.data, self.patients, self.least) if self.protected else set()
+        self.too_near = {part for part in near if not self._noise_alone(part)}  # another study had nearly the same
 
     def disclose(self, found: ExactResult) -> Told:
         """Return what an answer tells of what was found, and count it as told."""
@@ -83,7 +88,7 @@ class Disclosure:
         return {"shares": shares, "steps": self.steps, **told}
 
     def _resolution(self, part: DataPart) -> Resolution:
-        own, share = self.protection.resolution(self.patients[part]), self.sway[part]
+        own, share = self.settings.resolution(self.patients[part], self.task.synthetic), self.sway[part]
         return own if share is None else replace(own, weight=max(own.weight, share))
 
     @property
@@ -166,7 +171,7 @@ class Disclosure:
         """The numbers of cases, as they are told."""
         if self.numbers and self.numbers.counted:
             return Counted(**self.numbers.counted[1])
-        return Counted(**{part: self.resolution[part].count(cases) for part, cases in self.cases.items()})
+        return Counted(**{part: own.cases for part, own in self.resolution.items()})
 
     def tells(self, part: DataPart) -> bool:
         """Return whether a score over a part may leave. It may not if it covers too few patients, alone or as the
@@ -193,9 +198,8 @@ class Disclosure:
 
     def samples(self, cases: int) -> int:
         """Return the number of training cases on which tensors rest, as it is told."""
-        if self.numbers and self.numbers.counted:
-            return self.numbers.counted[1]["train"]
-        return self.resolution["train"].count(cases)
+        told = self.counted.train
+        return told if cases == self.cases["train"] or (self.numbers and self.numbers.counted) else min(told, cases)
 
     def noisy_score(self, part: Part, number: int, measures: Measures) -> float:
         """Return a part's score with noise; every call is another release."""
@@ -209,8 +213,8 @@ class Disclosure:
         if self._noise_alone(part):
             return 0.0
         patient_of_unit = dict(zip(self.numbers.units[part], self.patients[part], strict=True))
-        resolutions = self.resolution[part], self.protection.resolution([*patient_of_unit.values()])
-        return max(own.step(*self.task.goal.metric_range) for own in resolutions)
+        of_units = self.settings.resolution([*patient_of_unit.values()], self.task.synthetic)
+        return max(own.step(*self.task.goal.metric_range) for own in (self.resolution[part], of_units))
 
     @property
     def suppressed(self) -> list[Part]:
@@ -234,28 +238,17 @@ class Disclosure:
 
     def counts(self, measures: Measures) -> Counts:
         """Return the counts over the test cases as they are told."""
-        task, resolution, patients = self.task, self.resolution["test"], self.patients["test"]
+        goal, resolution, patients = self.task.goal, self.resolution["test"], self.patients["test"]
         if resolution.exact:
-            return task.goal.counts(measures, patients, self.least)
-        cut = {
-            name: values.clamp(*task.goal.told_range(name)) if task.goal.layout.get(name) == 2 else values
-            for name, values in measures.items()
-            if name != LOSS
-        }
-        sums = task.goal.counts(cut, patients, self.least)  # and how many cases are in each
-        told = {name: self._coarse_mean(name, *own) for name, own in sums.items() if task.goal.layout[name] == 2}
-        # An error beyond the metric's range, such as a distance, would look perfect where it is rounded to nothing.
-        perfect = [name for name, own in told.items() if own[1] and not own[0] and self._is_error(name)]
-        told = {name: own for name, own in told.items() if name not in perfect}
-        of_classes = task.goal.counts(cut, patients, CLASS * self.least) if task.goal.classifies else {}
-        if CONFUSION in of_classes:
-            told[CONFUSION] = resolution.shared_out(of_classes[CONFUSION])
-        if CHANCES in of_classes:
-            told[CHANCES] = coarse_chances(of_classes[CHANCES], task.goal.classes, resolution)
-            told[RELIABILITY] = coarse_reliability(
-                of_classes[RELIABILITY], of_classes[CHANCES], told[CHANCES], task.goal.classes, resolution
-            )
-        return told
+            return goal.counts(measures, patients, self.least)
+        own = {**measures, WEIGHT: self._weights("test")}
+        return optional.coarse_counts(goal, own, patients, resolution, self.least, CLASS * self.least)
+
+    def _weights(self, part: DataPart) -> Tensor:
+        """Return for how much each case counts: of patients each counts for one, divided among its cases."""
+        each, exact = Counter(self.patients[part]), self.resolution[part].exact
+        weights = [1.0 if exact else 1 / each[patient] for patient in self.patients[part]]
+        return torch.tensor(weights, dtype=torch.float64)
 
     @property
     def tells_threshold(self) -> bool:
@@ -266,39 +259,21 @@ class Disclosure:
     def threshold(self, measures: Measures) -> float | None:
         """Return the threshold of validation cases as it is told: of patients one of the few between the broad places.
 
-        None where a class has too few cases.
+        None where a class has too few patients.
         """
-        exact, labels = self.resolution["validation"].exact, measures["label"].long()
-        if labels.bincount(minlength=2).min() < self.least * (1 if exact else CLASS):
-            return None
-        histograms = chances(labels, torch.stack([measures["p0"], measures["p1"]], 1))
-        return threshold_of(histograms, BINS if exact else BROAD)
-
-    def _is_error(self, name: str) -> bool:
-        """Return whether a count is in another unit than the metric: of errors, of which less is better."""
-        return self.task.goal.told_range(name) != self.task.goal.metric_range
-
-    def _coarse_mean(self, name: str, total: float, number: float) -> list[float]:
-        """A sum and its number of cases (or patients) as they are told."""
-        resolution = self.resolution["test"]
-        if not number:
-            return [0.0, 0.0]
-        if name.endswith(BY_PATIENT):
-            share, name = number * resolution.weight, name.removesuffix(BY_PATIENT)  # each patient counts for one
-        else:
-            share = number / self.cases["test"]
-        mean = resolution.among(share).mean(total / number, *self.task.goal.told_range(name))
-        return [mean * resolution.count(int(number)), float(resolution.count(int(number)))]
+        exact, own = self.resolution["validation"].exact, {**measures, WEIGHT: self._weights("validation")}
+        counts = self.task.goal.counts(own, self.patients["validation"], self.least * (1 if exact else CLASS))
+        return threshold_of(counts[CHANCES], BINS if exact else BROAD) if CHANCES in counts else None
 
     def classes(self) -> dict[str, list[int] | None]:
-        """Return the cases of each class in every part; None where there are none, or one has too few to be told."""
+        """Return the cases of each class in every part; None where there are none, or one has too few patients."""
         goal = self.task.goal
         if (self.numbers and (self.numbers.guarded or self.numbers.counted)) or not goal.classifies:
             return dict.fromkeys(PARTS)  # each would be one more release, and `counts` declares numbers of cases alone
-        counts = {part: class_counts(getattr(self.data, part), goal.classes) for part in PARTS}
-        return {
-            part: [int(count) for count in self.resolution[part].shared_out(own)]
-            if own and any(own) and min(filter(None, own)) >= self.least
-            else None
-            for part, own in counts.items()
-        }
+        told: dict[str, list[int] | None] = dict.fromkeys(PARTS)
+        for part in PARTS:
+            labels = labels_of(getattr(self.data, part))
+            own = [] if labels is None else torch.bincount(labels, self._weights(part), minlength=goal.classes).tolist()
+            if any(own) and round(min(filter(None, own)), 6) >= self.least:
+                told[part] = [int(count) for count in self.resolution[part].shared_out(own)]
+        return told

@@ -1,19 +1,17 @@
 """Protect a hospital's patients from a lead who asks much: a split of its own, and counted answers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from medsilo.core.errors import DataError, Refused, Unfit
-from medsilo.core.rounding import Resolution
 from medsilo.federation.site_context import SiteContext
 from medsilo.plan import Plan
 from medsilo.runs.paths import hospital_folder
 from medsilo.site.party import FILE_NAME
-from medsilo.site.query_budget import PARTS, QueryBudget, Requester, data_set
+from medsilo.site.query_budget import QueryBudget, Requester, data_set
 from medsilo.site.settings import DataPart, SiteSettings
-from medsilo.tasks.site_data import SiteData, patients_of
 from medsilo.tasks.sources import DataSource
 
 UNFIT = (
@@ -73,17 +71,6 @@ class Protection:
         return [
             f"this hospital divides its patients by itself ({', '.join(map(str, own))}); task.shares is not used here"
         ]
-
-    def too_near(self, data: SiteData) -> set[DataPart]:
-        """Return the parts of which no score may leave, since another study had nearly the same patients in one."""
-        if not self.on:
-            return set()
-        parts: dict[DataPart, Sequence[str]] = {part: patients_of(getattr(data, part)) for part in PARTS}
-        return self.book.near(self.asker.data, parts, self.settings.least(False))
-
-    def resolution(self, names: Sequence[str]) -> Resolution:
-        """Return how coarsely numbers over these cases are rounded. names: the patient of each."""
-        return self.settings.resolution(names, self.plan.task.synthetic)
 
     def note(self, **parts: int) -> None:
         """Count what is about to leave; raises Refused when nothing is left of this hospital's budget."""

@@ -70,7 +70,7 @@ class Trainer:
             return
         seed = self.place.plan.seed
         if self.protection.on:  # always the same cases, in steps that are no single patient's
-            unit = self.protection.resolution(patients_of(self.data.train)).unit
+            unit = self.place.settings.count_unit(False)
             seed, cases = self.protection.book.number("truncate"), max(cases // unit, 1) * unit
         drawn = torch.randperm(all_of_them, generator=generator_for(seed, self.place.site, "truncate"))
         self.train = Subset(self.data.train, sorted(drawn[: max(cases, 1)].tolist()))
@@ -122,6 +122,7 @@ class Trainer:
             steps = plan.training.local_steps or steps
         private = self.private.training(number) if self.private and purpose == SHUFFLE else None
         compute = self.state.compute
+        rounded = self.place.settings.resolution
 
         def epoch(lessons: Sequence[TrainStep], local_epoch: int, most: int | None = None) -> float:
             order = generator_for(plan.seed, site, purpose, number, local_epoch)
@@ -152,7 +153,7 @@ class Trainer:
             compute,
             epoch,
             lambda: self.in_order(self.data.train, stop),
-            self.private.size if self.private else len(self.data.train),  # type: ignore[arg-type]
+            lambda: self.private.size if self.private else rounded(patients_of(self.data.train), task.synthetic).cases,
             steps,
             generator_for(self.drawn_from, site, "method", number),
             partial(optional.perturbed_step, perturbed.alpha) if (perturbed := plan.algorithm.perturbation) else None,

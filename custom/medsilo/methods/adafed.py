@@ -185,7 +185,7 @@ class StatisticsMixture(Algorithm):
 
     def hold(self, bench: TrainContext, statistics: Statistics) -> None:
         """Put the statistics where they are sent from."""
-        cast(StatisticsHolder, bench.modules["statistics"]).take(statistics, bench.samples)
+        cast(StatisticsHolder, bench.modules["statistics"]).take(statistics, bench.samples())
 
 
 def _possible(tensors: Mapping[str, Tensor]) -> None:

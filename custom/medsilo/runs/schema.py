@@ -101,8 +101,8 @@ class SiteResult(RecordPart):
     classes: dict[str, list[Count] | None] | None = Field(
         None,
         description="part → the cases of each class, in the classes' order. `null` for a part where cases have no "
-        "class or where a class that occurs has fewer cases than the site's `min_patients_per_metric`; `null` for all "
-        "if the site did not join",
+        "class or where a class that occurs has fewer patients than the site's `min_patients_per_metric`; `null` for "
+        "all if the site did not join",
     )
     machine: dict[str, Text] = Field(
         {},

@@ -31,7 +31,7 @@ class TrainContext:
     compute: Compute
     epoch: Callable[..., float]  # (lessons, number of the epoch, most batches) -> mean loss of the first
     data: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the training data once, in their order
-    samples: int  # training cases
+    samples: Callable[[], int]  # the training cases, as their number may leave
     steps: int  # mini-batches in an epoch
     random: Generator  # for what a method draws at this site in this round
     rule: Callable[[nn.Module, Optimizer], Step] | None  # the plan's for a network's step, where it is not plain

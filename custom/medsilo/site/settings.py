@@ -83,7 +83,7 @@ class SiteSettings(PartySettings):
     min_patients_per_metric: int | None = Field(
         None,
         ge=1,
-        description="patients that a score must cover, and cases that a class must have to be counted by itself, "
+        description="patients that a score must cover, and a class must have to be counted by itself, "
         "before that leaves; patients with which this hospital trains at least; counts leave as multiples of it. "
         f"null: {MIN_PATIENTS_PER_METRIC}, of synthetic data 1",
     )
@@ -122,10 +122,6 @@ class SiteSettings(PartySettings):
         """Return whether there are patients behind what is told of the data."""
         return not synthetic and not self.public_data
 
-    def patients_in_step(self, synthetic: bool) -> int:
-        """Return how many patients can move a told score by its whole step at most; 0 where scores leave exactly."""
-        return SCORE_ROUNDING if self.protects(synthetic) else 0
-
     def count_unit(self, synthetic: bool) -> int:
         """Return what counts are multiples of when they leave, and how many cases and patients this site trains with
         at least."""
@@ -133,7 +129,7 @@ class SiteSettings(PartySettings):
 
     def resolution(self, names: Sequence[str], synthetic: bool) -> Resolution:
         """Return how coarsely numbers over these cases are rounded. names: the patient of each."""
-        return Resolution.over(names, self.patients_in_step(synthetic), self.count_unit(synthetic))
+        return Resolution.over(names, SCORE_ROUNDING * self.protects(synthetic), self.count_unit(synthetic))
 
     def least(self, synthetic: bool) -> int:
         """The patients that a metric, or the cases that the count of a class, must cover before it leaves this site."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor, cat, stack, zeros_like
+from torch import Tensor, cat, float64, ones, stack, zeros_like
 from torch.nn import functional
 
 from medsilo.tasks.decisions import (
@@ -15,7 +15,7 @@ from medsilo.tasks.decisions import (
     calibration_error,
 )
 from medsilo.tasks.measuring import chances, confusion, judged, rates_of, reliability
-from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION, RELIABILITY, Counts, Figures, Measures
+from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION, RELIABILITY, WEIGHT, Counts, Figures, Measures
 from medsilo.tasks.objective import Objective
 
 
@@ -57,14 +57,18 @@ class Classification(Objective):
         return {**super().measures(output, target), "label": target, "found": scores.argmax(1), **probabilities}
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        """Classes are told apart only where each that occurs has `least` cases."""
+        """Classes are told apart only where each that occurs has `least` cases, by their weights."""
         counts = super().counts(measures, patients, least)
         labels, found = measures["label"].long(), measures["found"].long()
-        sizes = labels.bincount()
+        weights = measures.get(WEIGHT, ones(len(labels), dtype=float64))
+        sizes = labels.bincount(weights).round(decimals=6)
         if sizes[sizes > 0].min() >= least:
-            counts[CONFUSION] = confusion(labels, found, self.classes)
+            counts[CONFUSION] = confusion(labels, found, self.classes, weights)
             probabilities = stack([measures[f"p{label}"] for label in range(self.classes)], 1)
-            counts[CHANCES], counts[RELIABILITY] = chances(labels, probabilities), reliability(probabilities)
+            counts |= {
+                CHANCES: chances(labels, probabilities, weights),
+                RELIABILITY: reliability(probabilities, weights),
+            }
         return counts
 
     @property

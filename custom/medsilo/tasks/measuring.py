@@ -1,4 +1,4 @@
-"""Measure a site's cases: confusion matrix and probabilities, exact or rounded before they leave, and a threshold.
+"""Measure a site's cases: confusion matrix and probabilities, and a threshold.
 
 Of two classes, the second is the one that is looked for.
 """
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from medsilo.core.rounding import Resolution
 from medsilo.tasks.metrics import BINS, BROAD
 
 WIDE = BINS // BROAD
@@ -25,61 +24,29 @@ def places_of(histograms: Sequence[float], classes: int) -> Tensor:
     return counts[list(judged(classes))]
 
 
-def confusion(labels: Tensor, found: Tensor, classes: int) -> list[float]:
+def confusion(labels: Tensor, found: Tensor, classes: int, weights: Tensor | None = None) -> list[float]:
     """Return how often each class (rows) was found to be each class (columns), row by row."""
-    return torch.bincount(labels * classes + found, minlength=classes**2).double().tolist()
+    return torch.bincount(labels * classes + found, weights, minlength=classes**2).double().tolist()
 
 
-def chances(labels: Tensor, probabilities: Tensor) -> list[float]:
+def chances(labels: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> list[float]:
     """For each class, histograms of its probability over cases that are not of it and that are: [classes, 2, BINS]."""
     classes = probabilities.shape[1]
     own = torch.nn.functional.one_hot(labels, classes)
     bins = (probabilities * BINS).long().clamp(0, BINS - 1)
     places = (torch.arange(classes) * 2 + own) * BINS + bins
-    return torch.bincount(places.flatten(), minlength=classes * 2 * BINS).double().tolist()
+    each = None if weights is None else weights.repeat_interleave(classes)
+    return torch.bincount(places.flatten(), each, minlength=classes * 2 * BINS).double().tolist()
 
 
-def coarse_chances(histograms: Sequence[float], classes: int, resolution: Resolution) -> list[float]:
-    """Histograms as they are told of patients: of BROAD places each, in units that make up every class's whole."""
-    wide = BINS // BROAD
-    counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, wide).sum(-1)
-    told = torch.zeros(classes, 2, BROAD, wide, dtype=torch.float64)
-    for label in range(classes):
-        units = resolution.shared_out(counts[label].flatten().tolist())
-        told[label, :, :, wide // 2] = torch.tensor(units, dtype=torch.float64).reshape(2, BROAD)
-    return told.flatten().tolist()
-
-
-def reliability(probabilities: Tensor) -> list[float]:
+def reliability(probabilities: Tensor, weights: Tensor | float = 1.0) -> list[float]:
     """Return the sums of each judged class's probability over the cases of each of BROAD places: [judged, BROAD]."""
     totals = []
     for label in judged(probabilities.shape[1]):
         values = probabilities[:, label].double()
         places = (values * BINS).long().clamp(0, BINS - 1) // WIDE
-        totals += torch.zeros(BROAD, dtype=torch.float64).index_add_(0, places, values).tolist()
+        totals += torch.zeros(BROAD, dtype=torch.float64).index_add_(0, places, values * weights).tolist()
     return totals
-
-
-def coarse_reliability(
-    sums: Sequence[float], histograms: Sequence[float], told: Sequence[float], classes: int, resolution: Resolution
-) -> list[float]:
-    """Return the sums as they are told of patients: for each place the told number of cases, times a coarse mean.
-
-    histograms: as they are; told: as they are told. Where one patient would move a place's mean by as much as the place
-    is wide, its middle stands for it.
-    """
-    cases, shown = (places_of(one, classes).sum(1).flatten().tolist() for one in (histograms, told))
-    everyone = sum(cases) / len(judged(classes))
-    found = []
-    for number, (total, count, told_count) in enumerate(zip(sums, cases, shown, strict=True)):
-        low, high = number % BROAD / BROAD, (number % BROAD + 1) / BROAD
-        mean = (low + high) / 2
-        if told_count and count:
-            here = resolution.among(count / everyone)
-            if here.step(low, high) < high - low:
-                mean = min(max(here.mean(total / count, low, high), low), high)
-        found.append(told_count * mean)
-    return found
 
 
 def decided(histograms: Sequence[float], threshold: float) -> list[float]:

@@ -10,6 +10,7 @@ Counts = dict[str, list[float]]  # of one site, or of several added up
 Figures = dict[str, float | None]  # None where there is nothing to measure
 
 BY_PATIENT = "_by_patient"
+WEIGHT = "weight"  # a measure that says for how much each case counts among classes; without it, for one
 # Of a classification; the last: the sums of probabilities, by place, whose cases are in `chances`
 OF_CLASSES = CONFUSION, CHANCES, RELIABILITY = "confusion", "chances", "reliability"
 BROAD = 10  # places of the histograms that are told of patients

@@ -29,11 +29,6 @@ def colours_of(pixels: np.ndarray) -> np.ndarray:
     return pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, 2)
 
 
-def fullest(masks: Tensor) -> int:
-    """Return the slice of masks [structures, D, H, W] in which most is."""
-    return int(masks.sum((0, 2, 3)).argmax())
-
-
 def outline(mask: np.ndarray) -> np.ndarray:
     """Return the mask's pixels at most two steps from what is outside of it."""
     return mask & ~scipy.ndimage.binary_erosion(mask, iterations=2, border_value=1)
@@ -62,7 +57,7 @@ def draw_found(image: Tensor, found: Tensor, right: Tensor, path: Path) -> None:
     """An image [C, (D,) H, W] with the outlines of masks [structures, (D,) H, W]: what is there, and, broken, what was
     found. Of a volume, the slice with the most of it."""
     if image.ndim == 4:
-        depth = fullest(right.float() + found * 1e-3)
+        depth = int((right.float() + found * 1e-3).sum((0, 2, 3)).argmax())
         image, found, right = image[:, depth], found[:, depth], right[:, depth]
     pixels = pixels_of(image, float(image.min()), float(image.max()))
     scale = max(1, -(-SMALLEST // min(image.shape[1:])))

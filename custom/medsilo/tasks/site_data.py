@@ -198,12 +198,6 @@ def labels_of(data: Dataset) -> Tensor | None:
     return data.targets if isinstance(data, Cases) else getattr(data, "labels", None)
 
 
-def class_counts(data: Dataset, classes: int) -> list[int] | None:
-    """Return the cases of each class in one part; None where a data set does not know them."""
-    labels = labels_of(data)
-    return None if labels is None else torch.bincount(labels, minlength=classes).tolist()
-
-
 def label_counts(data: Dataset, classes: int) -> list[int]:
     """Return how often each label occurs among a part's cases: a class's cases, or a mask's places."""
     labels = labels_of(data)

@@ -1,0 +1,80 @@
+"""A hospital's test cases in counts, as they are told of patients: each counts for one, in multiples of a unit."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import compress
+
+import torch
+
+from medsilo.core.rounding import Resolution
+from medsilo.tasks.measuring import WIDE, judged, places_of
+from medsilo.tasks.metrics import BROAD, BY_PATIENT, CHANCES, CONFUSION, RELIABILITY, WEIGHT, Counts, Measures
+from medsilo.tasks.objective import Objective
+
+
+def coarse_counts(
+    goal: Objective, measures: Measures, patients: Sequence[str], resolution: Resolution, least: int, of_class: int
+) -> Counts:
+    """Return the counts as they are told. least: the patients that a mean covers; of_class: those of each class."""
+    pairs = {name for name, length in goal.layout.items() if length == 2}
+    cut = {name: own.clamp(*goal.told_range(name)) if name in pairs else own for name, own in measures.items()}
+    told = {}
+    for name, own in goal.counts(cut, patients, 0).items():
+        known = ~cut.get(name, measures[WEIGHT]).isnan()
+        people = int(own[1]) if name.endswith(BY_PATIENT) else len({*compress(patients, known.tolist())})
+        if name in pairs and not 0 < people < least:
+            told[name] = _coarse_mean(goal, name, own, people, len(patients), resolution) if people else [0.0, 0.0]
+    # An error beyond the metric's range, such as a distance, would look perfect where it is rounded to nothing.
+    errors = {name for name in told if goal.told_range(name) != goal.metric_range}
+    told = {name: own for name, own in told.items() if own[0] or not own[1] or name not in errors}
+    whole = goal.counts(cut, patients, of_class)
+    if CONFUSION in whole:
+        told[CONFUSION] = resolution.shared_out(whole[CONFUSION])
+        told[CHANCES] = coarse_chances(whole[CHANCES], goal.classes, resolution)
+        told[RELIABILITY] = coarse_reliability(
+            whole[RELIABILITY], whole[CHANCES], told[CHANCES], goal.classes, resolution
+        )
+    return told
+
+
+def _coarse_mean(
+    goal: Objective, name: str, own: Sequence[float], people: int, cases: int, resolution: Resolution
+) -> list[float]:
+    """Return a sum and its number of cases (or patients) as they are told. people: the patients behind it."""
+    total, number = own
+    if name.endswith(BY_PATIENT):  # each patient has one value
+        cases, resolution = resolution.size, replace(resolution, weight=1 / resolution.size, usual=1)
+    mean = resolution.among(number / cases).mean(total / number, *goal.told_range(name.removesuffix(BY_PATIENT)))
+    return [mean * resolution.count(people), float(resolution.count(people))]
+
+
+def coarse_chances(histograms: Sequence[float], classes: int, resolution: Resolution) -> list[float]:
+    """Histograms as they are told of patients: of BROAD places each, in units that make up every class's whole."""
+    counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, WIDE).sum(-1)
+    told = torch.zeros(classes, 2, BROAD, WIDE, dtype=torch.float64)
+    for label in range(classes):
+        units = resolution.shared_out(counts[label].flatten().tolist())
+        told[label, :, :, WIDE // 2] = torch.tensor(units, dtype=torch.float64).reshape(2, BROAD)
+    return told.flatten().tolist()
+
+
+def coarse_reliability(
+    sums: Sequence[float], histograms: Sequence[float], told: Sequence[float], classes: int, resolution: Resolution
+) -> list[float]:
+    """Return the sums as they are told of patients: for each place the told number of cases, times a coarse mean.
+
+    histograms: as they are; told: as they are told. Where one patient would move a place's mean by as much as the place
+    is wide, its middle stands for it.
+    """
+    cases, shown = (places_of(one, classes).sum(1).flatten().tolist() for one in (histograms, told))
+    everyone = sum(cases) / len(judged(classes))
+    found = []
+    for number, (total, count, told_count) in enumerate(zip(sums, cases, shown, strict=True)):
+        low, high = number % BROAD / BROAD, (number % BROAD + 1) / BROAD
+        mean = (low + high) / 2
+        if told_count and count:
+            here = resolution.among(count / everyone)
+            if here.step(low, high) < high - low:
+                mean = min(max(here.mean(total / count, low, high), low), high)
+        found.append(told_count * mean)
+    return found
