@@ -229,7 +229,7 @@ def test_a_server_can_not_have_one_patient_alone_trained_on(tmp_path: Path) -> N
     with pytest.raises(DataError, match="too few for it") as caught:
         answer(1)
     assert "5 cases, of fewer patients than this hospital trains with" in caught.value.private
-    assert answer(64).facts["samples"] == 65  # all, as it is told
+    assert answer(64).facts["samples"] == 5  # all, as it is told: six patients, of whom each counts for one case
 
 
 def first_round(plan: Plan, site: Any, cases: int) -> StudyMessage:
