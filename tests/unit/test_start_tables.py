@@ -302,7 +302,7 @@ def test_no_name_of_a_person_enters_a_plan(tmp_path: Path, capsys: pytest.Captur
     ]
     head = ["patient", "dose", "mrn", "Aufnahme", "sex", "outcome", *PEOPLE]
     for place, line in enumerate(lines):
-        line[head.index("comment")] = PEOPLE["comment"][place // 3] if place < 9 else ["same", "as before"][place % 2]
+        line[head.index("comment")] = PEOPLE["comment"][0] if place < 3 else ["same", "as before"][place % 2]
         line[head.index("ward")] = PEOPLE["ward"][min(place, 2)]
     write(tmp_path / "export.csv", head, lines)
     study = tmp_path / "study"
@@ -319,6 +319,51 @@ def test_no_name_of_a_person_enters_a_plan(tmp_path: Path, capsys: pytest.Captur
         main([*command, str(study / "job"), "--settings", str(study)])
         told = capsys.readouterr().out
         assert "as before, same, other" in told and "no, yes" in told
+
+
+def test_notes_give_no_category(tmp_path: Path) -> None:
+    """Also where five patients and more have the same note, or all have one of two sentences."""
+    sentences = [
+        f"{who} came on foot after the accident on the ring road and wants to be called at home" for who in "AB"
+    ]
+    notes = [["no change", "better"][n % 2] if n % 5 else f"spoke to Ms Varga, {n}" for n in range(60)]
+    lines = [[n % 9, ["I", "II"][n % 3 // 2], notes[n], sentences[n % 2], n % 2] for n in range(60)]
+    write(tmp_path / "export.csv", ["dose", "stage", "notes", "history", "outcome"], lines)
+    draft = drafted(tmp_path / "export.csv")
+    assert nested(draft.plan)["task"]["columns"] == ["dose", {"name": "stage", "levels": ["I", "II"]}]
+    assert "notes: " in draft.plan["task.columns"][1] and "history: " in draft.plan["task.columns"][1]
+
+
+def test_words_that_end_like_a_time_or_begin_like_a_hospital_are_read(tmp_path: Path) -> None:
+    """Tage are days, a clinic is a hospital."""
+    head = ["clinical grade", "tumorStage", "dosage", "Überlebenstage", "outcome"]
+    lines = [[["low", "high"][n % 2], n % 4, n % 9, n, n % 2] for n in range(60)]
+    write(tmp_path / "export.csv", head, lines)
+    draft = drafted(tmp_path / "export.csv")
+    columns = nested(draft.plan)["task"]["columns"]
+    assert columns == [{"name": "clinical grade", "levels": ["high", "low"]}, "tumorStage", "dosage"]
+    assert nested(draft.plan)["participation"]["sites"] == ["hospital-a"]
+
+
+NUMBERS = {  # what is learned: its values in turn, and how it is learned
+    "grades": (range(5), "classification"),
+    "ten scanners": (range(10), "classification"),
+    "grades, and 99 for unknown": ([0, 1, 2, 3, 4, 5, 99], "classification"),
+    "a score of 0 to 12": (range(13), "regression"),
+    "days in hospital": ([1, 2, 4, 7, 9, 14, 30], "regression"),
+    "half points": ([0.5 * step for step in range(8)], "regression"),
+    "one half point": ([1, 1.5, 2], "classification"),
+}
+
+
+@over_all("what", NUMBERS)
+def test_few_numbers_are_classes_only_where_they_look_like_grades(what: str, tmp_path: Path) -> None:
+    values, kind = NUMBERS[what]
+    lines = [[n % 11, values[n % len(values)]] for n in range(20 * len(values))]
+    task = drafted(write(tmp_path / what / "export.csv", ["dose", "target"], lines)).plan
+    other = {"classification": "regression", "regression": "classification"}[kind]
+    assert task["task.kind"][0] == kind and other in task["task.kind"][1], "it says how to learn it otherwise"
+    assert ("task.range" in task) == (kind == "regression") != ("task.labels" in task)
 
 
 def test_a_number_of_a_patient_counts_before_the_name(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Look at a folder of tables with a line per patient, and choose what a plan and a hospital's settings say of them."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,9 +39,11 @@ TIMES = (
     *("time", "days", "months", "weeks", "duration", "followup", "survival", "t"),
     *("tage", "monate", "überlebenszeit", "jours", "mois", "meses", "giorni", "mesi"),
 )
+LOOKALIKES = frozenset({"stage", "percentage", "dosage", "voltage", "clinical", "composite", "instrument", "opposite"})
 MISSING = frozenset(DataSource.model_fields["missing"].default)
-MOST_CLASSES, MOST_LEVELS = 10, 20
+MOST_GRADES, MOST_CLASSES, MOST_LEVELS = 5, 10, 20
 RARE = 0.5  # share of lines with a value, below which a column is left out
+NOTES = 0.1  # share of patients whose value few others have, above which a column of texts holds notes
 UNIQUE, LONG = 0.95, 1e5  # share of different whole numbers, and the least, that number records
 STEADY = 0.05  # of lines: where a label changes less often, lines are rows of a recording
 FEW = 1000  # patients for whom one layer is enough
@@ -132,7 +135,8 @@ class CaseTable:
 
 def _says(name: str, word: str) -> bool:
     """Return whether a column's name is a word, or ends or begins with it: rfstime, patient_id."""
-    text = "".join(letter for letter in name.lower() if letter.isalnum())
+    parts = re.split(r"[\W_]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
+    text = "".join(part for part in parts if part not in LOOKALIKES)
     return text == word or (len(word) > 3 and (text.endswith(word) or text.startswith(word)))
 
 
@@ -223,7 +227,7 @@ def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> 
     first = next(iter(tables.values()))
     by_column = None if several else first.site
     labels = _labels(tables, outcomes) if kind == "classification" else {}
-    if len(labels) > MOST_LEVELS and all(table.is_numbers(outcomes[site][0]) for site, table in tables.items()):
+    if _are_measured([*labels]):
         kind, labels = "regression", {}
     if len(labels) > MOST_LEVELS:
         raise DataError(
@@ -311,6 +315,15 @@ def _words(labels: Mapping[str, int]) -> dict[str, str]:
     return words
 
 
+def _are_measured(labels: Sequence[str]) -> bool:
+    """Return whether values in order are numbers that were measured or counted. Grades are fewer, and mostly in steps
+    of 1."""
+    numbers = [number for label in labels if (number := TableReader.number(label)) is not None]
+    ones = sum(after - before == 1 for before, after in pairwise(numbers))
+    grades = MOST_CLASSES if ones >= len(numbers) / 2 else MOST_GRADES
+    return len(numbers) == len(labels) > grades
+
+
 def _in_order(levels: set[str]) -> list[str]:
     """Return levels in order, numbers first and by their size."""
     return sorted(
@@ -339,9 +352,13 @@ def _read(
         elif any(table.is_numbers(name) for table in tables.values()):
             left[name] = "numbers at one hospital and categories at another"
         else:
-            own = plans_words(sum((table.patients_by(name) for table in tables.values()), Counter[str]()))
+            patients = sum((table.patients_by(name) for table in tables.values()), Counter[str]())
+            own = plans_words(patients)
             if len(named := {*own.values()} - {OTHER}) < 2:
-                left[name] = f"has no two values that {LEAST_NAMED} patients have, so they may be names"
+                left[name] = f"has no two short values that {LEAST_NAMED} patients have, so they may be names or notes"
+                continue
+            if sum(patients[level] for level in own if own[level] == OTHER) > NOTES * patients.total():
+                left[name] = f"has many values that fewer than {LEAST_NAMED} patients have, so they may be notes"
                 continue
             words[name] = own
             columns.append({"name": name, "levels": [*sorted(named), *([OTHER] if OTHER in own.values() else [])]})
@@ -394,7 +411,7 @@ def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
     left = "; ".join(f"{name}: {why}" for name, why in looks.left.items())
     few = max(trained) < FEW
     plan = {
-        "task.kind": (looks.kind, "by the column that is learned"),
+        "task.kind": (looks.kind, _why(looks)),
         **_learned(looks),
         "task.columns": (list(looks.columns), f"all that hospitals have alike{f', without {left}' if left else ''}"),
         "task.missing": ("mean", "the site's mean takes the place of a value that is not known"),
@@ -415,6 +432,15 @@ def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
         examples=dict.fromkeys([*looks.sites, ""], trained[len(trained) // 2]),  # the larger of two in the middle
         sites=own if len(own) > 1 else None,
     )
+
+
+def _why(looks: TableFacts) -> str:
+    """Return why numbers are learned as such or as classes, and what to write where that is wrong."""
+    if looks.kind == "regression":
+        return "many numbers; for classes write classification, and labels in place of range"
+    if looks.labels and all(TableReader.number(name) is not None for name in looks.classes):
+        return "few numbers; to learn a number write regression, and range: [least, greatest] in place of labels"
+    return "by the column that is learned"
 
 
 def _learned(looks: TableFacts) -> Choices:
