@@ -345,6 +345,24 @@ def test_words_that_end_like_a_time_or_begin_like_a_hospital_are_read(tmp_path: 
     assert nested(draft.plan)["participation"]["sites"] == ["hospital-a"]
 
 
+@over_all("sites", [["."], ["north", "south"]])
+def test_tables_of_the_same_patients_are_no_hospitals_and_no_recordings(sites: Sequence[str], tmp_path: Path) -> None:
+    """Each second one was left out without a word, and those in folders were taken for time series."""
+    folder = tmp_path / str(len(sites))
+    for site in sites:
+        write(folder / site / "laboratory.csv", ["Patient", "crp"], [[f"P{n}", n % 9] for n in range(40)])
+        write(folder / site / "main.csv", ["Patient", "age", "outcome"], [[f"P{n}", n, n % 2] for n in range(40)])
+    with pytest.raises(DataError, match=r"laboratory\.csv and main\.csv .*join"):
+        drafted(folder)
+
+
+def test_titles_above_the_names_of_the_columns_are_told(tmp_path: Path) -> None:
+    lines = [["", "lab", "", ""], ["age", "crp", "dose", "outcome"], *([n, n % 9, 1, 0] for n in range(40))]
+    write(tmp_path / "export.csv", ["Ward 4", "", "", ""], lines, delimiter=";")
+    with pytest.raises(DataError, match=r"export\.csv .*first line.*remove titles"):
+        drafted(tmp_path)
+
+
 NUMBERS = {  # what is learned: its values in turn, and how it is learned
     "grades": (range(5), "classification"),
     "ten scanners": (range(10), "classification"),

@@ -146,6 +146,7 @@ def tables_in(folder: DatasetLayout) -> dict[str, CaseTable]:
         return {}
     files = [name for name in folder.files if PurePosixPath(name).suffix.lower() in ENDINGS]
     tops = {PurePosixPath(name).parts[0]: name for name in files}
+    _refuse_parts([folder.path / name for name in files], folder.target)
     if not files or len(tops) < len(files) or any(name.count("/") > 1 for name in files) or folder.images:
         return {}
     stems = folder.sites_of({PurePosixPath(top).stem: top for top in tops})
@@ -163,6 +164,21 @@ def tables_in(folder: DatasetLayout) -> dict[str, CaseTable]:
     return known or {site: table for site, table in found.items() if table}
 
 
+def _refuse_parts(files: Sequence[Path], target: str | None) -> None:
+    """Raise a DataError where of two tables in one folder, with a line for each patient, one alone has what is learned.
+
+    It looks at the first files; recordings name no patients.
+    """
+    words = [target] if target else [*TARGETS, *EVENTS]
+    for one, other in pairwise(files[:MOST_LEVELS]):
+        heads = [(TableReader.first_lines(path, 1) or [[]])[0] for path in (one, other)]
+        known = [any(_says(name, word) for name in head for word in words) for head in heads]
+        shared = any(_says(name, word) for name in {*heads[0]} & {*heads[1]} for word in PATIENTS)
+        if one.parent == other.parent and shared and known[0] != known[1]:
+            both = f"{one.name} and {other.name}"
+            raise DataError(f"of {both} one alone has what is to be learned; join tables of the same patients into one")
+
+
 def _asked_of(table: CaseTable, target: str) -> CaseTable:
     """Return a table of which somebody said what is to be learned."""
     if (column := spelling(table.cells)(target)) is None:
@@ -177,6 +193,8 @@ def _table(path: Path) -> CaseTable | None:
     lines = [line for line in lines if len(line) == len(head)]
     if not lines or len(head) < 2 or "image" in head or "recording" in head:
         return None
+    if sum(map(bool, head)) < len(head) / 2:
+        raise DataError(f"{path.name} has few names in its first line; remove titles above the names of the columns")
     if all(TableReader.number(cell) is not None for cell in head):
         raise DataError(f"{path.name} has numbers in its first line, which has to name the columns; add such a line")
     if twice := [name for name, times in Counter(filter(None, head)).items() if times > 1]:
