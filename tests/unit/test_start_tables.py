@@ -149,7 +149,7 @@ def test_tables_of_other_programs_are_read_alike(tmp_path: Path) -> None:
         (
             [*map("c{}".format, range(2000)), "label"],
             [[1] * 2000 + [n % 2] for n in range(30)],
-            r"c19 \(is always the same\)$",
+            r"c19 \(has one value at most.*\)$",
         ),
         (["age", "dose"], [[n, n % 5] for n in range(30)], "which column of x.csv to learn"),
         (
@@ -360,6 +360,39 @@ def test_titles_above_the_names_of_the_columns_are_told(tmp_path: Path) -> None:
     lines = [["", "lab", "", ""], ["age", "crp", "dose", "outcome"], *([n, n % 9, 1, 0] for n in range(40))]
     write(tmp_path / "export.csv", ["Ward 4", "", "", ""], lines, delimiter=";")
     with pytest.raises(DataError, match=r"export\.csv .*first line.*remove titles"):
+        drafted(tmp_path)
+
+
+def test_dates_are_no_category_and_a_tumours_site_is_no_hospital(tmp_path: Path) -> None:
+    """A plan would tell of patients when they were there."""
+    head = ["Admission", "entry", "EF", "Tumor site", "dose", "HPV", "outcome"]
+    lines = [
+        [
+            f"2023-0{1 + n % 9}-11",
+            f"{1 + n % 9}.3.24",
+            f"{n}%",
+            ["colon", "rectum"][n % 2],
+            n % 9,
+            ["+", "-"][n % 2],
+            n % 2,
+        ]
+        for n in range(60)
+    ]
+    write(tmp_path / "export.csv", head, lines)
+    plan = drafted(tmp_path / "export.csv").plan
+    columns, why = plan["task.columns"]
+    assert columns == [{"name": "Tumor site", "levels": ["colon", "rectum"]}, "dose"]
+    for name, remedy in (("Admission", "dates"), ("entry", "dates"), ("EF", "without units"), ("HPV", "'-'")):
+        assert remedy in why.partition(f"{name}: ")[2].partition("; ")[0]
+    assert plan["participation.sites"][0] == ["hospital-a"]
+
+
+@over_all("text", ["id;age;outcome\n", "id;age;outcome\n1;70;0;\n2;80;1;\n"])
+def test_a_table_without_whole_lines_is_named(text: str, tmp_path: Path) -> None:
+    """It was taken for a recording, and all others of its folder with it."""
+    (tmp_path / "south.csv").write_text(text)
+    write(tmp_path / "north.csv", ["id", "age", "outcome"], [[n, n % 30, n % 2] for n in range(40)])
+    with pytest.raises(DataError, match=r"^south\.csv has no line"):
         drafted(tmp_path)
 
 

@@ -40,6 +40,9 @@ TIMES = (
     *("tage", "monate", "überlebenszeit", "jours", "mois", "meses", "giorni", "mesi"),
 )
 LOOKALIKES = frozenset({"stage", "percentage", "dosage", "voltage", "clinical", "composite", "instrument", "opposite"})
+BODY = re.compile("tumou?r|primary|lesion|anatom|metasta|biops|infect|surg|cancer", re.IGNORECASE)  # not a hospital's
+DATE = re.compile(r"\d{1,4}([-./])\d{1,2}\1\d{1,4}\b")
+ONE_VALUE = "has one value at most, as '-', NA and the like stand for none"
 MISSING = frozenset(DataSource.model_fields["missing"].default)
 MOST_GRADES, MOST_CLASSES, MOST_LEVELS = 5, 10, 20
 RARE = 0.5  # share of lines with a value, below which a column is left out
@@ -92,7 +95,8 @@ class CaseTable:
     @cached_property
     def site(self) -> str | None:
         """The column that names hospitals."""
-        return next(iter(self.called(SITES, lambda name: 1 < len(self.distinct(name)) <= self.lines / 3)), None)
+        found = self.called(SITES, lambda name: 1 < len(self.distinct(name)) <= self.lines / 3)
+        return next((name for name in found if not BODY.search(name)), None)
 
     @cached_property
     def survival(self) -> tuple[str, str] | None:
@@ -170,12 +174,13 @@ def _refuse_parts(files: Sequence[Path], target: str | None) -> None:
     It looks at the first files; recordings name no patients.
     """
     words = [target] if target else [*TARGETS, *EVENTS]
-    for one, other in pairwise(files[:MOST_LEVELS]):
-        heads = [(TableReader.first_lines(path, 1) or [[]])[0] for path in (one, other)]
+    pairs = [pair for pair in pairwise(files[:MOST_LEVELS]) if pair[0].parent == pair[1].parent]
+    for pair in pairs:
+        heads = [(TableReader.first_lines(path, 1) or [[]])[0] for path in pair]
         known = [any(_says(name, word) for name in head for word in words) for head in heads]
         shared = any(_says(name, word) for name in {*heads[0]} & {*heads[1]} for word in PATIENTS)
-        if one.parent == other.parent and shared and known[0] != known[1]:
-            both = f"{one.name} and {other.name}"
+        if shared and known[0] != known[1]:
+            both = " and ".join(path.name for path in pair)
             raise DataError(f"of {both} one alone has what is to be learned; join tables of the same patients into one")
 
 
@@ -191,7 +196,9 @@ def _table(path: Path) -> CaseTable | None:
     """Read a table; None where its lines are no cases, as they name files or there is nothing below its first line."""
     head, *lines = TableReader.first_lines(path, TableReader.MOST_LINES) or [[]]
     lines = [line for line in lines if len(line) == len(head)]
-    if not lines or len(head) < 2 or "image" in head or "recording" in head:
+    if not lines and len(head) > 1:
+        raise DataError(f"{path.name} has no line of as many cells as its first; export it again, or remove it")
+    if len(head) < 2 or "image" in head or "recording" in head:
         return None
     if sum(map(bool, head)) < len(head) / 2:
         raise DataError(f"{path.name} has few names in its first line; remove titles above the names of the columns")
@@ -303,9 +310,7 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
         targets[site] = targets[site] or next((name for name in learned if name in table.cells), None)
         if targets[site] is None:
             if named := table.called(TARGETS):
-                raise DataError(
-                    f"column {named[0]!r} of {table.path.name} has one value at most; nothing can be learned"
-                )
+                raise DataError(f"column {named[0]!r} of {table.path.name} {ONE_VALUE}; nothing can be learned")
             names = ", ".join(list(table.cells)[:MOST_LEVELS])
             raise DataError(
                 f"medsilo does not know which column of {table.path.name} to learn; name it with --target COLUMN, or "
@@ -364,7 +369,7 @@ def _read(
         elif why := next((why for table in telling if (why := _why_not(table, name))), ""):
             left[name] = why
         elif len({level for table in tables.values() for level in table.distinct(name)}) < 2:
-            left[name] = "is always the same"
+            left[name] = ONE_VALUE
         elif all(table.is_numbers(name) for table in tables.values()):
             columns.append(name)
         elif any(table.is_numbers(name) for table in tables.values()):
@@ -400,12 +405,15 @@ def _why_not(table: CaseTable, name: str) -> str:
         return "is empty in most lines"
     if table.is_numbers(name):
         return "numbers the lines" if _are_numbers_of_lines(table, values) else ""
+    if any(map(DATE.match, values)):
+        return "has dates: write days, or an age"
     if len(values) <= MOST_LEVELS:
         return ""
     texts = sum(TableReader.number(cell, table.decimal) is None for cell in table.known(name))
     if texts < RARE * table.lines:
         return "has lines that are no numbers: write NA there, or remove lines of units and totals"
-    return "has too many different values for a category"
+    units = all(cell[:1].isdigit() for cell in table.known(name))
+    return "has too many different values for a category" + (": write numbers without units" if units else "")
 
 
 def _are_numbers_of_lines(table: CaseTable, values: Sequence[str]) -> bool:
