@@ -225,13 +225,13 @@ def _by_arguments(text: str) -> str:
 def _module(model: nn.Module | Mapping[str, Any], checkpoint: str | None) -> nn.Module:
     """Return the model with its initial weights."""
     if isinstance(model, Mapping):
-        path, _, kind = str(model.get("class_path", model.get("path", ""))).rpartition(".")
+        named = str(model.get("class_path", model.get("path", "")))
+        path, _, kind = named.rpartition(".")
         try:
             model = getattr(import_module(path), kind)(**model.get("args", {}))
         except (ImportError, AttributeError, ValueError, TypeError) as error:
-            raise MedsiloError(
-                f"model: {path}.{kind} can't be made ({error}); give a class that can be imported"
-            ) from error
+            told = f"model: class_path {named!r} can't be made ({error}); give a class that can be imported"
+            raise MedsiloError(told) from error
     if not isinstance(model, nn.Module):
         raise MedsiloError(f"model: a {type(model).__name__} is no torch module; give one, or its class_path and args")
     if checkpoint:

@@ -28,6 +28,7 @@ from medsilo.runs.messages import StudyMessage
 from medsilo.site.accepted_settings import REMEMBERED, AcceptedSettings
 from medsilo.site.approvals import (
     MOST_ASKED,
+    MOST_ROUNDS,
     ApprovalLimits,
     Approvals,
     ApprovedPackage,
@@ -275,6 +276,22 @@ def test_rounds_are_counted_and_not_believed(home: Home) -> None:
             site.answer(first)
     counted.write_text(before)
     site.answer(first)
+
+
+def test_as_many_rounds_as_an_approval_can_name_are_counted(home: Home) -> None:
+    """Some 240,000 outgrew the file of the count, and then it counted as damaged."""
+    with pytest.raises(MedsiloError, match=f"rounds: {MOST_ROUNDS + 1} is too large; give {MOST_ROUNDS} or less"):
+        ApprovalLimits.lasting(None, MOST_ROUNDS + 1, "")
+    home.approve(rounds=MOST_ROUNDS)
+    decision = home.approvals.last(home.plan.hash)
+    assert decision
+    home.approvals.count(decision, f"{0:064}")
+    [counted] = (home.approvals.folder / "answered").iterdir()
+    all_but_one = [f"{number:064}" for number in range(MOST_ROUNDS - 1)]
+    counted.write_text(json.dumps(json.loads(counted.read_text()) | {"rounds": all_but_one}))
+    home.approvals.count(decision, "f" * 64)
+    with pytest.raises(Refused, match=f"answered all {MOST_ROUNDS}"):
+        home.approvals.count(decision, "e" * 64)
 
 
 def test_a_round_from_another_state_or_with_fewer_cases_is_another_round(home: Home) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nibabel
 import numpy as np
@@ -37,7 +38,7 @@ from medsilo.tasks.shares import PARTS
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
 from medsilo_lab.deploy.predict import scan_of
-from tests.conftest import slow_but
+from tests.conftest import over_all, slow_but
 from tests.hospital import Volume, affine_of, ball, photograph, write_balls, write_pixels, write_table, write_volume
 
 SECRET = "jane-doe"
@@ -659,7 +660,21 @@ def turned(path: Path) -> None:
     Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(path, "JPEG", exif=tag)
 
 
+def saved(path: Path, mode: str, kind: str, pictures: int = 1, **how: Any) -> None:
+    image = Image.new(mode, (40, 30))
+    image.save(
+        path, kind, **({"save_all": True, "append_images": [Image.new(mode, (40, 30), 1)]} if pictures > 1 else how)
+    )
+
+
 BAD_PHOTOS = [
+    ("images", lambda path: saved(path, "LA", "PNG"), "grey with an alpha channel"),
+    ("images", lambda path: saved(path, "RGB", "PNG", 2), "several pictures"),
+    ("images", lambda path: saved(path, "LAB", "TIFF"), "LAB colours"),
+    ("images", lambda path: saved(path, "RGB", "TIFF", tiffinfo={274: 6}), "stored turned"),
+    ("images", lambda path: saved(path, "L", "TIFF", 2), "volumes where the plan reads flat images"),
+    ("images", lambda path: saved(path, "1", "BMP"), "stored in an unusual way"),
+    ("images", lambda path: saved(path, "RGB", "GIF", 2), "stored in an unusual way"),
     ("images", turned, "stored turned"),
     ("images", palette, "have a palette"),
     ("labels", palette, "have a palette"),
@@ -687,6 +702,18 @@ def test_what_training_refuses_of_a_palette_is_refused_in_prediction_too(tmp_pat
     palette(tmp_path / "new.png")
     with pytest.raises(DataError, match="have a palette"):
         scan_of(photos().use, (tmp_path / "new.png",))
+
+
+@over_all("mode, ending", [("CMYK", "jpg"), ("YCbCr", "tif"), ("1", "png"), ("I;16", "png"), ("I;16", "tif")])
+def test_other_ways_to_store_a_picture_are_read_as_programs_show_it(mode: str, ending: str, tmp_path: Path) -> None:
+    grey = np.random.default_rng(0).integers(0, 2, (30, 40), np.uint8) * 255
+    stored = Image.fromarray(grey.astype(np.uint16) * 257) if mode == "I;16" else Image.fromarray(grey)
+    if mode in ("CMYK", "YCbCr"):
+        stored = stored.convert("RGB")
+    stored.convert(mode).save(tmp_path / f"stored.{ending}", **({"quality": 100} if ending == "jpg" else {}))
+    write_pixels(tmp_path / "grey.png", grey)
+    one, other = (photos().inputs_of(Scan.read(tmp_path / name)) for name in (f"stored.{ending}", "grey.png"))
+    assert torch.allclose(one, other, atol=0.02)
 
 
 def test_opaque_alpha_is_no_reason_to_leave_an_image_out(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from medsilo.core.errors import PlanError
 from medsilo.core.yaml_text import load_yaml
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import NETWORKS, TASKS
-from tests.conftest import METHODS, SITES, make_plan
+from tests.conftest import METHODS, SITES, make_plan, over_all
 
 GOOD = """
 algorithm: {name: fedprox, mu: 0.1}
@@ -112,6 +112,7 @@ WRONG = [
     (["participation.when_missing=continue", "participation.minimum=3"], "participation", "continue", "lower minimum"),
     (["participation.sites=hospital-a"], "participation.sites", "hospital-a", ""),
     (["participation.sites=[1, 2]"], "participation.sites.0", "1", "string"),
+    (["task.name=table", "task.labels=[a]"], "task.labels", "a", "2 or more"),
 ]
 
 
@@ -122,6 +123,14 @@ def test_every_refusal_is_one_line_with_key_value_and_fix(subtests: pytest.Subte
             assert text.startswith(key)
             assert value in text
             assert fix in text
+            assert "pattern" not in text
+
+
+@over_all("task, label", [*(("table", label) for label in ("=a", "@a", "+a", "-a")), ("image-folder", "Ödem")])
+def test_a_class_that_a_plan_cannot_name_is_refused_without_an_expression(task: str, label: str) -> None:
+    text = refusal([f"task.name={task}", f"task.labels=['{label}', b]"])
+    assert text.startswith(f"task.labels.0: '{label}'") and "begin with a letter" in text
+    assert "^" not in text and "; task" not in text, "nor is the list too short"
 
 
 ODD = ["", ".", "..", "a/b", "a\\b", "a b", "-a", "a..b", "å", "a\nb", "a\0b", "$(id)", "a;b", "~", "a" * 64, "*"]

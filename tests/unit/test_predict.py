@@ -332,6 +332,16 @@ def test_images_of_one_name_get_their_folders_name() -> None:
         masks_for([Path("a/scan.nii"), Path("a/scan.nii")])
 
 
+def test_a_row_says_which_of_two_images_of_one_name_it_is_about(folder: Path, tmp_path: Path) -> None:
+    for name in ("a/scan", "b/scan", "b/other"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_volume(tmp_path / f"{name}.nii.gz", Volume(drawn((1, 32, 32)), oblique((1, 1, 1))))
+    given = [str(tmp_path / name) for name in ("a", "b")]
+    assert main(["predict", str(folder), *given, "-o", str(tmp_path / "out")]) == 0
+    rows = csv.DictReader((tmp_path / "out" / "predictions.csv").open())
+    assert [row["image"] for row in rows] == ["a/scan.nii.gz", "other.nii.gz", "b/scan.nii.gz"]
+
+
 class Classifier(torch.nn.Module):
     def forward(self, x):
         return x.flatten(1)[:, :2] * 3

@@ -21,6 +21,7 @@ from medsilo_lab.report import charts, page, panels
 from medsilo_lab.report.formats import text_table
 from medsilo_lab.report.panels import Subject
 from medsilo_lab.report.read import all_sites, read, read_all
+from tests.conftest import over_all
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 SITES = {"hospital-a": 48, "hospital-b": 72, "hospital-c": 30}
@@ -269,8 +270,9 @@ def test_all_figures_are_shown_and_what_is_withheld_is_called_so(tmp_path: Path)
     }
     pooled = {"accuracy": 0.6, "auroc": 0.875}
     summary = summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.75, "c": None}, told, pooled=pooled)
-    parsed = rendered([save(tmp_path, summary)])[1]
+    text, parsed = rendered([save(tmp_path, summary)])
     assert parsed.row("FedAvg")[3:] == ["0.500", "0.750", "suppressed"]
+    assert not [name for name in ("hd95", "ECE", "rmse") if name in text], "a page explains what it shows"
     shown = [row for row, section in zip(parsed.rows, parsed.sections, strict=True) if section == "figures"]
     assert shown == [
         ["Method and whose test cases", "accuracy", "auroc"],
@@ -278,6 +280,26 @@ def test_all_figures_are_shown_and_what_is_withheld_is_called_so(tmp_path: Path)
         ["FedAvg b", "0.750", "suppressed"],
         ["FedAvg c", "suppressed", "suppressed"],
         ["FedAvg all sites' cases", "0.600", "0.875"],
+    ]
+
+
+@over_all("figure, also", [("hd95_core", "95 %"), ("mae", "rmse")])
+def test_figures_of_which_less_is_better_are_explained(figure: str, also: str, tmp_path: Path) -> None:
+    summary = summary_of("fedavg", "FedAvg", {"a": 0.5}, {"a": {"figures": {figure: 2.5}}}, pooled={figure: 2.5})
+    text, _ = rendered([save(tmp_path / figure, summary)])
+    [note] = [line for line in text.splitlines() if "“suppressed”" in line]
+    assert also in note and "Smaller is better" in note and ("hd95" in note) == (figure != "mae")
+
+
+def test_many_sites_stand_below_each_other(tmp_path: Path) -> None:
+    scores = {f"site-{place:03}": place / 100 for place in range(100)}
+    summaries = [summary_of("fedavg", "FedAvg", scores), summary_of("local", "Local", dict.fromkeys(scores, 0.5))]
+    parsed = rendered([save(tmp_path, summary) for summary in summaries])[1]
+    rows = [row for row, section in zip(parsed.rows, parsed.sections, strict=True) if section == "results"]
+    assert len(rows) == 103 and {len(row) for row in rows} == {3}
+    assert rows[0] == ["Site", "FedAvg", "Local reference"] and parsed.row("site-070", "results")[1:] == [
+        "0.700",
+        "0.500",
     ]
 
 

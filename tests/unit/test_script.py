@@ -62,7 +62,7 @@ from medsilo.script.study import INITIAL, plan_of_script
 from medsilo.tasks.objective import Objective
 from medsilo_lab.report import page
 from medsilo_lab.report.read import read_all
-from tests.conftest import SITES, make_plan, slow_but
+from tests.conftest import SITES, make_plan, over_all, slow_but
 from tests.inprocess import run
 from tests.unit.test_executor import at_site
 
@@ -624,6 +624,14 @@ def test_what_is_wrong_is_told_by_the_recipes_arguments(
     with pytest.raises(MedsiloError, match=re.escape(told)) as error:
         getattr(recipes, recipe)(model=nn.Conv2d(1, 2, 3), min_clients=2, train_script="client.py", **given)
     assert key not in str(error.value)
+
+
+@over_all("model", [{}, {"class_path": ""}, {"class_path": "Net"}, {"class_path": "torch.nn.Nothing"}, "", [], None])
+def test_what_is_no_model_is_told_with_what_to_give(model: Any) -> None:
+    with pytest.raises(MedsiloError, match="^model: .*; give .*class") as error:
+        recipes.FedBNRecipe(model=model, min_clients=2, train_script="client.py")
+    named = model.get("class_path", "") if isinstance(model, dict) else type(model).__name__
+    assert named in str(error.value) and len(str(error.value).splitlines()) == 1 and ": ." not in str(error.value)
 
 
 def test_a_model_of_more_layers_than_a_plan_can_name_is_told_where_the_recipe_is_made(

@@ -25,6 +25,9 @@ MEANINGS = {
     "float_type": "is not a number; give one, like 0.1",
     "multiple_of": "is not a multiple of {multiple_of}; give one",
     "string_type": "is no text (a string); quote it",
+    "string_pattern_mismatch": "can't stand here; begin with a letter or a digit, and go on with letters, digits, '.', "
+    "'_', '-' or blanks (of a SHA-256: 64 of 0-9 and a-f)",
+    "too_short": "has too few values; give {min_length} or more",
     "union_tag_invalid": "is not known; choose one of {expected_tags}",
     "name_not_known": "is not known; {remedy}",
     "bool_type": "is no truth value; give true or false",
@@ -49,7 +52,10 @@ def in_words(
     chosen: under the key of each section whose class its name decides, that class; None where the name is not known.
     tells_values: false where a value may be a path of the hospital's.
     """
-    words = list(dict.fromkeys(_in_words(one, root, chosen or {}, tells_values) for one in error.errors()))
+    faults = error.errors()
+    lists = {one["loc"][:-1] for one in faults}  # those with a wrong value seem too short, too
+    faults = [one for one in faults if one["type"] != "too_short" or one["loc"] not in lists]
+    words = list(dict.fromkeys(_in_words(one, root, chosen or {}, tells_values) for one in faults))
     more = [f"and {len(words) - MOST} more"] if len(words) > MOST + 1 else []
     return "; ".join([*words[:MOST], *more] if more else words)
 

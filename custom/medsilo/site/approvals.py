@@ -30,7 +30,7 @@ from medsilo.site.signing import UseKey, public_text
 FOLDER_NAME, LOCK = "approvals", "approvals.lock"  # the folder is beside a hospital's book
 ASKED, ANSWERED = "asked", "answered"
 WAIT = 60.0  # seconds that another process may hold the lock
-MOST_DECISIONS, MOST_SITES, MOST_ROUNDS, MOST_PACKAGES = 10_000, 1000, 1_000_000, 100
+MOST_DECISIONS, MOST_SITES, MOST_ROUNDS, MOST_PACKAGES = 10_000, 1000, 100_000, 100
 LARGEST = 8 << 20  # bytes of a plan that asked
 MOST_ASKED = 50  # plans without a decision that are kept, the last ones
 LATEST = 253_402_300_799  # the end of the year 9999

@@ -21,7 +21,7 @@ DEFLATED = b"1.2.840.10008.1.2.1.99"  # a few megabytes may become any number wh
 UNKNOWN = 0xFFFFFFFF  # a length that delimiters tell
 MOST = 1_000_000  # elements
 CLOSED = "an image can't be read: this process's account may not; let it read the file"
-DAMAGED = "an image can't be read: it is damaged or no image; copy or export it again"
+DAMAGED = "an image can't be read: it is damaged or no image, or stored in an unusual way; copy or export it again"
 
 
 def is_dicom(path: Path) -> bool:
@@ -108,6 +108,7 @@ LONGEST = 400  # letters of a line of it
 # of its file. zlib reaches 1032: masks come near it where they are small, and no mask of a gigabyte lies in a megabyte.
 BYTES, VALUES, PIXELS = (1 << 30, 100), (1 << 28, 256), (1 << 27, 4)
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how such a file begins; with + places in it have 64 bits
+ORIENTATION, LAB = 274, 8  # EXIF's and TIFF's tag, and how colours may be stored
 META_LINE = re.compile(rb"[\t\x20-\x7e]*\r?")
 META_DATA = re.compile(rb"ElementDataFile\s*[=:]\s*([^\s/\\]+)\s*")
 META_AXES = re.compile(rb"NDims\s*[=:]\s*(\S*)")
@@ -186,8 +187,9 @@ def _check_nrrd(path: Path) -> None:
 
 
 def _check_tiff(path: Path) -> None:
-    """Refuse a picture of absurd height before the library makes a table of its lines."""
-    from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, ImageFileDirectory_v2
+    """Refuse a picture of absurd height before the library makes a table of its lines; and LAB colours and pictures
+    that are stored turned, which it reads otherwise than programs show them."""
+    from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, PHOTOMETRIC_INTERPRETATION, ImageFileDirectory_v2
 
     with path.open("rb") as file:
         start = file.read(8)
@@ -197,6 +199,10 @@ def _check_tiff(path: Path) -> None:
         file.seek(tags.next)
         tags.load(file)
     check_size((tags[IMAGEWIDTH], tags[IMAGELENGTH]), 1, path)
+    if tags.get(PHOTOMETRIC_INTERPRETATION) == LAB or tags.get(ORIENTATION, 1) != 1:
+        raise DataError(
+            "TIFF files have LAB colours or are stored turned; save them upright, as grey or RGB", str(path)
+        )
 
 
 def is_turned(path: Path) -> bool:
@@ -204,5 +210,5 @@ def is_turned(path: Path) -> bool:
     from PIL.JpegImagePlugin import JpegImageFile
 
     with suppress(Exception), JpegImageFile(path) as image:  # whose pixels are not read; other bytes are no JPEG
-        return image.getexif().get(274, 1) != 1
+        return image.getexif().get(ORIENTATION, 1) != 1
     return False

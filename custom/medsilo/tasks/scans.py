@@ -143,7 +143,7 @@ class Scan:
 
 
 def _image_in(path: Path) -> Any:
-    _refuse_palette(path)
+    _refuse_odd_png(path)
     _refuse_broken_nifti(path)
     image = _read_series(path) if path.is_dir() else open_reader(path).Execute()
     if image.GetDimension() == 4:
@@ -180,13 +180,18 @@ def _read_series(folder: Path) -> Any:
     return reader.Execute()
 
 
-def _refuse_palette(path: Path) -> None:
-    """SimpleITK turns a palette's numbers into colours without a word; labels would be lost and greys become RGB."""
+def _refuse_odd_png(path: Path) -> None:
+    """SimpleITK turns a palette's numbers into colours without a word; labels would be lost and greys become RGB. Of
+    several pictures it reads the first, and grey with an alpha channel not at all."""
     from PIL.PngImagePlugin import PngImageFile
 
     with suppress(OSError, SyntaxError, ValueError), PngImageFile(path) as image:  # whose pixels are not read
         if image.mode == "P":
             raise DataError("PNG files have a palette; save them as grey or RGB", str(path))
+        if image.mode == "LA":
+            raise DataError("PNG files are grey with an alpha channel; save them as grey or RGB", str(path))
+        if image.is_animated:
+            raise DataError("PNG files have several pictures each; save one in each file", str(path))
 
 
 def series_of(folder: Path) -> list[str]:

@@ -36,7 +36,9 @@ class ImagePredictor(Predictor):
             told = f"the output folder has {len(there)} masks of these names, which stay as they are; choose another -o"
             raise MedsiloError(told, private=there[0])
         own_values = use.own_values(self.data) if self.data else {}
-        images = [ImageFile(path.name, channels[path], mask, own_values, use) for path, mask in named]
+        alone = {path: mask == _mask_name(path) for path, mask in named}
+        names = {path: path.name if alone[path] else f"{path.resolve().parent.name}/{path.name}" for path in alone}
+        images = [ImageFile(names[path], channels[path], mask, own_values, use) for path, mask in named]
         return self.predict_images(images)
 
 

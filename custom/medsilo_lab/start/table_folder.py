@@ -1,6 +1,7 @@
 """Look at a folder of tables with a line per patient, and choose what a plan and a hospital's settings say of them."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,9 +39,14 @@ TIMES = (
     *("time", "days", "months", "weeks", "duration", "followup", "survival", "t"),
     *("tage", "monate", "überlebenszeit", "jours", "mois", "meses", "giorni", "mesi"),
 )
+LOOKALIKES = frozenset({"stage", "percentage", "dosage", "voltage", "clinical", "composite", "instrument", "opposite"})
+BODY = re.compile("tumou?r|primary|lesion|anatom|metasta|biops|infect|surg|cancer", re.IGNORECASE)  # not a hospital's
+DATE = re.compile(r"\d{1,4}([-./])\d{1,2}\1\d{1,4}\b")
+ONE_VALUE = "has one value at most, as '-', NA and the like stand for none"
 MISSING = frozenset(DataSource.model_fields["missing"].default)
-MOST_CLASSES, MOST_LEVELS = 10, 20
+MOST_GRADES, MOST_CLASSES, MOST_LEVELS = 5, 10, 20
 RARE = 0.5  # share of lines with a value, below which a column is left out
+NOTES = 0.1  # share of patients whose value few others have, above which a column of texts holds notes
 UNIQUE, LONG = 0.95, 1e5  # share of different whole numbers, and the least, that number records
 STEADY = 0.05  # of lines: where a label changes less often, lines are rows of a recording
 FEW = 1000  # patients for whom one layer is enough
@@ -89,7 +95,8 @@ class CaseTable:
     @cached_property
     def site(self) -> str | None:
         """The column that names hospitals."""
-        return next(iter(self.called(SITES, lambda name: 1 < len(self.distinct(name)) <= self.lines / 3)), None)
+        found = self.called(SITES, lambda name: 1 < len(self.distinct(name)) <= self.lines / 3)
+        return next((name for name in found if not BODY.search(name)), None)
 
     @cached_property
     def survival(self) -> tuple[str, str] | None:
@@ -132,7 +139,8 @@ class CaseTable:
 
 def _says(name: str, word: str) -> bool:
     """Return whether a column's name is a word, or ends or begins with it: rfstime, patient_id."""
-    text = "".join(letter for letter in name.lower() if letter.isalnum())
+    parts = re.split(r"[\W_]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
+    text = "".join(part for part in parts if part not in LOOKALIKES)
     return text == word or (len(word) > 3 and (text.endswith(word) or text.startswith(word)))
 
 
@@ -142,6 +150,7 @@ def tables_in(folder: DatasetLayout) -> dict[str, CaseTable]:
         return {}
     files = [name for name in folder.files if PurePosixPath(name).suffix.lower() in ENDINGS]
     tops = {PurePosixPath(name).parts[0]: name for name in files}
+    _refuse_parts([folder.path / name for name in files], folder.target)
     if not files or len(tops) < len(files) or any(name.count("/") > 1 for name in files) or folder.images:
         return {}
     stems = folder.sites_of({PurePosixPath(top).stem: top for top in tops})
@@ -159,6 +168,22 @@ def tables_in(folder: DatasetLayout) -> dict[str, CaseTable]:
     return known or {site: table for site, table in found.items() if table}
 
 
+def _refuse_parts(files: Sequence[Path], target: str | None) -> None:
+    """Raise a DataError where of two tables in one folder, with a line for each patient, one alone has what is learned.
+
+    It looks at the first files; recordings name no patients.
+    """
+    words = [target] if target else [*TARGETS, *EVENTS]
+    pairs = [pair for pair in pairwise(files[:MOST_LEVELS]) if pair[0].parent == pair[1].parent]
+    for pair in pairs:
+        heads = [(TableReader.first_lines(path, 1) or [[]])[0] for path in pair]
+        known = [any(_says(name, word) for name in head for word in words) for head in heads]
+        shared = any(_says(name, word) for name in {*heads[0]} & {*heads[1]} for word in PATIENTS)
+        if shared and known[0] != known[1]:
+            both = " and ".join(path.name for path in pair)
+            raise DataError(f"of {both} one alone has what is to be learned; join tables of the same patients into one")
+
+
 def _asked_of(table: CaseTable, target: str) -> CaseTable:
     """Return a table of which somebody said what is to be learned."""
     if (column := spelling(table.cells)(target)) is None:
@@ -171,8 +196,12 @@ def _table(path: Path) -> CaseTable | None:
     """Read a table; None where its lines are no cases, as they name files or there is nothing below its first line."""
     head, *lines = TableReader.first_lines(path, TableReader.MOST_LINES) or [[]]
     lines = [line for line in lines if len(line) == len(head)]
-    if not lines or len(head) < 2 or "image" in head or "recording" in head:
+    if not lines and len(head) > 1:
+        raise DataError(f"{path.name} has no line of as many cells as its first; export it again, or remove it")
+    if len(head) < 2 or "image" in head or "recording" in head:
         return None
+    if sum(map(bool, head)) < len(head) / 2:
+        raise DataError(f"{path.name} has few names in its first line; remove titles above the names of the columns")
     if all(TableReader.number(cell) is not None for cell in head):
         raise DataError(f"{path.name} has numbers in its first line, which has to name the columns; add such a line")
     if twice := [name for name, times in Counter(filter(None, head)).items() if times > 1]:
@@ -223,7 +252,7 @@ def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> 
     first = next(iter(tables.values()))
     by_column = None if several else first.site
     labels = _labels(tables, outcomes) if kind == "classification" else {}
-    if len(labels) > MOST_LEVELS and all(table.is_numbers(outcomes[site][0]) for site, table in tables.items()):
+    if _are_measured([*labels]):
         kind, labels = "regression", {}
     if len(labels) > MOST_LEVELS:
         raise DataError(
@@ -281,9 +310,7 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
         targets[site] = targets[site] or next((name for name in learned if name in table.cells), None)
         if targets[site] is None:
             if named := table.called(TARGETS):
-                raise DataError(
-                    f"column {named[0]!r} of {table.path.name} has one value at most; nothing can be learned"
-                )
+                raise DataError(f"column {named[0]!r} of {table.path.name} {ONE_VALUE}; nothing can be learned")
             names = ", ".join(list(table.cells)[:MOST_LEVELS])
             raise DataError(
                 f"medsilo does not know which column of {table.path.name} to learn; name it with --target COLUMN, or "
@@ -311,6 +338,15 @@ def _words(labels: Mapping[str, int]) -> dict[str, str]:
     return words
 
 
+def _are_measured(labels: Sequence[str]) -> bool:
+    """Return whether values in order are numbers that were measured or counted. Grades are fewer, and mostly in steps
+    of 1."""
+    numbers = [number for label in labels if (number := TableReader.number(label)) is not None]
+    ones = sum(after - before == 1 for before, after in pairwise(numbers))
+    grades = MOST_CLASSES if ones >= len(numbers) / 2 else MOST_GRADES
+    return len(numbers) == len(labels) > grades
+
+
 def _in_order(levels: set[str]) -> list[str]:
     """Return levels in order, numbers first and by their size."""
     return sorted(
@@ -333,15 +369,19 @@ def _read(
         elif why := next((why for table in telling if (why := _why_not(table, name))), ""):
             left[name] = why
         elif len({level for table in tables.values() for level in table.distinct(name)}) < 2:
-            left[name] = "is always the same"
+            left[name] = ONE_VALUE
         elif all(table.is_numbers(name) for table in tables.values()):
             columns.append(name)
         elif any(table.is_numbers(name) for table in tables.values()):
             left[name] = "numbers at one hospital and categories at another"
         else:
-            own = plans_words(sum((table.patients_by(name) for table in tables.values()), Counter[str]()))
+            patients = sum((table.patients_by(name) for table in tables.values()), Counter[str]())
+            own = plans_words(patients)
             if len(named := {*own.values()} - {OTHER}) < 2:
-                left[name] = f"has no two values that {LEAST_NAMED} patients have, so they may be names"
+                left[name] = f"has no two short values that {LEAST_NAMED} patients have, so they may be names or notes"
+                continue
+            if sum(patients[level] for level in own if own[level] == OTHER) > NOTES * patients.total():
+                left[name] = f"has many values that fewer than {LEAST_NAMED} patients have, so they may be notes"
                 continue
             words[name] = own
             columns.append({"name": name, "levels": [*sorted(named), *([OTHER] if OTHER in own.values() else [])]})
@@ -365,12 +405,15 @@ def _why_not(table: CaseTable, name: str) -> str:
         return "is empty in most lines"
     if table.is_numbers(name):
         return "numbers the lines" if _are_numbers_of_lines(table, values) else ""
+    if any(map(DATE.match, values)):
+        return "has dates: write days, or an age"
     if len(values) <= MOST_LEVELS:
         return ""
     texts = sum(TableReader.number(cell, table.decimal) is None for cell in table.known(name))
     if texts < RARE * table.lines:
         return "has lines that are no numbers: write NA there, or remove lines of units and totals"
-    return "has too many different values for a category"
+    units = all(cell[:1].isdigit() for cell in table.known(name))
+    return "has too many different values for a category" + (": write numbers without units" if units else "")
 
 
 def _are_numbers_of_lines(table: CaseTable, values: Sequence[str]) -> bool:
@@ -394,7 +437,7 @@ def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
     left = "; ".join(f"{name}: {why}" for name, why in looks.left.items())
     few = max(trained) < FEW
     plan = {
-        "task.kind": (looks.kind, "by the column that is learned"),
+        "task.kind": (looks.kind, _why(looks)),
         **_learned(looks),
         "task.columns": (list(looks.columns), f"all that hospitals have alike{f', without {left}' if left else ''}"),
         "task.missing": ("mean", "the site's mean takes the place of a value that is not known"),
@@ -415,6 +458,15 @@ def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
         examples=dict.fromkeys([*looks.sites, ""], trained[len(trained) // 2]),  # the larger of two in the middle
         sites=own if len(own) > 1 else None,
     )
+
+
+def _why(looks: TableFacts) -> str:
+    """Return why numbers are learned as such or as classes, and what to write where that is wrong."""
+    if looks.kind == "regression":
+        return "many numbers; for classes write classification, and labels in place of range"
+    if looks.labels and all(TableReader.number(name) is not None for name in looks.classes):
+        return "few numbers; to learn a number write regression, and range: [least, greatest] in place of labels"
+    return "by the column that is learned"
 
 
 def _learned(looks: TableFacts) -> Choices:

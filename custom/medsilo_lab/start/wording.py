@@ -1,8 +1,8 @@
 """Keep names of people out of a plan: which columns name somebody, and which of a hospital's own words a plan has.
 
 A plan goes to every hospital. A value that few patients have may be a name, a file or an address, whatever its column
-is called. So a plan has the values that at least `LEAST_NAMED` patients have; the others are "other" there. Nor does a
-comment of it say how many patients there are.
+is called. So a plan has the values that at least `LEAST_NAMED` patients have, and no sentences; the others are "other"
+there. Nor does a comment of it say how many patients there are.
 """
 
 import re
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 LEAST_NAMED = 5  # patients who have a value that a plan names; a hospital's usual min_patients_per_metric
+LONGEST_NAMED = 60  # letters of such a value: longer ones are sentences
 OTHER = "other"
 # Words of columns that name somebody, a patient or who looked after one, in ten languages. A word that means something
 # else in another of them is left out: Turkish "ad" is a disease in English.
@@ -93,10 +94,8 @@ def plans_words(patients: Mapping[str, int]) -> dict[str, str]:
     counts = Counter[str]()
     for value in sorted(patients, key=lambda value: (-patients[value], value)):
         counts[spelt.setdefault(value.casefold(), value)] += patients[value]
-    return {
-        value: own if counts[own := spelt[value.casefold()]] >= LEAST_NAMED else spelt.get(OTHER, OTHER)
-        for value in patients
-    }
+    named = {own for own, count in counts.items() if count >= LEAST_NAMED and len(own) <= LONGEST_NAMED}
+    return {value: own if (own := spelt[value.casefold()]) in named else spelt.get(OTHER, OTHER) for value in patients}
 
 
 def renamed(words: Mapping[str, str]) -> dict[str, str]:
