@@ -26,6 +26,7 @@ ABORT = "medsilo cancel <id> --kit ..."
 PROGRAMS = ("medsilo ", "nvflare ", "openssl ", "python provisioning")
 FILLED = {  # what stands for a reader's own words, and this machine's name of the server
     "medsilo status --kit <kit>": "medsilo status --kit kits/it@st-anna.example",  # a person's
+    "JOB -o FOLDER": "jobs/fedavg -o prepared",
     **{"--kit ...": f"--kit kits/{LEAD}", "<kit>": "kits/university-clinic", "KIT": "kits/university-clinic"},
     **{"<job>": "fedavg", "check fedavg": "check jobs/fedavg", "kits/fl.example.org": f"kits/{SERVER}"},
     **{"/backup/": "backup/", "/srv/fl.example.org": "moved/kit", "/var/lib/medsilo": "moved/storage"},
