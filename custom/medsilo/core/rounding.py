@@ -1,4 +1,4 @@
-"""Numbers over a group of patients, told so coarsely that no single patient can be read from them."""
+"""Round numbers over a group of patients before they leave, so that they reveal no single patient."""
 
 import math
 from collections import Counter
@@ -19,17 +19,17 @@ def step_of_at_least(width: float) -> float:
 
 @dataclass(frozen=True)
 class Resolution:
-    """The finest steps in which numbers over one group of patients are told."""
+    """The steps to which numbers over one group of patients are rounded."""
 
     weight: float = 0.0  # the greatest share of the cases that one patient has
-    patients: int = 0  # who together can move a told mean by a whole step at most; 0: means are told exactly
-    unit: int = 1  # of how many patients counts are multiples
-    usual: int = 1  # for how many cases a patient stands in a count, whatever number the patient has
-    size: int = 0  # the patients; the cases where all is told exactly
+    patients: int = 0  # who together move a rounded mean by one step at most; 0: means leave exactly
+    unit: int = 1  # counts are multiples of so many patients
+    usual: int = 1  # cases that each patient counts for, whatever number the patient has
+    size: int = 0  # number of patients; of cases where numbers leave exactly
 
     @classmethod
     def over(cls, names: Sequence[str], patients: int, unit: int) -> "Resolution":
-        """Return that of a group of cases. names: the patient of each."""
+        """Return the resolution of a group of cases. names: the patient of each."""
         each = sorted(Counter(names).values()) or [0]
         told = cls(each[-1] / max(len(names), 1), patients, unit, size=len(names))
         if told.exact:
@@ -38,12 +38,12 @@ class Resolution:
         return replace(told, usual=usual, size=len(set(names)))
 
     def among(self, share: float) -> "Resolution":
-        """Return that of this share of the cases, where one patient counts for more."""
+        """Return the resolution of this share of the cases, where one patient counts for more."""
         return replace(self, weight=min(1.0, self.weight / share))
 
     @property
     def exact(self) -> bool:
-        """Return whether all is told as it is."""
+        """Return whether numbers leave exactly."""
         return not self.patients and self.unit == 1
 
     def step(self, low: float, high: float) -> float:
@@ -51,7 +51,7 @@ class Resolution:
         return step_of_at_least(self.patients * self.weight * (high - low))
 
     def mean(self, value: float, low: float, high: float) -> float:
-        """Return a mean as it is told: a whole number of steps above `low`, and not above `high`."""
+        """Round a mean to a whole number of steps above `low`, and not above `high`."""
         step = self.step(low, high)
         if not step or math.isnan(value):
             return value
@@ -59,19 +59,18 @@ class Resolution:
         return min(float(f"{low + steps * step:.12g}"), high)
 
     def count(self, number: float) -> int:
-        """Return so many patients as a count of cases tells them: a multiple of the unit, and 0 only for 0."""
+        """Round a number of patients to a multiple of the unit, 0 only for 0, and return it as cases."""
         return max(self.unit, int(number / self.unit + 0.5) * self.unit) * self.usual if number > 0 else 0
 
     @property
     def cases(self) -> int:
-        """Return the number of cases as it is told."""
+        """Return the rounded number of cases."""
         return self.count(self.size)
 
     def shared_out(self, counts: Sequence[float]) -> list[float]:
-        """Return counts of patients that make up a whole as they are told: multiples of the unit that make up the told
-        whole. A patient may be divided among them.
+        """Round counts that divide the patients, as classes do, so that they add up to the rounded total, in cases.
 
-        The units go by the greatest remainders, of equal ones to the first.
+        A count may hold parts of patients. The units go by the greatest remainders, of equal ones to the first.
         """
         total, step = round(sum(counts)), self.unit * self.usual
         if self.exact or not total:

@@ -1,4 +1,4 @@
-"""A hospital's test cases in counts, as they are told of patients: each counts for one, in multiples of a unit."""
+"""Round counts over a hospital's test cases before they leave: each patient counts for one, in multiples of a unit."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from medsilo.tasks.objective import Objective
 def coarse_counts(
     goal: Objective, measures: Measures, patients: Sequence[str], resolution: Resolution, least: int, of_class: int
 ) -> Counts:
-    """Return the counts as they are told. least: the patients that a mean covers; of_class: those of each class."""
+    """Return the rounded counts. least: patients that a mean must cover; of_class: those that each class must have."""
     pairs = {name for name, length in goal.layout.items() if length == 2}
     cut = {name: own.clamp(*goal.told_range(name)) if name in pairs else own for name, own in measures.items()}
     told = {}
@@ -40,7 +40,7 @@ def coarse_counts(
 def _coarse_mean(
     goal: Objective, name: str, own: Sequence[float], people: int, cases: int, resolution: Resolution
 ) -> list[float]:
-    """Return a sum and its number of cases (or patients) as they are told. people: the patients behind it."""
+    """Return the rounded sum and number of cases (or patients) of a mean. people: the patients behind it."""
     total, number = own
     if name.endswith(BY_PATIENT):  # each patient has one value
         cases, resolution = resolution.size, replace(resolution, weight=1 / resolution.size, usual=1)
@@ -49,7 +49,7 @@ def _coarse_mean(
 
 
 def coarse_chances(histograms: Sequence[float], classes: int, resolution: Resolution) -> list[float]:
-    """Histograms as they are told of patients: of BROAD places each, in units that make up every class's whole."""
+    """Return histograms of BROAD places each, in whole units that add up to the rounded total of each class."""
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, WIDE).sum(-1)
     told = torch.zeros(classes, 2, BROAD, WIDE, dtype=torch.float64)
     for label in range(classes):
@@ -61,10 +61,10 @@ def coarse_chances(histograms: Sequence[float], classes: int, resolution: Resolu
 def coarse_reliability(
     sums: Sequence[float], histograms: Sequence[float], told: Sequence[float], classes: int, resolution: Resolution
 ) -> list[float]:
-    """Return the sums as they are told of patients: for each place the told number of cases, times a coarse mean.
+    """Return the rounded sums: for each place the rounded number of cases, times a rounded mean.
 
-    histograms: as they are; told: as they are told. Where one patient would move a place's mean by as much as the place
-    is wide, its middle stands for it.
+    histograms: exact; told: rounded. Where one patient would move a place's mean by as much as the place is wide, the
+    middle of the place takes the mean's place.
     """
     cases, shown = (places_of(one, classes).sum(1).flatten().tolist() for one in (histograms, told))
     everyone = sum(cases) / len(judged(classes))
