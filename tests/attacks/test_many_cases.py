@@ -20,7 +20,7 @@ from tests.unit.test_protection import STUDY
 PATIENTS, IMAGES = 44, 40  # of each part; of the patient whom only one of the hospitals has
 STEP = 5 * 2  # min_patients_per_metric, and the images of the middle patient
 ORDINARY = {f"{n}-{image}.png": n for n in range(3 * PATIENTS) for image in range(1 + n // 3 % 3)}  # whose each is
-ODD = [f"odd-{image}.png" for image in range(IMAGES)]
+ODD = [f"odd-{image}.png" for image in range(100)]
 Attack = Callable[..., list[StudyMessage]]
 
 
@@ -103,3 +103,9 @@ def test_nor_does_it_in_what_a_method_tells(told: Attack, method: str) -> None:
     without, having = (told("validation", number, *changes) for number in (0, IMAGES))
     assert ("of chosen" in counts(without)) is (method == "fedsm")
     assert max(moved(counts(without), counts(having)).values()) <= STEP
+
+
+def test_a_part_that_is_mostly_one_patients_tells_no_score(told: Attack) -> None:
+    """A step would be wider than all scores are, and 0 stand for each."""
+    scores = [[facts.facts.get("validation") for facts in told("validation", number)] for number in (IMAGES, 100)]
+    assert [any(score is not None for score in each) for each in scores] == [True, False]

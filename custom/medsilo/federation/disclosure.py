@@ -175,12 +175,15 @@ class Disclosure:
 
     def tells(self, part: DataPart) -> bool:
         """Return whether a score over a part may leave. It may not if it covers too few patients, alone or as the
-        difference to another score, or if the study promises privacy and it is neither public nor has noise."""
+        difference to another score, or mostly one. Nor if the study promises privacy, and it has no noise and is not
+        public."""
         if self._how(part) == "silent" or not self.cases[part]:
             return False
         if self._noise_alone(part):
             return True
         if part in self.too_near or (self.protected and (self.sway[part] or 0) * self.least > PAIR):
+            return False
+        if self.resolution[part].patients * self.resolution[part].weight > 1:  # a step is wider than all scores are
             return False
         return (len(set(self.patients[part])) if self.protected else self.cases[part]) >= self.least
 
