@@ -106,6 +106,20 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
     assert at_b[0] == "began" and at_b[1] in ("ended", "failed") and at_b[2] == "resumed"
 
 
+def _a_second_registered(pair: Consortium) -> bool:
+    """Whether a second process of a hospital did, which is killed then: the first one, which connects again, may push
+    it out before, and it ends by itself."""
+    first, before = pair.processes[B], len(pair.log(B))
+    second = pair.start_party(B)
+    try:
+        wait_until(lambda: REGISTERED in pair.log(B)[before:] or second.poll() is not None, 60, "the second's start")
+        return REGISTERED in pair.log(B)[before:]
+    finally:
+        second.kill()
+        second.wait(30)
+        pair.processes[B] = first
+
+
 @pytest.mark.long
 def test_a_kit_that_was_started_twice_works_again_when_its_second_process_has_died(pair: Consortium) -> None:
     """As NVFlare's own preflight check starts it, with the first process running."""
@@ -114,14 +128,7 @@ def test_a_kit_that_was_started_twice_works_again_when_its_second_process_has_di
         return cli.main(["status", "--kit", str(pair.kit(LEAD)), "--require", f"{A},{B}"])
 
     wait_until(lambda: required() == 0, 60, "both, whatever the test before did")
-    first, before = pair.processes[B], len(pair.log(B))
-    second = pair.start_party(B)
-    try:
-        pair.wait_for_log(B, REGISTERED, before)
-    finally:
-        second.kill()
-        second.wait(30)
-        pair.processes[B] = first
+    assert any(_a_second_registered(pair) for _ in range(5))
 
     def told() -> list[tuple[str, str]]:
         lines = [line.split("\t") for line in event_reading.read(pair.kit(SERVER))]
