@@ -136,6 +136,14 @@ def test_nobody_is_named_without_a_reason(rounds):
     assert standing_out(rounds) == {}
 
 
+def test_of_two_nobody_is_said_to_point_away():
+    """One other agrees with nobody, whatever a changed file says."""
+    odd = SiteRound(updates={"model": SentUpdate(norm=1.0, cosine=-0.9, agreement=0.9)})
+    for names in (["b"], ["a", "b"]):
+        line = Round(round=1, asked=names, answered=names, sites=dict.fromkeys(names, odd))
+        assert standing_out([line] * FEWEST) == {}
+
+
 def test_whoever_watches_is_told_once():
     progress = StudyProgress("abcde", 6, "dice")
     told = [progress.add(line) for line in rounds_of(6, cosine=-0.42)]

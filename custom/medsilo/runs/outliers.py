@@ -56,7 +56,7 @@ def _away(line: Round, site: str, group: str) -> float | None:
     if own is None or own.cosine is None or own.agreement is None:
         return None
     others = sum(group in told.updates and told.updates[group].cosine is not None for told in line.sites.values()) - 1
-    agree = own.agreement > AGREE + DOUBT / (others * (others - 1) / 2)
+    agree = others > 1 and own.agreement > AGREE + DOUBT / (others * (others - 1) / 2)
     return own.cosine if own.cosine < AWAY and agree else None
 
 
