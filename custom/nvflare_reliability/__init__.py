@@ -1,1 +1,3 @@
-"""What NVFlare lacks on lines that break and with senders that misbehave; of use to any NVFlare application."""
+"""Protect NVFlare against broken connections and senders that misbehave. Any NVFlare application can use this
+package.
+"""

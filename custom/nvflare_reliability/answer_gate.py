@@ -1,8 +1,8 @@
-"""The server's gate: reads sites' answers before NVFlare does, so that none can end the process that reads it.
+"""Read sites' answers before NVFlare does, so that no answer can end the server's job process.
 
-NVFlare 2.9 fetches tensors while it decodes, and ends the server's job process when an answer can't be decoded. So an
-answer is decoded here first: one that is too large, or that nobody can read, becomes an answer of its sender that was
-rejected.
+NVFlare 2.9 fetches tensors while it decodes an answer, and ends the server's job process if an answer cannot be
+decoded. The gate decodes answers first. An answer that is too large or unreadable then counts as rejected, and the job
+goes on.
 """
 
 import json
@@ -34,20 +34,23 @@ from nvflare_reliability.chunking import site_of
 from nvflare_reliability.errors import Rejected, TryAgain, one_line
 from nvflare_reliability.message_limits import MOST_OPEN, Gate, MessageLimits
 
-DEEPEST = 100  # levels of a body: FOBS adds two around each object
-DOWNLOADS = (dots.TENSOR_DOWNLOAD, dots.NUMPY_DOWNLOAD)  # sections that say where tensors are fetched from
+DEEPEST = 100  # maximum nesting of a message body: FOBS adds two levels around each object
+DOWNLOADS = (dots.TENSOR_DOWNLOAD, dots.NUMPY_DOWNLOAD)  # sections that hold the addresses for fetching tensors
 CUT = "its answer can't be read: it was cut short"
-LONGEST_REFERENCE = 10_000  # bytes of such a section
-LISTS, MAPS = {*range(0x90, 0xA0), 0xDC, 0xDD}, {*range(0x80, 0x90), 0xDE, 0xDF}  # msgpack's codes of these
+LONGEST_REFERENCE = 10_000  # maximum bytes of a section that refers to tensors
+LISTS, MAPS = {*range(0x90, 0xA0), 0xDC, 0xDD}, {*range(0x80, 0x90), 0xDE, 0xDF}  # msgpack's codes of lists and maps
 
 
 def check_outline(blob: Sequence[bytes], most: MessageLimits, origin: str) -> None:
-    """Raise Rejected unless a message is whole, of allowed parts, and no larger than it may be.
+    """Raise Rejected unless a message is complete, has only allowed sections, and is within its limits.
 
-    As FOBS packs it, a message is one body (msgpack) and sections beside it for large texts and for references to
-    tensors. A few bytes of a body can become a hundred times as many in memory, so values are counted where they lie.
+    A FOBS message has a body in msgpack, and sections for large texts and for references to tensors. A small body can
+    need a hundred times its size in memory, so values are counted before they are decoded.
 
-    origin: whose message it is; tensors are fetched from there only, or from a process that it has begun.
+    Args:
+        blob: The message's bytes.
+        most: The limits of the message.
+        origin: The cell of the sender. Tensors may be fetched only from this cell or from the cells below it.
     """
     buffers, place = BufferList(list(blob)), 0
     end = buffers.get_size()
@@ -75,7 +78,9 @@ def _read(buffers: BufferList, start: int, size: int, end: int) -> bytes:
 
 
 def _check_reference(dot: int, content: bytes, origin: str, seen: list[int]) -> None:
-    """Raise Rejected unless this says, once for each kind, that its sender holds tensors ready."""
+    """Raise Rejected unless a section refers to tensors of the sender. A message may have one
+    reference of each kind.
+    """
     if dot not in DOWNLOADS or dot in seen:
         raise Rejected("its answer refers to data in a way that is not allowed")
     seen.append(dot)
@@ -83,15 +88,21 @@ def _check_reference(dot: int, content: bytes, origin: str, seen: list[int]) -> 
         place = json.loads(content) if len(content) <= LONGEST_REFERENCE else None
     except (ValueError, RecursionError):
         place = None
-    if not isinstance(place, dict) or not f"{place.get('fqcn')}.".startswith(f"{origin}."):  # of its script, too
+    # A training script has a cell below its site's cell.
+    if not isinstance(place, dict) or not f"{place.get('fqcn')}.".startswith(f"{origin}."):
         raise Rejected("its answer refers to data that are not its own")
 
 
 def check_body(body: bytes, most: int) -> None:
-    """Raise Rejected unless these bytes are one msgpack value of at most so many values in all, not nested too deep."""
-    reader = Unpacker(max_buffer_size=0)  # it makes nothing of what it reads here
+    """Raise Rejected unless the bytes are one msgpack value.
+
+    Args:
+        body: The bytes of a message's body.
+        most: The maximum number of values in the body. Its nesting is limited by DEEPEST.
+    """
+    reader = Unpacker(max_buffer_size=0)
     reader.feed(body)
-    left = [1]  # values to come, by level
+    left = [1]  # for each open list or map, the number of values still to be read
     seen = 0
     while left:
         if not left[-1]:
@@ -100,7 +111,8 @@ def check_body(body: bytes, most: int) -> None:
         left[-1] -= 1
         parts = _parts(reader, body)
         seen += 1
-        if seen + parts > most:  # what a list announces counts at once: it takes memory when its length is known
+        # A list counts with its announced length, because msgpack allocates memory for that length.
+        if seen + parts > most:
             raise Rejected(f"its answer has more than {most} values")
         left.append(parts)
         if len(left) > DEEPEST:
@@ -110,7 +122,7 @@ def check_body(body: bytes, most: int) -> None:
 
 
 def _parts(reader: Unpacker, body: bytes) -> int:
-    """Read what a value begins with, and return how many values a list or a mapping announces."""
+    """Read the header of a msgpack value, and return the number of values that a list or map contains."""
     try:
         code = body[reader.tell()]
         if code in LISTS:
@@ -128,60 +140,72 @@ def _parts(reader: Unpacker, body: bytes) -> int:
 LOG = logging.getLogger(__name__)
 UNREAD = "reliability.unread"
 Reject = Callable[[Shareable, str], None]
-# What a hospital's answer may be; of the others, some let NVFlare end the job.
+# Return codes that a site's answer may have. Some of the other codes make NVFlare end the job.
 CODES = (ReturnCode.OK, ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED, ReturnCode.TASK_RESULT_FILTER_ERROR)
-READERS = 256  # answers that are read at the same time; nearly all that a reader does is wait
-MOST_FAILED = 5  # answers of a site in a row whose tensors could not be fetched; after its restart one is usual
-FROM_SITES = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)  # all that a hospital may ask of a job
+READERS = 256  # threads that read answers: each of them mostly waits for data
+# limit on consecutive answers of a site whose tensors could not be fetched; a restart of the site causes one
+MOST_FAILED = 5
+# The only commands that a site may send to the server's job process.
+FROM_SITES = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)
 
 
 def mark_rejected(answer: Shareable, reason: str) -> None:
-    """Make of an answer one that was rejected."""
+    """Mark an answer as rejected, with the reason."""
     answer.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
     answer.set_header("reliability.rejected", reason)
 
 
 class AnswerGate(Gate):
-    """Bounds what comes in through the cell of the server's job."""
+    """Limits the messages that reach the server's job process."""
 
     def __init__(self, cell: Cell, most: MessageLimits, task: str = "", reject: Reject = mark_rejected) -> None:
-        """most: for every message until more is allowed. task: the name of the tasks of which answers come. reject:
-        makes of an answer one that was rejected, with the reason.
+        """Create a gate for the server's job process.
+
+        Args:
+            cell: The cell of the server's job process.
+            most: The limits of each message, until `allow` changes them.
+            task: The name of the tasks that sites answer.
+            reject: A function that marks an answer as rejected, with the reason.
         """
         super().__init__(cell, most)
         self.task, self.reject = task, reject
         self.answers: patches.AnswerReader | None = None
         self.readers = ThreadPoolExecutor(READERS, "answers")
-        self.open: Counter[str] = Counter()  # answers that readers have or will have, by sender
-        self.failed: Counter[str] = Counter()  # answers in a row whose tensors could not be fetched, by sender
-        self.reading: set[str] = set()  # whose answers are being read
-        self.last_heard: dict[str, float] = {}  # by sender: when it was heard last; of those that somebody asks for
+        self.open: Counter[str] = Counter()  # for each sender, the number of answers that are queued or being read
+        # For each sender, the number of consecutive answers whose tensors could not be fetched.
+        self.failed: Counter[str] = Counter()
+        self.reading: set[str] = set()  # senders whose answers are being read
+        self.expelled: set[str] = set()  # cells of excluded hospitals: messages from and to these cells are dropped
+        self.last_heard: dict[str, float] = {}  # for each monitored sender, the time of the last message
 
     @property
     def _readers(self) -> list[BlobHandler]:
         return [self.answers.handler] if self.answers else []
 
     def guard_server(self) -> None:
-        """Bound what sites send, and read their answers before NVFlare does."""
+        """Limit sites' messages, and read their answers before NVFlare does."""
         self.answers = patches.AnswerReader(self.cell, self._answered)
         patches.look_at_messages(self.cell, self._inspect)
         self.watch_fetching()
 
     def end_readers(self) -> None:
-        """End the threads that read until now, of which NVFlare warns at a job's end; others read what still comes."""
+        """End the threads that read answers, because NVFlare warns about threads that still run when a job ends."""
         with self.lock:
             self.readers.shutdown(wait=False)
             self.readers = ThreadPoolExecutor(READERS, "answers")
 
     def _inspect(self, message: Message) -> Message | None:
-        """Look at a request before it is decoded; what is returned is sent back in its place.
+        """Inspect a request before NVFlare decodes it; a message that this method returns is sent as the reply.
 
-        A hospital gets tasks and submits answers. NVFlare would also take its commands for the server's own, which
-        end the job, and end the process when a hospital calls one of the server's messages too large.
+        A site may only request tasks and submit answers. NVFlare would also accept commands that end the job.
+
+        NVFlare would also end the process if a site reported that one of the server's messages is too large.
         """
         origin = str(message.get_header(MessageHeaderKey.ORIGIN))
         if FqcnInfo(origin).is_on_server:
             return None
+        if any(f"{origin}.".startswith(f"{cell}.") for cell in [*self.expelled]):
+            return make_reply(CellCode.UNAUTHENTICATED)
         if (sender := self._sender(origin)) in self.last_heard:
             self.last_heard[sender] = monotonic()
         channel = message.get_header(MessageHeaderKey.CHANNEL)
@@ -196,15 +220,17 @@ class AnswerGate(Gate):
         return make_reply(CellCode.INVALID_REQUEST) if channel == CellChannel.SERVER_COMMAND else None
 
     def _sender(self, origin: str) -> str:
-        """Return the hospital that has a cell of this job, of which it may make any number; "" for all others."""
+        """Return the site that owns a cell of this job, or an empty text for other cells."""
         hospital, is_of_job = self._of_job(origin)
         return hospital if is_of_job else ""
 
     def _answered(self, future: StreamFuture, stream: Stream) -> None:
-        """Let an answer be read, from its first byte on, in a thread of ours.
+        """Start to read an answer in a thread of this gate as soon as its first byte arrives.
 
-        NVFlare calls this in one of 64 threads, and needs another of them for each piece of tensors that it fetches: 64
-        answers that are read there wait for each other for good. Who begins answers and ends none keeps few readers.
+        NVFlare calls this method in one of 64 threads, and needs other threads of the same pool to fetch tensors. If
+        answers were read in these threads, 64 answers at once would block each other forever.
+
+        The limit on open answers keeps a sender whose answers never end from occupying all threads.
         """
         origin = str(future.headers.get(MessageHeaderKey.ORIGIN))
         with self.lock:
@@ -216,7 +242,6 @@ class AnswerGate(Gate):
             patches.end_stream(stream, f"{MOST_OPEN} answers of this site are open already")
 
     def _pass_on(self, origin: str, future: StreamFuture, stream: Stream) -> None:
-        """Read an answer, and pass it on to NVFlare."""
         try:
             try:
                 answer = self._read(origin, future)
@@ -224,7 +249,8 @@ class AnswerGate(Gate):
                 answer = self._unread(str(error), origin)
             assert self.answers
             self.answers.pass_on(future.headers, answer)
-        except Exception as error:  # of a broken connection, say: then its sender hears of it, and sends it again
+        # If the connection broke, for example, the site receives the error and sends its answer again.
+        except Exception as error:
             LOG.warning("an answer of %s was not taken", one_line(origin), exc_info=True)
             if not future.error:
                 patches.end_stream(stream, one_line(error))
@@ -233,9 +259,9 @@ class AnswerGate(Gate):
                 self.open -= Counter([origin])
 
     def _read(self, origin: str, future: StreamFuture) -> Shareable:
-        """Return a site's answer; raises Rejected for one that must not count.
+        """Return a site's answer; raise Rejected if the answer must not count.
 
-        Any other error goes to the site, which sends its answer again.
+        After any other error, the site sends its answer again.
         """
         headers = future.headers
         try:
@@ -285,7 +311,7 @@ class AnswerGate(Gate):
         return message.payload
 
     def _checked(self, answer: object) -> Shareable:
-        """Return an answer that NVFlare can take; one whose code would end the job is rejected."""
+        """Return an answer that NVFlare can handle, and reject an answer whose return code would end the job."""
         headers = answer.get(ReservedHeaderKey.HEADERS) if isinstance(answer, Shareable) else None
         if not isinstance(answer, Shareable) or not isinstance(headers, dict):
             raise Rejected("its answer can't be read: it is not one of NVFlare's")
@@ -297,7 +323,7 @@ class AnswerGate(Gate):
         return answer
 
     def _unread(self, reason: str, origin: str) -> Shareable:
-        """Return what stands for an answer that can't be read: NVFlare knows from its sender's token whose it is."""
+        """Make a rejected answer in place of an unreadable answer. NVFlare identifies the sender by its token."""
         site, job = site_of(origin), origin.rpartition(".")[2]
         context = FLContext()
         context.set_prop(FLContextKey.CURRENT_RUN, job, private=False, sticky=False)
@@ -311,5 +337,5 @@ class AnswerGate(Gate):
 
 
 def is_unread(answer: Shareable) -> bool:
-    """Return whether this stands for an answer that can't be read."""
+    """True if an answer replaces one that could not be read."""
     return answer.get_header(UNREAD) is True

@@ -1,7 +1,7 @@
-"""Tensors in pieces, so that a cut line costs no more than the pieces that were on their way. Requests that a line has
-lost are made again, and as many stand at once as the line has room for.
+"""Send tensors in small pieces, so that a broken connection loses only the pieces in transit.
 
-NVFlare 2.9 sends a tensor as a whole however large it is, and starts it again after a cut.
+NVFlare 2.9 sends a tensor of any size as a whole, and starts again after a broken connection. medsilo repeats lost
+requests, and adapts the number of simultaneous requests to the connection's speed.
 """
 
 import math
@@ -57,8 +57,9 @@ from nvflare_reliability.patches import (
 )
 from nvflare_reliability.timeouts import Timeouts
 
-warnings.filterwarnings("ignore", "The given buffer is not writable")  # torch's, of pieces that nobody changes
-FEW = 1 << 16  # bytes of a piece that is copied into its message
+# PyTorch warns that the buffer of a received tensor is read-only, but nothing writes to it.
+warnings.filterwarnings("ignore", "The given buffer is not writable")
+FEW = 1 << 16  # A piece of fewer bytes is copied into its message.
 KINDS = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -73,37 +74,39 @@ KINDS = {
 }
 TYPES = {dtype: kind for kind, dtype in KINDS.items()}
 Tensors = dict[str, Tensor]
-LEAST = 1 << 20  # bytes of a tensor that lies in a file, where arriving tensors do
-MOST_AXES = 64  # of a tensor
-MARK = "|"  # in a piece's name: the tensor's, the piece's number, and the tensor's shape
+LEAST = 1 << 20  # minimum bytes of a tensor that is stored in a file, if files are used
+MOST_AXES = 64  # maximum number of a tensor's dimensions
+MARK = "|"  # separates the tensor's name, the piece's number and the tensor's shape in the name of a piece
 
 
 class Store(Protocol):
-    """A file for arriving tensors. It raises Rejected for what it can't take."""
+    """A file that stores received tensors, and raises Rejected for tensors that it cannot accept."""
 
-    end: int  # in bytes
+    end: int  # length of the file in bytes
 
     def append(self, tensor: Tensor) -> int:
-        """Add a tensor's bytes; return where they begin."""
+        """Append a tensor's bytes to the file, and return their offset."""
 
     def align(self) -> None:
-        """Let the next tensor begin where any type of numbers may be mapped."""
+        """Pad the file to an offset at which any number type may be mapped."""
 
     def mapped(self) -> Tensor:
-        """Return all bytes, read from the file when they are looked at."""
+        """Map the whole file into memory as bytes."""
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the tensor's own memory, as bytes: numpy has no bfloat16."""
+    """Return a tensor's memory as bytes, without a copy, even for bfloat16, which NumPy lacks."""
     return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
 
 
 def in_pieces(tensors: Tensors, most: int) -> Tensors:
-    """Return views of tensors, none of more than so many bytes. A name that could be a piece's has one piece."""
+    """Split tensors into views of at most `most` bytes each. A tensor whose name looks like the name of a piece becomes
+    one piece.
+    """
     pieces: Tensors = {}
     for name, tensor in tensors.items():
         if tensor.nbytes <= most and MARK not in name:
-            pieces[name] = tensor.contiguous()  # NVFlare sends no other, such as channels_last
+            pieces[name] = tensor.contiguous()  # NVFlare cannot send other memory formats, such as channels_last.
             continue
         shape = ",".join(map(str, tensor.shape))
         parts = tensor.reshape(-1).split(max(1, most // tensor.element_size()))
@@ -112,7 +115,12 @@ def in_pieces(tensors: Tensors, most: int) -> Tensors:
 
 
 def in_one(pieces: Tensors, join: Callable[[list[Tensor]], Tensor] = torch.cat) -> Tensors:
-    """Return the whole tensors; raises Rejected for pieces that make none."""
+    """Join the pieces of tensors; raise Rejected if they do not fit together.
+
+    Args:
+        pieces: Pieces of tensors by name.
+        join: A function that joins the flat pieces of one tensor.
+    """
     tensors: Tensors = {}
     parts: dict[tuple[str, str], dict[str, Tensor]] = {}
     for key, piece in pieces.items():
@@ -134,26 +142,30 @@ def in_one(pieces: Tensors, join: Callable[[list[Tensor]], Tensor] = torch.cat) 
 
 
 def packed(name: str, piece: Tensor) -> list[Any]:
-    """Return a piece as it travels: what it is, and its bytes, which NVFlare sends from where they lie if they are
-    many."""
+    """Encode a piece of a tensor for sending: its name, number type, shape and bytes. NVFlare sends large byte strings
+    without a copy.
+    """
     content = bytes_of(piece.contiguous())
     sent = Datum.blob_datum(content) if len(content) >= FEW else bytes(content)
     return [name, TYPES[piece.dtype], list(piece.shape), sent]
 
 
 def unpacked(piece: Any) -> Tensors:
-    """Return a piece that came, by its name."""
+    """Decode a received piece of a tensor, and return it by name."""
     name, kind, shape, sent = piece
     content = sent.value if isinstance(sent, Datum) else sent
     if not isinstance(name, str) or not isinstance(content, bytes) or min(shape, default=0) < 0:
         raise ValueError(kind)
-    own = content if MARK in name else bytearray(content)  # what is put together is copied then
+    # A piece of a larger tensor is copied later, when the tensor is joined.
+    own = content if MARK in name else bytearray(content)
     tensor = torch.frombuffer(own, dtype=KINDS[kind]) if own else torch.empty(0, dtype=KINDS[kind])
     return {name: tensor.reshape(shape)}
 
 
 def arrays_of(content: bytes) -> dict[str, np.ndarray]:
-    """Return a file's arrays. What is larger than the file was compressed, and can be any number of gigabytes."""
+    """Return the arrays of an .npz file; raise ValueError if they are larger than the file, since a compressed file
+    could expand without limit.
+    """
     with ZipFile(BytesIO(content)) as file:
         if sum(part.file_size for part in file.infolist()) > len(content):
             raise ValueError("compressed")
@@ -161,7 +173,7 @@ def arrays_of(content: bytes) -> dict[str, np.ndarray]:
 
 
 def side_by_side(pieces: list[Tensor]) -> Tensor:
-    """Return pieces as one tensor: without a copy where they lie one behind the other, as they arrive."""
+    """Join pieces of a tensor, without a copy if they are adjacent in memory."""
     first, size, end = pieces[0], 0, pieces[0].data_ptr()
     for piece in pieces:
         if piece.dtype != first.dtype or piece.data_ptr() != end or not piece.is_contiguous():
@@ -171,32 +183,38 @@ def side_by_side(pieces: list[Tensor]) -> Tensor:
 
 
 class ArrivingTensors(ItemConsumer):
-    """Tensors that arrive piece by piece, in memory or large ones in a file.
+    """Tensors that arrive piece by piece. Large tensors can be stored in a file.
 
-    Of a file memory holds what is looked at, and may drop it again. So the answers of many sites may be on their way at
-    once.
+    The file is memory-mapped, so its pages can leave memory and be loaded again. The server can therefore receive the
+    answers of many sites at once.
     """
 
     def __init__(self, store: "Callable[[], Store] | None", read: Callable[[Any], Mapping] = unpacked) -> None:
-        """read: makes tensors of what came, by their names."""
+        """Create an empty collection of tensors.
+
+        Args:
+            store: A function that creates a file for large tensors. If it is None, all tensors stay in memory.
+            read: A function that decodes a received value to tensors by name.
+        """
         super().__init__()
         self._new_store, self._read = store, read
-        self.problem: Rejected | None = None  # for which a reply was not taken
+        self.problem: Rejected | None = None  # why a reply was rejected
         self._store: Store | None = None
-        self._places: dict[str, tuple[int, int, torch.dtype, tuple[int, ...]]] = {}  # begin, bytes, type and shape
+        # offset in the file, bytes, number type and shape of each stored piece
+        self._places: dict[str, tuple[int, int, torch.dtype, tuple[int, ...]]] = {}
         self._held: Tensors = {}
 
     def consume_items(self, items: list, result: Any) -> Any:
         try:
             for item in items:
                 self.take(self._read(item))
-        except Exception as error:  # else NVFlare asks its sender for the same again and again
+        except Exception as error:  # Without this handler, NVFlare would request the same values again and again.
             self.problem = error if isinstance(error, Rejected) else Rejected("a piece of a tensor is not what it says")
             raise self.problem from error
         return {}
 
     def take(self, pieces: Mapping[str, Any]) -> None:
-        """Take what has arrived."""
+        """Store received pieces of tensors."""
         for key, piece in pieces.items():
             _, *mark = key.rsplit(MARK, 2)
             if not self._new_store or (not mark and piece.nbytes < LEAST):
@@ -208,7 +226,7 @@ class ArrivingTensors(ItemConsumer):
             self._places[key] = self._store.append(piece), piece.nbytes, piece.dtype, tuple(piece.shape)
 
     def whole(self) -> Tensors:
-        """Return all of them; raises Rejected for pieces that make none."""
+        """Join all received tensors; raise Rejected if their pieces do not fit together."""
         content = self._store.mapped() if self._store and self._store.end else torch.empty(0, dtype=torch.uint8)
         filed = {
             key: content[begin : begin + size].view(dtype).reshape(shape)
@@ -218,36 +236,36 @@ class ArrivingTensors(ItemConsumer):
 
 
 class Fetching:
-    """Note when others last fetched tensors from this process, and whether they have all."""
+    """The time when another process last fetched tensors from this process, and whether it has received all of them."""
 
     def __init__(self) -> None:
         self.last, self.all = -math.inf, True
 
     def saw(self, ended: bool) -> None:
-        """Note that somebody asked for a piece, or was told that there are no more."""
+        """Record a request for a piece of a tensor, or that the receiver has all pieces."""
         self.last, self.all = monotonic(), ended
 
     def silence(self) -> float:
-        """Return the seconds since."""
+        """Return the seconds since another process last requested a piece of a tensor."""
         return monotonic() - self.last
 
 
-FETCHING = Fetching()  # a process has one job
+FETCHING = Fetching()  # One instance is enough because each process runs one job.
 
 
 def site_of(process: str) -> str:
-    """Return the site of a job's process; before it stand the relays that it is behind."""
+    """Return the site's name from the cell name of its job process. Names of relays may precede it."""
     return process.rpartition(".")[0].rpartition(".")[2]
 
 
 class _Chunks(TensorDownloadable):
-    """Tensors for NVFlare to fetch in numbered pieces: small ones together, large ones cut."""
+    """Splits tensors into numbered chunks: small tensors share a chunk, and large tensors are divided."""
 
     def __init__(self, tensors: Tensors, most: int) -> None:
         parts = in_pieces(tensors, most)
         super().__init__(parts, most)
         self.tensors: Tensors | None = parts
-        self.pieces: list[list[str]] = []  # the names of the parts in each
+        self.pieces: list[list[str]] = []  # names of the tensors and parts of tensors in each chunk
         room = 0
         for name, part in parts.items():
             room -= part.nbytes
@@ -272,36 +290,39 @@ class _Chunks(TensorDownloadable):
 
     def release(self) -> None:
         self.tensors = None
-        FETCHING.all = True  # the word that there are no more may have been asked for before a piece
+        FETCHING.all = True  # The receiver may ask for the end of the transfer before its last piece has arrived.
         super().release()
 
 
-AHEAD = 1.0  # seconds of a line's own speed, as measured, for which pieces are asked for ahead
-MOST_AHEAD = 32  # of the same tensors
-MOST_TOGETHER = 8  # in one reply
+AHEAD = 1.0  # Pieces are requested ahead for this many seconds of transfer, at the measured speed.
+MOST_AHEAD = 32  # maximum number of simultaneous requests for the same tensors
+MOST_TOGETHER = 8  # maximum number of pieces in one reply
 
 
 @dataclass
 class _OnTheirWay:
-    """Pieces of the same tensors that were asked for ahead."""
+    """A transfer of tensors whose next pieces are requested ahead."""
 
-    # By its first piece, what a reply will be, and how many come with it
+    # The expected replies and the number of pieces in each, by the number of the first piece.
     coming: dict[int, tuple[Future[Message], int]] = field(default_factory=dict)
-    next: int = 1  # the first that was not asked for yet
+    next: int = 1  # number of the first piece that was not requested yet
     came: int = 0
-    there: int | None = None  # how many there are, when all have come
+    there: int | None = None  # total number of pieces, once all have arrived
     since: float = field(default_factory=monotonic)
     ended: bool = False
 
     def room(self) -> int:
-        """Return how many more the line has room for, by its speed so far."""
+        """Return the number of additional pieces that the connection can carry, judged by its speed so far."""
         return min(MOST_AHEAD, 1 + math.ceil(AHEAD * self.came / max(monotonic() - self.since, 0.001)))
 
     def next_ones(self, after: int, there: int) -> Iterator[tuple[int, int]]:
-        """Yield what to ask for now, as the first piece of a reply and how many come with it: a quick line carries
-        several in one, as each reply costs both ends the same work.
+        """Yield the next requests, each as the number of its first piece and the number of pieces.
 
-        after: what follows the pieces that have come. there: how many there are
+        On a fast connection, a reply has several pieces, because each reply costs both processes the same overhead.
+
+        Args:
+            after: The first piece that has not arrived.
+            there: The total number of pieces.
         """
         self.next = max(self.next, after)
         while self.next < min(there, after + self.room()):
@@ -310,13 +331,14 @@ class _OnTheirWay:
             self.next += together
 
 
-ON_THEIR_WAY: dict[str, _OnTheirWay] = {}  # by NVFlare's name for the tensors that are being fetched
+ON_THEIR_WAY: dict[str, _OnTheirWay] = {}  # running transfers, by NVFlare's reference ID of the tensors
 
 
 class ChunkedTensors(TensorDecomposer):
-    """NVFlare's way of sending tensors, with a largest piece."""
+    """Sends tensors through NVFlare's download service, in pieces of limited size."""
 
-    store: "ClassVar[Callable[[], Store] | None]" = None  # of large tensors that arrive in this process; else memory
+    # Creates a file for large tensors that arrive in this process; None keeps them in memory.
+    store: "ClassVar[Callable[[], Store] | None]" = None
 
     def to_downloadable(self, items: dict, max_chunk_size: int, fobs_ctx: dict) -> TensorDownloadable:
         return _Chunks(items, max_chunk_size)
@@ -331,7 +353,15 @@ class ChunkedTensors(TensorDecomposer):
 
 
 def fetched(arriving: ArrivingTensors, **kwargs: Any) -> tuple[str, dict]:
-    """Return an error of the line, or what has come; raises Rejected for what can't be read."""
+    """Fetch tensors from another process; raise Rejected if they are unreadable.
+
+    Args:
+        arriving: The collection that receives the tensors.
+        **kwargs: Arguments of NVFlare's `download_object`.
+
+    Returns:
+        A connection error, or an empty text; and the tensors by name.
+    """
     download_object(consumer=arriving, **kwargs)
     if (problem := arriving.problem) is not None:
         raise Rejected(f"its answer was not taken: {problem}", problem.private)
@@ -339,14 +369,14 @@ def fetched(arriving: ArrivingTensors, **kwargs: Any) -> tuple[str, dict]:
 
 
 class PlainTensors(TensorDecomposer):
-    """NVFlare's way of sending tensors, which a training script's process knows."""
+    """Sends tensors in NVFlare's own format, for the process of a training script."""
 
     def download(self, *, fobs_ctx: Any = None, **kwargs: Any) -> tuple[str, dict]:
         return fetched(ArrivingTensors(None, load), **kwargs)
 
 
 class PlainArrays(NumpyArrayDecomposer):
-    """NVFlare's way of sending numpy's arrays, which takes none that are compressed."""
+    """Sends NumPy arrays in NVFlare's own format, and rejects compressed arrays."""
 
     def download(self, *, fobs_ctx: Any = None, **kwargs: Any) -> tuple[str, dict]:
         return fetched(ArrivingTensors(None, arrays_of), **kwargs)
@@ -355,35 +385,37 @@ class PlainArrays(NumpyArrayDecomposer):
         return read_array(BytesIO(data))
 
 
-PASSING = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)  # a line that is back heals them
-PAUSE = 1.0  # seconds until a request is made again that could not be sent
-SOONEST = 2.0  # seconds until a piece counts as late, however fast the line
-UNKNOWN = 10.0  # the same, of a line on which nothing has come yet
+# Errors that end when the connection is restored.
+PASSING = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)
+PAUSE = 1.0  # seconds before a request that could not be sent is repeated
+SOONEST = 2.0  # minimum seconds before a piece counts as late, even on a fast connection
+UNKNOWN = 10.0  # seconds before a piece counts as late if the connection's speed is still unknown
 
 
 class Pace:
-    """The time of a piece on a line, smoothed as TCP does (RFC 6298), and what is due.
+    """Estimates the transfer time of a piece on a connection, smoothed as in TCP (RFC 6298).
 
-    Replies come about in the order of their requests. So a late one is lost when one has come that was asked for well
-    after it. When nothing comes at all, whoever waits for the first pings until the line is back.
+    Replies arrive roughly in the order of their requests, so a reply counts as lost when a much later request was
+    answered. If no reply arrives at all, one thread sends pings until the connection is restored.
     """
 
     def __init__(self) -> None:
-        self.smooth, self.varies = 0.0, 0.0  # seconds; 0: nothing has come yet
-        self.due: list[_Wanted] = []  # in the order in which they were first asked for
-        self.last = -math.inf  # when something came
-        self.came = -math.inf  # of all that came, when the last was asked for
+        # smoothed transfer time and its deviation in seconds; 0 before the first piece
+        self.smooth, self.varies = 0.0, 0.0
+        self.due: list[_Wanted] = []  # expected replies, in the order of their first requests
+        self.last = -math.inf
+        self.came = -math.inf  # time of the latest request that was answered
 
     def late(self) -> float:
-        """Return the seconds after which a piece is late."""
+        """Return the seconds after which a piece counts as late."""
         return max(SOONEST, self.smooth + 4 * self.varies) if self.smooth else UNKNOWN
 
     def on_reply(self, asked: float) -> None:
-        """Note that a reply has come. asked: when it was asked for"""
+        """Record that a reply has arrived. `asked` is the time of its request."""
         self.came, self.last = max(self.came, asked), monotonic()
 
     def took(self, seconds: float) -> None:
-        """Note how long a piece took."""
+        """Update the estimate with the transfer time of a piece, in seconds."""
         self.smooth, self.varies = self.smooth or seconds, self.varies or seconds / 2
         self.varies += (abs(seconds - self.smooth) - self.varies) / 4
         self.smooth += (seconds - self.smooth) / 8
@@ -391,7 +423,7 @@ class Pace:
 
 @dataclass(eq=False)
 class _Wanted:
-    """A piece that somebody waits for, or several in one reply."""
+    """A reply with pieces of a tensor, for which one thread waits."""
 
     transfer: _OnTheirWay
     line: Pace
@@ -399,12 +431,12 @@ class _Wanted:
     cell: Cell
     send: Callable[..., Message]
     request: dict[str, Any]
-    pieces: int  # in the reply
+    pieces: int
     begun: float = field(default_factory=monotonic)
     asked: float = 0.0
 
     def come(self) -> Message:
-        """Ask for it until it has come, or nothing more is worth waiting for."""
+        """Request pieces of a tensor again and again until the reply arrives or the transfer is over."""
         again = False
         while True:
             self.asked = monotonic()
@@ -414,11 +446,13 @@ class _Wanted:
             if code not in PASSING:
                 self.line.on_reply(self.asked)
                 self.transfer.came += self.pieces
-                if not again:  # else nobody knows which request this answers
+                # If the request was repeated, the reply may belong to either request, so its time is not measured.
+                if not again:
                     self.line.took(monotonic() - self.asked)
                 return reply
             end_reply(self.request["request"])
-            self.transfer.came, self.transfer.since = 0, monotonic()  # its speed is measured again
+            # After a failed request, the connection's speed is measured from zero.
+            self.transfer.came, self.transfer.since = 0, monotonic()
             if self._is_over():
                 return make_reply(ReturnCode.SERVICE_UNAVAILABLE, error=f"silent for {self.patience.silence:g} s")
             again |= code == ReturnCode.TIMEOUT
@@ -430,12 +464,11 @@ class _Wanted:
         return ended or monotonic() - self.begun > self.patience.silence
 
     def _may_come(self) -> bool:
-        """Return whether it is still on its way, as far as one knows, when it is late."""
         before = self._received()
         if self._is_silent():
             while self._is_silent() and not self._is_over():
                 self._look()
-            sleep(PAUSE)  # what is on its way comes in the moment after
+            sleep(PAUSE)  # Data in transit arrive just after the connection is restored.
         lost = self.line.came > self.asked + AHEAD and self._received() == before
         return not lost and not self._is_over()
 
@@ -446,7 +479,7 @@ class _Wanted:
         return monotonic() - max(self.line.last, self.asked) > self.line.late()
 
     def _look(self) -> None:
-        """Look whether the line is back, by a ping of the first of those that wait."""
+        """Send a ping if this reply is the first expected reply; other threads only wait."""
         asked = monotonic()
         if self.line.due[0] is self:
             reply = self.send(**self.request | {"request": ping(), "timeout": SOONEST})
@@ -456,22 +489,24 @@ class _Wanted:
 
 
 class RetryingRequests:
-    """The requests of one of a job's processes, made again as long as the plan grants."""
+    """Sends the requests of a job's process, and repeats lost requests as long as the plan allows."""
 
     def __init__(self, cell: Cell, patience: Timeouts) -> None:
         self.patience, self.cell, self.send = patience, cell, send_requests_by(cell, self.request)
-        reply_once(cell, f"{OBJ_DOWNLOADER_CHANNEL}:{OBJ_DOWNLOADER_TOPIC}")
-        self.fetchers = ThreadPoolExecutor(256, "pieces")  # nearly all that one does is wait
-        self.lines: defaultdict[str, Pace] = defaultdict(Pace)  # by who has the tensors
-        self.informed = set[str]()  # senders that know that all has come; for one that does not, the next waits
+        reply_once(cell, (OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC))
+        self.fetchers = ThreadPoolExecutor(256, "pieces")
+        # speed of each connection, by the process that sends the tensors
+        self.lines: defaultdict[str, Pace] = defaultdict(Pace)
+        # Processes that are being informed that all pieces have arrived. Another transfer from the same process waits.
+        self.informed = set[str]()
 
     def end_fetchers(self) -> None:
-        """End the threads that fetched until now, of which NVFlare warns at a job's end; others fetch what is late."""
+        """End the threads that fetch tensors, because NVFlare warns about threads that still run when a job ends."""
         ended, self.fetchers = self.fetchers, ThreadPoolExecutor(256, "pieces")
         ended.shutdown(wait=False)
 
     def request(self, *given: Any, **asked: Any) -> Message:
-        """Send a request and return the reply, in the place of NVFlare's cell."""
+        """Send a request and return its reply, in place of the cell's `send_request`."""
         if asked.get("channel") == OBJ_DOWNLOADER_CHANNEL:
             return self._fetch(**asked)
         if asked.get("topic") == ServerCommandNames.GET_TASK:
@@ -481,10 +516,10 @@ class RetryingRequests:
         return self.send(*given, **asked)
 
     def _fetch(self, request: Message, **asked: Any) -> Message:
-        """Return a piece, and ask for those after it."""
+        """Return a piece of a tensor, and request the next pieces ahead."""
         piece = AskedPiece(request)
         own = ON_THEIR_WAY.get(piece.tensors)
-        if own is None:  # not in pieces of ours
+        if own is None:  # The tensors were not split into pieces by this module.
             return self._patiently(_OnTheirWay(), request=request, **asked)
         coming, together = own.coming.pop(piece.number, (None, 1))
         source = str(asked["target"])
@@ -492,7 +527,7 @@ class RetryingRequests:
             self.informed.add(source)
             Thread(target=self._tell_end, args=(piece, request), kwargs=asked, daemon=True).start()
             return no_more()
-        if piece.number == 0:  # how many there are nobody knows yet
+        if piece.number == 0:
             self._ask_ahead(own, piece, 1, 2, asked)
         reply = coming.result() if coming else self._patiently(own, request=request, **asked)
         after, there = piece.number + together, pieces_in(reply)
@@ -501,22 +536,23 @@ class RetryingRequests:
         return reply
 
     def _tell_end(self, piece: AskedPiece, request: Message, **asked: Any) -> None:
-        """Tell the sender that all pieces have come; the receiver does not wait. Only then it drops them, as it could
-        not send one again."""
+        """Inform the sender, in another thread, that all pieces have arrived. The sender keeps them until then, because
+        it may have to send a piece again.
+        """
         try:
-            with suppress(RuntimeError):  # the cell has stopped
+            with suppress(RuntimeError):
                 piece.confirm(self.cell, self._patiently(_OnTheirWay(), request=request, **asked), asked["target"])
         finally:
             self.informed.discard(str(asked["target"]))
 
     def _ask_ahead(self, own: _OnTheirWay, piece: AskedPiece, after: int, there: int, asked: dict[str, Any]) -> None:
-        """Ask for as many of the next pieces as the line has room for."""
+        """Request the next pieces ahead, as many as the connection can carry."""
         for number, together in own.next_ones(after, there):
             asking = {**asked, "request": piece.other(number, together)}
             own.coming[number] = self.fetchers.submit(self._patiently, own, together, **asking), together
 
     def _patiently(self, own: _OnTheirWay, pieces: int = 1, **asked: Any) -> Message:
-        """Ask for pieces until they are there, or their owner was silent for too long."""
+        """Request pieces of a tensor until they arrive or the sender has been silent for too long."""
         line = self.lines[str(asked.get("target"))]
         wanted = _Wanted(own, line, self.patience, self.cell, self.send, asked, pieces)
         line.due.append(wanted)
@@ -526,5 +562,5 @@ class RetryingRequests:
             line.due.remove(wanted)
 
     def _is_being_fetched(self) -> bool:
-        """Return whether an answer is still worth waiting for that the server was told to fetch."""
+        """True if the server may still be fetching this site's answer."""
         return FETCHING.silence() < (2 * self.patience.again if FETCHING.all else self.patience.silence)

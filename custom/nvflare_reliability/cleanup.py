@@ -1,4 +1,6 @@
-"""Keep NVFlare's own processes in order: components of the server's and of hospitals' `local/resources.json`."""
+"""NVFlare components for the parent processes of server and hospitals. The components limit connections and logs, and
+end old jobs. Server and hospitals list them in `local/resources.json`.
+"""
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
@@ -12,52 +14,70 @@ from nvflare.fuel.f3.message import Message
 
 from nvflare_reliability import kit_patches, patches
 
-MOST = 8 << 20  # bytes of a message to the server's own process; a job's files come as a stream that it writes to disk
-ADMIN = "admin"  # the topic of what people ask a hospital; who asks is told when it is gone
-WAITING = 8 * MOST  # bytes of one sender that may wait to be read
+# Maximum bytes of a message to the server's parent process. The files of a job arrive as a stream, which NVFlare writes
+# to disk.
+MOST = 8 << 20
+ADMIN = "admin"  # the topic of admin requests to a hospital; after a disconnection, the user gets an error
+WAITING = 8 * MOST  # maximum bytes of one sender that may wait to be read
 
 
 class ForgottenJobs(FLComponent):
-    """Ends the jobs that ran when the server died, in its books; lets it sign; bounds what it writes into logs."""
+    """Ends jobs that the server's records still list as running after a crash, and jobs that were aborted while they
+    started.
+
+    The component also repairs the signing of the server's messages, and limits the size of the server's logs.
+    """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
             kit_patches.sign_when_ready(fl_ctx)
             kit_patches.end_forgotten_jobs(fl_ctx)
+            kit_patches.keep_aborted(fl_ctx)
             kit_patches.bound_audit()
             kit_patches.ask_quietly(fl_ctx.get_engine().get_cell(), ServerCommandNames.APP_COMMAND, ADMIN)
 
 
 class BoundedStreams(FLComponent):
-    """Bounds what the server's own process, which starts jobs, takes and keeps of one hospital or person.
+    """Limits the messages of each hospital or user to the server's parent process, and the duration of TLS handshakes.
 
-    A job's process has `nvflare_reliability.answer_gate` for it, and this one has no plan to know sizes from.
+    In a job's process, `nvflare_reliability.answer_gate` does this. The parent process has no plan from which limits
+    follow.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        kit_patches.shake_hands_apart()  # The patch must be in place before anybody can connect.
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
             self.bound(fl_ctx.get_engine().get_cell())
 
     def bound(self, cell: Cell) -> None:
-        """Bound what comes in through a cell from now on."""
+        """Limit all later messages to a cell."""
         patches.hold_less(cell)
         self.cell, self.streams = cell, patches.StreamLimits(cell)
         patches.look_at_messages(cell, self._comes)
 
     def _comes(self, message: Message) -> Message | None:
-        """Look at a message before it is decoded; what is returned is sent back in its place.
+        """Inspect a message before NVFlare decodes it; a message that this method returns is sent as the reply.
 
-        Most pass through on their way to a job. Whose a piece is, NVFlare has made sure of by its sender's token.
+        Most messages only pass through this process to a job's process. NVFlare has verified the sender of each message
+        by its token.
         """
         if message.get_header(MessageHeaderKey.DESTINATION) != self.cell.get_fqcn() or not patches.is_piece(message):
             return None
-        patches.limit_blobs(self.cell, MOST)  # now, as NVFlare goes on to register handlers after its start
+        # The limit is set for each message, because NVFlare registers more handlers after its start.
+        patches.limit_blobs(self.cell, MOST)
         sender = str(message.get_header(CellMessageAuthHeaderKey.CLIENT_NAME))
         return None if self.streams.take(message, sender, WAITING) else make_reply(CellCode.MSG_TOO_BIG)
 
 
 class LostConnections(FLComponent):
-    """Closes, at a hospital, the sockets of connections that were lost; and bounds its audit log."""
+    """At a hospital, closes the sockets of lost or failed connections, and limits the size of the audit log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        patches.connect_in_time()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:

@@ -1,6 +1,6 @@
-"""For each part, the functions of NVFlare that it was made for; where these differ, the part says so when it begins.
+"""Record the NVFlare functions on which each patch depends, and log a warning when their code has changed.
 
-In a clone, `python -m tests.nvflare_names --known` adds the installed NVFlare to those that are known.
+In a clone, `python -m tests.nvflare_names --known` adds the installed NVFlare to the known versions.
 """
 
 import ast
@@ -9,6 +9,7 @@ import inspect
 import json
 import logging
 import textwrap
+import threading
 from collections.abc import Callable
 from functools import cache, wraps
 from importlib import import_module
@@ -16,26 +17,38 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-UPSTREAM = Path(__file__).parent / "upstream"  # of each part the issue, and where one is small the patch
-KNOWN = UPSTREAM / "known.json"  # by function: the hash of its code in each NVFlare that was tested
+UPSTREAM = Path(__file__).parent / "upstream"  # documents each patch, sometimes with a patch file for NVFlare
+KNOWN = UPSTREAM / "known.json"  # hashes of each function's code in the tested NVFlare versions
 LOG = logging.getLogger(__name__)
-PLACES: dict[str, tuple[str, ...]] = {}  # by part
+PLACES: dict[str, tuple[str, ...]] = {}  # for each patch, the NVFlare functions on which it depends
+# For each patch that can recognise that NVFlare has merged it, the function that tests this.
+TRIED: dict[str, Callable[[], bool]] = {}
+PARSING = threading.Lock()  # In Python 3.11, two threads that parse code at the same time can cause a SystemError.
 Part = TypeVar("Part", bound=Callable[..., Any])
 
 
-def made_for(*places: str, begins: str = "__init__") -> Callable[[Part], Part]:
-    """Mark a part, a function or a class, with the functions of NVFlare ("module:Class.function") that it relies on.
+def made_for(
+    *places: str, begins: str = "__init__", merged: Callable[[], bool] | None = None, whole: bool = True
+) -> Callable[[Part], Part]:
+    """Mark a patch with the NVFlare functions on which it depends.
 
-    When it is used first, one line in the log names those that are not as they were when it was tested.
+    When the patch is first used, one log line names the functions that differ from the tested NVFlare versions.
 
-    begins: the method with which the use of a class begins
+    Args:
+        *places: NVFlare functions, each as "module:Class.function".
+        begins: For a patch that is a class, the method that starts to use it.
+        merged: Returns True if the installed NVFlare already has the patch. It is called once per process, and an
+            error in it counts as False. A merged patch does nothing, logs this once, and returns None.
+        whole: False if only a part of the patch may be merged. That part then calls `is_merged` where it begins.
     """
 
     def marked(part: Part) -> Part:
         name = part.__name__
         PLACES[name] = places
+        if merged:
+            TRIED[name] = merged
         if not isinstance(part, type):
-            return _saying(name, part)
+            return _unless(name, part) if merged and whole else _saying(name, part)
         setattr(part, begins, _saying(name, getattr(part, begins)))
         return part
 
@@ -51,22 +64,45 @@ def _saying(part: str, function: Part) -> Part:
     return checked  # type: ignore[return-value]
 
 
+def _unless(part: str, function: Part) -> Part:
+    own = _saying(part, function)
+
+    @wraps(function)
+    def checked(*given: Any, **more: Any) -> Any:
+        return None if is_merged(part) else own(*given, **more)
+
+    return checked  # type: ignore[return-value]
+
+
+@cache
+def is_merged(part: str) -> bool:
+    """Return True if the installed NVFlare already has a patch, and log this once in each process."""
+    try:
+        merged = TRIED[part]()
+    except Exception:  # in an NVFlare version that this test does not know
+        LOG.debug("%s can't be tried with NVFlare %s", part, version("nvflare"), exc_info=True)
+        return False
+    if merged:
+        LOG.info("%s is off: NVFlare %s does its work itself", part, version("nvflare"))
+    return merged
+
+
 @cache
 def say_if_changed(part: str) -> None:
-    """Say, once in a process, that a part does not fit the NVFlare that is installed."""
+    """Log once in each process that a patch does not fit the installed NVFlare."""
     if others := changed(part):
-        told = "%s was made for another NVFlare than %s: %s differs here; upstream/%s.md says what it is for"
+        told = "%s was made for another NVFlare than %s: %s differs here; medsilo's upstream/%s.md says why"
         LOG.warning(told, part, version("nvflare"), ", ".join(others), part)
 
 
 def changed(part: str) -> list[str]:
-    """Return a part's functions of NVFlare whose code is in no NVFlare that was tested."""
+    """Return the NVFlare functions of a patch whose code matches no tested version."""
     known = json.loads(KNOWN.read_text("utf-8"))
     return [place for place in PLACES[part] if hash_of(place) not in known.get(place, {}).values()]
 
 
 def hash_of(place: str) -> str:
-    """Return a hash of a function's code, without comments; empty where it is gone."""
+    """Hash a function's code without its comments; return an empty text if the function does not exist."""
     module, _, names = place.partition(":")
     try:
         found: Any = import_module(module)
@@ -75,5 +111,6 @@ def hash_of(place: str) -> str:
         source = inspect.getsource(found)
     except (ImportError, AttributeError, TypeError, OSError):
         return ""
-    code = ast.unparse(ast.parse(textwrap.dedent(source)))
+    with PARSING:
+        code = ast.unparse(ast.parse(textwrap.dedent(source)))
     return hashlib.sha256(code.encode()).hexdigest()[:16]

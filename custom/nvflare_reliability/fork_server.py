@@ -1,11 +1,12 @@
-"""Processes of simulated sites as forks of one that has imported everything: Python's own fork server.
+"""Start simulated sites as forks of one process that has imported all modules, with Python's fork server.
 
-NVFlare's simulator starts a Python process for each site and, where it has fewer threads than sites, for each task of a
-site. Each imports torch, NVFlare and the application anew, which takes seconds of a core and hundreds of MB, and gives
-up after a minute if the machine is busy with the others'. A fork has all that at once and shares its memory.
+NVFlare's simulator starts a Python process for each site, or for each task of a site if there are fewer threads than
+sites. Each process imports PyTorch, NVFlare and the application. The imports take seconds of a core and hundreds of
+megabytes, and can exceed the simulator's time limit of a minute. A fork has all modules at once and shares their
+memory.
 
-Measured up to the end of the first round, without and with it: 3 sites take 12.8 and 8.9 s of a processor, and 1.1 and
-0.9 GB; 16 sites take 51.7 and 19.8 s, and 4.0 and 1.7 GB.
+Measured for the first round: with 3 sites, 12.8 s of processor time and 1.1 GB without forks, and 8.9 s and 0.9 GB with
+forks. With 16 sites, it takes 51.7 s and 4.0 GB without forks, and 19.8 s and 1.7 GB with forks.
 """
 
 import multiprocessing
@@ -23,22 +24,27 @@ from typing import Any
 from nvflare_reliability import forked
 from nvflare_reliability.kit_patches import SITE_PROCESS
 
-AT_ONCE = 2 * (os.cpu_count() or 1)  # that start at the same time: with a hundred, none is there before it is given up
-POLL = 0.2  # seconds between two looks
-SHARED = (SITE_PROCESS, "aiohttp.web", "google.protobuf.message")  # what NVFlare's lines import
+# Maximum number of sites that start at the same time. If a hundred sites start at once, all exceed NVFlare's time
+# limit.
+AT_ONCE = 2 * (os.cpu_count() or 1)
+POLL = 0.2  # seconds between two checks of a process
+SHARED = (SITE_PROCESS, "aiohttp.web", "google.protobuf.message")  # modules that every simulated site imports
 _starting = threading.BoundedSemaphore(AT_ONCE)
 
 
 class ForkedSite:
-    """A site's process, in the form of the one that NVFlare starts; it begins when not too many others are starting."""
+    """A simulated site's process, with the interface that NVFlare expects. Only a limited number of processes start at
+    the same time.
+    """
 
-    context: Any  # multiprocessing's, which Windows has not
-    lasting = False  # whether a site keeps its process, whose end is its death then
+    context: Any  # multiprocessing's fork server context
+    lasting = False  # True if a site keeps its process for the whole job, so that an early end is a failure
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], **ignored: Any) -> None:
         _starting.acquire()
         self.begun, self.given_up, self._looking = False, False, threading.Lock()
-        self._told, tells = self.context.Pipe(duplex=False)  # an Event would outlive a process that is killed
+        # A pipe is used because an Event would not show that a process was killed.
+        self._told, tells = self.context.Pipe(duplex=False)
         self._process = self.context.Process(target=_be_site, args=([*command[1:]], dict(env), str(Path.cwd()), tells))
         self._process.start()
         tells.close()
@@ -49,38 +55,40 @@ class ForkedSite:
     def _let_others_start(self) -> None:
         while not self._told.poll(POLL) and self.poll() is None:
             pass
-        with suppress(EOFError):  # it died before it had begun
+        with suppress(EOFError):  # The site's process died before it reported its start.
             self.begun = self._told.poll() and bool(self._told.recv_bytes())
         _starting.release()
 
     def poll(self) -> int | None:
-        """Return how it ended; None while it runs. Several threads ask."""
+        """Return the exit code, or None while the process runs. Several threads may call this method."""
         with self._looking:
             return self._process.exitcode
 
     @property
     def returncode(self) -> int | None:
-        """The same."""
+        """Exit code, or None while the process runs."""
         return self.poll()
 
     @property
     def has_died(self) -> bool:
-        """Return whether nothing more can come of the site."""
+        """True if the process has died, so that no more messages of the site will arrive."""
         return self.lasting and (self.given_up or (self.begun and bool(self.poll())))
 
     def wait(self, timeout: float) -> None:
-        """Wait until it has ended, for so many seconds at most."""
+        """Wait until the process has ended, or until the timeout in seconds."""
         until = time.monotonic() + timeout
         while self.poll() is None and time.monotonic() < until:
             time.sleep(POLL)
 
 
 def begin(modules: Sequence[str], lasting: bool) -> None:
-    """Have sites forked from one process that imports these modules while NVFlare starts.
+    """Start the fork server, which imports the given modules while NVFlare starts.
 
-    lasting: whether a site keeps its process
+    Args:
+        modules: The modules to import in advance.
+        lasting: True if each site keeps its process for the whole job.
     """
-    from multiprocessing.forkserver import ensure_running  # which Windows has not
+    from multiprocessing.forkserver import ensure_running
 
     ForkedSite.context, ForkedSite.lasting = multiprocessing.get_context("forkserver"), lasting
     ForkedSite.context.set_forkserver_preload([*SHARED, *modules])
@@ -93,6 +101,6 @@ def _be_site(arguments: Sequence[str], environment: Mapping[str, str], folder: s
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.modules.pop(SITE_PROCESS, None)  # it is run as a program
+    sys.modules.pop(SITE_PROCESS, None)  # The module will run as the main program.
     _, module, *sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,82 +1,368 @@
-"""NVFlare's inner parts, in the processes that start jobs (a kit's, a person's, the simulator's) and in a script's own.
+"""Patch NVFlare in the parent processes of server and hospitals, in the simulator, in users' commands and in training
+scripts.
 
-patches.py says what holds for each part, and has those of a job. Controller and executor do not import these.
+The rules for all patches, and the patches for a job's processes, are in patches.py.
 """
 
+import asyncio.constants
 import gc
 import logging
+import select
+import shutil
+import socket
 import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from functools import cache, wraps
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives import serialization
+from nvflare.apis.app_validation import AppValidationKey
 from nvflare.apis.client import Client
+from nvflare.apis.fl_constant import CellMessageAuthHeaderKey, SystemComponents
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_def import ALL_SITES
+from nvflare.apis.job_def import ALL_SITES, JobMetaKey, RunStatus
 from nvflare.apis.job_scheduler_spec import DispatchInfo
+from nvflare.apis.workspace import Workspace
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.fuel.f3 import communicator
 from nvflare.fuel.f3.cellnet.cell import Cell
-from nvflare.fuel.f3.drivers.tcp_driver import TcpDriver
+from nvflare.fuel.f3.cellnet.core_cell import CellAgent
+from nvflare.fuel.f3.cellnet.defs import CellChannelTopic, MessageHeaderKey
+from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.cellnet.utils import new_cell_message
+from nvflare.fuel.f3.drivers import tcp_driver
+from nvflare.fuel.f3.drivers.driver_params import DriverParams
+from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
+from nvflare.fuel.f3.drivers.tcp_driver import TcpDriver, TcpStreamServer
 from nvflare.fuel.f3.message import Message
-from nvflare.fuel.sec.audit import AuditService
+from nvflare.fuel.hci.server.constants import ConnProps
+from nvflare.fuel.sec.audit import Auditor, AuditService
 from nvflare.fuel.utils.config_service import ConfigService
 from nvflare.private.admin_defs import MsgHeader
 from nvflare.private.admin_defs import ReturnCode as MsgCode
 from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
+from nvflare.private.fed.utils.app_authz import AppAuthzService
+from nvflare.private.fed.utils.app_deployer import AppDeployer
 from nvflare.private.fed.utils.fed_utils import extract_participants
 from nvflare.utils.job_launcher_utils import get_resource_manager_spec
 
-from nvflare_reliability.compatibility import made_for
+from nvflare_reliability.compatibility import is_merged, made_for
+from nvflare_reliability.errors import one_line
+from nvflare_reliability.patches import HANDSHAKE, connect_in_time, end_socket, keep_alive
+from nvflare_reliability.revocation import Revocations
 
 if TYPE_CHECKING:
     from nvflare.fuel.flare_api.flare_api import Session
     from nvflare.private.fed.app.simulator.simulator_runner import SimulatorRunner
 
-AUDIT, AUDITS = 16 << 20, 10  # bytes of audit.log until it is set aside, and how many of these are kept
+LOG = logging.getLogger(__name__)
+BACKLOG = 512  # maximum number of connections that wait to be accepted
+# NVFlare waits to send with `select`, which only handles file descriptors up to 1023.
+MOST_OF_ONE, MOST = 64, 256  # maximum number of simultaneous handshakes from one address, and from all addresses
+SAID_AGAIN = 3600.0  # seconds before failed handshakes of the same address are logged again
+AUDIT, AUDITS = 16 << 20, 10  # maximum bytes of audit.log before a new file begins, and maximum number of old files
 SITE_PROCESS = "nvflare.private.fed.app.simulator.simulator_worker"  # the program that a simulated site runs
-UNSIGNED = "NA"  # the signature of a server without a key
-STARTED = "Start the client app..."  # what a client replies whose process of a job starts
-Outcome = tuple[bool, Any, str | None]  # of a simulated site's process: whether to stop, its result, the next site
+DEATHS = (  # exit codes of a job process that was killed or that crashed
+    *(ProcessExitCode.EXCEPTION, ProcessExitCode.UNSAFE_COMPONENT, ProcessExitCode.CONFIG_ERROR),
+    ProcessExitCode.INFRASTRUCTURE_ERROR,
+)
+TOLD = "revoked-certificates"  # header of a reply that carries the list of revoked certificates
+DISABLED = "is disabled"  # end of the server's reply to an excluded client
+UNSIGNED = "NA"  # signature that a server without a key uses
+STARTED = "Start the client app..."  # the reply of a client that has started a job's process
+KEYS: dict[tuple[bytes, bytes | None], Any] = {}  # private keys, by PEM text and password
+Outcome = tuple[bool, Any, str | None]  # whether to stop, the result of a simulated site's process, and the next site
 
 
-# ---------------------------------------------------------------------------------------------------- a kit
-@made_for("nvflare.fuel.f3.drivers.socket_conn:SocketConnection.read_loop")
+# ---------------------------------------------------------------------------------------- server and hospitals
+@made_for(
+    "nvflare.fuel.f3.drivers.tcp_driver:TcpStreamServer.__init__",
+    "nvflare.fuel.f3.drivers.tcp_driver:TcpDriver.listen",
+    "nvflare.fuel.f3.drivers.socket_conn:ConnectionHandler.handle",
+)
+def shake_hands_apart() -> None:
+    """Perform each incoming TLS handshake in a separate thread, with a time limit."""
+    from nvflare.fuel.f3.drivers.grpc_driver import GRPC_DEFAULT_OPTIONS
+
+    tcp_driver.TcpStreamServer = _Listener
+    asyncio.constants.SSL_HANDSHAKE_TIMEOUT = HANDSHAKE
+    GRPC_DEFAULT_OPTIONS.append(("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)))
+
+
+class _Listener(TcpStreamServer):
+    """Accepts connections before their TLS handshakes, and closes connections with revoked certificates."""
+
+    request_queue_size = BACKLOG
+
+    def __init__(self, driver: Any, connector: Any) -> None:
+        self.strangers = Strangers()
+        self.revocations = Revocations(connector.params.get(DriverParams.CA_CERT.value))
+        self.revocations.look()
+        self.there: dict[Any, bytes | None] = {}  # the peer's certificate of each open connection
+        super().__init__(driver, connector)
+
+    def service_actions(self) -> None:
+        """Close the connections whose certificates have been revoked. The base class calls this method
+        twice a second.
+        """
+        super().service_actions()
+        if self.revocations.look():
+            for request, certificate in [*self.there.items()]:
+                if self.revocations.holds(certificate):
+                    end_socket(request)
+
+    def server_activate(self) -> None:
+        if self.ssl_context:
+            self.socket.do_handshake_on_connect = False
+        super().server_activate()
+
+    def process_request(self, request: socket.socket, client_address: tuple[str, int]) -> None:
+        if self.ssl_context:
+            self.strangers.come(request, client_address[0])
+        super().process_request(request, client_address)
+
+    def finish_request(self, request: Any, client_address: tuple[str, int]) -> None:
+        keep_alive(request)
+        if self.ssl_context:
+            try:
+                until, first = monotonic() + HANDSHAKE, select.poll()
+                first.register(request, select.POLLIN)
+                if not first.poll(1000 * HANDSHAKE):
+                    raise TimeoutError
+                self.strangers.speaks(request)
+                request.settimeout(max(0.001, until - monotonic()))
+                request.do_handshake()
+                request.settimeout(None)
+                self.there[request] = request.getpeercert(binary_form=True)
+                if self.revocations.holds(self.there[request]):
+                    self.strangers.say(client_address[0], "has a certificate that the consortium revoked")
+                    raise PermissionError("revoked")
+            except TimeoutError:
+                self.strangers.say(client_address[0], f"did not shake hands within {HANDSHAKE:g} s")
+                raise
+            finally:
+                self.strangers.go(request)
+        super().finish_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.there.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: socket.socket, client_address: tuple[str, int]) -> None:
+        """Log a failed connection at debug level. At a higher level, anybody who can reach the port could fill the
+        disk.
+        """
+        LOG.debug("no connection of %s: %s", client_address[0], sys.exc_info()[1])
+
+
+class AskingDeployer(AppDeployer):
+    """Deploys jobs as NVFlare does, and first asks a function whether a job may start.
+
+    Args:
+        ask: Returns the reason why a job must not start, or an empty text.
+    """
+
+    def __init__(self, ask: Callable[[Workspace, str, FLContext], str]) -> None:
+        super().__init__()
+        self.ask = ask
+
+    def deploy(
+        self,
+        workspace: Workspace,
+        job_id: str,
+        job_meta: dict[str, Any],
+        app_name: str,
+        app_data: bytes,
+        fl_ctx: FLContext,
+    ) -> str:
+        if error := super().deploy(workspace, job_id, job_meta, app_name, app_data, fl_ctx):
+            return str(error)
+        reason = self.ask(workspace, job_id, fl_ctx)
+        if reason:
+            shutil.rmtree(workspace.get_run_dir(job_id), ignore_errors=True)
+        return reason
+
+
+def has_image_of_its_own(meta: Mapping[str, Any], site: str) -> bool:
+    """True if a job's metadata name a container image or code for a site, as NVFlare reads them."""
+    return bool(AppAuthzService.derive_local_app_info({}, dict(meta), site).get(AppValidationKey.BYOC))
+
+
+class Strangers:
+    """Connections during their TLS handshakes. If there are too many, the address with the most connections loses one.
+
+    The oldest connection that has sent no data is closed, or otherwise the oldest connection.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.waiting: dict[socket.socket, str] = {}  # address of each connection, oldest first
+        self.speaking = set[socket.socket]()
+        self.said: dict[str, float] = {}  # time of the last log line for each address
+
+    def come(self, line: socket.socket, address: str) -> None:
+        with self.lock:
+            self.waiting[line] = address
+            many = Counter(self.waiting.values())
+            if many[address] <= MOST_OF_ONE:
+                address = many.most_common(1)[0][0]
+            if many[address] <= MOST_OF_ONE and len(self.waiting) <= MOST:
+                return
+            own = [one for one, its in self.waiting.items() if its == address]
+            victim = next((one for one in own if one not in self.speaking), own[0])
+            self._forget(victim)
+        end_socket(victim)
+        self.say(address, f"has more than {MOST_OF_ONE} connections that do not shake hands")
+
+    def speaks(self, line: socket.socket) -> None:
+        """Record that a connection has sent data."""
+        with self.lock:
+            if line in self.waiting:
+                self.speaking.add(line)
+
+    def _forget(self, line: socket.socket) -> None:
+        self.waiting.pop(line, None)
+        self.speaking.discard(line)
+
+    def go(self, line: socket.socket) -> None:
+        with self.lock:
+            self._forget(line)
+
+    def say(self, address: str, what: str) -> None:
+        """Log a problem with an address, unless it was logged recently."""
+        now = monotonic()
+        with self.lock:
+            self.said = {one: then for one, then in self.said.items() if now - then < SAID_AGAIN}
+            new = address not in self.said and len(self.said) < MOST
+            if new:
+                self.said[address] = now
+        if new:
+            LOG.warning("%s %s", address, what)
+
+
+def closes_lost() -> bool:
+    """True if NVFlare itself closes the socket of a connection that its other side has ended."""
+    here, there = socket.socketpair()
+    with here, there:
+        connection = SocketConnection(here, SimpleNamespace(params={}))
+        there.close()
+        connection.read_loop()
+        return here.fileno() == -1
+
+
+@made_for("nvflare.fuel.f3.drivers.socket_conn:SocketConnection.read_loop", merged=closes_lost)
 def close_lost_connections() -> None:
-    """Close the sockets of connections that were lost."""
+    """Close the sockets of lost connections."""
     gc.collect()
+
+
+def ends_forgotten() -> bool:
+    """True if NVFlare itself ends the jobs that ran when the server died: the start of its job runner names it."""
+    from nvflare.private.fed.server.job_runner import JobRunner
+
+    return JobRunner.update_abnormal_finished_jobs.__name__ in JobRunner.run.__code__.co_names
 
 
 @made_for(
     "nvflare.private.fed.server.job_runner:JobRunner.run",
     "nvflare.private.fed.server.job_runner:JobRunner.update_abnormal_finished_jobs",
+    merged=ends_forgotten,
 )
 def end_forgotten_jobs(fl_ctx: FLContext) -> None:
-    """End, in the server's books, the jobs that ran when it died; nothing can run yet."""
+    """Mark the jobs that ran when the server crashed as ended. No job can run yet when this is called."""
     fl_ctx.get_engine().job_runner.update_abnormal_finished_jobs([], fl_ctx)
+
+
+def signs_when_ready() -> bool:
+    """True if NVFlare itself keeps no signature that it made without a key."""
+    from nvflare.private.fed.server.fed_server import FederatedServer
+
+    server, signatures = FederatedServer.__new__(FederatedServer), [UNSIGNED, "signed"]
+    server.my_own_auth_client_name, server.my_own_token, server.my_own_token_signature = "server", "token", None
+    server.logger, server.sign_auth_token = LOG, lambda name, token: signatures.pop(0)
+    for _ in range(2):
+        server._add_auth_headers(message := Message())
+    return bool(message.get_header(CellMessageAuthHeaderKey.TOKEN_SIGNATURE) == "signed")
 
 
 @made_for(
     "nvflare.private.fed.server.fed_server:FederatedServer._add_auth_headers",
     "nvflare.private.fed.server.fed_server:FederatedServer.sign_auth_token",
+    merged=signs_when_ready,
 )
 def sign_when_ready(fl_ctx: FLContext) -> None:
-    """Let the server sign its messages as soon as it has its key, where it sent one before: it would never again."""
+    """Let the server sign its messages once it has its key. Without this patch, NVFlare stops signing after one
+    unsigned message.
+    """
     server = fl_ctx.get_engine().server
     own = server.sign_auth_token
 
     def sign(name: str, token: str) -> str:
         signed = own(name, token)
-        return "" if (name, signed) == (server.my_own_auth_client_name, UNSIGNED) else signed  # NVFlare asks again
+        # If the signature is empty, NVFlare signs again later.
+        return "" if (name, signed) == (server.my_own_auth_client_name, UNSIGNED) else signed
 
     server.sign_auth_token = sign
     if server.my_own_token_signature == UNSIGNED:
         server.my_own_token_signature = ""
+
+
+@made_for(
+    "nvflare.private.fed.server.job_runner:JobRunner.run",
+    "nvflare.private.fed.server.job_cmds:JobCommandModule.abort_job",
+)
+def keep_aborted(fl_ctx: FLContext) -> None:
+    """Keep the status of a job that was aborted while it started. Without this patch, NVFlare overwrites it with
+    "running".
+    """
+    engine = fl_ctx.get_engine()
+    books: Any = engine.get_component(SystemComponents.JOB_MANAGER)
+    own, deciding = books.set_status, threading.Lock()
+
+    def set_status(job_id: str, status: RunStatus, fl_ctx: FLContext) -> None:
+        with deciding:
+            starts = status in (RunStatus.DISPATCHED, RunStatus.RUNNING)
+            job = books.get_job(job_id, fl_ctx) if starts else None
+            aborted = job is not None and job.meta.get(JobMetaKey.STATUS) == RunStatus.FINISHED_ABORTED
+            if not aborted:
+                own(job_id, status, fl_ctx)
+        if aborted and status == RunStatus.RUNNING:
+            engine.job_runner.stop_run(job_id, fl_ctx)
+
+    books.set_status = set_status
+
+
+@made_for("nvflare.private.fed.server.job_cmds:JobCommandModule.abort_job")
+def hear_of_aborts(heard: Callable[[str, str], None]) -> None:
+    """Call a function when an authorised user aborts a job.
+
+    The function is also called for jobs that no longer run; NVFlare itself only replies that such a job is completed.
+
+    Call this while a server starts, before NVFlare registers its commands.
+
+    Args:
+        heard: Called with the job's ID and the user's name.
+    """
+    from nvflare.private.fed.server.job_cmds import JobCommandModule
+
+    own = JobCommandModule.abort_job
+
+    @wraps(own)
+    def abort(self: JobCommandModule, conn: Any, args: list[str]) -> None:
+        heard(str(conn.get_prop(self.JOB_ID)), str(conn.get_prop(ConnProps.USER_NAME)))
+        own(self, conn, args)
+
+    JobCommandModule.abort_job = abort
 
 
 @made_for(
@@ -85,8 +371,12 @@ def sign_when_ready(fl_ctx: FLContext) -> None:
     "nvflare.private.fed.server.message_send:send_requests",
 )
 def ask_quietly(cell: Cell, *topics: str) -> None:
-    """Let a request on one of these topics that cannot be sent be no error in the log. It goes to one, or to several:
-    each of these has a topic of its own."""
+    """Do not log an error if a request with one of these topics cannot be sent.
+
+    Args:
+        cell: The cell that sends the requests.
+        *topics: The topics. NVFlare uses different topics for requests to one client and to several.
+    """
     own, own_many = cell.send_request, cell.broadcast_multi_requests
 
     def request(*given: Any, **asked: Any) -> Message:
@@ -106,9 +396,9 @@ def ask_quietly(cell: Cell, *topics: str) -> None:
     "nvflare.private.fed.server.server_engine:ServerEngine.start_client_job",
 )
 def start_again(fl_ctx: FLContext, job_id: str, client: Client) -> str:
-    """Start a job that runs once more at a client; returns why that can't be, or nothing.
+    """Start a running job again at a client, and return the reason if that fails, or an empty text.
 
-    The client's own policies are asked again, as when the job began.
+    The client checks its policies again, as when the job first started.
     """
     engine = fl_ctx.get_engine()
     runner, job = engine.job_runner, engine.job_runner.running_jobs.get(job_id)
@@ -135,17 +425,127 @@ def start_again(fl_ctx: FLContext, job_id: str, client: Client) -> str:
     return ""
 
 
+def is_expelled(engine: Any, client: str) -> bool:
+    """True if the server has excluded a client (`nvflare system disable-client`)."""
+    return bool(engine.server.client_manager.is_client_disabled(client))
+
+
+@made_for(
+    "nvflare.private.fed.server.server_engine:ServerEngine.disable_clients",
+    "nvflare.private.fed.server.fed_server:FederatedServer.client_heartbeat",
+    "nvflare.private.fed.client.communicator:Communicator.send_heartbeat",
+)
+def hear_of_expulsion(engine: Any, heard: Callable[[], None], answered: Callable[[object], None]) -> None:
+    """End a client's jobs when the server has excluded it; NVFlare would only log this and continue the jobs.
+
+    Args:
+        engine: The client's engine.
+        heard: Called each time the server rejects the heartbeat of an excluded client.
+        answered: Called each time the server accepts a heartbeat, with the text of `tell_with_heartbeats`.
+    """
+    cell = engine.get_cell()
+    own = cell.send_request
+
+    def request(*given: Any, **asked: Any) -> Message:
+        reply = own(*given, **asked)
+        code = reply.get_header(MessageHeaderKey.RETURN_CODE)
+        beats = asked.get("topic") == CellChannelTopic.HEART_BEAT
+        if beats and code == CellCode.OK:
+            answered(reply.get_header(TOLD))
+        elif beats and code == CellCode.UNAUTHENTICATED and DISABLED in str(reply.get_header(MessageHeaderKey.ERROR)):
+            for job in list(engine.get_all_job_ids()):
+                engine.abort_app(job)
+            heard()
+        return reply
+
+    cell.send_request = request
+
+
+@made_for(
+    "nvflare.private.fed.client.communicator:Communicator.send_heartbeat",
+    "nvflare.private.fed.client.communicator:Communicator._clean_up_runs",
+    "nvflare.fuel.f3.cellnet.core_cell:CoreCell.state_change",
+)
+def beat_when_connected(engine: Any) -> None:
+    """Send a client's heartbeat as soon as it is connected to the server again.
+
+    A restarted server knows no clients, and NVFlare's next heartbeat may come ten seconds later.
+    """
+    cell, last = engine.get_cell(), dict[str, Any]()
+    own = cell.send_request
+
+    def request(*given: Any, **asked: Any) -> Message:
+        if asked.get("topic") == CellChannelTopic.HEART_BEAT:
+            sent = asked["request"]
+            # The message is copied before NVFlare encodes it.
+            last.update(asked, request=new_cell_message(dict(sent.headers), sent.payload))
+        return own(*given, **asked)
+
+    def beat() -> None:
+        headers = {**last["request"].headers, CellMessageHeaderKeys.JOB_IDS: engine.get_all_job_ids()}
+        again = {**last, "request": new_cell_message(headers, last["request"].payload)}
+        reply = cell.send_request(**again)
+        for job in reply.get_header(CellMessageHeaderKeys.ABORT_JOBS) or ():
+            engine.abort_app(job, heartbeat_cleanup=True)
+
+    def connected(other: CellAgent) -> None:
+        if other.get_fqcn() == FQCN.ROOT_SERVER and last:
+            threading.Thread(target=beat, daemon=True).start()
+
+    cell.send_request = request
+    cell.core_cell.set_cell_connected_cb(connected)
+
+
+@made_for(
+    "nvflare.private.fed.server.fed_server:FederatedServer._generate_reply",
+    "nvflare.private.fed.server.fed_server:FederatedServer.client_heartbeat",
+)
+def tell_with_heartbeats(server: Any, text: Callable[[], str]) -> None:
+    """Add a text, if there is one, to each of the server's replies to a client's heartbeat."""
+    own = server._generate_reply
+
+    def reply(headers: dict[str, Any], *given: Any, **more: Any) -> Message:
+        told = text()
+        return own({**headers, TOLD: told} if told else headers, *given, **more)
+
+    server._generate_reply = reply
+
+
 def _named(sites: Any) -> list[str]:
-    """Return the names in a part of a job's deploy_map."""
+    """Return the site names in an entry of a job's deploy_map."""
     return [ALL_SITES if name.upper() == ALL_SITES else name for name in extract_participants(sites)]
 
 
-def death_of_job(request: Message) -> tuple[str, str]:
-    """Return the client's token and the job, when a client reports that a job's process died; otherwise, nothing."""
+def failure_of_job(request: Message) -> tuple[str, str, int, str]:
+    """Parse a client's report that a job process ended into the client's token, the job, the exit code
+    and the reason.
+    """
     told = request.payload if isinstance(request.payload, dict) else {}
-    if told.get(JobFailureMsgKey.CODE) != ProcessExitCode.EXCEPTION:
-        return "", ""
-    return str(request.get_header(CellMessageHeaderKeys.TOKEN)), str(told.get(JobFailureMsgKey.JOB_ID))
+    code, why = told.get(JobFailureMsgKey.CODE), one_line(told.get(JobFailureMsgKey.REASON) or "", 300)
+    token, job = request.get_header(CellMessageHeaderKeys.TOKEN), told.get(JobFailureMsgKey.JOB_ID)
+    return str(token), str(job), code if isinstance(code, int) else 0, why
+
+
+@made_for("nvflare.private.fed.client.client_executor:JobExecutor._wait_child_process_finish")
+def say_why(engine: Any, reason: Callable[[str], str]) -> None:
+    """Add a more precise reason to a client's report that a job process ended.
+
+    NVFlare reports "infrastructure error" for each process that ends while it starts.
+
+    Args:
+        engine: The client's engine.
+        reason: Returns the reason for a job, or an empty text if it is unknown.
+    """
+    cell = engine.get_cell()
+    own = cell.send_request
+
+    def request(*given: Any, **asked: Any) -> Message:
+        told = asked["request"].payload if asked.get("topic") == CellChannelTopic.REPORT_JOB_FAILURE else None
+        if isinstance(told, dict) and told.get(JobFailureMsgKey.CODE) in DEATHS:
+            told[JobFailureMsgKey.REASON] = reason(str(told[JobFailureMsgKey.JOB_ID])) or told[JobFailureMsgKey.REASON]
+        return own(*given, **asked)
+
+    cell.send_request = request
 
 
 @made_for(
@@ -153,31 +553,50 @@ def death_of_job(request: Message) -> tuple[str, str]:
     "nvflare.private.fed.server.job_runner:JobRunner.resolve_client_outcome",
 )
 def wait_no_more(fl_ctx: FLContext, job_id: str, clients: set[str]) -> bool:
-    """Let a job that has ended go on without the word of these clients; returns whether the server still lists it."""
+    """Let an ended job finish without the final reports of some clients; return True if the server
+    still lists the job.
+    """
     runner = fl_ctx.get_engine().job_runner
     for name in clients:
         runner.resolve_client_outcome(job_id, name)
     return job_id in runner.running_jobs
 
 
-@made_for("nvflare.fuel.sec.audit:Auditor.__init__", "nvflare.fuel.sec.audit:Auditor.add_event")
+def rolls_audit() -> bool:
+    """True if NVFlare itself starts a new file when an audit log is full."""
+    with TemporaryDirectory() as folder:
+        auditor = Auditor(f"{folder}/audit.log")
+        rolls = hasattr(auditor.audit_file, "doRollover")
+        auditor.close()
+    return rolls
+
+
+@made_for(
+    "nvflare.fuel.sec.audit:Auditor.__init__",
+    "nvflare.fuel.sec.audit:Auditor.add_event",
+    merged=rolls_audit,
+    whole=False,
+)
 class RollingFile(RotatingFileHandler):
-    """A log that is set aside when it is full, as <name>.1 and so on, of which the oldest goes."""
+    """A log file that is renamed to <name>.1 when it is full. Older files are renamed to <name>.2 and so on, and the
+    oldest is deleted.
+    """
 
     def write(self, line: str) -> None:
         self.emit(logging.makeLogRecord({"msg": line.rstrip("\n")}))
 
 
 def bound_audit() -> None:
-    """Let the audit log of this process roll."""
-    if auditor := AuditService.get_auditor():
+    """Limit the size of this process's audit log by rotating its file."""
+    auditor = AuditService.get_auditor()
+    if auditor and not is_merged("RollingFile"):
         with auditor._lock:
             if auditor.audit_file and not isinstance(auditor.audit_file, RollingFile):
                 auditor.audit_file.close()
                 auditor.audit_file = RollingFile(auditor.audit_file.name, "a", AUDIT, AUDITS, "utf-8")
 
 
-# ---------------------------------------------------------------------------------------------------- a person
+# ---------------------------------------------------------------------------------------------------- users
 @made_for(
     "nvflare.fuel.flare_api.flare_api:Session.try_connect",
     "nvflare.fuel.f3.drivers.tcp_driver:TcpDriver.connect",
@@ -186,18 +605,25 @@ def bound_audit() -> None:
     "nvflare.lighter.utils:load_private_key_file",
 )
 def connect(user: str, kit: Path, timeout: float) -> "Session":
-    """Return a session with the server, or raise NVFlare's error when that takes longer than so many seconds.
+    """Return a session with the server; raise NVFlare's error if the server does not answer in time.
 
-    Whoever stops the communication once more closes such a connection, and waits with it.
+    After an error, the session is closed. If closing takes long, the connection attempt is stopped, too.
+
+    Args:
+        user: The user's name.
+        kit: The folder of the user's startup kit.
+        timeout: The maximum number of seconds.
     """
     from nvflare.fuel.flare_api.flare_api import Session
 
-    ConfigService.initialize({}, [str(kit / "startup")])  # else it looks for files in all folders below the current one
+    connect_in_time()
+    # Without this call, NVFlare searches all folders below the current folder.
+    ConfigService.initialize({}, [str(kit / "startup")])
     session = Session(username=user, startup_path=str(kit))
     try:
         with _each_key_once(), _only_tcp() if session.api.scheme == "tcp" else nullcontext():
             session.try_connect(timeout)
-    except BaseException:  # Ctrl-C too: an open connection keeps Python from ending
+    except BaseException:  # BaseException includes Ctrl-C, because an open connection keeps Python from exiting.
         closing = threading.Thread(target=session.close, daemon=True)
         closing.start()
         closing.join(1.0)
@@ -210,11 +636,15 @@ def connect(user: str, kit: Path, timeout: float) -> "Session":
 
 @contextmanager
 def _each_key_once() -> Iterator[None]:
-    """Read a person's key once where NVFlare 2.9 reads it four times; each time all its primes are tested."""
-    load, of_data = serialization.load_pem_private_key, cache(serialization.load_pem_private_key)
+    """Load a user's private key only once in this process. NVFlare 2.9 loads it four times, and tests its primes each
+    time.
+    """
+    load = serialization.load_pem_private_key
 
     def once(data: bytes, password: bytes | None, backend: object = None) -> Any:
-        return of_data(data, password)
+        if (data, password) not in KEYS:
+            KEYS[data, password] = load(data, password)
+        return KEYS[data, password]
 
     serialization.load_pem_private_key = once  # type: ignore[assignment]
     try:
@@ -225,16 +655,18 @@ def _each_key_once() -> Iterator[None]:
 
 @contextmanager
 def _only_tcp() -> Iterator[None]:
-    """Connect without the drivers of other schemes, whose libraries take a fifth of a short command's time."""
+    """Connect without the drivers for other protocols. Their libraries take a fifth of the running time of a short
+    command.
+    """
     drivers, name = communicator.driver_mgr, TcpDriver.__name__
     if name not in drivers.class_cache:
-        drivers.class_cache.add(name)  # as NVFlare notes what it has registered
+        drivers.class_cache.add(name)  # NVFlare's mark for a registered driver
         drivers.register(TcpDriver)
     communicator.driver_loaded = True
     try:
         yield
     finally:
-        communicator.driver_loaded = False  # another scheme loads the others
+        communicator.driver_loaded = False  # A later connection with another protocol loads the other drivers.
 
 
 # ---------------------------------------------------------------------------------------------------- the simulator
@@ -251,10 +683,16 @@ def patient_simulator(
     begin: Callable[[], None],
     run_site: Callable[..., Outcome],
 ) -> "SimulatorRunner":
-    """Return NVFlare's simulator. patience: seconds that a site's process has to start.
+    """Create NVFlare's simulator with a longer time limit for starting sites.
 
-    begin: is called in the process in which the server will run.
-    run_site: gets a site's name and what runs its process once, and returns how that ended.
+    Args:
+        job: The folder of the job.
+        workspace: The simulator's workspace.
+        sites: The names of the sites, separated by commas.
+        threads: The number of threads that run sites.
+        patience: The seconds that a site's process has to start.
+        begin: Called in the server's process.
+        run_site: Gets a site's name and a function that runs its process once; returns the outcome of the process.
     """
     from nvflare.private.fed.app.simulator.simulator_runner import SimulatorClientRunner, SimulatorRunner
 
@@ -279,9 +717,9 @@ def patient_simulator(
 @made_for("nvflare.private.fed.app.simulator.simulator_runner:SimulatorClientRunner.do_one_task")
 @contextmanager
 def sites_started_by(start: Callable[..., Any]) -> Iterator[None]:
-    """Let this process start the simulator's sites by a function that is called as `Popen` is.
+    """Start the simulator's sites with another function that takes the arguments of `Popen`.
 
-    All ways to start a program in Python end in `subprocess.Popen`, whichever of them an NVFlare takes.
+    Python starts every program through `subprocess.Popen`, so this works with each version of NVFlare.
     """
     own = subprocess.Popen
 
@@ -299,7 +737,7 @@ def sites_started_by(start: Callable[..., Any]) -> Iterator[None]:
 @cache
 @made_for("nvflare.client.cell.api:CellClientAPI.init", "nvflare.client.cell.api:CellClientAPI._register_control_cbs")
 def before_script_connects(begin: Callable[[Cell], None]) -> None:
-    """Have the cell of a training script's own process given to a function of ours before anything comes in."""
+    """Call a function with the cell of a training script's process before the cell receives messages."""
     from nvflare.client.cell.api import CellClientAPI
 
     own = CellClientAPI._register_control_cbs

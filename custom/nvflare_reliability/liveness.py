@@ -1,9 +1,11 @@
-"""The hospitals of a job that are there, as the job asks the server's own process (returning_sites.py)."""
+"""Find the hospitals of a job that are disconnected or silent, by asking the server's parent process
+(returning_sites.py).
+"""
 
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic, sleep
@@ -13,48 +15,57 @@ from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
-from nvflare.fuel.f3.cellnet.utils import new_cell_message
+from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 
 LOG = logging.getLogger(__name__)
-CHANNEL, TOPIC = "reliability", "liveness"
-UNKNOWN = "No callback is registered"  # what NVFlare says of a channel without a listener
-LOOK = 1.0  # seconds between two looks of a job
-GRACE = 4.0  # seconds without connection and word until a hospital is away: a connection that broke is often made again
-SILENCE = 30.0  # seconds that every hospital may say nothing: the process of a job says something every ten
+CHANNEL, TOPIC, CALL = "reliability", "liveness", "call"
+UNHEARD = (CellCode.TIMEOUT, CellCode.COMM_ERROR, CellCode.TARGET_UNREACHABLE, CellCode.INVALID_TARGET)
+EXPELLED = "the consortium expelled it"
+# Beginnings of the reasons why a job cannot run at a hospital.
+REFUSES, WAITS = "its policies refuse the job", "its certificate ended"
+UNKNOWN = "No callback is registered"  # NVFlare's reply if nobody listens to a channel
+LOOK = 1.0  # seconds between two checks of a job
+# A hospital counts as absent after this many seconds without connection and messages: broken connections often return.
+GRACE = 4.0
+SILENCE = 30.0  # minimum seconds before silence counts as absence: a job process sends a message every ten seconds
+ANSWERS = 5.0  # seconds within which a party must answer a call
 
 
 @dataclass
 class _Site:
-    """A hospital's processes, as a job knows them."""
+    """The state of a hospital in a job."""
 
     cell: str
     starts: int = 0
-    known: float = field(default_factory=monotonic)  # since when the job asks for it
+    known: float = field(default_factory=monotonic)  # time when the job first contacted the hospital
     last_heard: float = 0.0
-    longest: float = 0.0  # silence after which it was heard again
-    problem: str = ""  # that keeps it away until somebody there mends it
-    closed: float | None = None  # since when a connection is gone
-    away: tuple[float, str] | None = None  # since when it can't answer, and why
+    longest: float = 0.0  # longest silence that ended with a message
+    problem: str = ""  # reason for absence that somebody at the hospital must remove
+    closed: float | None = None
+    away: tuple[float, str] | None = None  # time since when the hospital cannot answer, and the reason
 
 
 @dataclass(eq=False)
 class Liveness:
-    """The hospitals of a job that can't answer, as the server's own process and their silence tell."""
+    """Finds the hospitals of a job that cannot answer, from the server's connections and from the
+    hospitals' silence.
+    """
 
     cell: Cell
-    last_heard: dict[str, float]  # by cell of a hospital that is asked for, when it was heard last
-    sync: Callable[[], None]  # learns who has new tokens
-    silence: float  # seconds that one with an open connection may say nothing; fewer, while its silences were short
-    patience: float = math.inf  # seconds after which nobody waits any more for one that is away
+    last_heard: dict[str, float]  # time of the last message from each monitored cell
+    sync: Callable[[], None]  # updates the hospitals' tokens
+    silence: float  # maximum seconds of silence while a connection is open; less if earlier silences were short
+    patience: float = math.inf  # seconds after which the job stops to wait for an absent hospital
+    expelled: set[str] = field(default_factory=set)  # cells of excluded hospitals, whose messages are dropped
     sites: dict[str, _Site] = field(default_factory=dict)
     ended: threading.Event = field(default_factory=threading.Event)
 
     def begin(self) -> None:
-        """Look from now on, until `ended` is set."""
+        """Start to check hospitals in a thread, until `ended` is set."""
         threading.Thread(target=self._watch, name="liveness", daemon=True).start()
 
     def wait_for_all(self, most: float, abort: Signal) -> None:
-        """Wait until the process of each hospital was heard, for so many seconds at most."""
+        """Wait until each hospital's process has sent a message, for at most `most` seconds."""
         began = monotonic()
         while not abort.triggered and monotonic() - began < most:
             if self.sites and all(self.last_heard.get(site.cell) for site in list(self.sites.values())):
@@ -63,17 +74,18 @@ class Liveness:
 
     def _watch(self) -> None:
         while not self.ended.wait(LOOK):
-            with suppress(Exception):  # one look that fails is made good by the next
+            with suppress(Exception):
                 self.look()
 
     def look(self) -> None:
-        """Ask the server's own process."""
+        """Ask the server's parent process which hospitals are connected."""
         request = new_cell_message({}, [name for name, site in self.sites.items() if self.last_heard[site.cell] > 0])
         where = {"channel": CHANNEL, "topic": TOPIC, "target": FQCN.ROOT_SERVER}
         reply = self.cell.send_request(**where, request=request, timeout=5.0, optional=True)
         if reply.get_header(MessageHeaderKey.RETURN_CODE) != CellCode.OK:
             if UNKNOWN in str(reply.get_header(MessageHeaderKey.ERROR)):
-                self.ended.set()  # a kit without such a component, whose logs get a warning for each look
+                # The server's startup kit lacks the component, and NVFlare would log a warning for each check.
+                self.ended.set()
             return
         for name, told in reply.payload.items():
             self._learn(name, **told)
@@ -89,7 +101,7 @@ class Liveness:
         bearable = min(self.silence, max(SILENCE, 2 * site.longest))
         gone = now - max(site.closed, heard) > GRACE if site.closed else now - heard > bearable
         if closed or came_back:
-            site.last_heard = now  # what follows is no silence of its line
+            site.last_heard = now  # The silence of a disconnected or restarted hospital is measured from now on.
         elif heard > site.last_heard:
             site.longest = max(site.longest, heard - site.last_heard if site.last_heard else 0.0)
             site.last_heard = heard
@@ -100,20 +112,28 @@ class Liveness:
             site.away = now, "its connection was closed" if closed else f"it was silent for {bearable:.0f} s"
             LOG.warning("%s can't answer: %s", name, site.away[1])
         site.problem = problem
+        (self.expelled.add if problem == EXPELLED else self.expelled.discard)(site.cell)
         if problem:
             site.away = (site.away[0] if site.away else now), problem
 
     def away(self) -> dict[str, str]:
-        """Return who can't answer now, and why."""
+        """Return the sites that cannot answer now, each with the reason."""
         return self.hopeless() | {name: site.away[1] for name, site in list(self.sites.items()) if site.away}
 
     def left_behind(self, many: int, least: int) -> dict[str, str]:
-        """Return whom a round of so many does not wait for: who can't answer now, while enough others are there."""
+        """Return the sites for which a round does not wait. If enough sites are present, these are all absent sites.
+
+        Args:
+            many: The number of sites in the round.
+            least: The number of sites that the round needs.
+        """
         away = self.away()
         return away if many - len(away) >= least else self.hopeless()
 
     def hopeless(self) -> dict[str, str]:
-        """Return for whom nobody waits any more, and why: it needs somebody there, or has been away for too long."""
+        """Return the sites for which waiting has ended, each with the reason. Either somebody at the site must act, or
+        the site has been absent for too long.
+        """
         found, now = {}, monotonic()
         for name, site in list(self.sites.items()):
             since, why = site.away or (now, "")
@@ -126,6 +146,43 @@ class Liveness:
         return found
 
     def absences(self) -> dict[str, str]:
-        """Return who can't answer now, why and since when."""
+        """Return the sites that cannot answer now, each with the reason and its age."""
         away = {name: site.away for name, site in list(self.sites.items()) if site.away}
         return {name: f"{why} ({monotonic() - since:.0f} s ago)" for name, (since, why) in away.items()}
+
+
+@dataclass(eq=False)
+class Silent:
+    """Finds parties that have stopped by calling them, because a connection may stay open long after a party has
+    stopped.
+    """
+
+    cell: Cell
+    deaf: set[str] = field(default_factory=set)  # parties that did not answer the last call
+    called: set[str] = field(default_factory=set)  # parties that are being called
+
+    def listen(self) -> None:
+        """Answer the calls of other parties."""
+        self.cell.register_request_cb(channel=CHANNEL, topic=CALL, cb=lambda _: make_reply(CellCode.OK))
+
+    def call(self, cells: Mapping[str, str]) -> None:
+        """Call parties in threads, without waiting. Later, `deaf` contains those that did not answer.
+
+        Args:
+            cells: The parties' cells by name.
+        """
+        self.deaf &= cells.keys()
+        for name in cells.keys() - self.called:
+            self.called.add(name)
+            threading.Thread(target=self._call, args=(name, cells[name]), daemon=True).start()
+
+    def _call(self, name: str, cell: str) -> None:
+        where, began = {"channel": CHANNEL, "topic": CALL, "target": cell}, monotonic()
+        try:
+            reply = self.cell.send_request(**where, request=new_cell_message({}), timeout=ANSWERS, optional=True)
+            if reply.get_header(MessageHeaderKey.RETURN_CODE) not in UNHEARD:
+                self.deaf.discard(name)
+            elif monotonic() - began < 2 * ANSWERS:  # If more time has passed, this process itself was suspended.
+                self.deaf.add(name)
+        finally:
+            self.called.discard(name)

@@ -1,11 +1,12 @@
-"""The server's own process sees connections and tokens, and its jobs ask it (liveness.py).
+"""Watch hospitals' connections and tokens in the server's parent process, and report them to the jobs (liveness.py).
 
-A hospital whose processes died comes back with a new token, of which NVFlare tells no job. Here it is taken into the
-jobs that run: its process is started there again, and goes on from the hospital's own state.
+A restarted hospital registers with a new token, which NVFlare does not report to running jobs. The component starts the
+job processes of the hospital again, which continue from the hospital's saved state.
 """
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -22,54 +23,60 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 
 from nvflare_reliability.errors import one_line
-from nvflare_reliability.kit_patches import death_of_job, start_again, wait_no_more
-from nvflare_reliability.liveness import CHANNEL, LOOK, TOPIC
+from nvflare_reliability.kit_patches import DEATHS, failure_of_job, is_expelled, start_again, wait_no_more
+from nvflare_reliability.liveness import CHANNEL, EXPELLED, LOOK, REFUSES, TOPIC, WAITS
 
 LOG = logging.getLogger(__name__)
-TRIES = 6  # to start a job's process at a hospital, each after twice the pause; all take about a minute
-MOST_DEATHS = 5  # of a job's process at one hospital within WITHIN seconds; after one more it is not started again
+TRIES = 6  # attempts to start a job process at a hospital; the pause doubles after each, so all take about a minute
+# A hospital's job process is not started again if it has died more than MOST_DEATHS times within WITHIN seconds.
+MOST_DEATHS = 5
 WITHIN = 3600.0
+ASKS = 30.0  # A job without requests for this many seconds counts as silent.
+Heard = Callable[[str, str, bool], None]  # gets a job, a hospital, and True if the job's process runs there again
 
 
 @dataclass
 class _Job:
-    """A job, as the server's own process knows it."""
+    """The state of a running job."""
 
-    seen: set[str] = field(default_factory=set)  # cells of hospitals that were connected
-    active: set[str] = field(default_factory=set)  # hospitals whose process the job has heard
-    starts: dict[str, int] = field(default_factory=dict)  # by hospital: how often it came back with a new token
+    seen: set[str] = field(default_factory=set)  # hospitals' cells that were connected at some time
+    active: set[str] = field(default_factory=set)  # hospitals whose messages have reached the job
+    starts: dict[str, int] = field(default_factory=dict)  # for each hospital, how often it registered again
     deaths: dict[str, list[float]] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)  # why a hospital can't be taken in again
+    # for each hospital, the reason why it cannot return to the job
+    problems: dict[str, str] = field(default_factory=dict)
 
 
 class ReturningSites(FLComponent):
-    """Takes hospitals that come back into the jobs that run, and tells these jobs who is connected.
+    """Lets restarted hospitals return to the running jobs, and reports lost connections to these jobs.
 
-    It does so for the jobs that ask.
+    Only jobs that ask for liveness reports take part.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.jobs: dict[str, _Job] = {}
         self.engine: Any = None
+        self.listens = False
+        self.dead = set[tuple[str, str]]()  # jobs and hospitals whose process died and is being restarted
+        self.heard: Heard = lambda job, hospital, runs: None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
             self.engine = fl_ctx.get_engine()
             self.engine.get_cell().register_request_cb(channel=CHANNEL, topic=TOPIC, cb=self._asked)
         elif event_type == EventType.CLIENT_HEARTBEAT_PROCESSED and self.engine:
+            self._listen()
             self._look(fl_ctx)
 
     def _asked(self, request: Message) -> Message:
-        """Tell a job of its hospitals."""
+        """Answer a job's request about its hospitals."""
         origin, told = str(request.get_header(MessageHeaderKey.ORIGIN)), request.payload
         job_id = origin.rpartition(".")[2]
         running = self.engine.run_processes.get(job_id)
         if not FqcnInfo(origin).is_on_server or running is None or not isinstance(told, list):
             return make_reply(CellCode.INVALID_REQUEST)
-        if not self.jobs:  # by now NVFlare has registered its own
-            where = {"channel": CellChannel.SERVER_MAIN, "topic": CellChannelTopic.REPORT_JOB_FAILURE}
-            self.engine.get_cell().register_request_cb(**where, cb=self._process_ended)
+        self._listen()
         job = self.jobs.setdefault(job_id, _Job())
         job.active = set(told)
         hospitals = {
@@ -77,21 +84,30 @@ class ReturningSites(FLComponent):
                 "cell": client.get_fqcn(),
                 "closed": self._is_closed(job, client.get_fqcn(), job_id),
                 "starts": job.starts.get(client.name, 0),
-                "problem": job.problems.get(client.name, ""),
+                "problem": EXPELLED if is_expelled(self.engine, client.name) else job.problems.get(client.name, ""),
             }
             for client in running[RunProcessKey.PARTICIPANTS].values()
         }
         return make_reply(CellCode.OK, body=hospitals)
 
+    def _listen(self) -> None:
+        """Receive hospitals' reports of ended processes. NVFlare's own listener must be registered before."""
+        if not self.listens:
+            self.listens = True
+            where = {"channel": CellChannel.SERVER_MAIN, "topic": CellChannelTopic.REPORT_JOB_FAILURE}
+            self.engine.get_cell().register_request_cb(**where, cb=self._process_ended)
+
     def _is_closed(self, job: _Job, cell: str, job_id: str) -> bool:
-        """Return whether a connection is gone that a hospital or its job's process had; behind a relay it has none."""
+        """True if the connection of a hospital or of its job process is lost. Hospitals behind relays have no direct
+        connection.
+        """
         cells = {cell, FQCN.join([cell, job_id])}
         connected = {name for name in cells if self.engine.get_cell().is_cell_connected(name)}
         job.seen |= connected
         return not cells & job.seen <= connected
 
     def _look(self, fl_ctx: FLContext) -> None:
-        """Take in who came back, and let go of who can't tell any more how its process has ended."""
+        """Let restarted hospitals return to their jobs, and end the wait for final reports that cannot come."""
         here = {client.name: client for client in self.engine.get_clients()}
         for job_id in list(self.jobs):
             running = self.engine.run_processes.get(job_id)
@@ -111,33 +127,58 @@ class ReturningSites(FLComponent):
                 self._take_in(job_id, client)
 
     def _let_go(self, job_id: str, fl_ctx: FLContext) -> None:
-        """Do not wait for the word of hospitals that are not there, when a job has ended."""
+        """At the end of a job, do not wait for the reports of absent hospitals."""
         job, cell = self.jobs[job_id], self.engine.get_cell()
-        # a hospital's cell has its name, unless it is behind a relay
+        # A hospital's cell has the hospital's name, unless it is behind a relay.
         gone = {name for name in job.active & job.seen if not cell.is_cell_connected(name)}
+        gone |= {name for name in job.active if is_expelled(self.engine, name)}
         if not wait_no_more(fl_ctx, job_id, gone):
             del self.jobs[job_id]
 
     def _process_ended(self, request: Message) -> Message:
-        """Take a hospital's word that a job's process has ended there; one that died is started again."""
-        token, job_id = death_of_job(request)
-        client, job = self.engine.client_manager.clients.get(token), self.jobs.get(job_id)
-        if client and job and job_id in self.engine.run_processes and client.name in job.active:
+        """Handle a hospital's report that a job process has ended.
+
+        A process that died is started again. If the hospital's policies reject the job, or its certificate has expired,
+        it is not started again. The plan then decides whether the job goes on.
+        """
+        token, job_id, code, why = failure_of_job(request)
+        client = self.engine.client_manager.clients.get(token)
+        runs = client and code in DEATHS and job_id in self.engine.run_processes
+        if runs and why.startswith((REFUSES, WAITS)):
+            threading.Thread(target=self._has_reason, args=(request, job_id, client.name, why), daemon=True).start()
+            return make_reply(CellCode.OK)
+        job = self.jobs.get(job_id)
+        if runs and job and client.name in job.active:
             deaths = [then for then in job.deaths.get(client.name, []) if monotonic() - then < WITHIN]
             job.deaths[client.name] = [*deaths, monotonic()]
             if len(deaths) < MOST_DEATHS:
+                self.dead.add((job_id, client.name))
                 self._take_in(job_id, client)
+                self.heard(job_id, client.name, False)
             else:
                 job.problems[client.name] = f"the job's process died there {MOST_DEATHS + 1} times within an hour"
             return make_reply(CellCode.OK)
         return self.engine.server.process_job_failure(request)
+
+    def _has_reason(self, request: Message, job_id: str, hospital: str, why: str) -> None:
+        """Report to a job why a hospital cannot take part. If the job sends no request for such reports, NVFlare ends
+        it.
+        """
+        deadline = monotonic() + ASKS
+        while job_id not in self.jobs and monotonic() < deadline:
+            threading.Event().wait(LOOK)
+        if job_id in self.jobs:
+            self.jobs[job_id].problems[hospital] = why
+            LOG.error("%s, job %s: %s", hospital, job_id, why)
+        else:
+            self.engine.server.process_job_failure(request)
 
     def _take_in(self, job_id: str, client: Client) -> None:
         self.jobs[job_id].problems.pop(client.name, None)
         threading.Thread(target=self._start, args=(job_id, client), daemon=True).start()
 
     def _start(self, job_id: str, client: Client) -> None:
-        """Start a job's process at a hospital."""
+        """Start a job process at a hospital, with several attempts."""
         job, why = self.jobs[job_id], ""
         for attempt in range(TRIES):
             threading.Event().wait(LOOK * 2**attempt)
@@ -151,6 +192,18 @@ class ReturningSites(FLComponent):
                 LOG.exception("while job %s was started again at %s", job_id, client.name)
             if not why:
                 LOG.info("%s takes part in job %s again", client.name, job_id)
+                if (job_id, client.name) in self.dead:
+                    self.dead.discard((job_id, client.name))
+                    self.heard(job_id, client.name, True)
                 return
         job.problems[client.name] = f"it is back and can't take part: {one_line(why, 300)}"
         LOG.error("%s, job %s: %s", client.name, job_id, job.problems[client.name])
+
+
+def hear_of_processes(engine: Any, heard: Heard) -> None:
+    """Call a function when a job process dies at a hospital and when it has been started again.
+
+    The server's startup kit must list the component `returning_sites`.
+    """
+    if isinstance(returning := engine.get_component("returning_sites"), ReturningSites):
+        returning.heard = heard

@@ -1,36 +1,37 @@
-"""NVFlare's time limits that a site's line can hit. They follow from what is measured, and from a few numbers."""
+"""Compute NVFlare's time limits from a study's settings, so that slow or broken connections do not end a job."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-PIECE_SECONDS = 10.0  # that a piece of a tensor takes on the slowest line
-LARGEST_PIECE = 16 << 20  # bytes
+PIECE_SECONDS = 10.0  # seconds for a piece of a tensor on the slowest connection
+LARGEST_PIECE = 16 << 20  # maximum bytes of a piece of a tensor
 SMALLEST_PIECE = 1 << 14
-PIECE = 1 << 20  # bytes, where lines are measured
-ASK_AGAIN = 30.0  # seconds after which a reply is late on any line
-DOWN = 1200.0  # seconds that a line may be down where nobody says less: twice the longest cuts that hospitals told of
-LONGEST = 86_400.0  # seconds for one answer of a site that shows signs of life
+PIECE = 1 << 20  # bytes of a piece of a tensor if the connection's speed is measured
+ASK_AGAIN = 30.0  # seconds after which a reply counts as late on any connection
+# default for the seconds that a connection may be lost: twice the longest interruption that hospitals reported
+DOWN = 1200.0
+LONGEST = 86_400.0  # maximum seconds for one answer of a site that still sends messages
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """The time and the bytes that a study grants to a site."""
+    """The time limits and transfer sizes that a study allows a site."""
 
-    silence: float  # of a site
-    rate: float | None = None  # bytes a second of the slowest line; None: lines are measured
-    again: float = ASK_AGAIN  # until a reply is late that does not begin to come, however slow its line
-    away: float = 0.0  # that a round waits for a site that is lost
+    silence: float  # maximum seconds of silence
+    rate: float | None = None  # bytes per second of the slowest connection; None if the speed is measured
+    again: float = ASK_AGAIN  # seconds after which a reply that has not begun counts as late
+    away: float = 0.0  # seconds that a round waits for a site that lost its connection
 
     @property
     def piece(self) -> int:
-        """Return the bytes of a piece of a tensor: what arrived stays when the line is cut within the next."""
+        """The maximum bytes of a piece of a tensor. Pieces that have arrived survive a broken connection."""
         if self.rate is None:
             return PIECE
         return min(LARGEST_PIECE, max(SMALLEST_PIECE, int(PIECE_SECONDS * self.rate)))
 
 
 def limits(timeouts: Timeouts, side: Literal["server", "site"]) -> dict[str, float]:
-    """Return NVFlare's limits that a job's configuration sets for one side."""
+    """Return NVFlare's time limits and sizes for the server's or a site's configuration of a job."""
     held = {"tensor_download_chunk_size": timeouts.piece, "streaming_idle_timeout": max(600.0, 2.0 * timeouts.silence)}
     if side == "site":
         return held | {"max_runner_sync_timeout": max(60.0, timeouts.silence)}
