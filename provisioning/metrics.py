@@ -1,30 +1,35 @@
 """Numbers of a server or a hospital for Prometheus, probes and people: python provisioning/metrics.py KIT
 
-/metrics has numbers in Prometheus's text form, /healthz says whether the party is up, both on 127.0.0.1 alone. With
---webhook a URL gets {"text": ...} when a study ends or fails, a hospital is away, back or refused, no round ends, a
-certificate or the disk runs out, or the party is not up. It reads the kit's files, takes no part in studies, and needs
-medsilo[metrics]. grafana.json is a dashboard for it, alerts.yaml has rules for Prometheus.
+/metrics has numbers in Prometheus's text form, /healthz reports whether the party is up, both on 127.0.0.1 only. With
+--webhook FILE, or MEDSILO_WEBHOOK in the environment, the URL there gets {"text": ...} when a study ends, fails or goes
+on, a hospital is away, back or refused, no round ends, a certificate ends or is renewed, the disk runs out, or the
+party is not up. It takes no part in studies, and needs medsilo[metrics]. grafana.json is a dashboard for it,
+alerts.yaml has rules for Prometheus.
 """
 
 import argparse
 import json
+import math
 import os
+import re
 import shutil
+import socket
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from queue import Full, Queue
 from statistics import median
-from threading import Lock, Thread
-from typing import Generic, TypeVar
+from threading import BoundedSemaphore, Lock, Thread
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
@@ -34,32 +39,49 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from medsilo.check.at_home import KitAtHome
-from medsilo.check.kit import SOON, Kit, read_kit, trouble
+from medsilo.check.kit import OF_A_JOB, SOON, Kit, is_of_kit, read_kit, trouble
 from medsilo.check.spending import spent
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import write_text
-from medsilo.flare.leftovers import command_lines, studies_of
+from medsilo.core.files import read_bounded, write_text
+from medsilo.flare.leftovers import studies_of
 from medsilo.runs import event_reading, events, paths
+from medsilo.runs.ends import study_state
+from medsilo.runs.event_reading import columns_of
+from medsilo.runs.incidents import Incidents, Message, News, news_of
 from medsilo.runs.progress import read_now
-from medsilo.runs.reading import read_rounds, read_summary
+from medsilo.runs.reading import read_summary
 from medsilo.runs.rounds import Round, Turns
 from medsilo.site.ledger import ledgers
 from medsilo_page.watching import studies
 
 T = TypeVar("T")
 Sample = tuple[str, dict[str, str], float | None]
-LOOK = 10.0  # seconds between two looks for trouble
-FRESH = 1.0  # seconds for which what was found is handed out
-PAUSE, LONGEST = 5.0, 60.0  # seconds until a webhook gets a message again that it did not take; twice as many each time
-UNCLEAR = 3  # times that a message is sent at most to a webhook that does not answer, and may have taken it
-AHEAD = 60.0  # seconds that a file of a study may be newer than now
-MOST = 1000  # messages that wait for a webhook
-TOLD = ".metrics-told"  # in the kit: the last line of its events that a webhook was told
-STILL, USUAL = 600.0, 5  # seconds without a round, or so many usual rounds if they are longer, until it is trouble
-DISK = 10.0  # GB that are to be free
-Trouble = dict[tuple[str, str], str]  # what is wrong, with whom or what → in words
+LOOK, POLL = 5.0, 1.0  # seconds between two checks, and between two readings of new events
+STALE = 120.0  # most seconds for one check or one message, after which the watch counts as stopped
+TROUBLE = "trouble "  # prefix of the keys of problems that a check finds
+UNKNOWN = "unknown"
+FRESH = 1.0  # seconds for which a check's results are reused
+# first and longest pause in seconds before a rejected message is sent again; each pause is twice as long
+PAUSE, LONGEST = 5.0, 60.0
+# most attempts to send a message to a webhook that does not answer, because it may have received the message
+UNCLEAR = 3
+AHEAD = 60.0  # seconds by which a study's file may be newer than the clock
+MOST = 1000  # most messages that wait for a webhook
+# stored in the kit: the last read event, the present problems, and the waiting messages
+TOLD = ".metrics-told"
+STILL, USUAL = 600.0, 5  # a study stands still after this many seconds, or this many usual rounds if they are longer
+DISK = 10.0  # GB of disk that should be free
+FULL = 1 << 20  # a disk with fewer free bytes stops every study
+Trouble = dict[tuple[str, str], str]  # the kind of problem and the party or thing it concerns → its description
 HERE = "127.0.0.1"
-LATELY = 30 * 86_400.0  # seconds since a study changed, from where on it is told no more
+SERVER_TELLS = ("down", "certificate")  # problems of a hospital that the server also sees
+SERVER_OFF = 600.0  # seconds of absence after which the server's own watch may be off, too, and a hospital's reports it
+NAMES = (HERE, "localhost", "[::1]")  # names of this machine that a client may use
+MOST_AT_ONCE, PATIENCE = 16, 5.0  # most connections at once, and seconds for a request
+WEBHOOK = "MEDSILO_WEBHOOK"  # of the environment
+GIVES_WAY = 0.5  # seconds that a closed connection gets to end
+LONGEST_URL = 8192  # bytes
+LATELY = 30 * 86_400.0  # seconds since a study's last change, after which it is not reported
 HELP = {
     "up": "1 if the server listens, or the site is connected",
     "site_connected": "1 if a hospital is connected to the server, or the server to this hospital",
@@ -67,7 +89,7 @@ HELP = {
     "certificate_end_timestamp_seconds": "when the first certificate of the kit ends",
     "memory_bytes": "held by the processes of this kit",
     "disk_free_bytes": "where studies are kept",
-    "studies": "changed in the last 30 days, by state: running, finished, failed, cancelled or stopped",
+    "studies": "changed in the last 30 days, by state: running, waits, finished, failed, cancelled or stopped",
     "rounds": "finished rounds of a study",
     "round_seconds": "of the last round of a study, at the server",
     "changed_timestamp_seconds": "when a study was last heard of",
@@ -85,87 +107,165 @@ HELP = {
 }
 
 
+@dataclass(frozen=True)
+class Processes:
+    """The processes of this machine at one moment, read once because reading them is expensive."""
+
+    lines: str  # all command lines; that of a job's process contains the job's name
+    own: tuple[psutil.Process, ...]  # processes that were started with the kit
+
+    @classmethod
+    def of(cls, kit: Path) -> "Processes":
+        """Read them now."""
+        named, lines, own = str(kit.resolve()), list[str](), list[psutil.Process]()
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            lines += words
+            if process.pid != os.getpid() and is_of_kit(words, named):
+                own.append(process)
+        return cls("\n".join(lines), tuple(own))
+
+    def memory(self) -> int:
+        """Return the memory of the kit's processes in bytes."""
+        found = 0
+        for process in self.own:
+            with suppress(psutil.Error):  # it has just ended
+                found += process.memory_info().rss
+        return found
+
+    def temporary(self) -> set[Path]:
+        """Return the folders for temporary files of the kit's processes, which have jobs and answers in transit."""
+        found = set[Path]()
+        for process in self.own:
+            with suppress(psutil.Error):  # the process belongs to another account, or has ended
+                found.add(Path(process.environ().get("TMPDIR") or "/tmp"))
+        return found
+
+
+class Unchanged:
+    """Values computed from files, cached until a file changes."""
+
+    def __init__(self) -> None:
+        self.made: dict[object, tuple[object, object]] = {}
+
+    def __call__(self, make: Callable[[Path], T], where: Path, *files: Path, given: object = None) -> T:
+        """Make a value from `where`, or return the last value while these files are unchanged.
+
+        given: further inputs of it.
+        """
+        found = [path.stat() if path.exists() else None for path in files]
+        stamp = given, tuple(stat and (stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in found)
+        known = self.made.get((make.__name__, where))
+        if known is None or known[0] != stamp:
+            known = self.made[make.__name__, where] = stamp, make(where)
+        return known[1]  # type: ignore[return-value]
+
+
+kept = Unchanged()
+known: dict[Path, tuple[list[str], list[Round]]] = {}  # for each study, the lines and the rounds that were read
+
+
+def _logs(kit: Path) -> list[Path]:
+    return [kit / events.NAME, kit / f"{events.NAME}.1"]
+
+
 def samples(kit: Path, disk: float = DISK) -> Iterator[Sample]:
-    """Yield all that can be read at the moment; what can't is counted."""
+    """Yield all values that can be read at the moment, and count the others."""
     party, unreadable = read_kit(kit), 0
-    folder = studies_of(kit)
-    up = trouble(party) is None  # looks at all processes, so it is asked once
+    folder, processes = studies_of(kit), Processes.of(kit)
+    up = trouble(party) is None
     yield "up", {"party": party.name}, up
-    for name, here in event_reading.connected(kit).items():
+    for name, here in kept(event_reading.connected, kit, *_logs(kit)).items():
         yield "site_connected", {"site": name}, here and up
     yield "certificate_end_timestamp_seconds", {}, _end(party)
-    for what, about in troubles(kit, disk):
+    for what, about in troubles(kit, disk, processes=processes, why=None if up else "it is not up"):
         yield "trouble", {"what": what, "about": about}, 1
-    yield "memory_bytes", {}, _memory(kit)
+    yield "memory_bytes", {}, processes.memory()
     if folder.is_dir():
         yield "disk_free_bytes", {}, shutil.disk_usage(folder).free
     parts: list[Callable[[], Iterator[Sample]]] = []
     if party.party == "server":
-        lines, fates = command_lines(), event_reading.fates(kit)
-        parts = [partial(_of_run, run, lines, fates) for run in _runs(folder)]
+        last = kept(event_reading.last_of_jobs, kit, *_logs(kit))
+        parts = [partial(_of_run, run, processes.lines, last) for run in _runs(folder)]
     else:
-        parts = [partial(_of_site, kit, party.name), partial(_of_hospital, kit)]
+        parts = [partial(_of_site, kit, party.name, processes.lines), partial(_of_hospital, kit)]
     for part in parts:
         try:
             yield from list(part())
-        except (MedsiloError, OSError, ValueError):  # it is being written, or damaged
+        except (MedsiloError, OSError, ValueError):  # the file is being written, or damaged
             unreadable += 1
     yield "unreadable", {}, unreadable
 
 
 def _end(party: Kit) -> float | None:
-    """Return when the first of the kit's certificate and its root ends."""
+    """Return the time at which the first of the kit's certificate and root certificate expires."""
     try:
         files = [(party.folder / name).read_bytes() for name in (party.certificate, party.root)]
         return min(x509.load_pem_x509_certificate(file).not_valid_after_utc for file in files).timestamp()
     except (OSError, ValueError):
-        return None  # `medsilo check --kit` says what is wrong with it
+        return None  # `medsilo check --kit` reports the fault
 
 
 def _runs(folder: Path) -> list[Path]:
-    """Return the server's studies that changed lately."""
+    """Return the server's studies that changed recently."""
     found = sorted(path.parent for path in folder.glob(f"*/{paths.PLAN}"))
     return [run for run in found if time.time() - _changed(run) < LATELY]
 
 
 def _changed(run: Path) -> float:
-    """Return when a study was last heard of, also before its first round."""
+    """Return the time of a study's last sign of life, also before its first round."""
     told = (run / name for name in (paths.PLAN, paths.ROUNDS, paths.NOW))
     return max(path.stat().st_mtime for path in told if path.exists())
 
 
-def _state(run: Path, lines: str, fates: Mapping[str, str]) -> str:
-    """Return how a study of the server is. fates: of jobs, as events.log has them.
+def _state(run: Path, lines: str, last: Mapping[str, tuple[str, bool]]) -> str:
+    """Return the state of a study at the server.
 
-    lines: of commands that run; that of the job's process names the job.
+    Args:
+        run: its folder
+        last: the last events of jobs
+        lines: command lines of running processes; that of the job's process names the job
     """
     jobs = (run / paths.JOBS).read_text("utf-8").split() if (run / paths.JOBS).exists() else []
-    if jobs and jobs[-1] in lines:
-        return "running"
-    status = read_summary(run).status if (run / paths.SUMMARY).exists() else "stopped"
-    return "cancelled" if status == "failed" and jobs and fates.get(jobs[-1]) == "ended" else status
+    job, summary = jobs[-1] if jobs else "", run / paths.SUMMARY
+    if job and job in lines:
+        return study_state(True, None, None)
+    return study_state(False, last.get(job), kept(read_summary, run, summary).status if summary.exists() else None)
 
 
-def troubles(kit: Path, disk: float = DISK, now: float | None = None) -> Trouble:
-    """Return what needs somebody at this party. disk: GB that are to be free."""
+def troubles(
+    kit: Path,
+    disk: float = DISK,
+    now: float | None = None,
+    processes: Processes | None = None,
+    why: str | None = UNKNOWN,
+) -> Trouble:
+    """Return the problems of this party that need somebody.
+
+    Args:
+        kit: the party's kit
+        disk: GB that should be free
+        now: the time
+        processes, why: the processes just seen, and the reason why the party is not up
+    """
     now, party, folder = now or time.time(), read_kit(kit), studies_of(kit)
+    processes = processes or Processes.of(kit)
     found: Trouble = {}
-    if why := trouble(party):
+    if why := trouble(party) if why == UNKNOWN else why:
         found["down", party.name] = f"{party.name} is not up: {why}"
     end = _end(party)
     if end is not None and end - now < SOON.total_seconds():
         day = datetime.fromtimestamp(end, UTC)
         found["certificate", party.name] = f"a certificate of {party.name} ends on {day:%Y-%m-%d}; renew its kit"
-    for where in (folder, kit, *_temporary(kit)):
+    for where in (folder, kit, *processes.temporary()):
         if where.is_dir() and (told := _short(where, disk, where == folder)):
             found["disk", party.name] = f"{told} of {party.name}; see medsilo prune"
     log = kit / events.NAME
     if not os.access(log if log.exists() else kit, os.W_OK):
         found["events", party.name] = f"{log} of {party.name} can't be written: nobody is told of events"
-    lines = command_lines() if party.party == "server" else ""
-    for run in _runs(folder) if lines else ():
+    for run in _runs(folder) if party.party == "server" else ():
         with suppress(MedsiloError, OSError, ValueError):
-            if _state(run, lines, {}) != "running":
+            if _state(run, processes.lines, {}) != "running":
                 continue
             if (ahead := _changed(run) - now) > AHEAD:
                 told = f"the clock of {party.name} was set back, for {run.name} by {ahead / 60:.0f} min; set it right"
@@ -176,54 +276,73 @@ def troubles(kit: Path, disk: float = DISK, now: float | None = None) -> Trouble
 
 
 def standstill(run: Path, now: float) -> float | None:
-    """Return for how many seconds no round has ended, where these are too many."""
+    """Return the seconds since the last round ended, if they are too many."""
     usual = [line.seconds for line in _rounds(run)[-20:] if line.seconds]
-    told = (run / name for name in (paths.PLAN, paths.JOBS, paths.ROUNDS))  # a job that goes on adds itself to JOBS
+    told = (run / name for name in (paths.PLAN, paths.JOBS, paths.ROUNDS))  # a resumed job adds itself to JOBS
     since = max(path.stat().st_mtime for path in told if path.exists())
     return now - since if now - since > max(STILL, USUAL * median(usual or [0.0])) else None
 
 
 def _rounds(run: Path) -> list[Round]:
-    return read_rounds(run, growing=True) if (run / paths.ROUNDS).exists() else []
+    return kept(_read_rounds, run, run / paths.ROUNDS)
+
+
+def _read_rounds(run: Path) -> list[Round]:
+    """Read the rounds of a study, and reuse those that were read before."""
+    lines = (run / paths.ROUNDS).read_text("utf-8").split("\n")[:-1] if (run / paths.ROUNDS).exists() else []
+    before, rounds = known.get(run, ([], []))
+    same = next((at for at, (old, new) in enumerate(zip(before, lines, strict=False)) if old != new), len(before))
+    same = min(same, len(lines))
+    rounds = [*rounds[:same], *(Round.model_validate_json(line) for line in lines[same:])]
+    known[run] = lines, rounds
+    return rounds
 
 
 def _heard(run: Path, rounds: list[Round], turns: Turns | None) -> Iterator[tuple[str, float]]:
-    """Yield when each site was last heard in a study that runs: by its turn, or by the last round that it answered."""
+    """Yield the time of each site's last message in a running study."""
     at = (run / paths.ROUNDS).stat().st_mtime if rounds else 0.0
     heard: dict[str, float] = {}
     for line in reversed(rounds):
         heard |= {site: at for site in line.answered if site not in heard}
         at -= line.seconds or 0.0
     for site, turn in turns.sites.items() if turns else ():
-        if turn.asked is not None:  # who has not answered yet was heard before it was asked
+        if turn.asked is not None:  # a site without an answer was heard before the request
             told = turns.at - turn.asked + (turn.answered or 0.0)
             heard[site] = told if turn.answered is not None else heard.get(site, told)
     yield from heard.items()
 
 
-def _of_run(run: Path, lines: str, fates: Mapping[str, str]) -> Iterator[Sample]:
+def _of_run(run: Path, lines: str, last: Mapping[str, tuple[str, bool]]) -> Iterator[Sample]:
     own, rounds = {"study": run.name}, _rounds(run)
-    state = _state(run, lines, fates)
+    state = _state(run, lines, last)
     yield "studies", own | {"state": state}, 1
-    yield "rounds", own, len(rounds)
-    yield "round_seconds", own, rounds[-1].seconds if rounds else None
     yield "changed_timestamp_seconds", own, _changed(run)
-    for site in sorted({site for line in rounds for site in line.asked}):
-        given = [line.sites[site] for line in rounds if site in line.sites]
-        told = own | {"site": site}
-        yield "site_answered_rounds", told, len(given)
-        yield "site_missed_rounds", told, sum(line.absence(site) is not None for line in rounds)
-        yield "site_round", told, max((line.round for line in rounds if site in line.sites), default=0)
-        yield "site_seconds", told, sum(line.seconds for line in given)
-        yield "site_memory_bytes", told, max((line.memory or 0 for line in given), default=0)
-        yield "site_bytes", told | {"direction": "up"}, sum(line.bytes_up for line in given)
-        yield "site_bytes", told | {"direction": "down"}, sum(line.bytes_down for line in given)
+    yield from kept(_of_rounds, run, run / paths.ROUNDS)
     for site, at in _heard(run, rounds, read_now(Turns, run)) if state == "running" else ():
         yield "site_heard_timestamp_seconds", own | {"site": site}, at
 
 
-def _of_site(kit: Path, site: str) -> Iterator[Sample]:
-    jobs, lines = event_reading.jobs(kit), command_lines()
+def _of_rounds(run: Path) -> list[Sample]:
+    own, rounds = {"study": run.name}, _rounds(run)
+    found: list[Sample] = [("rounds", own, len(rounds))]
+    found.append(("round_seconds", own, rounds[-1].seconds if rounds else None))
+    for site in sorted({site for line in rounds for site in line.asked}):
+        given = [line.sites[site] for line in rounds if site in line.sites]
+        told = own | {"site": site}
+        found += [
+            ("site_answered_rounds", told, len(given)),
+            ("site_missed_rounds", told, sum(line.absence(site) is not None for line in rounds)),
+            ("site_round", told, max((line.round for line in rounds if site in line.sites), default=0)),
+            ("site_seconds", told, sum(line.seconds for line in given)),
+            ("site_memory_bytes", told, max((line.memory or 0 for line in given), default=0)),
+            ("site_bytes", told | {"direction": "up"}, sum(line.bytes_up for line in given)),
+            ("site_bytes", told | {"direction": "down"}, sum(line.bytes_down for line in given)),
+        ]
+    return found
+
+
+def _of_site(kit: Path, site: str, lines: str) -> Iterator[Sample]:
+    jobs = kept(event_reading.jobs, kit, *_logs(kit))
     for study in studies(studies_of(kit), site):
         if time.time() - study.last > LATELY:
             continue
@@ -250,35 +369,15 @@ def _of_hospital(kit: Path) -> Iterator[Sample]:
         yield "epsilon_left", {"data": data}, found["allowed"] - found["epsilon"] if known else None
 
 
-def _processes(kit: Path) -> Iterator[psutil.Process]:
-    """Yield the processes that were started with this kit."""
-    for process in psutil.process_iter(["cmdline", "memory_info"]):
-        if process.pid != os.getpid() and any(str(kit.resolve()) in word for word in process.info["cmdline"] or ()):
-            yield process
-
-
-def _memory(kit: Path) -> int:
-    return sum(process.info["memory_info"].rss for process in _processes(kit) if process.info["memory_info"])
-
-
 def _short(where: Path, disk: float, studies: bool) -> str | None:
-    """Return what is free, where that is too little: fewer GB than disk, or elsewhere a tenth, if that is less."""
+    """Return a warning if a disk has less than `disk` GB free, or less than a tenth of its size."""
     usage = shutil.disk_usage(where)
     least = disk * 1e9 if studies else min(disk * 1e9, usage.total / 10)
     return f"{usage.free / 1e9:.1f} GB are free in {where}" if usage.free < least else None
 
 
-def _temporary(kit: Path) -> set[Path]:
-    """Return the folders for temporary files of a kit's processes: jobs and answers on their way lie there."""
-    found = set[Path]()
-    for process in _processes(kit):
-        with suppress(psutil.Error):  # of another account, or gone
-            found.add(Path(process.environ().get("TMPDIR") or "/tmp"))
-    return found
-
-
 class Samples(Collector):
-    """Hands the samples of a moment to prometheus-client."""
+    """Gives the samples of one moment to prometheus-client."""
 
     def __init__(self, found: Iterator[Sample]) -> None:
         self.found = found
@@ -300,7 +399,7 @@ def as_text(found: Iterator[Sample]) -> str:
 
 
 class Fresh(Generic[T]):
-    """What one look finds, for all who ask within FRESH seconds: however many ask, one looks at a time."""
+    """Shares the result of one check among all requests within FRESH seconds."""
 
     def __init__(self, look: Callable[[], T]) -> None:
         self.look, self.lock = look, Lock()
@@ -314,126 +413,284 @@ class Fresh(Generic[T]):
             return self.found[1]
 
 
-def _handler(kit: Path, disk: float) -> type[BaseHTTPRequestHandler]:
+def _handler(kit: Path, disk: float, running: Sequence["Running"] = ()) -> type[BaseHTTPRequestHandler]:
     numbers = Fresh(lambda: as_text(samples(kit, disk)))
     health = Fresh(lambda: trouble(read_kit(kit)))
 
     class Answer(BaseHTTPRequestHandler):
+        server: "Endpoint"
+        timeout = PATIENCE
+
         def do_GET(self) -> None:
+            self.server.silent.pop(self.connection, None)
             try:
-                if self.path == "/metrics":
+                if re.sub(r":\d*$", "", self.headers.get("Host", HERE)) not in NAMES:  # a web page of another host name
+                    self._send(421, "ask for 127.0.0.1\n")
+                elif self.path == "/metrics":
                     self._send(200, numbers(), CONTENT_TYPE_LATEST)
                 elif self.path == "/healthz":
-                    wrong = health()
+                    wrong = next(filter(None, (one.trouble() for one in running)), None) or health()
                     self._send(503 if wrong else 200, f"{wrong or 'ok'}\n")
                 else:
                     self._send(404, "there are /metrics and /healthz\n")
-            except MedsiloError as error:  # the kit is gone, or damaged
+            except MedsiloError as error:  # the kit is missing or damaged
                 self._send(503, f"{error}\n")
 
         def _send(self, code: int, text: str, kind: str = "text/plain; charset=utf-8") -> None:
-            with suppress(ConnectionError):  # who asked waits no more
+            with suppress(ConnectionError, TimeoutError):  # the client has closed the connection
                 self.send_response(code)
                 self.send_header("Content-Type", kind)
                 self.end_headers()
                 self.wfile.write(text.encode())
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing: Prometheus asks every few seconds."""
+            """Log no request, because Prometheus sends one every few seconds."""
 
     return Answer
 
 
-class Troubles:
-    """Says once what is wrong and once that it no longer is."""
+class Endpoint(ThreadingHTTPServer):
+    """A server for few connections on the loopback address; it closes the longest silent connection first."""
 
-    def __init__(self, look: Callable[[], Trouble]) -> None:
-        self.look, self.known = look, Trouble()
+    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__((HERE, port), handler)
+        # from a connection without a request to the time at which it began
+        self.silent: dict[socket.socket, float] = {}
+        self.places = BoundedSemaphore(MOST_AT_ONCE)
 
-    def news(self) -> list[str]:
-        """Return what is new since the last look, in lines."""
-        found = self.look()
-        new = [f"medsilo: {text}" for key, text in found.items() if key not in self.known]
-        gone = [f"medsilo: no longer: {text}" for key, text in self.known.items() if key not in found]
-        self.known = found
-        return new + gone
+    def process_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
+        """Answer in a new thread, or close the connection if too many are open."""
+        if not self.places.acquire(blocking=False):
+            self._cut(next(iter(list(self.silent)), None))
+            if not self.places.acquire(timeout=GIVES_WAY):
+                self.shutdown_request(request)
+                return
+        self.silent[request] = time.monotonic()
+        super().process_request(request, client_address)  # type: ignore[arg-type]
 
-
-def _watch(kit: Path, disk: float, tell: Callable[[str], None]) -> None:
-    found = Troubles(partial(troubles, kit, disk))
-    while True:
+    def process_request_thread(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
         try:
-            for text in found.news():
-                tell(text)
-        except (MedsiloError, OSError, ValueError) as error:  # a file that is being written
-            print(f"medsilo: this look failed: {type(error).__name__}", file=sys.stderr, flush=True)
-        time.sleep(LOOK)
+            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
+        finally:
+            self.silent.pop(request, None)
+            self.places.release()
+
+    def service_actions(self) -> None:
+        """Close the connections that sent no request in time."""
+        for request, since in list(self.silent.items()):
+            if time.monotonic() - since > PATIENCE:
+                self._cut(request)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a connection that broke."""
+
+    def _cut(self, request: socket.socket | None) -> None:
+        if request:
+            self.silent.pop(request, None)
+            with suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
 
 
-def _pass_on(kit: Path, tell: Callable[[str, Callable[[], None]], None]) -> None:
-    """Tell lines of the kit that somebody is to know of at once, and those of while this program did not run."""
-    last = kit / TOLD
-    told = last.read_text("utf-8") if last.is_file() else None
-    if told is None:
-        _keep(last, next(reversed(list(event_reading.read(kit))), ""))
-    for line in event_reading.follow(kit, after=told):
-        columns = event_reading.columns_of(line)
-        if columns and (columns[1] == "WARNING" or columns[2] in ("back", *event_reading.LAST)):
-            tell(f"medsilo: {event_reading.shown(line)}", partial(_keep, last, line))
+class Watch:
+    """Makes messages from a kit's events and its party's state, and stores sent messages in the kit."""
+
+    def __init__(self, kit: Path, disk: float, messages: "Messages", beside_server: bool = False) -> None:
+        """beside_server: whether the server's watch reports on this hospital, so that its own watch stays silent."""
+        self.kit, self.look_for, self.messages = kit, partial(troubles, kit, disk), messages
+        self.beside_server = beside_server
+        self.incidents = Incidents()
+        self.gone: News | None = None  # the server's absence, until this watch reports it
+        self.gone_since = time.monotonic()
+        self.line: str | None = None
+        self.log: object = None  # the state of the kit's events when they were read
+        self.looked, self.was_down, self.kept, self.unkept = -math.inf, False, "", False
+
+    def look(self) -> None:
+        """Read new events, and send the due messages."""
+        if self.line is None:
+            self.line = self._remember()
+        log = self.kit / events.NAME
+        state = (log.stat().st_ino, log.stat().st_size) if log.exists() else None
+        if state != self.log:
+            for line in event_reading.since(self.kit, self.line):
+                news = news_of(line, first=not self.line)
+                if news and self._is_mine(line, news):
+                    self.incidents.take(news)
+                self.line = line
+            self.log = state
+        if self.gone and time.monotonic() - self.gone_since > SERVER_OFF:
+            self.incidents.take(self.gone)
+            self.gone = None
+        for message in self.incidents.due():
+            self.messages.add(message)
+        self._keep(self.line)
+        if time.monotonic() - self.looked > LOOK:
+            self.looked = time.monotonic()
+            self._look_for_trouble()
+
+    def _is_mine(self, line: str, news: News) -> bool:
+        """True if this watch reports an event. A server that is off long may be off with its watch."""
+        if not self.beside_server or not server_tells(line):
+            return True
+        columns = columns_of(line)
+        if columns is None or columns[3] != "the server":
+            return False
+        if news.begins and not self.gone:
+            self.gone, self.gone_since = news, time.monotonic()
+        elif news.ends:
+            self.gone = None
+        reported = self.incidents.keys()
+        return news.ends in reported
+
+    def _remember(self) -> str:
+        """Restore the saved state and return the last read event, or begin at the present."""
+        path, last = self.kit / TOLD, next(reversed(list(event_reading.read(self.kit))), "")
+        text = path.read_text("utf-8", "replace") if path.is_file() else ""
+        if columns_of(text):  # of an earlier version
+            return text
+        try:
+            found: dict[str, Any] = json.loads(text) if text else {"line": last, "open": [], "waiting": []}
+            waiting = [Message(**one) for one in found["waiting"]]
+            line, self.incidents = str(found["line"]), Incidents.of_json(found["open"])
+            self.gone = News(**found["gone"]) if found.get("gone") else None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            _say(f"{TOLD} is damaged; what happened before now is not told")
+            return last
+        self.messages.waiting.extend(waiting)
+        return line
+
+    def _look_for_trouble(self) -> None:
+        now, wrong = time.time(), self.look_for()
+        if self.beside_server:
+            wrong = {
+                key: text
+                for key, text in wrong.items()
+                if key[0] not in SERVER_TELLS and not (key[0] == "disk" and waits_for_room(self.kit))
+            }
+        found = {f"{TROUBLE}{' '.join(key)}": (key, text) for key, text in wrong.items()}
+        down = [name for name, (key, _) in found.items() if key[0] == "down"]
+        known = {key: news for one in self.incidents.open for key, news in one.wrong.items() if key.startswith(TROUBLE)}
+        for name, (key, text) in found.items():
+            if name not in down or self.was_down:  # a busy machine may miss one handshake
+                self.incidents.take(News(text, now, begins=name, about=key[1]))
+        for name, news in known.items():
+            if name not in found:
+                self.incidents.take(News(f"no longer: {news.text}", now, ends=name, about=news.about))
+        self.was_down = bool(down)
+
+    def _keep(self, line: str) -> None:
+        """Save the last line, the open problems and the waiting messages.
+
+        The watch continues if the disk is full.
+        """
+        waiting = [asdict(message) for message in list(self.messages.waiting)]
+        gone = asdict(self.gone) if self.gone else None
+        text = json.dumps({"line": line, "open": self.incidents.as_json(), "waiting": waiting, "gone": gone})
+        if text == self.kept:
+            return
+        try:
+            write_text(self.kit / TOLD, text)
+            self.kept, self.unkept = text, False
+        except (MedsiloError, OSError) as error:
+            if not self.unkept:
+                _say(f"{TOLD} can't be written: {type(error).__name__}")
+            self.unkept = True
 
 
-def _keep(last: Path, line: str) -> None:
-    """Keep the last line that was told."""
-    try:
-        write_text(last, line)
-    except OSError as error:
-        print(f"medsilo: {last.name} can't be written: {type(error).__name__}", file=sys.stderr, flush=True)
+class Running:
+    """Repeats a function in a thread despite errors, and knows whether it still runs."""
+
+    def __init__(self, what: str, work: Callable[[], None], pause: float, most: float) -> None:
+        """most: seconds that the work may take once."""
+        self.what, self.work, self.pause, self.most = what, work, pause, most
+        self.at, self.failed = time.monotonic(), ""
+        Thread(target=self._run, name=what, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.work()
+                self.at, self.failed = time.monotonic(), ""
+            except Exception as error:
+                if self.failed != (failed := type(error).__name__):
+                    self.failed = failed
+                    _say(f"the {self.what} failed, and is tried again: {failed}")
+            time.sleep(self.pause)
+
+    def trouble(self) -> str | None:
+        """Return the reason why the function no longer runs."""
+        silent = time.monotonic() - self.at
+        return f"the {self.what} does not go on for {silent:.0f} s" if silent > self.most else None
+
+
+def waits_for_room(kit: Path) -> bool:
+    """True if a study runs at this hospital and its disk is full. The server's watch reports this."""
+    folder = studies_of(kit)
+    if not folder.is_dir() or shutil.disk_usage(folder).free > FULL:
+        return False
+    for process in Processes.of(kit).own:
+        with suppress(psutil.Error):  # it has just ended
+            if any(word in OF_A_JOB for word in process.cmdline()):
+                return True
+    return False
+
+
+def server_tells(line: str) -> bool:
+    """True if the server's watch also reports this event of a hospital."""
+    columns = columns_of(line)
+    return columns is None or columns[3] == "the server" or columns[4] != "-" or columns[2] == "certificate"
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # the disk with the log is full
+        print(f"medsilo: {text}", file=sys.stderr, flush=True)
 
 
 class _Here(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *told: object) -> None:
-        """Follow none: what was posted would be lost, and the address is the receiver's choice."""
+        """Follow no redirect, because the message would be lost and the receiver would choose the address."""
 
 
 def post(url: str, text: str) -> None:
-    """Send a line to a webhook. Raises URLError where it was not taken, and others where that is unclear."""
+    """Send a text to a webhook. Raises URLError if the webhook rejects it, and other errors if this is unclear."""
     asked = urllib.request.Request(url, json.dumps({"text": text}).encode(), {"Content-Type": "application/json"})
     urllib.request.build_opener(_Here).open(asked, timeout=10).close()
 
 
 class Messages:
-    """Hands lines to a webhook in their order, each again until it is taken."""
+    """Sends messages to a webhook in order, and repeats each until the webhook accepts it."""
 
     def __init__(self, send: Callable[[str], None]) -> None:
-        self.send, self.waiting = send, Queue[tuple[float, str, Callable[[], None]]](MOST)
+        self.send, self.waiting = send, deque[Message](maxlen=MOST)
+        self.tries, self.unclear, self.next = 0, 0, 0.0
 
-    def add(self, text: str, then: Callable[[], None] = lambda: None) -> None:
-        """Take a line; the work goes on. then: is called when it was sent."""
-        try:
-            self.waiting.put_nowait((time.monotonic(), text, then))
-        except Full:
-            print(f"medsilo: {MOST} messages wait for the webhook, so it is not told: {text}", file=sys.stderr)
+    def add(self, message: Message) -> None:
+        """Add a message to those that wait."""
+        if len(self.waiting) == MOST:
+            _say(f"{MOST} messages wait for the webhook, so it is not told: {self.waiting[0].text}")
+        self.waiting.append(message)
 
     def hand_over(self) -> None:
-        """Send what was added, without end."""
-        while True:
-            at, text, then = self.waiting.get()
-            self._send(at, text)
-            then()
-
-    def _send(self, at: float, text: str) -> None:
-        tries, unclear, pause = 0, 0, PAUSE
-        while unclear < UNCLEAR:
-            late = (time.monotonic() - at) / 60
+        """Send the waiting messages until one is rejected."""
+        while self.waiting and time.monotonic() >= self.next:
+            message = self.waiting[0]
+            late = (time.time() - message.at) / 60
             try:
-                return self.send(f"{text} (told {late:.0f} min late)" if late >= 1 else text)
+                self.send(f"{message.text} (told {late:.0f} min late)" if late >= 1 else message.text)
             except (OSError, HTTPException) as error:
-                unclear += not isinstance(error, urllib.error.URLError)  # a receiver that hangs may have taken it
-                if (tries := tries + 1) == 1:
+                # a receiver that hangs may have accepted the message
+                self.unclear += not isinstance(error, urllib.error.URLError)
+                self.tries += 1
+                if self.tries == 1:
                     why = f"{getattr(error, 'code', '')} {type(error).__name__}".strip()
-                    print(f"medsilo: the webhook did not take {text!r}: {why}", file=sys.stderr, flush=True)
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST)
+                    _say(f"the webhook did not take {message.text!r}: {why}")
+                self.next = time.monotonic() + min(PAUSE * 2 ** min(self.tries - 1, 10), LONGEST)
+                if self.unclear < UNCLEAR:
+                    return
+            self.tries, self.unclear = 0, 0
+            with suppress(IndexError):
+                if self.waiting[0] is message:
+                    self.waiting.popleft()
 
 
 def main() -> None:
@@ -441,30 +698,50 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kit", type=Path, help="of the server or of a hospital")
     parser.add_argument("--port", type=int, default=9464, help="on 127.0.0.1 (default: 9464)")
-    parser.add_argument("--webhook", metavar="URL", help="that is told; https, or of this machine")
+    told = f"with the URL that is told; https, or of this machine (default: the URL in {WEBHOOK})"
+    parser.add_argument("--webhook", metavar="FILE", type=Path, help=told)
     parser.add_argument(
         "--disk", type=float, default=DISK, metavar="GB", help=f"that are to be free (default: {DISK:g})"
     )
+    parser.add_argument(
+        "--beside-server",
+        action="store_true",
+        help="at a hospital: report only events that the server's own --webhook does not",
+    )
     given = parser.parse_args()
     try:
-        read_kit(given.kit)
-        if given.webhook and not _is_safe(given.webhook):
-            raise MedsiloError("--webhook must begin with https://: names of hospitals would leave in clear")
-        server = ThreadingHTTPServer((HERE, given.port), _handler(given.kit, given.disk))
+        if read_kit(given.kit).party == "server" and given.beside_server:
+            raise MedsiloError("--beside-server is for a hospital's kit; this is the server's")
+        given.webhook = _url(given.webhook)
+        running = list[Running]()
+        server = Endpoint(given.port, _handler(given.kit, given.disk, running))
     except MedsiloError as error:
         sys.exit(f"medsilo: {error}")
     except OSError as error:
         sys.exit(f"medsilo: port {given.port} can't be listened on ({type(error).__name__}); give another --port")
     if given.webhook:
         messages = Messages(partial(post, given.webhook))
-        Thread(target=messages.hand_over, daemon=True).start()
-        Thread(target=_watch, args=(given.kit, given.disk, messages.add), daemon=True).start()
-        Thread(target=_pass_on, args=(given.kit, messages.add), daemon=True).start()
+        running.append(Running("watch", Watch(given.kit, given.disk, messages, given.beside_server).look, POLL, STALE))
+        running.append(Running("webhook", messages.hand_over, POLL, STALE))
     print(f"listening: http://{HERE}:{server.server_port}/metrics and /healthz; Ctrl-C ends it", flush=True)
     try:
         server.serve_forever()
     except KeyboardInterrupt:
         print("stopped")
+
+
+def _url(file: Path | None) -> str:
+    """Return the webhook's URL, of a file or of the environment. It may hold a secret, and every account of a machine
+    may read the arguments of its programs."""
+    if file and str(file).startswith(("http:", "https:")):
+        raise MedsiloError(f"--webhook names a file with the URL, as arguments are seen by all; or set {WEBHOOK}")
+    try:
+        url = (read_bounded(file, LONGEST_URL).decode() if file else os.environ.get(WEBHOOK, "")).strip()
+    except (OSError, ValueError) as error:
+        raise MedsiloError(f"--webhook: no file with a URL can be read there ({type(error).__name__})") from error
+    if url and not _is_safe(url):
+        raise MedsiloError("the webhook's URL must begin with https://: names of hospitals would leave in clear")
+    return url
 
 
 def _is_safe(url: str) -> bool:

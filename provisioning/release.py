@@ -4,8 +4,8 @@
     python provisioning/release.py verify dist SIGNERS                 # make verify-release SIGNERS=...
     python provisioning/release.py wheelhouse dist requirements.txt    # make wheelhouse
 
-The last collects the wheels and all that they need in one folder, for machines without a network that have the same
-Python, system and processor as this one.
+The last collects the wheels and all their requirements in one folder, for machines without a network that have the same
+Python, system and processor.
 
 KEY is a private key of ssh-keygen's; SIGNERS a file of lines "maintainer ssh-ed25519 ...", which whoever verifies has
 from elsewhere. Nothing is installed.
@@ -23,7 +23,7 @@ SUMS, LOCK, SPACE, WHO = "SHA256SUMS", "requirements.lock", "medsilo-release", "
 
 
 def locked(requirements: Path) -> str:
-    """Return every package that these need, with its version and the hash of the file that pip takes here."""
+    """Return every package that these requirements need, with its version and the hash of the file that pip selects."""
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         asked = ["--dry-run", "--ignore-installed", "--quiet", "--report", report, "--requirement", requirements]
@@ -71,7 +71,7 @@ def wheelhouse(dist: Path, requirements: Path) -> None:
 
 
 def verify(dist: Path, signers: Path) -> None:
-    """End with a line of what is wrong, unless the maintainer signed these very files, and no other wheel is there."""
+    """Exit with a line about the fault, unless the maintainer signed these very files, and there is no other wheel."""
     if missing := [path.name for path in (dist / SUMS, dist / f"{SUMS}.sig", signers) if not path.is_file()]:
         sys.exit(f"{', '.join(missing)}: missing, so nothing can be verified; install nothing of it")
     command = ["ssh-keygen", "-Y", "verify", "-f", signers, "-I", WHO, "-n", SPACE, "-s", dist / f"{SUMS}.sig"]
@@ -90,7 +90,7 @@ def verify(dist: Path, signers: Path) -> None:
 
 
 def digest(file: Path) -> str:
-    """Return a file's SHA-256; of one that is not there, nothing."""
+    """Return a file's SHA-256, or an empty text if the file is missing."""
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 

@@ -26,12 +26,11 @@ from medsilo import __version__
 COLUMNS = ("name", "version", "licence")
 IMAGE = {"python_version": "3.11", "python_full_version": "3.11.14", "sys_platform": "linux"}
 IMAGE |= {"platform_machine": "x86_64", "platform_python_implementation": "CPython", "implementation_name": "cpython"}
-LONGEST = 80  # characters of a licence's name; what is longer is its text
+LONGEST = 80  # most characters of a licence's name; a longer text is the licence itself
 SILENT = "not told by the package"
 
 
 def licences(report: Path, table: Path) -> None:
-    """Write each package's name, version and licence, as the package itself tells it."""
     told = json.loads(report.read_text("utf-8"))
     if int(told["pip_version"].partition(".")[0]) < 25:
         sys.exit(f"pip {told['pip_version']} reports no licence's expression; nothing is written: take pip 25 or newer")
@@ -42,7 +41,7 @@ def licences(report: Path, table: Path) -> None:
 
 
 def licence_of(told: Mapping[str, Any]) -> str:
-    """Return a licence's name from a package's metadata: an expression of SPDX, or else words."""
+    """Return a licence's name from a package's metadata: an SPDX expression, or else words."""
     words = told.get("license", "").strip()
     named = [own.rpartition(" :: ")[2] for own in told.get("classifier", ()) if own.startswith("License :: OSI")]
     short = words if len(words) <= LONGEST and "\n" not in words else ""
@@ -50,7 +49,7 @@ def licence_of(told: Mapping[str, Any]) -> str:
 
 
 def write(lock: Path, table: Path, bill: Path) -> None:
-    """Write what the image's lock names, with hashes and licences; CycloneDX's own schema checks it."""
+    """Write the packages of the image's lock with hashes and licences, checked by CycloneDX's own schema."""
     with table.open(newline="", encoding="utf-8") as file:
         known = {(row["name"], row["version"]): row["licence"] for row in csv.DictReader(file)}
     pinned = RequirementsFile.from_file(str(lock)).requirements
@@ -61,7 +60,7 @@ def write(lock: Path, table: Path, bill: Path) -> None:
     found["components"] = [own for own in found["components"] if (own["name"], own["version"]) in names]
     for own in found["components"]:
         own["licenses"] = [licence_in(known[own["name"], own["version"]])]
-        del own["description"]  # the line of the lock
+        del own["description"]  # the description is the line of the lock file
     refs = {own["bom-ref"] for own in (found["metadata"]["component"], *found["components"])}
     found["dependencies"] = [own for own in found["dependencies"] if own["ref"] in refs]
     found["metadata"]["component"]["version"] = __version__
@@ -72,14 +71,14 @@ def write(lock: Path, table: Path, bill: Path) -> None:
 
 
 def made(lock: Path) -> dict[str, Any]:
-    """Return the bill that CycloneDX's own tool makes of a lock, which knows no licences."""
+    """Return the bill of materials that CycloneDX's tool makes from a lock file, without licences."""
     about = ["--pyproject", "pyproject.toml", "--spec-version", "1.6", "--output-reproducible", str(lock)]
     command = [sys.executable, "-W", "ignore", "-m", "cyclonedx_py", "requirements", *about]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
 def licence_in(told: str) -> dict[str, Any]:
-    """Return a licence as CycloneDX has it."""
+    """Return a licence in CycloneDX's form."""
     if known := fixup_id(told):
         return {"license": {"id": known}}
     return {"expression": told} if is_expression(told) else {"license": {"name": told}}

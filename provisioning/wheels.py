@@ -1,4 +1,4 @@
-"""The wheels of a checkout: `medsilo`, all that a hospital needs, and `medsilo-lab`, what researchers and leads add.
+"""The wheels of a checkout: `medsilo`, all that a hospital needs, and `medsilo-lab`, which others add to it.
 
     python provisioning/wheels.py SOURCE DIST     # make wheel
 
@@ -6,6 +6,8 @@ A checkout is installed as one, by `pip install -e .`: pyproject.toml has the en
 parted, by the package that an entry point names.
 """
 
+import bz2
+import json
 import re
 import shutil
 import subprocess
@@ -18,41 +20,47 @@ from typing import Any
 
 import tomli_w
 
-LAB = ("medsilo_lab", "medsilo_page")  # the packages of medsilo-lab
-ABOUT = "What researchers and leads use of medsilo: comparison, pages, init, Python, prediction, kits"
+from medsilo.cli.documentation import PAGES, pages_of
+
+LAB = ("medsilo_lab", "medsilo_server")  # the packages of medsilo-lab
+ABOUT = "What servers, leads and researchers use of medsilo: the server, kits, comparison, reports, init, Python"
 README = "README.md"
 OF_BOTH = ("readme", "license", "license-files", "requires-python", "authors", "keywords", "classifiers", "urls")
-_INWARD = re.compile(r"(!?\[[^]]*\])\((?![a-z]+:|#)([^)\s]+)\)")  # a link to a file of the repository
+_INWARD = re.compile(r"(!?\[[^]]*\])\((?![a-z]+:|#)([^)\s]+)\)")  # a link to a file in the repository
 
 
 def build(source: Path, dist: Path) -> None:
-    """Build both wheels. What makes their bytes, the times and rights of files, are those of the source."""
+    """Build both wheels. Their bytes depend on the source files' times and permissions only."""
     project = tomllib.loads((source / "pyproject.toml").read_text("utf-8"))
-    version = re.search(r'__version__ = "(.+)"', (source / "custom/medsilo/__init__.py").read_text("utf-8"))
-    if not version:
-        sys.exit("custom/medsilo/__init__.py has no version; nothing is built")
+    version = project["project"]["version"]
     for lab in (False, True):
         with TemporaryDirectory() as folder:
             place = Path(folder)
             shutil.copy2(source / "LICENSE", place / "LICENSE")
             text = (source / README).read_text("utf-8")
-            (place / README).write_text(
-                led_outward(text, project["project"]["urls"]["Repository"], version[1]), "utf-8"
-            )
+            (place / README).write_text(led_outward(text, project["project"]["urls"]["Repository"], version), "utf-8")
             for package in (source / "custom").iterdir():
                 if (package / "__init__.py").is_file() and (package.name in LAB) == lab:
                     shutil.copytree(
                         package, place / "custom" / package.name, ignore=shutil.ignore_patterns("__pycache__")
                     )
-            if lab:  # what consortium.yaml names as hospitals' policies
+            if not lab:
+                write_pages(source, place / "custom/medsilo" / PAGES.name)
+            if lab:  # the jobs by name, and the hospitals' policies that consortium.yaml names
+                shutil.copytree(source / "jobs", place / "custom/medsilo/jobs")
                 shutil.copytree(source / "site_configs", place / "custom/medsilo_lab/site_configs")
-            (place / "pyproject.toml").write_text(tomli_w.dumps(parted(project, lab, version[1])), "utf-8")
+            (place / "pyproject.toml").write_text(tomli_w.dumps(parted(project, lab, version)), "utf-8")
             command = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", dist.absolute(), place]
             subprocess.run([sys.executable, "-m", "pip", *map(str, command)], check=True)
 
 
+def write_pages(source: Path, file: Path) -> None:
+    """Write the pages of `medsilo docs` into one file."""
+    file.write_bytes(bz2.compress(json.dumps(pages_of(source), ensure_ascii=False).encode()))
+
+
 def led_outward(text: str, repository: str, version: str) -> str:
-    """Return the README as a package index shows it: links lead to the repository's files of this version."""
+    """Return the README for a package index: its links lead to the repository's files of this version."""
 
     def outward(found: re.Match[str]) -> str:
         return f"{found[1]}({repository}/{'raw' if found[1][0] == '!' else 'blob'}/v{version}/{found[2]})"
@@ -61,7 +69,7 @@ def led_outward(text: str, repository: str, version: str) -> str:
 
 
 def parted(project: Mapping[str, Any], lab: bool, version: str) -> dict[str, Any]:
-    """Return what pyproject.toml says of one of the two."""
+    """Return the part of pyproject.toml for one of the two wheels."""
     own, tools = dict(project["project"]), dict(project["tool"]["setuptools"])
     points = {
         group: {name: where for name, where in entries.items() if where.startswith(LAB) == lab}
@@ -69,17 +77,17 @@ def parted(project: Mapping[str, Any], lab: bool, version: str) -> dict[str, Any
     }
     own["entry-points"] = {group: entries for group, entries in points.items() if entries}
     tools["package-data"] = {
-        name: data for name, data in tools["package-data"].items() if name == "*" or (name in LAB) == lab
+        name: data for name, data in tools["package-data"].items() if name in ("*", "medsilo") or (name in LAB) == lab
     }
     if lab:
+        tools["packages"] = {"find": {**tools["packages"]["find"], "namespaces": True}}  # medsilo/jobs, data alone
         own = {name: own[name] for name in (*OF_BOTH, "entry-points")}
         own |= {
             "name": "medsilo-lab",
             "description": ABOUT,
             "version": version,
-            "dependencies": [f"medsilo=={version}"],
+            "dependencies": [f"medsilo[lab,page]=={version}"],
         }
-        tools.pop("dynamic")
     return {"build-system": project["build-system"], "project": own, "tool": {"setuptools": tools}}
 
 

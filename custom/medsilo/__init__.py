@@ -1,13 +1,30 @@
 """medsilo: hospitals train a medical-imaging model together without sharing data.
 
-The names below are what Python programs and notebooks use; docs/research/python.md shows each. They are loaded when
-they are first used, so that `import medsilo` costs nothing.
+The names below are for Python programs and notebooks; docs/research/python.md shows each. They are loaded on first use,
+so that `import medsilo` costs no time. Those of medsilo-lab are attached by its entry points.
 """
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from medsilo.core.errors import MedsiloError
+    from medsilo.core.version import __version__
+    from medsilo.deploy.supermodel import SuperModel
+    from medsilo.learning.amplitude import AmplitudeNorm
+    from medsilo.learning.perturbation import PerturbedOptimizer
+    from medsilo.plan import Plan, load_plan
 
+PLACES = {
+    "AmplitudeNorm": "medsilo.learning.amplitude",
+    "MedsiloError": "medsilo.core.errors",
+    "PerturbedOptimizer": "medsilo.learning.perturbation",
+    "Plan": "medsilo.plan",
+    "SuperModel": "medsilo.deploy.supermodel",
+    "__version__": "medsilo.core.version",
+    "load_plan": "medsilo.plan",
+}
+LAB = ("Comparison", "Run", "compare", "data", "power", "predict", "run")  # the names of medsilo-lab
 __all__ = [
     "AmplitudeNorm",
     "Comparison",
@@ -18,25 +35,33 @@ __all__ = [
     "SuperModel",
     "__version__",
     "compare",
+    "data",
     "load_plan",
+    "power",
     "predict",
     "run",
 ]
 
-if TYPE_CHECKING:
-    from medsilo.core.errors import MedsiloError
-    from medsilo.deploy.supermodel import SuperModel
-    from medsilo.learning.amplitude import AmplitudeNorm
-    from medsilo.learning.perturbation import PerturbedOptimizer
-    from medsilo.plan import Plan, load_plan
-    from medsilo_lab.api import Comparison, Run, compare, predict, run
-else:
 
-    def __getattr__(name: str) -> object:
-        """Import a public name when it is first used."""
-        from medsilo.core.lazy import lazily
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name in LAB:
+        found = _of_the_lab(name)
+    elif name in PLACES:
+        found = getattr(import_module(PLACES[name]), name)
+    else:
+        raise AttributeError(f"module 'medsilo' has no attribute {name!r}")
+    globals()[name] = found
+    return found
 
-        return lazily(__name__, __file__)(name)
 
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+def _of_the_lab(name: str) -> Any:
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group="medsilo.names", name=name):
+        return entry.load()
+    raise ImportError(f"{name} comes with medsilo_lab, which is not here; install medsilo-lab", name="medsilo_lab")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

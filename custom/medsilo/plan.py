@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import torch
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
-from torch import Tensor, nn
+from torch import nn
 
-from medsilo.core import model_folders, optional
+from medsilo.core import model_folders
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.package import ALWAYS, facts_of, is_here, is_ours, ours_behind
 from medsilo.core.section import Feature, Section, checked
@@ -28,14 +28,15 @@ from medsilo.schedule.declared import PrivacyOffer, Private
 from medsilo.schedule.layer import Layer
 from medsilo.schedule.participation import Participation, names_for
 from medsilo.schedule.phase import ModelFactory, Phase, Schedule
+from medsilo.schedule.weighting import Weighting
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # its package brings it
+if TYPE_CHECKING:  # an optional package defines it
     from medsilo.schedule.sealing import SecureAggregation
 
 NAMING = ("from", "question", "plans")  # keys of network and task that may name a file beside the plan
-LONGEST_LINE = 300  # bytes of a line in the lead's words
-MEASURED_LINE = 4000  # kbit/s: the value that stands for "as measured"
+LONGEST_LINE = 300  # the most bytes of a line that the lead writes
+MEASURED_LINE = 4000  # kbit/s: the value that means "as measured"
 CLEAR = "No secure aggregation: the server, and anyone who reads its disk, sees every update that leaves a hospital."
 
 
@@ -44,15 +45,15 @@ class ModelSelection(Feature):
 
     keep: Literal["best", "last"] = Field(
         "best",
-        description="the round whose model is tested and kept as `best`: the best on validation data (a later round "
-        "has to be strictly better), or the last",
+        description="the round whose model is tested and kept as `best`: the last, or the best on validation "
+        "data. Of equal rounds the first counts",
     )
     validate_every: int = Field(
         1,
         ge=1,
         le=10_000,
-        description="sites validate the model before the first round, after every so many rounds and after the last; "
-        "only such rounds can be the best one",
+        description="sites validate before the first round, then at this interval of rounds, and after the last; only "
+        "these rounds can be the best",
     )
 
 
@@ -66,7 +67,7 @@ Line = Annotated[str, AfterValidator(_one_line)]
 
 
 class TransportSettings(Feature):
-    """Settings of the tensors on their way."""
+    """Settings for sending tensors."""
 
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="`bfloat16` halves the bytes and rounds every tensor that is sent"
@@ -75,8 +76,8 @@ class TransportSettings(Feature):
         MEASURED_LINE,
         ge=8,
         le=1_000_000,
-        description="kbit/s of the slowest line, of which ten seconds' worth is sent in one piece. Leave 4000, the "
-        "default, and pieces have 1 MiB, of which two seconds' worth of the line's own speed are on their way",
+        description="kbit/s of the slowest line, of which ten seconds' worth is sent in one piece. With 4000, the "
+        "default, pieces have 1 MiB, and two seconds of the line's measured speed are on their way",
     )
 
     @property
@@ -84,35 +85,36 @@ class TransportSettings(Feature):
         """The bytes a second of the slowest line, as the plan sets it; None where lines are measured."""
         return None if self.slowest == MEASURED_LINE else self.slowest * 1000 / 8
 
-    def packed(self, tensor: Tensor) -> Tensor:
-        """A tensor as it travels: float32 is rounded when the plan says so, all else stays as it is."""
-        return tensor.bfloat16() if self.precision == "bfloat16" and tensor.dtype == torch.float32 else tensor
-
 
 class SecureAggregationSettings(Feature):
-    """A plan's `secure_aggregation`: whether hospitals mask what they send, so that the server reads sums only."""
+    """A plan's `secure_aggregation`: whether hospitals mask their updates, so that the server reads only sums."""
 
     mode: Literal["none", "pairwise"] = Field(
-        "none", description="whether hospitals send what the server cannot read. `pairwise`: it learns sums only"
+        "none",
+        description="whether hospitals mask their updates, so that the server cannot read a single hospital's. "
+        "`pairwise`: it learns sums only",
     )
     threshold: int | None = Field(
         None,
         ge=2,
         le=256,
-        description="of `pairwise`: how many (t) of the K hospitals have to stay until a round is opened, more than "
-        "half; t - 1 may help a server that follows the protocol, and it learns no more than they know; `null`: 2K/3, "
-        "rounded down, and one",
+        description="with `pairwise`: the number t of the K hospitals that must stay until the sum of a round is "
+        "unmasked, more than half. Even with the help of t - 1 hospitals, a server that follows the "
+        "protocol learns no other hospital's update. `null`: 2K/3, rounded down, plus one",
     )
     clip: float = Field(
         65536.0,
         gt=0,
         le=1e11,  # with it, the masked numbers of as many hospitals as there can be are 1e-5 apart at most
-        description="the largest number that is masked, whatever its sign; a hospital with a larger one is refused",
+        description="the largest absolute value that is masked; the server rejects a hospital with a larger one",
     )
 
     @property
     def implementation(self) -> "SecureAggregation | None":
-        """Return how hospitals mask; None where they send in clear. Raises PlanError where its package is not here."""
+        """The protocol of secure aggregation; None where sites send in clear.
+
+        Raises PlanError where its package is not installed.
+        """
         if self.mode == "none":
             return None
         if self.mode not in AGGREGATIONS:
@@ -125,12 +127,12 @@ class SecureAggregationSettings(Feature):
 
     @property
     def promises(self) -> list[str]:
-        """Return what it protects against, and against whom it does not: the same wherever it is said."""
+        """Describe the threats against which secure aggregation protects, and those against which it does not."""
         return [*self.implementation.promises] if self.implementation else [CLEAR]
 
     @property
     def times_as_large(self) -> int:
-        """Return how many times its bytes a tensor may take when it is masked, at most."""
+        """The largest ratio of a masked tensor's bytes to the plain tensor's."""
         return self.implementation.times_as_large if self.implementation else 1
 
     def leaves(self, plan: Any) -> Iterable[str]:
@@ -142,15 +144,15 @@ class StudyDescription(Section):
     """The study in its lead's words: every hospital reads them before it approves, and on every page."""
 
     title: Line = Field("", description="the study's title, in one line; every page shows it")
-    purpose: Line = Field("", description="what the model is for and why these data are needed; one line")
-    contact: Line = Field("", description="who answers questions: a name, a role, an address; one line")
+    purpose: Line = Field("", description="the purpose of the model, and the reason why it needs these data; one line")
+    contact: Line = Field("", description="the contact for questions: a name, a role, an address; one line")
 
 
 class OutsidePackage(Section):
     """An installed package that a plan uses beside medsilo."""
 
     version: str
-    hash: str  # SHA-256 over its files
+    hash: str  # the SHA-256 of the package's files
 
 
 class Plan(Section):
@@ -175,8 +177,8 @@ class Plan(Section):
     model_selection: ModelSelection = ModelSelection()
     privacy: PrivacyOffer | None = Field(
         None,
-        description="what the study promises of every hospital's records: differential "
-        "privacy against everybody outside it. `null`: nothing",
+        description="the study's promise for every hospital's records: differential privacy  against everybody "
+        "outside it. `null`: nothing",
     )
     layers: tuple[Annotated[SerializeAsAny[Layer], BeforeValidator(LAYERS.read)], ...] = Field(
         (),
@@ -187,22 +189,24 @@ class Plan(Section):
     seed: int = Field(0, ge=0, lt=2**32, description="decides everything random")
     protocol: Literal["paper", "released-code", "default"] = Field(
         "default",
-        description="what the plan's numbers follow; it is stated in every output. A plan that contradicts what its "
-        "method says of the word is refused, and so is a word of which the method says nothing",
+        description="the paper or default that the plan's settings follow; every output states it. medsilo rejects "
+        "a plan that contradicts its protocol, and a protocol that the method does not have",
     )
     packages: dict[str, OutsidePackage] = Field(
         {},
-        description="packages of others that bring the method, task, network or layers; "
+        description="packages of other authors that have the method, task, network or layers;  "
         "filled in by itself: version and hash of each",
     )
 
     @cached_property
     def course(self) -> Schedule:
-        """The study's phases and what is delivered at its end."""
+        """The study's phases, and the delivery at its end."""
         return self.algorithm.course(self.training)
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Return what another process needs; it works out the course itself, whose functions can't travel."""
+        """The state for another process, without the schedule: its functions can't be pickled, so each process derives
+        it.
+        """
         state = super().__getstate__()
         return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name != "course"}}
 
@@ -223,19 +227,30 @@ class Plan(Section):
 
     @property
     def features(self) -> list[Feature]:
-        """All that is optional in this plan, in the order in which it is asked."""
+        """The optional features of this plan, in the order in which they are consulted."""
         secure = self.secure_aggregation
         own = (self.participation, self.aggregation, self.transport, secure, secure.implementation, self.privacy)
         return [feature for feature in (*own, *self.layers) if feature is not None]
 
     @property
     def has_threshold(self) -> bool:
-        """Return whether hospitals choose a threshold on validation cases: not where each number has its price."""
+        """True if hospitals choose a threshold on validation cases: not where each number has its price."""
         return self.task.goal.decides and self.privacy is None
 
     @property
+    def weighting(self) -> Weighting:
+        """The weighting of sites' updates in a weighted mean."""
+        return self.algorithm.weighting or ("patients" if self.task.by_patient else "cases")
+
+    @property
+    def weighs_cases(self) -> bool:
+        """True if a site's numbers of cases or patients decide how much it counts beside others."""
+        is_mean = any(not group.personal for phase in self.course.phases for group in phase.sent)
+        return is_mean and self.weighting != "uniform" and not (self.aggregation.robust or self.aggregation.max_weight)
+
+    @property
     def private(self) -> Private:
-        """Return how the method keeps the plan's promise of privacy; raises PlanError where it can't."""
+        """The method's privacy mechanism under the plan's promise; raises PlanError where it has none."""
         return self.algorithm.privacy_mechanism(name for name in METHODS.ours if METHODS[name].declares_account())
 
     @property
@@ -245,11 +260,11 @@ class Plan(Section):
 
     @property
     def sealed(self) -> bool:
-        """Return whether hospitals mask what they send."""
+        """True if hospitals mask their updates."""
         return self.secure_aggregation.mode != "none"
 
     def sealed_forms(self, phase: Phase) -> dict[str, Form]:
-        """Return how each group is sealed that sites seal in a phase."""
+        """The form in which each masked group of a phase is aggregated."""
         secure = self.secure_aggregation.implementation if self.sealed else None
         return dict(secure.forms(self, phase)) if secure else {}
 
@@ -260,7 +275,7 @@ class Plan(Section):
         return ModelFactory(make, task.shape, task.channels, sites)
 
     def warnings(self, sites: Sequence[str]) -> list[str]:
-        """Return what the person who starts the study should know of its numbers, one line each."""
+        """Warnings for the person who starts the study, one line each."""
         own = (caution for feature in self.features for caution in feature.warnings(self))
         return [*self.algorithm.warnings(sites), *own]
 
@@ -271,7 +286,7 @@ class Plan(Section):
             return self.algorithm.modules(self._blueprint())
 
     def layout(self) -> dict[str, nn.Module]:
-        """The same without values: names, shapes and types. It draws nothing, on no device."""
+        """The networks without values: names, shapes and types. It draws no random number on any device."""
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             return self.algorithm.modules(self._blueprint())
 
@@ -282,16 +297,16 @@ class Plan(Section):
 
     @property
     def rounds(self) -> int:
-        """The rounds of all phases."""
+        """The total number of rounds in all phases."""
         return self.course.rounds
 
     def validates(self, rounds: int) -> bool:
-        """Return whether sites validate the model that has gone through so many rounds."""
+        """True if sites validate the model after this number of rounds."""
         return rounds % self.model_selection.validate_every == 0 or rounds == self.rounds
 
     @property
     def validations(self) -> int:
-        """The number of times that each site validates."""
+        """The number of times that each site validates the model."""
         return sum(self.validates(rounds) for rounds in range(self.rounds + 1))
 
     def resolved(self) -> dict[str, Any]:
@@ -325,7 +340,7 @@ class Plan(Section):
         return {*filter(is_here, ALWAYS), *filter(is_ours, named)}.union(*map(ours_behind, parts))
 
     def among(self, sites: Iterable[str]) -> "Plan":
-        """This plan for these hospitals, where it names none itself: those that are there when it begins."""
+        """This plan for the hospitals that are connected at its beginning, if it names none."""
         if self.participation.sites:
             return self
         names, values = sorted(sites), self.resolved()
@@ -335,7 +350,7 @@ class Plan(Section):
 
     @property
     def on_one_machine(self) -> "Plan":
-        """This plan with names for its hospitals, where it names none and all of them are made here."""
+        """This plan with names for its hospitals, where it names none and all are simulated here."""
         return self.among(names_for(self.participation.required))
 
     def with_changes(self, changes: Iterable[str]) -> "Plan":
@@ -354,7 +369,7 @@ def keys_of(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 @lru_cache(maxsize=4)
 def _as_yaml(plan: str) -> str:
-    """Return JSON as YAML: each of a thousand sites in a process writes a plan that names them all."""
+    """Convert JSON to YAML, cached because each of up to a thousand sites in a process writes the same long plan."""
     return dump_yaml(json.loads(plan))
 
 
@@ -363,8 +378,11 @@ def load_plan(
 ) -> Plan:
     """Read a plan.yaml, apply `a.b=value` changes, and check everything.
 
-    allowed: the installed packages that may bring a method, task or network beside medsilo's; by default all.
-    method: takes the place of the plan's where that is another.
+    Args:
+        path: the plan.yaml
+        changes: changes such as "training.rounds=3"
+        allowed: the installed packages that may bring a method, task or network beside medsilo's; by default all
+        method: takes the place of the plan's, where that is another
 
     >>> load_plan("jobs/fedavg/app/config/plan.yaml", ["training.rounds=3"]).rounds
     3
@@ -373,9 +391,11 @@ def load_plan(
 
 
 def read_plan(path: Path | str, method: Algorithm | None = None, beside: bool = False) -> Any:
-    """Return what a plan.yaml and the files that it names say, before anything of it is checked.
+    """Read a plan.yaml and the files that it names, without checking their values.
 
-    method: as in `load_plan`. beside: it may name files in its own folder only, as another party's plan.
+    Args:
+        method: as in `load_plan`
+        beside: whether it may name files in its own folder only, as another party's plan
     """
     path = Path(path)
     try:
@@ -387,14 +407,18 @@ def read_plan(path: Path | str, method: Algorithm | None = None, beside: bool = 
     model_folders.look_in(path.parent, path.parent / model_folders.FOLDER)
     sections = [values.get(key) for key in ("task", "network")] if isinstance(values, dict) else []
     named = any(key in own for own in sections if isinstance(own, dict) for key in NAMING)
-    return optional.with_files(values, path.parent, beside) if named else values
+    if not named:
+        return values
+    from medsilo.schedule.plan_files import with_files
+
+    return with_files(values, path.parent, beside)
 
 
 def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str] = ANY, here: bool = False) -> Plan:
     """Check a plan given as nested dicts, with `a.b=value` changes.
 
-    allowed: as in `load_plan`. here: all hospitals are made on this machine, and get names before the changes, where
-    the plan has none.
+    allowed: as in `load_plan`. here: whether all hospitals are simulated on this machine; they get names before the
+    changes, if the plan has none.
     """
     if not isinstance(values, dict):
         raise PlanError("this is not a plan; give a plan.yaml, which has the keys algorithm, task, participation, ...")
@@ -403,10 +427,14 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
     except (TypeError, ValueError) as error:
         raise PlanError(f"a plan holds texts, numbers, lists and mappings only ({error}); quote such values") from error
     if here:
-        optional.name_hospitals(values)
+        from medsilo.schedule.plan_changes import name_hospitals
+
+        name_hospitals(values)
     if changes := [*changes]:
-        optional.change(values, changes)
-    if values.get("network") is None:  # which a change may say, too: the task's own then
+        from medsilo.schedule.plan_changes import change
+
+        change(values, changes)
+    if values.get("network") is None:  # a change may set the network, too: the task's own then
         values.pop("network", None)
     names, given = _names_in(values), values.get("packages")
     check_packages(names, given, allowed)  # before anything of them is imported
@@ -415,14 +443,16 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
         plan = checked(Plan, values, "the plan")
     except ValidationError as error:
         chosen = {key: table.get(names[key]) for key, table in TABLES.items()}
-        raise PlanError(optional.in_words(error, Plan, chosen)) from error
+        from medsilo.core.wording import in_words
+
+        raise PlanError(in_words(error, Plan, chosen)) from error
     _check_texts(values, "")
     if NETWORKS.get(plan.network.name) is not type(plan.network):
         raise PlanError(
             f"network: task {plan.task.name} brings network {plan.network.name!r}, which no package lists under that "
             "name; list it in the entry points 'medsilo.networks' of its package"
         )
-    used = check_packages(_names_in(plan.resolved()), given, allowed)  # its network may have come with the task
+    used = check_packages(_names_in(plan.resolved()), given, allowed)  # the network may have come with the task
     return plan.model_copy(update={"packages": {name: OutsidePackage(**facts) for name, facts in used.items()}})
 
 
@@ -436,8 +466,7 @@ def _check_texts(value: Any, where: str) -> None:
 
 
 def _names_in(values: dict[str, Any]) -> dict[str, str]:
-    """Return what is named in a plan, by its key: method, task, network and those within it, layers,
-    and secure aggregation."""
+    """The names in a plan, by key: method, task, network and nested networks, layers, and secure aggregation."""
     names = {key: table.named_in(values.get(key)) for key, table in TABLES.items()}
     layers, network, key = values.get("layers"), values.get("network"), "network"
     secure = values.get("secure_aggregation")
@@ -464,5 +493,5 @@ def _complete_network(values: dict[str, Any], task: str) -> None:
     try:
         own = _default_network(checked(TASKS[task], {**values["task"], "name": task}, "the task"))
     except ValidationError:
-        return  # what is wrong with the task is said when the plan is checked
+        return  # the check of the plan reports faults of the task
     values["network"] = {**own.model_dump(mode="json"), **network}

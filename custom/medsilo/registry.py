@@ -1,8 +1,8 @@
 """The names that plans and commands may use: medsilo's own methods, tasks and so on, and those of plug-ins.
 
-The engine's are written here as "module:Class" and imported when they are asked for. Those of plug-ins are found by
-their entry points: a package's metadata say which names it brings, so nothing of it is imported before it is used. Some
-plug-ins come with medsilo, and are attached like all others.
+The engine's are listed here as "module:Class" and imported on first use. A plug-in's names come from the entry points
+in its package's metadata, so it is not imported before it is used. Some plug-ins come with medsilo, and are attached
+like all others.
 """
 
 import json
@@ -18,8 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.core.errors import PlanError
+from medsilo.core.own_code import uncalled
 from medsilo.core.package import ENGINE as OWN
-from medsilo.core.package import OURS, canonical, facts_of, files_in, files_of, in_words, is_installed, place_in_package
+from medsilo.core.package import (
+    OURS,
+    attach_again,
+    canonical,
+    extra_with,
+    facts_of,
+    files_in,
+    files_of,
+    in_words,
+    is_installed,
+    place_in_package,
+)
 from medsilo.core.text import is_safe_name
 
 ANY = ("*",)  # every installed package is allowed: where one person owns everything
@@ -27,7 +39,7 @@ SOURCE = "source-of-"  # begins the name under which a plan has the hash of a cl
 
 
 class PluginTable(Mapping[str, Any]):
-    """A table of things by name. A thing is imported when it is asked for; names alone import nothing."""
+    """A table of objects by name. An object is imported on first use; listing names imports no module."""
 
     def __init__(self, group: str, base: str, builtin: Mapping[str, str]) -> None:
         """`group` is that of the entry points; `base` and the values of `builtin` are written "module:Class"."""
@@ -60,14 +72,14 @@ class PluginTable(Mapping[str, Any]):
 
     def remedy(self, name: object) -> str:
         """Return the names to choose from instead of one that is not known, the nearest first."""
+        if waits := attach_again(self.group, str(name)):
+            return waits
         if not len(self):
             return "no package that is installed here brings one"
         near = get_close_matches(str(name).lower(), self, n=1, cutoff=0.8)
         if near:
             return f"did you mean {near[0]!r}? ('medsilo list' shows all)"
-        attached = any(OWN in packages for packages in TASKS._entries().values())
-        again = "" if attached else "; the plug-ins that come with medsilo are not attached: install it again ('make')"
-        return f"choose one of {', '.join(map(repr, self))}{again}"
+        return f"choose one of {', '.join(map(repr, self))}"
 
     def package_of(self, name: str) -> str | None:
         """Return the installed package that brings a name; None for our own. Two that bring the same are an error."""
@@ -79,12 +91,19 @@ class PluginTable(Mapping[str, Any]):
         return packages[0] if packages and packages != [OWN] else None
 
     def code_of(self, name: str) -> str:
-        """Return the package whose code a name stands for: one of ours as it is imported, or an outside one."""
+        """The package with a name's code: one of medsilo's as imported, or an outside package."""
         return self.package_of(name) or self.place_of(name).partition(".")[0]
 
     def place_of(self, name: str) -> str:
-        """Return where one of our names lies, as "module:Class"."""
+        """The place of one of medsilo's names, as "module:Class"."""
         return self.builtin.get(name) or self._entries()[name][OWN].value
+
+    def written_in(self, name: str) -> str:
+        """The place where a name is defined, as "module:Class"; empty where no file has it."""
+        own = {OWN: self.builtin[name]} if name in self.builtin else {}
+        entries = {package: entry.value for package, entry in self._entries().get(name, {}).items()}
+        places = [*{**entries, **own}.values()]
+        return places[0] if len(places) == 1 else ""  # two packages that bring the same are an error
 
     def _packages(self, name: str) -> list[str]:
         """Return the packages that bring a name, our own first."""
@@ -103,11 +122,12 @@ class PluginTable(Mapping[str, Any]):
         except Exception as error:
             module = error.name if isinstance(error, ModuleNotFoundError) else None
             why = f"the module {module} is missing" if module else type(error).__name__
-            told = f"package {package}: {name!r} can't be loaded ({why}); install the version made for this medsilo"
+            needed = (extra_with(module) if module else None) or "the version made for this medsilo"
+            told = f"package {package}: {name!r} can't be loaded ({why}); install {needed}"
             raise PlanError(told, private=str(error)) from error
         self._check(found, name, package)
         file = Path(sys.modules[entry.module].__file__ or "").resolve()
-        if package == OWN:  # of our distributions each may lie in a folder of its own
+        if package == OWN:  # each of medsilo's distributions may lie in another folder
             own = place_in_package(str(file)) or (entry.dist is not None and file in files_in(entry.dist))
         else:
             own = file in map(Path.resolve, files_of(package).values())
@@ -125,7 +145,7 @@ class PluginTable(Mapping[str, Any]):
 class Registry(PluginTable):
     """A table of classes that are sections of a plan, by the names that they have there.
 
-    A program or a notebook may give more of its own: these are known in its process only.
+    A program or a notebook may register more, for its process only.
     """
 
     def __init__(self, group: str, base: str, builtin: Mapping[str, str]) -> None:
@@ -154,7 +174,7 @@ class Registry(PluginTable):
         return SOURCE + name if name in self._given else super().package_of(name)
 
     def facts_of(self, name: str, package: str) -> dict[str, str]:
-        """Return version and hash of the package that brings a name."""
+        """Return the version and hash of the package that defines a name."""
         return {"version": "source", "hash": self._given[name][1]} if name in self._given else facts_of(package)
 
     def spelled(self, name: object) -> str | None:
@@ -181,7 +201,7 @@ class Registry(PluginTable):
         return self[name].model_validate_json(text, strict=True)
 
     def named_in(self, section: Any) -> str:
-        """Return the name in a plan's raw section, as this table spells it; nothing where there is none."""
+        """The name in a plan's raw section, as this table spells it; empty without a name."""
         name = section.get("name") if isinstance(section, Mapping) else None
         return self.spelled(name) or (name if isinstance(name, str) else "")
 
@@ -193,15 +213,28 @@ class Registry(PluginTable):
             raise PlanError(f"package {package}: {name!r} is not a {base.__name__}; derive it from {self.base}")
         if found.model_fields["name"].default != name:
             raise PlanError(f'package {package}: {name!r} says another name; write name: Literal["{name}"] = "{name}"')
+        if package != OWN and (odd := min(uncalled(found), default="")):
+            near = get_close_matches(odd, [hook for hook in vars(base) if not hook.startswith("_")], n=1)
+            remedy = f"did you mean {near[0]}?" if near else f"{base.__name__} has no such method."
+            told = f"{found.__name__} defines {odd}, which nobody calls; {remedy} A helper's name begins with _"
+            raise PlanError(f"package {package}: {name!r}: {told}")
+
+
+@cache
+def _installed(path: tuple[str, ...]) -> Any:  # what it is differs between versions of Python
+    """The entry points of all groups: to look for each group's own reads every distribution's once more."""
+    return entry_points()
 
 
 @cache
 def _entries(group: str, path: tuple[str, ...]) -> Mapping[str, Mapping[str, EntryPoint]]:
-    """The entry points of a group: name → package, all of ours as one. `path` is Python's own; where it changes, they
-    are sought again."""
+    """Map the entry points of a group to their packages; all packages of medsilo count as one.
+
+    `path` is Python's `sys.path`; when it changes, the entry points are read again.
+    """
     found: dict[str, dict[str, EntryPoint]] = {}
-    name_of = cache(attrgetter("name"))  # each look reads a distribution's METADATA
-    for entry in entry_points(group=group):
+    name_of = cache(attrgetter("name"))  # reading a name parses the distribution's METADATA file
+    for entry in _installed(path).select(group=group):
         if entry.dist:
             package = canonical(name_of(entry.dist))
             found.setdefault(entry.name, {})[OWN if package in OURS else package] = entry
@@ -251,7 +284,6 @@ TASKS = Registry(
     {
         "image-folder": "medsilo.tasks.own.image_folder:ImageFolder",
         "nifti-folder": "medsilo.tasks.own.volume_folder:NiftiFolder",
-        "script": "medsilo.script.task:ScriptTask",
         "synthetic-activity": "medsilo.tasks.synthetic.activity:SyntheticActivity",
         "synthetic-histology": "medsilo.tasks.synthetic.histology:SyntheticHistology",
         "synthetic-prostate": "medsilo.tasks.synthetic.prostate:SyntheticProstate",
@@ -267,14 +299,13 @@ NETWORKS = Registry(
         "densenet121": "medsilo.models.architectures:DenseNet121",
         "linear": "medsilo.models.architectures:Linear",
         "mlp": "medsilo.models.architectures:Mlp",
-        "script": "medsilo.script.network:ScriptNetwork",
         "small-cnn": "medsilo.models.architectures:SmallCnn",
         "unet": "medsilo.models.architectures:UNet",
         "vgg11": "medsilo.models.architectures:Vgg11",
     },
 )
 
-# Layers that a plan names; those that always stand there are in federation/site_stack.py and server_stack.py.
+# Layers that a plan names; federation/site_stack.py and server_stack.py have the permanent layers.
 LAYERS = Registry("medsilo.layers", "medsilo.schedule.layer:Layer", {"canary": "medsilo.check.canary:Canary"})
 
 # Secure aggregation, by the name of `secure_aggregation.mode`.
@@ -290,11 +321,13 @@ def table_of(key: str) -> Registry:
 
 
 def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str]) -> dict[str, dict[str, str]]:
-    """Return version and hash of every outside package that brings one of a plan's names. Nothing of it is imported.
+    """Return the version and hash of every outside package that defines a name in a plan, without importing it.
 
-    names: by the plan's key, of layers with their place (`layers.0`).
-    given: what the plan itself says of its packages. Raises a PlanError for a package
-    that is not allowed, that is not installed, or that is another one here than where the plan was made.
+    Raises a PlanError for a package that is not allowed, not installed, or different from the plan's.
+
+    Args:
+        names: by the plan's key, of layers with their index (`layers.0`)
+        given: the plan's `packages`
     """
     said = {canonical(str(name)): facts for name, facts in given.items()} if isinstance(given, dict) else {}
     found = {}

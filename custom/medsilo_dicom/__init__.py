@@ -1,1 +1,1 @@
-"""DICOM: series into volumes, segmentations and contours into masks, and results back."""
+"""Read DICOM series as volumes, and segmentations and contours as masks; write results as DICOM."""

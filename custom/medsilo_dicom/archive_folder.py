@@ -1,4 +1,4 @@
-"""Look at studies as an archive exports them, and choose what a plan and a hospital's settings say of them."""
+"""Inspect DICOM studies that an archive exported, and propose a plan and a hospital's settings for them."""
 
 import re
 from collections import Counter
@@ -9,33 +9,34 @@ from pathlib import Path
 
 import numpy as np
 
-from medsilo.extend import CaseIndex, DataError, DatasetLayout, DataSource, Scan
+from medsilo.extend import CaseIndex, DataError, DataSource, Scan
 from medsilo_dicom.dicom_folder import REST, DicomFolder, mask_of_series
 from medsilo_dicom.dicom_masks import OVERLAP
 from medsilo_dicom.header import Header, Tree, as_compared, library, read_tree
 from medsilo_dicom.series import read_again, scan_of_series
+from medsilo_lab.extend import DatasetLayout
 
-LEAST = 3  # patients of a folder that counts as a hospital's; and studies with a structure, whose name all will read
-TRIED = 2  # studies of a hospital in which structures may lie over each other
-OFTEN = 0.5  # of a hospital's studies that have a structure which is learned
-OUTLINES = {"body", "external", "skin", "patient", "outline", "couch", "couchsurface"}  # lie over others
+# minimum patients in a folder that counts as a hospital, and minimum studies with a structure that is learned
+LEAST = 3
+TRIED = 2  # number of a hospital's studies that are checked for overlapping structures
+OFTEN = 0.5  # minimum share of a hospital's studies that must contain a structure that is learned
+OUTLINES = {"body", "external", "skin", "patient", "outline", "couch", "couchsurface"}  # structures that contain others
 KIND = "DICOM series, with segmentations or contours that refer to them"
-Files = tuple[tuple[Path, ...], Path | str]  # a series', and its label's
+Files = tuple[tuple[Path, ...], Path | str]  # the files of a series, and the file of its label
 
 
 def look(folder: DatasetLayout) -> DatasetLayout | None:
-    """Say what suits a folder of studies; nothing of another, and of one without segmentations and contours."""
+    """Propose a plan for a folder of studies, or return None if the folder has no segmentations and contours."""
     tree, names = read_tree(folder.files.values()), {path: name for name, path in folder.files.items()}
     if not tree.annotations:
         return None
     if not tree.images:
-        raise DataError(
-            "segmentations or contours lie there, and not the series that they belong to; export these, too"
-        )
-    hospitals = _hospitals(tree, names)
+        raise DataError("the folder has segmentations or contours without their image series; export the series, too")
+    tops = _hospitals(tree, names, folder.hospitals)
     source = DataSource.model_validate({"folder": folder.path})
     task = DicomFolder.model_validate({"labels": ["structure"], "modalities": ["image"]})
-    parts = {site: _of(tree, names, site) for site in hospitals} or {"": tree}
+    sites = folder.sites_of(tops) if folder.hospitals else {top: top for top in tops}
+    parts = {site: _of(tree, names, top) for site, top in sites.items()} or {"": tree}
     listings = {site: task.listed(own, names, source) for site, own in parts.items()}
     if not any(own.entries for own in listings.values()):
         faults = [
@@ -49,31 +50,34 @@ def look(folder: DatasetLayout) -> DatasetLayout | None:
     told = f"structures in the files: names in the plan{'; what is rare or lies over these is background' * bool(rest)}"
     plan = {"task.labels": (labels, f"as the files name them, and how many studies have each: {said}")}
     settings = {"data.label_map": (label_map | rest, told)}
-    return folder.choose_for_images("dicom-folder", KIND, source, listings, seen, plan, settings)
+    return folder.choose_for_images("dicom-folder", KIND, source, listings, seen, plan, settings, tops)
 
 
 def _top(headers: list[Header], names: Mapping[Path, str]) -> str:
     return names[headers[0].path].partition("/")[0]
 
 
-def _hospitals(tree: Tree, names: Mapping[Path, str]) -> tuple[str, ...]:
-    """Return the folders of hospitals: with several patients each, of whom none is in two."""
+def _hospitals(tree: Tree, names: Mapping[Path, str], told: bool) -> tuple[str, ...]:
+    """Return the folders that belong to hospitals. Each must have several patients, and no patient may be in two
+    folders, unless the user has said that hospitals number their own patients.
+    """
     patients: dict[str, set[str]] = {}
     for headers in tree.images.values():
         patients.setdefault(_top(headers, names), set()).add(headers[0].patient)
     apart = sum(map(len, patients.values())) == len(set().union(*patients.values()))
-    several = len(patients) > 1 and min(map(len, patients.values())) >= LEAST
-    return tuple(sorted(patients)) if apart and several else ()
+    if len(patients) < 2 or not (told or (apart and min(map(len, patients.values())) >= LEAST)):
+        return ()
+    return tuple(sorted(patients))
 
 
-def _of(tree: Tree, names: Mapping[Path, str], site: str) -> Tree:
-    """Return a hospital's part of a tree."""
-    images = {series: own for series, own in tree.images.items() if _top(own, names) == site}
+def _of(tree: Tree, names: Mapping[Path, str], top: str) -> Tree:
+    """Return the part of a tree that belongs to a hospital."""
+    images = {series: own for series, own in tree.images.items() if _top(own, names) == top}
     return Tree(images, {series: own for series, own in tree.annotations.items() if series in images})
 
 
 def _structures(listings: Mapping[str, CaseIndex]) -> tuple[list[str], dict[str, str], Counter[str]]:
-    """Return the structures to learn, what each is called in the files, and how many studies have each one there is."""
+    """Return the structures to learn, their names in the files, and the number of studies with each name."""
     counts, often = Counter[str](), set[str]()
     called: dict[str, str] = {}
     for listing in listings.values():
@@ -85,19 +89,21 @@ def _structures(listings: Mapping[str, CaseIndex]) -> tuple[list[str], dict[str,
     if not learned:
         raise DataError(
             f"no structure is in half of a hospital's studies, and in {LEAST}; "
-            "write the plan by hand (docs/start/dicom.md)"
+            "write the plan by hand (medsilo docs start/dicom)"
         )
     names = {called[name]: re.sub(r"[^A-Za-z0-9._+ -]+ *", "-", called[name]).strip("-._+ ")[:63] for name in learned}
     if len(set(names.values())) < len(names) or not all(names.values()):
         raise DataError(
-            "structures have names that differ in punctuation only; write the plan by hand (docs/start/dicom.md)"
+            "structures have names that differ in punctuation only; write the plan by hand (medsilo docs start/dicom)"
         )
     own_counts = Counter({names.get(called[name], called[name]): count for name, count in counts.items()})
     return list(names.values()), names, own_counts
 
 
 def _apart(names: list[str], some: list[Files]) -> list[str]:
-    """Return the structures that lie over none before them, as a target does over its tumour."""
+    """Return the structures that do not overlap any earlier structure. A target volume, for example, overlaps its
+    tumour.
+    """
     if not any(_overlap(names, one) for one in some):
         return names
     kept: list[str] = []
@@ -108,7 +114,7 @@ def _apart(names: list[str], some: list[Files]) -> list[str]:
 
 
 def _opened(names: list[str], files: tuple[Path, ...], label: Path | str) -> tuple[Scan, np.ndarray]:
-    """Return a series and its mask. names: of structures, in small letters, which have the labels 1, 2, ..."""
+    """Read a series and its mask. `names` are the structures' names in lower case, with the labels 1, 2, ..."""
     scan = scan_of_series(read_again(files))
     numbered = {name: number for number, name in enumerate(names, 1)} | {REST: 0}
     return scan, mask_of_series(numbered, scan, Path(label or ""))
@@ -117,19 +123,19 @@ def _opened(names: list[str], files: tuple[Path, ...], label: Path | str) -> tup
 def _overlap(names: list[str], one: Files) -> bool:
     try:
         _opened(names, *one)
-    except DataError as error:  # of another fault is told when the case is opened
+    except DataError as error:  # Errors besides overlaps are reported when the case is read.
         return str(error) == OVERLAP
     return False
 
 
 def _named(path: Path, called: dict[str, str]) -> set[str]:
-    """Return the names in a segmentation or a set of contours, as the first file of each writes it."""
+    """Return the structures' names in a segmentation or contour file, spelled as in the first file with this name."""
     try:
-        # From memory, so that a length which is a lie takes none.
+        # Reading from memory keeps a wrong length in the file from allocating memory.
         elements = library().dcmread(BytesIO(path.read_bytes()), stop_before_pixels=True)
         drawn = {int(one.ReferencedROINumber) for one in elements.get("ROIContourSequence") or ()}
         found = [str(one.SegmentLabel) for one in elements.get("SegmentSequence") or ()]
         found += [str(one.ROIName) for one in elements.get("StructureSetROISequence") or () if one.ROINumber in drawn]
-    except Exception:  # pydicom raises anything over damaged files; why is told when the case is opened
+    except Exception:  # pydicom can raise any error for damaged files, and reading the case reports the reason.
         return set()
     return {called.setdefault(name.lower(), name) for name in map(as_compared, found) if name}

@@ -1,4 +1,4 @@
-"""A hospital's own DICOM studies, as they were exported: series in any nesting, with segmentations or contours."""
+"""Read a hospital's exported DICOM studies: series in any folders, with segmentations or contours."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from medsilo_dicom.dicom_masks import mask_of_contours, mask_of_segmentation
 from medsilo_dicom.header import STRUCTURES, Header, Tree, as_compared, library, read_headers, read_tree
 from medsilo_dicom.series import ImageSeries, make_series, mask_as_scanned, read_again, scan_of_series
 
-REST = "*"  # in label_map: all structures that are not named
+REST = "*"  # key in label_map for all structures that are not named
 UNREADABLE = "DICOM files are damaged, and their series is unknown; copy or export them again"
 UNREFERENCED = "segmentations or contours name no series that they belong to"
 ABSENT = "segmentations or contours belong to a series that is not in the folder"
@@ -27,10 +27,12 @@ IDENTIFIED = "series have headers that identify a patient; training keeps no hea
 
 
 class DicomFolder(VolumeFolder):
-    """A folder of DICOM files in any nesting and under any name. Labels are DICOM segmentations or contours (RTSTRUCT).
+    """A folder of DICOM files with any names, in any subfolders.
 
-    Files are one volume by their series, in the order in which they lie in space. Of a classification the class is the
-    first folder's name. A series that may not be what it seems is left out.
+    Labels are DICOM segmentations (SEG) or contours (RTSTRUCT).
+
+    The files of a series form one volume, sorted by their position in space. In classification, the class is the name
+    of the top folder. Ambiguous series are left out.
     """
 
     title: ClassVar[str] = "A hospital's own DICOM studies: segmentation or classification, 3-D or slices"
@@ -44,7 +46,7 @@ class DicomFolder(VolumeFolder):
         return self
 
     def across_patients(self) -> str:
-        return super().across_patients()  # an image is scaled by its own intensities alone
+        return super().across_patients()  # An image is scaled only by its own intensities.
 
     def check_source(self, source: DataSource | None) -> None:
         super().check_source(source)
@@ -74,7 +76,13 @@ class DicomFolder(VolumeFolder):
         return listing
 
     def listed(self, tree: Tree, names: Mapping[Path, str], source: DataSource) -> CaseIndex:
-        """Return the cases of a tree. names: of its files, from the folder."""
+        """Return the cases of a tree.
+
+        Args:
+            tree: The series and annotations of the folder.
+            names: The name of each file, relative to the folder.
+            source: The site's settings for its data.
+        """
         listing = CaseIndex()
         if not tree.images:
             listing.add("left out", UNREADABLE, [names[path] for path in tree.unreadable])
@@ -99,7 +107,7 @@ class DicomFolder(VolumeFolder):
         annotations: list[Header],
         source: DataSource,
     ) -> None:
-        """Add one series to the cases, or to what is left out."""
+        """Add a series to the cases or, with a reason, to the series that are left out."""
         place = Path(names[headers[0].path]).parent
         name = f"{place.as_posix()} {headers[0].series}"
         try:
@@ -120,7 +128,7 @@ class DicomFolder(VolumeFolder):
 
 
 def _narrow(tree: Tree, names: Mapping[Path, str], source: DataSource) -> None:
-    """Keep the images and annotations whose paths fit the site's patterns, where it gives any."""
+    """Keep only the images and annotations whose paths match the patterns in the site's settings."""
 
     def kept(pattern: str | None, found: Mapping[str, list[Header]]) -> dict[str, list[Header]]:
         fits = source.expression(pattern).fullmatch if pattern else lambda name: True
@@ -134,7 +142,7 @@ def _narrow(tree: Tree, names: Mapping[Path, str], source: DataSource) -> None:
 
 
 def _tell_identifiers(listing: CaseIndex, tree: Tree, names: Mapping[Path, str]) -> None:
-    """Note which elements of the headers tell who a patient is."""
+    """List the header elements that identify a patient."""
     counted: Counter[str] = Counter()
     for headers in tree.images.values():
         counted.update(set().union(*(header.identifiers for header in headers)))
@@ -144,7 +152,7 @@ def _tell_identifiers(listing: CaseIndex, tree: Tree, names: Mapping[Path, str])
 
 
 def _structures(task: DicomFolder, source: DataSource) -> dict[str, int]:
-    """Return the label of each structure's name in a site's files, in small letters."""
+    """Return the label of each structure by the lower-case names in a site's files."""
     if not task.segments:
         return {}
     own = {name.lower(): number for number, name in enumerate(task.goal.label_names)}
@@ -152,7 +160,7 @@ def _structures(task: DicomFolder, source: DataSource) -> dict[str, int]:
 
 
 def mask_of_series(structures: Mapping[str, int], scan: Scan, path: Path) -> np.ndarray:
-    """Return a series' mask, from the file that refers to it. structures: labels by names in small letters."""
+    """Read a series' mask from the file that refers to the series. `structures` has the labels by lower-case names."""
     series: ImageSeries = scan.source
     headers = read_headers(path)
     if not headers or headers[0].wrong:

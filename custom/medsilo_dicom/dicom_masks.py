@@ -1,4 +1,4 @@
-"""Masks from DICOM segmentations (SEG) and contours (RTSTRUCT), on the grid of the series that they belong to."""
+"""Convert DICOM segmentations (SEG) and contours (RTSTRUCT) to masks on the grid of their series."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -9,21 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.extend import DataError
-from medsilo_dicom.header import PLAIN, functional_group, library, shared_groups
+from medsilo.extend import DataError, MedsiloError
+from medsilo_dicom.header import NEEDED, PLAIN, functional_group, library, shared_groups
 from medsilo_dicom.series import RLE, ImageSeries
 
 OVERLAP = "structures overlap, and a voxel can have one label; correct them"
-MOST = 1 << 31  # places of all frames together
-MOST_POINTS = 10_000_000  # of a file's contours
-NEAR = 0.05  # of a voxel that frames may lie beside the slices
-BESIDE = 0.1  # of a step between slices that a contour may lie beside one
-Number = Callable[[str], int]  # a segment's name -> the label that it gets
-Drawn = tuple[int, tuple[np.ndarray, ...]]  # a label, and the voxels that get it: an index per axis
+MOST = 1 << 31  # maximum number of pixels in all frames together
+MOST_POINTS = 10_000_000  # maximum number of points in a file's contours
+NEAR = 0.05  # maximum distance, in voxels, between a frame and a slice
+BESIDE = 0.1  # maximum distance between a contour and a slice, as a share of the distance between slices
+Number = Callable[[str], int]  # returns the label for a segment's name
+Drawn = tuple[int, tuple[np.ndarray, ...]]  # a label, and the indices of its voxels along each axis
 
 
 def mask_of_segmentation(path: Path, series: ImageSeries, number: Number) -> np.ndarray:
-    """Return the labels of a SEG file on a series' grid, [slices, rows, columns]."""
+    """Return the labels of a SEG file on a series' grid, [slices, rows, columns].
+
+    Args:
+        path: The SEG file.
+        series: The series that it refers to.
+        number: Returns the label for a segment's name; 0 leaves the segment out.
+    """
 
     def structures(elements: Any) -> Iterator[Drawn]:
         series.refuse_elsewhere(elements.get("FrameOfReferenceUID"), "segmentations")
@@ -36,7 +42,15 @@ def mask_of_segmentation(path: Path, series: ImageSeries, number: Number) -> np.
 
 
 def read_mask(what: str, path: Path, series: ImageSeries, structures: Callable[[Any], Iterator[Drawn]]) -> np.ndarray:
-    """Return one mask of all structures of a file, in which a voxel has one label; 0 is none."""
+    """Combine a file's structures into one mask in which each voxel has at most one label; raise DataError if
+    structures overlap.
+
+    Args:
+        what: The kind of file, for the error.
+        path: The file.
+        series: The series that it refers to.
+        structures: Yields the label and the voxels of each structure.
+    """
     try:
         labels = np.zeros(series.shape, np.int64)
         for label, places in structures(library().dcmread(BytesIO(path.read_bytes()))):
@@ -48,23 +62,23 @@ def read_mask(what: str, path: Path, series: ImageSeries, structures: Callable[[
             labels[places] = label
     except DataError as error:
         raise DataError(str(error), private=error.private or str(path)) from error
-    except Exception as error:  # pydicom raises anything over damaged files
+    except Exception as error:  # pydicom can raise any error for damaged files.
         raise DataError(f"{what} can't be read; copy or export them again", private=f"{path}: {error}") from error
     return labels
 
 
 def _frames_of(elements: Any, series: ImageSeries) -> Iterator[tuple[str, tuple[np.ndarray, ...]]]:
-    """Yield the name of each frame's segment and the voxels that are in it."""
+    """Yield the segment name and the voxels of each frame."""
     names = {int(one.SegmentNumber): str(one.SegmentLabel) for one in elements.SegmentSequence}
     frames = int(elements.get("NumberOfFrames") or 1)
     if str(elements.file_meta.TransferSyntaxUID) not in (*PLAIN, RLE):
-        raise DataError("segmentations are compressed in a way that can't be read here; export them without")
+        raise DataError("segmentations have an unsupported compression; export them without compression")
     if prod((frames, int(elements.Rows), int(elements.Columns))) > MOST:
-        raise DataError("segmentations claim impossibly many frames; export them again")
+        raise DataError("segmentations announce too many frames; export them again")
     pixels = elements.pixel_array.reshape(frames, int(elements.Rows), int(elements.Columns))
     kind = str(elements.SegmentationType)
     if kind == "FRACTIONAL" and not np.isin(pixels, (0, int(elements.MaximumFractionalValue))).all():
-        raise DataError("segmentations hold probabilities; export binary ones")
+        raise DataError("segmentations contain probabilities; export binary segmentations")
     to_voxels = np.linalg.inv(series.affine)
     shared = shared_groups(elements)
     for place, frame in enumerate(elements.PerFrameFunctionalGroupsSequence):
@@ -78,7 +92,7 @@ def _frames_of(elements: Any, series: ImageSeries) -> Iterator[tuple[str, tuple[
 
 
 def _corner(frame: Any, shared: Any) -> np.ndarray:
-    """Return a frame's affine: [4, 3] from (column, row, 1) to millimetres."""
+    """Return a frame's affine matrix [4, 3], which maps (column, row, 1) to millimetres."""
     turn = np.array(functional_group("PlaneOrientationSequence", frame, shared).ImageOrientationPatient, float)
     between_rows, between_columns = map(float, functional_group("PixelMeasuresSequence", frame, shared).PixelSpacing)
     corner = np.zeros((4, 3))
@@ -88,7 +102,9 @@ def _corner(frame: Any, shared: Any) -> np.ndarray:
 
 
 def _voxels(corner: np.ndarray, to_voxels: np.ndarray) -> np.ndarray:
-    """Return how a frame's (column, row, 1) become the series' (x, y, z), whole numbers: [3, 3]."""
+    """Return the integer matrix [3, 3] that maps a frame's (column, row, 1) to the series' (x, y, z); raise DataError
+    if the grids do not match.
+    """
     exact = (to_voxels @ corner)[:3]
     whole = np.rint(exact)
     steps = np.abs(whole[:, :2])
@@ -100,7 +116,7 @@ def _voxels(corner: np.ndarray, to_voxels: np.ndarray) -> np.ndarray:
 
 
 def _places(inside: np.ndarray, voxels: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    """Return the indices in a series, slowest axis first, of the places of a frame that are inside."""
+    """Return the indices in the series, slowest axis first, of the pixels that a frame marks."""
     rows, columns = np.nonzero(inside)
     x, y, z = voxels @ np.stack([columns, rows, np.ones_like(rows)])
     found = np.stack([z, y, x])
@@ -112,8 +128,13 @@ def _places(inside: np.ndarray, voxels: np.ndarray, shape: tuple[int, ...]) -> t
 def mask_of_contours(path: Path, series: ImageSeries, number: Number) -> np.ndarray:
     """Return the labels of an RTSTRUCT file on a series' grid, [slices, rows, columns].
 
-    A voxel is inside where its centre is. Several contours of one structure in one slice are combined as the standard
-    has it (exclusive or), so that one within another is a hole.
+    A voxel belongs to a structure if its centre is inside a contour. As the DICOM standard requires, contours of
+    one structure in a slice are combined by exclusive or, so that an inner contour is a hole.
+
+    Args:
+        path: The RTSTRUCT file.
+        series: The series that it refers to.
+        number: Returns the label for a structure's name; 0 leaves the structure out.
     """
 
     def structures(elements: Any) -> Iterator[Drawn]:
@@ -138,17 +159,17 @@ def _drawn_structures(elements: Any, series: ImageSeries) -> Iterator[tuple[str,
 
 
 def _drawn_slices(contours: Any, series: ImageSeries) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the number of each slice that a structure is in, and where it is there."""
+    """Yield each slice number that contains a structure, with the structure's mask in this slice."""
     found: defaultdict[int, np.ndarray] = defaultdict(lambda: np.zeros(series.shape[1:], bool))
     to_voxels = np.linalg.inv(series.affine)
     points = 0
     for contour in contours:
         if str(contour.ContourGeometricType) != "CLOSED_PLANAR":
-            continue  # points and open lines enclose nothing
+            continue  # Points and open lines enclose no area.
         corners = np.array(contour.ContourData, float).reshape(-1, 3)
         points += len(corners)
         if points > MOST_POINTS or not np.isfinite(corners).all():
-            raise DataError("contours have points without end; export them again")
+            raise DataError("contours have too many points, or points that are not finite; export them again")
         voxels = corners @ to_voxels[:3, :3].T + to_voxels[:3, 3]
         z = round(float(voxels[:, 2].mean()))
         if np.abs(voxels[:, 2] - z).max() > BESIDE or not 0 <= z < series.shape[0]:
@@ -158,8 +179,9 @@ def _drawn_slices(contours: Any, series: ImageSeries) -> Iterator[tuple[int, np.
 
 
 def _inside(corners: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return which pixels' centres a polygon encloses. corners: (column, row)."""
-    from matplotlib.path import Path as Polygon
+    """Return a mask of the pixels whose centres are inside a polygon with corners (column, row)."""
+    with MedsiloError.needing(NEEDED):
+        from matplotlib.path import Path as Polygon
 
     inside = np.zeros(shape, bool)
     low = np.clip(np.floor(corners.min(0)).astype(int), 0, None)

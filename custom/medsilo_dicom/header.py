@@ -1,4 +1,4 @@
-"""Read the headers of DICOM files and folders, as far as a volume needs them. No pixel is read here."""
+"""Read the header elements that are needed to build volumes from DICOM files, without reading pixels."""
 
 import logging
 import unicodedata
@@ -15,32 +15,33 @@ from typing import Any, TypeVar
 from medsilo.extend import MedsiloError, Scan
 
 CT, MR, PET = "1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.4", "1.2.840.10008.5.1.4.1.1.128"
-ENHANCED = (  # classes of objects that are many slices, as of modern scanners and of converters; those of MR first
+ENHANCED = (  # UIDs of the Enhanced classes, whose objects hold many slices; the classes of MR come first
     *("1.2.840.10008.5.1.4.1.1.4.1", "1.2.840.10008.5.1.4.1.1.4.4"),
     *("1.2.840.10008.5.1.4.1.1.2.1", "1.2.840.10008.5.1.4.1.1.2.2"),
     *("1.2.840.10008.5.1.4.1.1.130", "1.2.840.10008.5.1.4.1.1.128.1"),
 )
-SLICES = (CT, MR, PET, *ENHANCED)  # classes of objects that are slices of a volume
+SLICES = (CT, MR, PET, *ENHANCED)  # UIDs of the classes whose objects are slices of a volume
 UNITLESS = (MR, *ENHANCED[:2])
 SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
-STRUCTURES = "1.2.840.10008.5.1.4.1.1.481.3"  # contours (RTSTRUCT)
+STRUCTURES = "1.2.840.10008.5.1.4.1.1.481.3"  # UID of the class for contours (RTSTRUCT)
 PLAIN = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")  # transfer syntaxes without compression
-PACKED = (  # and with one that can be undone here: RLE, JPEG of 8 and 12 bits, lossless, LS, 2000
+# supported transfer syntaxes with compression: RLE, JPEG with 8 and 12 bits, lossless JPEG, JPEG-LS and JPEG 2000
+PACKED = (
     "1.2.840.10008.1.2.5",
     *(f"1.2.840.10008.1.2.4.{number}" for number in (50, 51, 57, 70, 80, 81, 90, 91)),
 )
-DEFLATED = "1.2.840.10008.1.2.1.99"  # whose data may become of any size
-LARGEST = 1 << 30  # bytes of a file
-FRAMES = 1 << 16  # of a file
-SIDE = 8192  # pixels along an axis of a slice
+DEFLATED = "1.2.840.10008.1.2.1.99"  # a transfer syntax whose data may expand to any size
+LARGEST = 1 << 30  # maximum bytes of a file
+FRAMES = 1 << 16  # maximum number of frames in a file
+SIDE = 8192  # maximum number of pixels along an axis of a slice
 
-# Elements that must be the same in all slices of a series: where one differs, two volumes lie in it.
+# Elements that must be equal in all slices of a series. If one of them differs, the series contains several volumes.
 ALIKE = (
     *("PatientID", "StudyInstanceUID", "FrameOfReferenceUID", "Modality", "SOPClassUID", "ImageType", "EchoTime"),
     *("EchoNumbers", "InversionTime", "TemporalPositionIdentifier", "DiffusionBValue", "ConvolutionKernel"),
     *("ContrastBolusAgent", "NominalPercentageOfCardiacPhase", "Units", "KVP"),
 )
-# And those that frames of one file may say each of its own: their group, and their name in it.
+# Elements that must be equal in all frames, but may be stored in each frame: their functional group and their name.
 ALIKE_FRAMES = (
     *(("FrameContentSequence", "StackID"), ("FrameContentSequence", "TemporalPositionIndex")),
     *((f"{kind}FrameTypeSequence", "FrameType") for kind in ("MRImage", "CTImage", "PET")),
@@ -48,13 +49,13 @@ ALIKE_FRAMES = (
     *(("MRModifierSequence", "InversionTimes"), ("CTReconstructionSequence", "ConvolutionKernel")),
     ("CardiacSynchronizationSequence", "NominalPercentageOfCardiacPhase"),
 )
-PLACES = (  # elements that say where a frame lies, and what its values mean: their group, and their names in it
+PLACES = (  # functional groups and names of a frame's position and units
     ("PlaneOrientationSequence", ("ImageOrientationPatient",)),
     ("PlanePositionSequence", ("ImagePositionPatient",)),
     ("PixelMeasuresSequence", ("PixelSpacing",)),
     ("PixelValueTransformationSequence", ("RescaleSlope", "RescaleIntercept")),
 )
-# Elements that tell who a patient is, or lead there (the direct identifiers of PS3.15, table E.1-1).
+# Elements that identify a patient directly or indirectly (the direct identifiers of PS3.15, table E.1-1).
 IDENTIFIERS = (
     *("PatientName", "PatientID", "IssuerOfPatientID", "OtherPatientIDs", "OtherPatientNames", "PatientBirthName"),
     *("PatientBirthDate", "PatientBirthTime", "PatientAddress", "PatientTelephoneNumbers", "PatientMotherBirthName"),
@@ -64,7 +65,7 @@ IDENTIFIERS = (
     *("ReferringPhysicianName", "PerformingPhysicianName", "OperatorsName", "NameOfPhysiciansReadingStudy"),
     *("RequestingPhysician", "PhysiciansOfRecord", "ImageComments", "StudyDescription", "SeriesDescription"),
 )
-PRIVATE = "private elements"  # of a manufacturer, which may say anything
+PRIVATE = "private elements"  # Elements of a manufacturer may contain anything.
 OTHERS = (
     *("SOPInstanceUID", "SeriesInstanceUID", "Rows", "Columns", "BitsAllocated", "SamplesPerPixel", "NumberOfFrames"),
     *("PhotometricInterpretation", "ImageOrientationPatient", "ImagePositionPatient", "PixelSpacing"),
@@ -82,29 +83,31 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One file, or one frame of it. `wrong`: why it can't be a slice of a volume, in one line; empty where it can."""
+    """The header of a file or of a frame. `wrong` is the reason why it cannot be a slice of a volume,
+    or an empty text.
+    """
 
     path: Path
-    kind: str  # the UID of its class
+    kind: str  # UID of the object's class
     instance: str
     series: str
     patient: str
     wrong: str
-    alike: tuple[str, ...] = ()  # values of ALIKE
-    shape: tuple[int, int] = (0, 0)  # rows, columns
+    alike: tuple[str, ...] = ()  # values of the elements in ALIKE
+    shape: tuple[int, int] = (0, 0)  # rows and columns
     orientation: tuple[float, ...] = ()
     position: tuple[float, ...] = ()
-    spacing: tuple[float, ...] = ()  # between rows, between columns
+    spacing: tuple[float, ...] = ()  # distance between rows, and distance between columns
     tilt: float = 0.0
-    scale: tuple[float, float] = (1.0, 0.0)  # slope and intercept
-    frame: int = 0  # its place in the file
+    scale: tuple[float, float] = (1.0, 0.0)  # rescale slope and intercept
+    frame: int = 0  # position of the frame in the file
     identifiers: frozenset[str] = frozenset()
     burned_in: bool = False
-    refers: frozenset[str] = frozenset()  # series that a segmentation or contours belong to
+    refers: frozenset[str] = frozenset()  # series that a segmentation or contours refer to
 
 
 def highdicom() -> Any:
-    """Return highdicom, which is an extra."""
+    """Import highdicom, an optional dependency."""
     with MedsiloError.needing(NEEDED):
         import highdicom
     return highdicom
@@ -112,17 +115,20 @@ def highdicom() -> Any:
 
 @cache
 def library() -> Any:
-    """Return pydicom, which is an extra. It says nothing of what it reads: its words would hold values of headers."""
+    """Import pydicom, an optional dependency, and silence its warnings, because they could quote
+    values from headers.
+    """
     with MedsiloError.needing(NEEDED):
         import pydicom
     pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
-    logging.getLogger("pydicom").addFilter(lambda record: False)  # NVFlare enables loggers when it changes log levels
+    # A filter is used because NVFlare enables loggers again when it changes log levels.
+    logging.getLogger("pydicom").addFilter(lambda record: False)
     warnings.filterwarnings("ignore", module="pydicom")
     return pydicom
 
 
 def read_headers(path: Path) -> tuple[Header, ...]:
-    """Read a file's header, of each frame; return none where nothing tells which series it is of."""
+    """Read the header of a file, or of each of its frames. The result is empty if the series is unknown."""
     damage, tags = "", set[tuple[int, int]]()
     if path.stat().st_size > LARGEST:
         return ()
@@ -131,12 +137,12 @@ def read_headers(path: Path) -> tuple[Header, ...]:
         tags = Scan.dicom_tags(data)
     except ValueError:
         if DEFLATED.encode() in data:
-            return ()  # no library may open it
+            return ()  # Files with this syntax could exhaust memory when they are decompressed.
         damage = "series have a damaged file; copy or export them again"
     try:
         elements = _elements(data, [*ALIKE, *IDENTIFIERS, *OTHERS])
         header = _named(path, elements, damage, any(group % 2 for group, _ in tags))
-    except Exception:  # pydicom raises anything over damaged files, also when an element is looked at
+    except Exception:  # pydicom can raise any error for damaged files, even when an element is accessed.
         return ()
     if not header.series:
         return ()
@@ -148,23 +154,23 @@ def read_headers(path: Path) -> tuple[Header, ...]:
 
 
 def as_compared(text: str) -> str:
-    """Return a name in the one of the two ways in which letters with marks are written, as the hospital's settings."""
+    """Normalise the Unicode form of a name, so that accented letters compare equal."""
     return unicodedata.normalize("NFC", text).strip()
 
 
 def _elements(data: bytes, wanted: Sequence[str]) -> Any:
-    # From memory, so that a length which is a lie takes none.
+    # Read the named elements from memory, so that a wrong length in the file cannot allocate memory.
     return library().dcmread(BytesIO(data), stop_before_pixels=True, specific_tags=list(wanted))
 
 
 def _frames(header: Header, elements: Any, data: bytes) -> tuple[Header, ...]:
-    """Return the header of each slice in a file: of the one, or of all of an Enhanced object."""
+    """Return the header of the slice in a file, or of all slices in an Enhanced object."""
     if header.kind not in ENHANCED:
         return (_placed(header, elements, elements),)
     groups = _elements(data, ["SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"])
     shared, own = shared_groups(groups), groups.PerFrameFunctionalGroupsSequence
     if len(own) != int(elements.NumberOfFrames):
-        raise ValueError("frames lack their groups")
+        raise ValueError("frames lack their functional groups")
     found: list[Header] = []
     for number, frame in enumerate(own):
         place = {name: functional_group(kind, frame, shared).get(name) for kind, names in PLACES for name in names}
@@ -175,18 +181,18 @@ def _frames(header: Header, elements: Any, data: bytes) -> tuple[Header, ...]:
 
 
 def shared_groups(elements: Any) -> Any:
-    """Return the functional groups of all frames; none where each frame has all of its own."""
+    """Return the functional groups that all frames share, or an empty mapping."""
     return next(iter(elements.get("SharedFunctionalGroupsSequence") or ()), {})
 
 
 def functional_group(name: str, frame: Any, shared: Any) -> Any:
-    """Return a functional group, the frame's own or that of all frames; an empty one where there is none."""
+    """Return a functional group of a frame, or the shared group of this name, or an empty mapping."""
     items = frame.get(name) or shared.get(name)
     return items[0] if items else {}
 
 
 def _named(path: Path, elements: Any, damage: str, private: bool) -> Header:
-    """Return a header with what says whose it is."""
+    """Create a header with the UIDs of the object and the patient's identifiers."""
     held = {name for name in IDENTIFIERS if str(elements.get(name) or "").strip()}
     return Header(
         path,
@@ -201,7 +207,7 @@ def _named(path: Path, elements: Any, damage: str, private: bool) -> Header:
 
 
 def _placed(header: Header, elements: Any, place: Any) -> Header:
-    """Return a slice's header with what says where it lies. place: elements of the file, or of the frame."""
+    """Add a slice's position to its header. `place` has the elements of the file or of the frame."""
     wrong = _without_place(place) or _without_units(header.kind, place)
     if wrong:
         return replace(header, wrong=wrong)
@@ -219,15 +225,15 @@ def _placed(header: Header, elements: Any, place: Any) -> Header:
 
 
 def _asked(ask: Callable[[], Value], otherwise: Value) -> Value:
-    """Return an answer, or this where an element has a value that its kind doesn't allow."""
+    """Call a function, and return `otherwise` if an element has an invalid value."""
     try:
         return ask()
-    except Exception:  # pydicom raises anything over values of the wrong kind
+    except Exception:  # pydicom can raise any error for values of a wrong type.
         return otherwise
 
 
 def _referred(elements: Any) -> frozenset[str]:
-    """Return the series that a segmentation or a set of contours says it belongs to."""
+    """Return the series that a segmentation or contour file refers to."""
     places = list(elements.get("ReferencedSeriesSequence") or ())
     for frame in elements.get("ReferencedFrameOfReferenceSequence") or ():
         for study in frame.get("RTReferencedStudySequence") or ():
@@ -236,7 +242,7 @@ def _referred(elements: Any) -> frozenset[str]:
 
 
 def _unlike_a_slice(elements: Any, size: int) -> str:
-    """Return why a file is no slice of a volume, nor many."""
+    """Return the reason why a file does not contain slices of a volume, or an empty text."""
     frames, most = int(elements.get("NumberOfFrames") or 1), FRAMES if elements.SOPClassUID in ENHANCED else 1
     if elements.SOPClassUID not in SLICES or not 0 < frames <= most:
         return NOT_SLICES
@@ -282,16 +288,16 @@ def _floats(values: Sequence[Any]) -> tuple[float, ...]:
 
 @dataclass
 class Tree:
-    """The series of a folder by their UIDs, and the files that can't be told to any."""
+    """The series of a folder by their UIDs, and the files whose series is unknown."""
 
     images: dict[str, list[Header]] = field(default_factory=dict)
-    annotations: dict[str, list[Header]] = field(default_factory=dict)  # of each series
-    unreferenced: list[Path] = field(default_factory=list)  # annotations that name no series
-    unreadable: list[Path] = field(default_factory=list)  # files that say they are DICOM, and nothing else
+    annotations: dict[str, list[Header]] = field(default_factory=dict)  # annotations by the UID of their series
+    unreferenced: list[Path] = field(default_factory=list)  # annotations that refer to no series
+    unreadable: list[Path] = field(default_factory=list)  # DICOM files whose headers cannot be read
 
 
 def read_tree(files: Iterable[Path]) -> Tree:
-    """Read the headers of all DICOM files among these; others are passed over."""
+    """Read the headers of all DICOM files, and ignore other files."""
     tree = Tree()
     images: defaultdict[str, list[Header]] = defaultdict(list)
     annotations: defaultdict[str, list[Header]] = defaultdict(list)
@@ -304,7 +310,7 @@ def read_tree(files: Iterable[Path]) -> Tree:
                     tree.unreferenced.append(path)
             else:
                 images[header.series].append(header)
-    # A study has other objects beside its images: reports, settings of viewers, dose maps.
+    # A study also contains objects without images: reports, viewer settings and dose maps.
     tree.images = {
         series: own
         for series, own in sorted(images.items())
@@ -327,10 +333,12 @@ def _headers(path: Path, tree: Tree) -> tuple[Header, ...]:
 
 
 def _looks_like_images(header: Header) -> bool:
-    """Return whether a file is an image of another class, which is told of and not passed over."""
+    """True if a file is an image of an unsupported class, which is reported and not ignored."""
     return header.kind.startswith("1.2.840.10008.5.1.4.1.1.") and not header.kind.startswith(OTHER_OBJECTS)
 
 
-OTHER_OBJECTS = (  # presentation states, waveforms, registrations, reports, encapsulated documents, radiotherapy
+# UID prefixes of presentation states, waveforms, registrations, reports, encapsulated documents and radiotherapy
+# objects
+OTHER_OBJECTS = (
     *(f"1.2.840.10008.5.1.4.1.1.{group}" for group in ("11.", "9.", "66.", "88.", "104.", "481.", "67", "68.")),
 )

@@ -1,7 +1,7 @@
-"""Results as DICOM: a segmentation of a series and a structured report of it, by highdicom.
+"""Create DICOM results with highdicom: a segmentation of a series, and a structured report.
 
-Both belong to the patient's study, as the standard has it, so they carry the study's own identifiers: they stay where
-the study is. Both say that they are a result of research that nobody has verified, and no diagnosis.
+As the DICOM standard requires, segmentation and report belong to the patient's study and carry its identifiers, so they
+must stay where the study is. The objects state that they are unverified research results and not a diagnosis.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,17 @@ from medsilo.extend import DataError
 from medsilo_dicom.header import highdicom, library
 from medsilo_dicom.series import ImageSeries
 
-SCHEME = "99MEDSILO"  # words that no vocabulary has
-ANATOMY = ("cid4030", "cid7166")  # the standard's lists of anatomy and tissues
+SCHEME = "99MEDSILO"  # coding scheme for terms that are in no standard vocabulary
+ANATOMY = ("cid4030", "cid7166")  # DICOM context groups of anatomical structures and tissues
 SPELLED = {"tumour": "Tumor", "oedema": "Edema", "haemorrhage": "Hemorrhage"}
 ABNORMAL = ("Tumor", "Neoplasm", "Lesion", "Metastasis", "Cyst", "Mass", "Nodule", "Hemorrhage", "Edema", "Necrosis")
 
 
-StructureCode = tuple[Any, ...]  # pydicom's Code: value, scheme, meaning, version
+StructureCode = tuple[Any, ...]  # pydicom's Code: value, scheme, meaning and version
 
 
 def code_of(name: str) -> StructureCode:
-    """Return the standard's code of a structure by its English name, or that of tissue where it has none."""
+    """Return the SNOMED code of a structure's English name, or the code of tissue for an unknown name."""
     from pydicom.sr.codedict import codes
 
     word = SPELLED.get(name.lower()) or "".join(part.capitalize() for part in name.replace("-", " ").split())
@@ -39,12 +39,12 @@ MAY_BE_EMPTY = (
     *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate"),
     *("StudyTime", "ReferringPhysicianName"),
 )
-SEGMENTATION_NUMBER, REPORT_NUMBER = 9001, 9002  # of the new series
+SEGMENTATION_NUMBER, REPORT_NUMBER = 9001, 9002  # series numbers of the results
 
 
 @dataclass(frozen=True)
 class MadeBy:
-    """The model that found a result: words for people, medsilo's version, the plan's hash."""
+    """The model that created a result: its name, the version of medsilo and the plan's hash."""
 
     name: str
     version: str
@@ -52,13 +52,17 @@ class MadeBy:
 
 
 def sources_of(series: ImageSeries) -> list[Any]:
-    """Return the headers of a series' files in order, as pydicom has them; what a study may leave empty is there."""
+    """Read the headers of a series' files in order. Optional elements of a study are set to empty values if they are
+    missing.
+    """
     pydicom = library()
     sources = [pydicom.dcmread(BytesIO(path.read_bytes()), stop_before_pixels=True) for path in series.files]
     if 1 < len(sources) < len(series.slices):
-        raise DataError("series are several Enhanced objects, to which no segmentation can refer; export them as one")
+        raise DataError(
+            "series consist of several Enhanced objects, to which no segmentation can refer; export them as one object"
+        )
     for source in sources:
-        if not source.get("FrameOfReferenceUID"):  # the same for all that is found in this series
+        if not source.get("FrameOfReferenceUID"):  # All results for this series get the same UID.
             source.FrameOfReferenceUID = pydicom.uid.generate_uid(entropy_srcs=[series.uid])
         for name in MAY_BE_EMPTY:
             if name not in source:
@@ -72,7 +76,14 @@ def segmentation(
     structures: Mapping[str, StructureCode],
     maker: MadeBy,
 ) -> Any:
-    """Return labels [slices, rows, columns] of a series as a SEG; label 1 is the first structure, and so on."""
+    """Create a SEG object from a series' labels [slices, rows, columns]. Label 1 is the first structure.
+
+    Args:
+        sources: The headers of the series' files.
+        labels: The labels.
+        structures: The code of each structure by its name.
+        maker: The model that predicted the labels.
+    """
     hd = highdicom()
     identified = hd.AlgorithmIdentificationSequence(
         maker.name, _code("123110", "DCM", "Artificial Intelligence"), maker.version, parameters={"plan": maker.plan}
@@ -118,7 +129,9 @@ def report(
     volumes: Mapping[str, float],
     maker: MadeBy,
 ) -> Any:
-    """Return a structured report (TID 1500) of a SEG: each structure's millilitres, and by what they were found."""
+    """Create a structured report (TID 1500) about a SEG object, with each structure's volume in millilitres and the
+    model.
+    """
     hd = highdicom()
     groups = []
     for number, (name, code) in enumerate(structures.items(), 1):
@@ -135,13 +148,13 @@ def report(
             drawn_on = hd.sr.SourceSeriesForSegmentation(sources[0].SeriesInstanceUID)
             segment = hd.sr.ReferencedSegment(found.SOPClassUID, found.SOPInstanceUID, number, source_series=drawn_on)
             groups.append(hd.sr.VolumetricROIMeasurementsAndQualitativeEvaluations(referenced_segment=segment, **words))
-        else:  # a structure that was not found has no voxels to refer to
+        else:  # A structure that was not found has no segment to refer to.
             groups.append(hd.sr.MeasurementsAndQualitativeEvaluations(**words))
     return _reported([*sources, found], groups, maker)
 
 
 def class_report(sources: Sequence[Any], name: str, probability: float, maker: MadeBy) -> Any:
-    """Return a structured report of the class that a series was found to be of."""
+    """Create a structured report with the class that the model predicts for a series, and its probability."""
     hd = highdicom()
     group = hd.sr.MeasurementsAndQualitativeEvaluations(
         hd.sr.TrackingIdentifier(uid=hd.UID(), identifier="class"),
@@ -188,7 +201,7 @@ def _reported(evidence: Sequence[Any], groups: Sequence[Any], maker: MadeBy) -> 
 
 
 def _remark() -> Any:
-    """Return that a result is for research and not a diagnosis."""
+    """Create the remark that the result is for research and not a diagnosis."""
     return _evaluated("use", "Intended use", "research", RESEARCH)
 
 

@@ -1,4 +1,4 @@
-"""Series of a DICOM tree to predict; each gets a segmentation and a structured report in its own study."""
+"""Predict the series in folders of DICOM files, and write a segmentation and a report into each series' study."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.extend import MedsiloError, Predictor, Scan, Segmentation, __version__, files
+from medsilo.extend import MedsiloError, Scan, Segmentation, __version__, files
 from medsilo_dicom.header import NOT_SLICES, SECONDARY, Header, library, read_tree
 from medsilo_dicom.objects import MadeBy, StructureCode, class_report, code_of, report, segmentation, sources_of
 from medsilo_dicom.series import make_series, scan_of_series
+from medsilo_lab.extend import Predictor
 
-VOLUME = "volume_ml_"  # before a structure's name
+VOLUME = "volume_ml_"  # prefix of a structure's volume in the results
 
 
 @dataclass
 class DicomSeries:
-    """A series of a DICOM tree; its results are a segmentation and a report of the same study."""
+    """A DICOM series to predict. Its results are a segmentation and a report in the same study."""
 
     name: str
     number: int
@@ -40,7 +41,7 @@ class DicomSeries:
         return {"report": self._save(told, out, "report"), "mask": self._save(mask, out, "segmentation")}
 
     def _save(self, elements: Any, out: Path, what: str) -> str:
-        """Write an object; return its file's name."""
+        """Write a DICOM object, and return the name of its file."""
         written, name = BytesIO(), f"{self.number:04d}_{what}.dcm"
         elements.save_as(written)
         files.write_bytes(out / name, written.getvalue())
@@ -48,7 +49,7 @@ class DicomSeries:
 
 
 def _as_stored(scan: Scan, labels: np.ndarray, sources: Sequence[Any]) -> np.ndarray:
-    """Return labels on a series' grid, slice by slice; those of one file in the order of its frames, which is any."""
+    """Return labels on a series' grid, slice by slice. For a single file, slices are in the order of its frames."""
     import SimpleITK
 
     found: np.ndarray = SimpleITK.GetArrayFromImage(scan.on_own_grid(labels))
@@ -57,7 +58,7 @@ def _as_stored(scan: Scan, labels: np.ndarray, sources: Sequence[Any]) -> np.nda
 
 
 class DicomPredictor(Predictor):
-    """Predicts the series below folders, or among files, that are volumes, or should be."""
+    """Predicts the series in the given folders and files, and reports the series that cannot be read as volumes."""
 
     cases = "images"
 

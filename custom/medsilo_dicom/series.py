@@ -1,4 +1,4 @@
-"""One DICOM series as a volume: its slices in order, where they lie, and their values."""
+"""Read a DICOM series as a volume: the order, position and values of its slices."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,66 +12,70 @@ import numpy as np
 from medsilo.extend import DataError, Scan
 from medsilo_dicom.header import PLAIN, Header, library, read_headers
 
-UNEVEN = 1.1  # the largest step between slices, over the smallest
-ALONG = 1e-3  # that unit vectors may differ
-SHEAR = 2e-3  # that slices may drift sideways, per millimetre along the stack: a tenth of a degree
+UNEVEN = 1.1  # maximum ratio between the largest and the smallest distance between slices
+ALONG = 1e-3  # maximum difference between unit vectors that count as equal
+SHEAR = 2e-3  # Maximum sideways shift of slices, per millimetre along the stack: a tenth of a degree.
 RLE = "1.2.840.10008.1.2.5"
 
 
 @dataclass(frozen=True)
 class ImageSeries:
-    """The slices of a volume in order, and its grid. affine: [4, 4] from voxel (x, y, z) to millimetres, LPS."""
+    """The slices of a volume in order, and its grid. `affine` [4, 4] maps a voxel (x, y, z) to millimetres in LPS
+    coordinates.
+    """
 
     slices: tuple[Header, ...]
     affine: np.ndarray
 
     @property
     def uid(self) -> str:
-        """The series' own."""
+        """The UID of the series."""
         return self.slices[0].series
 
     @property
     def frame_of_reference(self) -> str:
-        """The coordinate system in which it lies; empty where a de-identifier took it out."""
+        """The UID of the series' coordinate system, or an empty text if it was removed in de-identification."""
         return self.slices[0].alike[2]
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The places of its slices, each file once."""
+        """The series' files, each once."""
         return tuple(dict.fromkeys(header.path for header in self.slices))
 
     def refuse_elsewhere(self, frame: object, what: str) -> None:
-        """Raise a DataError where a label says that it lies in another coordinate system."""
+        """Raise DataError if a label refers to another coordinate system. `what` names the label in the error."""
         if self.frame_of_reference and str(frame) != self.frame_of_reference:
             raise DataError(f"{what} lie in another frame of reference than their series")
 
     def refuse_lacking(self, images: Iterable[Any], what: str) -> None:
-        """Raise a DataError where a label was drawn on a slice that is not there: it would be missing unseen."""
+        """Raise DataError if a label refers to a slice that is missing in the series, because a part of the structure
+        would be missing, too. `what` names the label in the error.
+        """
         there = {header.instance for header in self.slices}
         if any(str(image.ReferencedSOPInstanceUID) not in there for image in images):
             raise DataError(f"series lack slices that their {what} to; copy them again")
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Slices, rows, columns."""
+        """The numbers of slices, rows and columns."""
         return (len(self.slices), *self.slices[0].shape)
 
 
 def make_series(headers: Sequence[Header]) -> ImageSeries:
-    """Put the files of one series in order, or raise a DataError that says why they are not one volume."""
+    """Sort the slices of a series; raise DataError with the reason if they are not one volume."""
     for header in headers:
         if header.wrong:
             raise DataError(header.wrong, private=str(header.path))
     if any(header.burned_in for header in headers):
         raise DataError("series are flagged to have annotations burned into their pixels; remove them there")
     if len(headers) < 2:
-        raise DataError("series have one slice only; a volume needs more")
+        raise DataError("series have only one slice; a volume needs more slices")
     _refuse_mixture(headers)
     return _stacked(headers)
 
 
 def _refuse_mixture(headers: Sequence[Header]) -> None:
-    """Refuse slices that differ where those of one volume don't."""
+    """Raise DataError if the slices belong to different volumes."""
     for what, mixed in (
         ("sizes", len({header.shape for header in headers}) > 1),
         ("phases, echoes, kernels or patients", len({header.alike for header in headers}) > 1),
@@ -95,7 +99,7 @@ def _stacked(headers: Sequence[Header]) -> ImageSeries:
     steps = np.diff(heights)
     _refuse_doubles(heights)
     if steps.max() > UNEVEN * steps.min():
-        raise DataError("series have slices at uneven distances, as if one were missing; copy or export them again")
+        raise DataError("series have slices at uneven distances, so a slice may be missing; copy or export them again")
     drift = np.linalg.norm(places - places[0] - heights[:, None] * normal, axis=1).max()
     if drift > max(SHEAR * heights[-1], 0.01) or abs(first.tilt) > 0.1:
         raise DataError("series were taken with a tilted gantry, so that their slices are shifted; straighten them")
@@ -111,12 +115,14 @@ def _refuse_doubles(heights: np.ndarray) -> None:
     if max(there) == 1:
         return
     if min(there) > 1:
-        raise DataError("series have several slices at each place: phases or time points; export each as its own")
+        raise DataError(
+            "series have several slices at each position: phases or time points; export each as a separate series"
+        )
     raise DataError("series have a slice twice; remove the copies")
 
 
 def read_again(files: Sequence[Path]) -> ImageSeries:
-    """Return the series of these files, all of which must still be as they were."""
+    """Read the headers of a series' files again; raise DataError if a file was damaged since."""
     found = [read_headers(path) for path in files]
     headers = [header for own in found for header in own]
     if not all(found) or len({header.series for header in headers}) > 1:
@@ -125,7 +131,7 @@ def read_again(files: Sequence[Path]) -> ImageSeries:
 
 
 def values_of(series: ImageSeries) -> np.ndarray:
-    """Return a series' values in their own units (Hounsfield's, for CT), float32 [slices, rows, columns]."""
+    """Return a series' values in their physical units (Hounsfield units for CT), as float32 [slices, rows, columns]."""
     values = np.empty(series.shape, np.float32)
     for path in series.files:
         own = {place: header for place, header in enumerate(series.slices) if header.path == path}
@@ -136,32 +142,34 @@ def values_of(series: ImageSeries) -> np.ndarray:
                 values[place] = stored[header.frame].astype(np.float64) * slope + intercept
         except DataError:
             raise
-        except Exception as error:  # decoders raise anything over damaged pixels
+        except Exception as error:  # Decoders can raise any error for damaged pixels.
             damaged = "series have pixels that can't be read; copy or export them again"
             raise DataError(damaged, private=f"{path}: {error}") from error
     return values
 
 
 def _stored(path: Path, frames: Sequence[Header]) -> tuple[np.ndarray, bool]:
-    """Return a file's pixels [frames, rows, columns], and whether slope and intercept are in them already."""
+    """Return a file's pixels [frames, rows, columns], and whether slope and intercept have already been applied."""
     elements = library().dcmread(BytesIO(path.read_bytes()))
     if str(elements.file_meta.TransferSyntaxUID) in (*PLAIN, RLE):
         return elements.pixel_array.reshape(-1, *frames[0].shape), False
     if len({header.scale for header in frames}) > 1:
-        raise DataError("series are compressed, and each frame has a slope of its own; export without compression")
+        raise DataError(
+            "series are compressed, and their frames have different slopes; export them without compression"
+        )
     import SimpleITK
 
-    # GDCM has the decoders, and applies slope and intercept itself.
+    # SimpleITK's GDCM reader decodes compressed pixels, and applies slope and intercept itself.
     return SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(path), imageIO="GDCMImageIO")), True
 
 
 def scan_of_series(series: ImageSeries) -> Scan:
-    """Return a series' values as tasks want them."""
+    """Return a series as a scan for tasks, with its values in standard orientation."""
     return replace(Scan.of(_image(values_of(series), series)), source=series)
 
 
 def mask_as_scanned(mask: np.ndarray, series: ImageSeries) -> np.ndarray:
-    """Return a mask on a series' grid as its scan's values are turned."""
+    """Reorient a mask on a series' grid in the same way as the values of its scan."""
     return Scan.of(_image(mask.astype(np.float32), series)).values[0].astype(np.int64)
 
 

@@ -1,1 +1,1 @@
-"""What researchers, leads and newcomers use. No hospital's job imports any of it."""
+"""Tools for researchers, lead investigators and newcomers. The package never runs in a hospital's NVFlare job."""

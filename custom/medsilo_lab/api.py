@@ -1,14 +1,16 @@
-"""Studies from Python, for `import medsilo`: run a plan, compare methods, predict. See docs/research/python.md."""
+"""Run, compare and apply studies from Python, with `import medsilo`. See docs/research/python.md."""
 
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from csv import DictReader
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property, wraps
 from html import escape
+from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -17,52 +19,73 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import nn
 
+from medsilo.cli.plan_keys import keys_of_plans
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
-from medsilo.federation import inprocess
-from medsilo.federation.centralised import POOL
-from medsilo.flare import simulator
+from medsilo.core.text import counted
+from medsilo.core.wording import ALSO_CALLED
 from medsilo.flare.jobs import plan_of
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import METHODS, SOURCE
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
-from medsilo.runs.record import Record, new_study
 from medsilo.runs.rounds import Round
 from medsilo.runs.schema import Summary
 from medsilo.site.settings import ALL_MINE, SiteSettings, make_settings
 from medsilo_lab import in_memory
+from medsilo_lab.comparison import USUAL_SEEDS
+from medsilo_lab.comparison.compare import Study, comparable
+from medsilo_lab.deploy.exporter import export
 from medsilo_lab.deploy.predictor import asked_to_predict
 from medsilo_lab.deploy.source import Source
+from medsilo_lab.engines import inprocess, simulator
+from medsilo_lab.engines.centralised import POOL
+from medsilo_lab.engines.longer import Longer
+from medsilo_lab.given import GivenFolder, GivenSites, as_given
+from medsilo_lab.report import figures
 from medsilo_lab.report.class_rates import by_class
 from medsilo_lab.report.deciding import OF_CLASS
+from medsilo_lab.report.differences import finding
+from medsilo_lab.report.figures import Figures
 from medsilo_lab.report.page import write
 from medsilo_lab.report.read import RunResult, read
+from medsilo_lab.report.run_warnings import of_run, runs_of
 from medsilo_lab.report.study_page import write_study
 from medsilo_lab.study.cells import Row, base_plan, cells_of
-from medsilo_lab.study.compare import Study, comparable
-from medsilo_lab.study.verdict_file import About, Verdict, read_verdict
+from medsilo_lab.study.subgroup_tables import SubgroupTable
+from medsilo_lab.study.subgroups import of_run as of_run_subgroups
+from medsilo_lab.study.verdict_file import About, Notice, Verdict, read_verdict
+from medsilo_server.record import Record, new_study
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from medsilo_lab.study.planner import Power
 
 PlanLike = Plan | Mapping[str, Any] | Path | str
 PathLike = Path | str
 Changes = Sequence[str] | Mapping[str, Any] | str
 Sites = Sequence[str] | Mapping[str, Any]
 Engine = Literal["simulator", "inprocess"]
-WIDE = 24  # letters of a progress bar
+WIDE = 24  # width of a progress bar in characters
+# parameter names of earlier versions, with their present names
+FORMERLY = {"against": "baseline", "site_config": "settings"}
 
 
 def _as_python(does: Callable) -> Callable:
-    """Let errors name this module's parameters and not the command line's options."""
+    """Make the error messages name Python parameters in place of command line options."""
 
     def in_python(text: str) -> str:
         text = text.replace("--set ", "changes: ").replace("in this site's medsilo.yaml, or give --data", "as data=")
         return re.sub(r"--([a-z][a-z-]+)", lambda option: option[1].replace("-", "_") + "=", text)
 
+    known = signature(does).parameters
+
     @wraps(does)
     def tried(*args: Any, **values: Any) -> Any:
+        for name in values:
+            if name not in known:
+                raise MedsiloError(f"medsilo.{does.__name__} has no parameter {name!r}; {_hint(name, known)}")
         try:
             return does(*args, **values)
         except MedsiloError as error:
@@ -72,10 +95,22 @@ def _as_python(does: Callable) -> Callable:
     return tried
 
 
-class Run:
-    """A study that has ended, in its folder.
+def _hint(name: str, known: Iterable[str]) -> str:
+    """Suggest the parameter or plan key that a misspelt name probably means."""
+    name = {**ALSO_CALLED, **FORMERLY}.get(name, name)
+    keys = {key: f"{section}.{key}" for section, within in keys_of_plans().items() for key in within}
+    nearest = get_close_matches(name, [*known, *keys], 1)
+    if not nearest:
+        return f"it takes {', '.join(known)}"
+    if nearest[0] in known:
+        return f"did you mean {nearest[0]}=?"
+    return f"the plan has {keys[nearest[0]]}: changes={{{keys[nearest[0]]!r}: ...}}"
 
-    Nothing is read before it is asked for, and nothing in the folder is changed but by `report`.
+
+class Run:
+    """A finished study and its results, read from its run folder.
+
+    Each attribute reads its file on first use. Only `report` writes into the run folder.
 
     >>> import medsilo
     >>> plan = {
@@ -90,42 +125,59 @@ class Run:
     """
 
     def __init__(self, folder: PathLike) -> None:
-        """Open the folder of a run, whichever engine or consortium made it."""
+        """Open a run folder that any engine or consortium has written.
+
+        Args:
+            folder: the run folder, with its summary.json
+        """
         self.folder = Path(folder).resolve()
-        self._kept: TemporaryDirectory | None = None  # goes when this object goes
+        self._kept: TemporaryDirectory | None = None  # deletes the temporary folder together with this object
+        self._settings: SiteSettings | None = None  # the sites' settings, if this program ran the study
         if not (self.folder / paths.SUMMARY).is_file():
             raise MedsiloError(f"{self.folder.name} is not a finished run: it has no summary.json", str(folder))
 
     @cached_property
     def plan(self) -> Plan:
-        """The resolved plan."""
+        """The plan of the run, with all defaults filled in."""
         return load_plan(self.folder / paths.PLAN)
 
     @cached_property
     def summary(self) -> Summary:
-        """The outcome, as summary.json has it (docs/reference/run-folder.md)."""
+        """The results of the run, as in summary.json (docs/reference/run-folder.md)."""
         return read_summary(self.folder)
 
     @cached_property
     def history(self) -> list[Round]:
-        """The rounds, as rounds.jsonl has them."""
+        """The results of each round, as in rounds.jsonl."""
         return Record(self.folder).rounds()
 
     @property
+    def warnings(self) -> list[Notice]:
+        """The warnings about the run, most serious first: for example, that a model has not learned."""
+        return of_run(self._result)
+
+    @property
     def models(self) -> Mapping[str, nn.Module]:
-        """The model that was tested at each site, in evaluation mode; loaded when it is asked for."""
+        """The model tested at each site, in evaluation mode. A model is loaded on first access."""
         return _Models(self)
 
     @property
     def table(self) -> "DataFrame":
-        """One row for each site: its cases, its test score, the round of its model, what it sent, its other figures."""
+        """A table with a row per site: test cases, test score, the selected round, traffic in bytes, and further
+        results.
+
+        If a site rounds its score, the value is missing, and the score lies between `low` and `high`. `n` is the number
+        of test patients, or of test cases where patients are unknown.
+        """
         run, metric = self._result, self._result.summary.metric
         rows = []
         for site in (*run.sites, *sorted(run.summary.evaluation_sites)):
             own = run.summary.sites.get(site) or run.summary.evaluation_sites[site]
             cases = {part: (own.cases or {}).get(part) for part in ("train", "validation", "test")}
             test, selected = own.test or {}, run.summary.selected.rounds
-            scores = {metric: test.get(metric), "loss": test.get("loss"), "round": selected.get(site)}
+            told = run.score_at(site)
+            of_score = {"low": told.low, "high": told.high, "n": told.n, "kind": told.kind}
+            scores = {metric: told.value, **of_score, "loss": test.get("loss"), "round": selected.get(site)}
             sent = {"bytes_up": own.bytes_up, "bytes_down": own.bytes_down, "seconds": own.seconds}
             cut = {"threshold": own.decisions.threshold} if own.decisions and own.decisions.decided else {}
             further = {
@@ -136,9 +188,11 @@ class Run:
 
     @property
     def classes(self) -> "DataFrame":
-        """One row for each site and class: its test cases, sensitivity, specificity and AUROC against the rest.
+        """A table with a row per site and class: test cases, sensitivity, specificity, and AUROC against the other
+        classes.
 
-        The model's answer is the most probable class. A site that suppresses its classes has no rows.
+        The predicted class is the class with the highest probability. A site that suppresses its class counts has no
+        rows.
         """
         run, names, rows = self._result, self.plan.task.goal.label_names, []
         for site, own in (run.summary.sites | run.summary.evaluation_sites).items():
@@ -148,8 +202,18 @@ class Run:
         return _frame(rows, ["site", "class"])
 
     @property
+    def subgroups(self) -> "DataFrame":
+        """A table with a row per level of each declared subgroup: number of patients, score and interval.
+
+        A rounded score lies between `least` and `most`. `low` and `high` are the ends of the 95 % interval. `few` is
+        true if the level has too few patients for a comparison. `differs` lists the levels with a significantly
+        different score, after correction for multiple comparisons.
+        """
+        return _frame(_subgroup_rows(of_run_subgroups(self.summary)), ["subgroup", "level"])
+
+    @property
     def cases(self) -> "DataFrame":
-        """One row for each test case of the sites on this machine: site, case, patient, and what was measured."""
+        """A table with a row per test case of the local sites: site, case, patient and the measures of the case."""
         found = []
         for path in sorted(self.folder.glob(f"{paths.SITES}/*/{paths.CASES}")):
             with path.open(encoding="utf-8", newline="") as file:
@@ -160,7 +224,9 @@ class Run:
 
     @property
     def rounds(self) -> "DataFrame":
-        """One row for each round and site: losses, validation score, seconds, bytes."""
+        """A table with a row per round and site: losses, validation score, duration in seconds, and traffic in
+        bytes.
+        """
         told = ("train_loss", "validation", "validation_loss", "samples", "seconds", "bytes_up", "bytes_down")
         every = ((line, site, own) for line in self.history for site, own in line.sites.items())
         rows = [
@@ -170,23 +236,75 @@ class Run:
 
     @property
     def plot(self) -> SimpleNamespace:
-        """The sections of the report with their pictures, by name: `run.plot.learning`; `dir(run.plot)` lists them."""
+        """The sections of the HTML report by name, such as `run.plot.learning`. `dir(run.plot)` lists the names."""
         with TemporaryDirectory() as folder:
             page = self.report(Path(folder) / "page.html").read_text(encoding="utf-8")
         head = page.partition("</head>")[0]
+        page = page.replace('<details class="whole">', '<details class="whole" open>')
         found = re.findall(r'(<section[^>]* id="([\w-]+)".*?</section>)', page, re.DOTALL)
         return SimpleNamespace(**{key.replace("-", "_"): Picture(f"{head}</head>{text}") for text, key in found})
 
-    def predict(self, images: Any, out: PathLike | None = None, *, site: str = "", device: str = "auto") -> Any:
-        """Predict new cases with the model that was tested.
+    @property
+    def figures(self) -> Figures:
+        """Matplotlib figures for a paper: `run.figures["scores"]`, `run.figures.save("figures", "pdf")`."""
+        return figures.of_run(self._result)
 
-        images: an array [cases, ...] as the model reads it, of which the model's output comes back; or files, whose
-        results are written to `out`, as by `medsilo.predict`. site: whose model, where each has its own.
+    @_as_python
+    def more(
+        self,
+        rounds: int,
+        *,
+        folder: PathLike | None = None,
+        data: PathLike | Mapping[str, Any] | None = None,
+        device: str = "auto",
+        on_round: Callable[[Round], None] | None = None,
+    ) -> "Run":
+        """Train for additional rounds and return the longer run. The present run stays unchanged.
+
+        Args:
+            rounds: number of additional rounds
+            folder: folder of the longer run, as for `medsilo.run`
+            data: the sites' data folder; by default the data of this run, if this program ran it
+            device: "auto", "cpu", "cuda" or "cuda:1"; by default the device of this run, if this program ran it
+            on_round: function called after every finished round; by default, a progress bar in a terminal or notebook
+        """
+        longer = Longer(self.folder, rounds)
+        settings = self._settings if data is None and self._settings else _settings("Run.more", data, device)
+        place, kept = _place(folder, f"{self.folder.name}-to-{longer.plan.rounds}")
+        if place.is_dir() and any(place.iterdir()):
+            raise MedsiloError(f"{place.name} exists; choose another name", str(place))
+        longer.begin(place)
+        with _shown(longer.plan.rounds) if on_round is None else nullcontext(on_round) as follow:
+            inprocess.run(longer.plan, folder=place, resume=True, settings=settings, on_round=follow)
+        return _done(place, kept, settings)
+
+    @_as_python
+    def export(self, out: PathLike, to: str = "monai", *, site: str = "") -> Path:
+        """Export the tested model into a new folder, in a format for other programs. Return the folder.
+
+        Args:
+            out: the new folder
+            to: the format, as for `medsilo release export --to`
+            site: name of the site whose model is exported, if each site has its own model
+        """
+        export(Source.open(self.folder, site), Path(out), to)
+        return Path(out)
+
+    def predict(self, images: Any, out: PathLike | None = None, *, site: str = "", device: str = "auto") -> Any:
+        """Predict new cases with the tested model.
+
+        For an array or a Dataset, return the model's output. For files, write the results to `out`.
+
+        Args:
+            images: an array [cases, ...] in the model's input format, a Dataset as for `medsilo.run`, or paths of files
+            out: output folder for predictions of files, as for `medsilo.predict`
+            site: name of the site whose model predicts, if each site has its own model
+            device: "auto", "cpu", "cuda" or "cuda:1"
         """
         if out is not None:
             return predict(self.folder, images, out, site=site, device=device)
         if not hasattr(images, "shape"):
-            raise MedsiloError("images: give an array of cases; for files also out, the folder for their results")
+            images = in_memory.inputs_of(images)
         compute = _settings("Run.predict", None, device).compute()
         source = _as_python(Source.open)(self.folder, site)
         network = source.network.to(compute.device)
@@ -199,7 +317,11 @@ class Run:
         return torch.cat(answers)
 
     def report(self, destination: PathLike | None = None) -> Path:
-        """Write the HTML page about this run and return where it is; by default beside the results."""
+        """Write the HTML report of this run and return its path.
+
+        Args:
+            destination: path of the report; by default it is written into the run folder
+        """
         page = Path(destination) if destination else self.folder / paths.REPORT
         return write([self.folder], page, self.folder.name)
 
@@ -209,13 +331,13 @@ class Run:
 
     def __repr__(self) -> str:
         summary = self._result.summary
-        mean = "no score" if summary.mean_test is None else f"mean test {summary.metric} {summary.mean_test:.3f}"
+        mean = f"mean test {summary.metric} {summary.mean_score}" if summary.mean_score.known else "no score"
         return f"<Run {summary.title} on {summary.task}, {len(self._result.sites)} sites, {summary.status}: {mean}>"
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A section of a report as a page of its own, which a notebook shows."""
+    """A section of a report as an HTML page for notebooks."""
 
     html: str
 
@@ -223,14 +345,34 @@ class Picture:
         return f'<iframe srcdoc="{escape(self.html)}" style="width:100%;height:34em;border:0" sandbox></iframe>'
 
 
-class _Models(Mapping[str, nn.Module]):
-    """The models of a run's sites that are on this machine."""
+def _subgroup_rows(tables: Sequence[SubgroupTable]) -> list[dict[str, Any]]:
+    rows = []
+    for table in tables:
+        for one in table.levels:
+            pairs = (own for own in table.pairs if own.sure and one.level in (own.first, own.second))
+            told: dict[str, Any] = {
+                "patients": one.patients,
+                "score": one.score.value,
+                "least": one.score.low,
+                "most": one.score.high,
+            }
+            told |= {"low": one.low, "high": one.high, "kind": one.score.kind, "few": one.few}
+            told["differs"] = ", ".join(own.second if own.first == one.level else own.first for own in pairs)
+            if table.baseline:
+                found = one.difference
+                told["difference"] = found and found.mean
+                told |= {"difference_low": found and found.low, "difference_high": found and found.high}
+                told["sure"] = found and found.sure
+            rows.append({"subgroup": table.subgroup, "level": one.level, **told})
+    return rows
 
+
+class _Models(Mapping[str, nn.Module]):
     def __init__(self, run: Run) -> None:
         self.run = run
 
     def __iter__(self) -> Iterator[str]:
-        if self.run.plan.algorithm.pooled:  # one model, which every hospital gets
+        if self.run.plan.algorithm.pooled:  # all hospitals receive the same model
             return iter(self.run._result.sites)
         return iter(sorted(path.parent.name for path in self.run.folder.glob("sites/*/best.safetensors")))
 
@@ -252,7 +394,7 @@ class _Models(Mapping[str, nn.Module]):
 
 
 class Comparison:
-    """A finished comparison of methods, in its folder.
+    """A finished comparison of methods, read from its folder.
 
     >>> Comparison("docs")
     Traceback (most recent call last):
@@ -260,7 +402,11 @@ class Comparison:
     """
 
     def __init__(self, folder: PathLike) -> None:
-        """Open the folder that `compare`, or `medsilo compare --out`, has written."""
+        """Open a folder that `compare` or `medsilo compare --out` has written.
+
+        Args:
+            folder: the comparison's folder, with its verdict.json
+        """
         self.folder = Path(folder).resolve()
         self._kept: TemporaryDirectory | None = None
         if not (self.folder / paths.VERDICT).is_file():
@@ -268,22 +414,44 @@ class Comparison:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The statistics, as verdict.json has them."""
+        """The statistics of the comparison, as in verdict.json."""
         return read_verdict(self.folder)
 
     @property
     def headline(self) -> str:
-        """Return which method is better, with the interval, in one sentence or two."""
-        return self.verdict.headline
+        """The better method with its interval, in one or two sentences. Each warning follows on a separate line."""
+        return "\n".join([self.verdict.headline, *map(str, self.warnings)])
+
+    @property
+    def warnings(self) -> list[Notice]:
+        """The warnings about the comparison, most serious first: for example, that models have not learned."""
+        return self.verdict.warnings
+
+    def power(self, difference: float | None = None) -> "list[Power]":
+        """Return the smallest difference that these hospitals can detect, for all hospitals together and for each
+        hospital.
+
+        The variances between patients and between repetitions come from the scores of this comparison. In each result,
+        `least` is the smallest difference that is found with power 0.8. `reach` is half the width of the interval.
+        `needed` is the number of patients or repetitions that would detect `difference`. `str` describes the result in
+        words.
+
+        Args:
+            difference: the difference to detect, where 0.02 is 2 points; by default a small difference
+        """
+        from medsilo_lab.study import planner
+        from medsilo_lab.study.words import LITTLE
+
+        return planner.after(self.folder, LITTLE if difference is None else difference)
 
     @property
     def failures(self) -> list[str]:
-        """Return what failed, one line for each run."""
+        """The failed runs, one line per run."""
         return self.verdict.about.failures
 
     @property
     def runs(self) -> dict[tuple[str, int], Run]:
-        """The finished runs, by row and seed."""
+        """The finished runs, by configuration title and seed."""
         found = {(one.row, one.seed): Run(self.folder / one.run) for one in self.verdict.runs}
         for run in found.values():
             run._kept = self._kept
@@ -291,7 +459,9 @@ class Comparison:
 
     @property
     def table(self) -> "DataFrame":
-        """One row for each method: its score over sites and seeds, the interval, the difference, each site's score."""
+        """A table with a row per method: mean score over sites and seeds, interval, difference from the baseline, site
+        scores.
+        """
         rows = []
         for row in self.verdict.rows:
             score, found = row.score, row.difference.mean
@@ -301,12 +471,33 @@ class Comparison:
             rows.append(own | {site: at and at.mean for site, at in row.sites.items()})
         return _frame(rows, "row")
 
+    @property
+    def subgroups(self) -> "DataFrame":
+        """A table with a row per level of each declared subgroup, for the method in question.
+
+        The columns are those of `Run.subgroups`. In addition, `difference` is the difference from the baseline; its
+        interval is corrected for the number of levels. `comparison.verdict.subgroups` contains the differences between
+        levels.
+        """
+        return _frame(_subgroup_rows(self.verdict.subgroups), ["subgroup", "level"])
+
     def report(self, destination: PathLike | None = None) -> Path:
-        """Write the HTML page about this comparison and return where it is; by default beside the results."""
+        """Write the HTML report of this comparison and return its path.
+
+        Args:
+            destination: path of the report; by default it is written into the comparison's folder
+        """
         return write_study(self.folder, Path(destination) if destination else None)
 
+    @property
+    def figures(self) -> Figures:
+        """Matplotlib figures for a paper: `comparison.figures["scores"]`, `comparison.figures.save("figures")`."""
+        return figures.of_comparison(self.verdict, runs_of(self.folder, self.verdict, whole=True))
+
     def __repr__(self) -> str:
-        return f"<Comparison of {len(self.verdict.rows)} rows on {self.verdict.task}: {self.headline}>"
+        own, told = self.verdict, f", {counted(len(self.warnings), 'warning')}" if self.warnings else ""
+        seeds = counted(len(own.seeds), "seed")
+        return f"<Comparison of {len(own.rows)} rows on {own.task}, {seeds}: {finding(own)}{told}>"
 
 
 @_as_python
@@ -321,28 +512,39 @@ def run(
     engine: Engine = "inprocess",
     folder: PathLike | None = None,
     changes: Changes = (),
+    rounds: int | None = None,
+    lr: float | None = None,
+    optimizer: str | None = None,
+    groups: Mapping[str, Any] | None = None,
     data: PathLike | Mapping[str, Any] | None = None,
     device: str = "auto",
     on_round: Callable[[Round], None] | None = None,
 ) -> Run:
     """Run a study on this machine and return its result.
 
-    plan: a plan, a dictionary of its sections, a plan.yaml, a job's folder, or a method's name; by default FedAvg.
-    task: what is learned: "classification", "segmentation", "regression", a Goal, a Task, or a task's name.
-    sites: names, to run over these and not over those of the plan; or each site's own data by its name: a Dataset of
-    (input, target) or of MONAI's dictionaries with "image" and "label" (and "patient"), arrays (inputs, targets[,
-    patients]), or a frame with a column "label" (and "patient").
-    model: a torch module, with whose weights all sites begin; its class or a function that makes one, of nothing or of
-    (channels, classes); or a name.
-    method: a class of medsilo.extend.Algorithm, one with its numbers, or a name.
-    loss: a function of (outputs, targets), or an object such as a MONAI loss, that training minimises on data given as
-    `sites`.
-    engine: "inprocess", in this process; or "simulator", NVFlare's. Both give the same numbers.
-    folder: where the run is written; it must not exist. By default a folder that goes when the result goes.
-    changes: {"training.rounds": 3}, or "training.rounds=3", or several.
-    data: the sites' data folder, or a section that describes it as in medsilo.yaml; synthetic tasks need none.
-    device: "auto", "cpu", "cuda" or "cuda:1".
-    on_round: called with every finished round; by default a terminal or a notebook shows a bar.
+    Args:
+        plan: a plan, a dictionary of its sections, a plan.yaml, a job folder, or the name of a method; by default
+            FedAvg
+        task: the kind of task: "classification", "segmentation", "regression", "findings" (several 0/1 labels per case)
+            or "survival" (time and event); or an Objective, a Task, or the name of a task
+        sites: the names of the sites; or a dictionary with the data of each site; or the result of `medsilo.data`. The
+            data of a site are a Dataset of (input, target); a Dataset of MONAI dictionaries with "image" and "label"
+            (and "patient"); arrays (inputs, targets[, patients]); or a data frame with a column "label" (and "patient")
+        model: a torch module, whose weights initialise all sites; a module class; a function that returns a module,
+            called without arguments or with (channels, classes); or the name of a network
+        method: a subclass of medsilo.extend.Algorithm, an instance with its parameters, or the name of a method
+        loss: the training loss for the data in `sites`: a function of (outputs, targets), or an object such as a MONAI
+            loss
+        engine: "inprocess" runs in this process; "simulator" runs in NVFlare's simulator. Both engines give the same
+            numbers
+        folder: a new folder for the run; by default a temporary folder, which is deleted with the result
+        changes: changes to the plan: {"training.rounds": 3}, or "training.rounds=3", or a list of such strings
+        rounds, lr, optimizer: short forms of the plan's keys training.rounds, training.learning_rate and
+            training.optimizer
+        groups: for each site, the patient of each case, if `sites` has arrays (inputs, targets) or a Dataset
+        data: the sites' data folder, or a `data` section as in medsilo.yaml; synthetic tasks need no data
+        device: "auto", "cpu", "cuda" or "cuda:1"
+        on_round: function called after every finished round; by default, a progress bar in a terminal or notebook
 
     >>> plan = {
     ...     "algorithm": {"name": "fedavg"},
@@ -354,8 +556,9 @@ def run(
     >>> study.summary.status, sorted(study.models)
     ('finished', ['a', 'b'])
     """
-    plan = _plan(_with_own(plan, task, sites, model, method, loss), _changes(changes))
-    settings = _settings("medsilo.run", data, device)
+    own = _with_own(plan, task, _grouped(sites, groups), model, method, loss)
+    plan = _plan(own, [*_short(rounds, lr, optimizer), *_changes(changes)])
+    settings = sites.settings(device) if isinstance(sites, GivenFolder) else _settings("medsilo.run", data, device)
     if folder is not None and Path(folder).is_dir() and any(Path(folder).iterdir()):
         raise MedsiloError(f"{Path(folder).name} exists; choose another name", str(folder))
     place, kept = _place(folder, new_study(plan))
@@ -365,8 +568,12 @@ def run(
             simulator.run(plan, place, settings, on_round=follow)
         else:
             inprocess.run(plan, folder=place, settings=settings, on_round=follow)
+    return _done(place, kept, settings)
+
+
+def _done(place: Path, kept: TemporaryDirectory | None, settings: SiteSettings) -> Run:
     done = Run(place)
-    done._kept = kept
+    done._kept, done._settings = kept, settings
     return done
 
 
@@ -379,41 +586,90 @@ def compare(
     sites: Sites | None = None,
     model: Any = None,
     loss: in_memory.Loss | None = None,
-    seeds: Sequence[int] = (0,),
+    seeds: Sequence[int] = USUAL_SEEDS,
+    folds: int | None = None,
     folder: PathLike | None = None,
     changes: Changes = (),
-    against: str | None = None,
+    rounds: int | None = None,
+    lr: float | None = None,
+    optimizer: str | None = None,
+    groups: Mapping[str, Any] | None = None,
+    baseline: str | None = None,
     data: PathLike | Mapping[str, Any] | None = None,
     device: str = "auto",
     say: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
-    """Run methods on the same task and return which is better, and whether federated training helps, with intervals.
+    """Run several methods on the same task and compare their scores with confidence intervals. The result names the
+    better method, and states whether federated training helps.
 
-    methods: the rows: "fedavg", "fedprox:mu=0.1", "a title: key=value key=value", or a method's class.
-    plan: what the rows change; by default FedAvg on synthetic histology with three hospitals.
-    seeds: every row runs once with each; one seed alone names no winner.
-    folder: where the runs are written; called again with the same folder, only what is missing runs.
-    against: the row that all others are compared with; by default "fedavg".
-    say: called with a line for every finished run. The other parameters are those of `run`.
+    Args:
+        methods: the configurations: "fedavg", "fedprox:mu=0.1", "a title: key=value key=value", or a method's class
+        plan: the common plan of all configurations; by default FedAvg on synthetic histology with three hospitals
+        task, sites, model, loss, rounds, lr, optimizer, groups, data, device: as for `run`
+        seeds: every configuration runs once per seed; a single seed gives no verdict
+        folds: number of cross-validation folds; every seed has a run per fold, with other test patients
+        folder: folder for the runs; a second call with this folder starts only the missing runs
+        changes: changes to the plan, for all configurations
+        baseline: the configuration that all others are compared with; by default "fedavg"
+        say: function called with a line of text for every finished run
 
     >>> task = {"name": "synthetic-activity", "persons": 4, "windows": 5}
     >>> plan = {"algorithm": {"name": "fedavg"}, "task": task, "participation": {"sites": ["a", "b"]}}
-    >>> found = compare(["local", "fedavg"], plan=plan, changes={"training.rounds": 1}, device="cpu")
+    >>> found = compare(["local", "fedavg"], plan=plan, rounds=1, seeds=[0], device="cpu")
     >>> sorted(found.runs)
     [('fedavg', 0), ('local', 0)]
     """
     methods = [methods] if isinstance(methods, str | type) else methods
     rows = [one if isinstance(one, str) else in_memory.method(one)["name"] for one in methods]
-    base, changed = _plan(_with_own(plan, task, sites, model, None, loss), ()), _changes(changes)
-    settings = _settings("medsilo.compare", data, device)
+    base = _plan(_with_own(plan, task, _grouped(sites, groups), model, None, loss), ())
+    changed = [*_short(rounds, lr, optimizer), *_changes(changes)]
+    settings = sites.settings(device) if isinstance(sites, GivenFolder) else _settings("medsilo.compare", data, device)
     place, kept = _place(folder, "comparison")
     every_row = comparable(base, [Row.parse(text) for text in rows], changed)
-    cells = cells_of(base, every_row, seeds, changed, place)
+    cells = cells_of(base, every_row, seeds, changed, place, folds)
     about = About(title=f"{', '.join(rows)} on {base.task.title}", machine=device)
-    Study(place, about, cells, against, settings=settings, say=say).run()
+    Study(place, about, cells, baseline, settings=settings, say=say).run()
     done = Comparison(place)
     done._kept = kept
     return done
+
+
+@_as_python
+def power(
+    patients: Mapping[str, int] | None = None,
+    *,
+    plan: PlanLike | None = None,
+    sites: Sites | None = None,
+    seeds: Sequence[int] = USUAL_SEEDS,
+    difference: float | None = None,
+    changes: Changes = (),
+    data: PathLike | Mapping[str, Any] | None = None,
+) -> "list[Power]":
+    """Estimate the power of a comparison before it runs, and the sample sizes that would detect a difference.
+
+    Before a comparison, the variances between patients and between repetitions are unknown. Each result is therefore
+    for another assumption. `Comparison.power` estimates both variances from the scores of a finished comparison.
+
+    Args:
+        patients: number of test patients of each hospital; by default they are counted in the hospitals' data
+        plan, sites, data: as for `run`; the function counts their test patients
+        seeds: the seeds of the comparison; only their number matters
+        difference: the difference to detect, where 0.02 is 2 points; by default a small difference
+        changes: changes to the plan
+
+    >>> small, *_, large = power({"a": 20, "b": 40}, seeds=range(5), difference=0.05)
+    >>> small.least < 0.02 < large.least and large.needed.number > small.needed.number
+    True
+    """
+    from medsilo_lab.study import planner
+    from medsilo_lab.study.words import LITTLE
+
+    if patients is None:
+        base, changed = _plan(_with_own(plan, None, sites, None, None, None), ()), _changes(changes)
+        given = sites.settings("cpu") if isinstance(sites, GivenFolder) else _settings("medsilo.power", data, "cpu")
+        cells = cells_of(base, [Row.parse("fedavg")], seeds[:1], changed, Path())
+        patients = planner.tested(cells, given)
+    return planner.before(patients, len(seeds), LITTLE if difference is None else difference)
 
 
 @_as_python
@@ -424,17 +680,20 @@ def predict(
     *,
     site: str = "",
     device: str = "auto",
-    site_config: PathLike | None = None,
+    settings: PathLike | None = None,
 ) -> list[dict[str, Any]]:
-    """Predict with a run's model or a super model, and return what was found, a dictionary for each case.
+    """Predict cases with the model of a run or with a super model. Return a dictionary with the findings of each case.
 
-    model: the folder of a run or of a super model, or several, whose models answer together.
-    site: whose model, where each has its own.
-    images: an image, a table, a recording, a folder with such, or several. Results are written to `out`, as by
-    `medsilo predict`.
-    site_config: a folder with a medsilo.yaml, whose data.label_map says which values masks get; other files are read
-    as it says.
-    A case that failed has its reason under "error".
+    For a failed case, the dictionary has the reason under "error".
+
+    Args:
+        model: a run folder or the folder of a super model; several folders form an ensemble
+        images: path of an image, a table, a recording or a folder of these; or several paths
+        out: output folder, as for `medsilo predict`
+        site: name of the site whose model predicts, if each site has its own model
+        device: "auto", "cpu", "cuda" or "cuda:1"
+        settings: a folder with a medsilo.yaml. The key data.label_map sets the values in masks, and the section `data`
+            describes other kinds of files
 
     >>> from pathlib import Path
     >>> from tempfile import mkdtemp
@@ -456,7 +715,7 @@ def predict(
     40
     """
     compute = _settings("medsilo.predict", None, device).compute()
-    data = None if site_config is None else SiteSettings.read(Path(site_config)).data
+    data = None if settings is None else SiteSettings.read(Path(settings)).data
     asked_to_predict(_several(model), _several(images), Path(out), site, data, compute, lambda line: None).predict()
     return json.loads((Path(out) / "predictions.json").read_text(encoding="utf-8"))["cases"]
 
@@ -471,33 +730,53 @@ def _plan(plan: PlanLike, changes: Sequence[str]) -> Plan:
     if isinstance(plan, Mapping):
         return parse_plan(dict(plan), changes, here=True)
     if isinstance(plan, str) and re.fullmatch(r"[\w-]+", plan) and not Path(plan).exists():
-        raise MedsiloError(f"{plan!r} is no method, no job's folder and no plan.yaml; {METHODS.remedy(plan)}")
+        raise MedsiloError(f"{plan!r} is neither a method nor a job folder nor a plan.yaml; {METHODS.remedy(plan)}")
     return plan_of(plan, changes, here=True)
 
 
 def _with_own(
     plan: PlanLike | None, task: Any, sites: Sites | None, model: Any, method: Any, loss: in_memory.Loss | None
 ) -> PlanLike:
-    """Return a plan with what was given beside it."""
+    """Combine a plan with the arguments that replace its sections."""
     if isinstance(plan, str) and plan in METHODS and not Path(plan).exists():
         plan, method = None, method or plan
+    if isinstance(sites, GivenFolder):
+        if task is not None or loss is not None:
+            raise MedsiloError("task, loss: a folder's data set determines the task; leave them out")
+        plan, sites = sites.of(None if plan is None else _plan(plan, ())), None
     if all(one is None for one in (task, sites, model, method, loss)) and plan is not None:
         return plan
     values = base_plan() if plan is None else _plan(plan, ()).resolved()
     own = sites if isinstance(sites, Mapping) else {}
+    if own:
+        own, task = as_given(own, task)
     if sites is not None:
         names = [sites] if isinstance(sites, str) else list(sites)
         if not all(isinstance(name, str) for name in names):
             raise MedsiloError("sites: give names, or data by name: {'a': ..., 'b': ...}")
         values["participation"] = {**values["participation"], "sites": names}
     if own or task is not None or loss is not None:
-        values["task"] = in_memory.task(task, own, loss)
-        values.pop("network", None)  # it was the other task's
+        values["task"] = in_memory.task(task, own, loss, model)
+        values.pop("network", None)  # this network belonged to the other task
     if method is not None:
         values["algorithm"] = in_memory.method(method)
     if model is not None:
         values["network"] = in_memory.model(model)
     return {key: value for key, value in values.items() if key != "packages"}
+
+
+def _short(rounds: int | None, lr: float | None, optimizer: str | None) -> list[str]:
+    own = {"rounds": rounds, "learning_rate": lr, "optimizer": optimizer}
+    return _changes({f"training.{key}": value for key, value in own.items() if value is not None})
+
+
+def _grouped(sites: Sites | None, groups: Mapping[str, Any] | None) -> Sites | None:
+    """Add the patient of each case to the data of each site."""
+    if groups is None:
+        return sites
+    if not isinstance(sites, Mapping) or {*groups} != {*sites}:
+        raise MedsiloError("groups: give the patients of each site in sites=: {'a': [...], 'b': [...]}")
+    return {site: in_memory.with_patients(given, groups[site], site) for site, given in sites.items()}
 
 
 def _changes(changes: Changes) -> list[str]:
@@ -518,7 +797,7 @@ def _check_engine(engine: str, plan: Plan) -> None:
 
 @contextmanager
 def _shown(rounds: int) -> Iterator[Callable[[Round], None]]:
-    """Yield what shows a bar for finished rounds on a terminal or in a notebook, and nothing elsewhere."""
+    """Yield a function that shows finished rounds as a progress bar in a terminal or notebook."""
     shows = sys.stderr.isatty() or "ipykernel" in sys.modules
 
     def follow(line: Round) -> None:
@@ -532,12 +811,13 @@ def _shown(rounds: int) -> Iterator[Callable[[Round], None]]:
 
 
 def _settings(origin: str, data: PathLike | Mapping[str, Any] | None, device: str) -> SiteSettings:
+    if isinstance(data, GivenSites):
+        raise MedsiloError(f"{origin}: data must be a folder or a `data` section; give this object as sites=")
     source = Path(data).resolve() if isinstance(data, str | Path) else data
     return make_settings({**ALL_MINE, "data": source, "device": device}, origin)
 
 
 def _place(folder: PathLike | None, name: str) -> tuple[Path, TemporaryDirectory | None]:
-    """Return where to write, and what removes it."""
     if folder is not None:
         return Path(folder), None
     kept = TemporaryDirectory(prefix="medsilo-")

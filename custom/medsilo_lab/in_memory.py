@@ -1,16 +1,16 @@
-"""Classes and data of a program's own, such as a notebook's: hashed by their source, known in this process only.
+"""Use classes and data of a Python program, such as a notebook. A plan identifies them by a hash of their source.
 
-No hospital takes any of it: `python -m medsilo_lab.new` writes the package that others install.
+The classes exist in this process only, and no hospital accepts a plan that uses them. `python -m medsilo_lab.new`
+writes a package that others can install.
 """
 
 import hashlib
 import inspect
 import sys
-import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
-from functools import cache
+from itertools import product
 from pathlib import Path
 from types import CodeType
 from typing import Any, Literal
@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError, MedsiloError
-from medsilo.core.package import PLACE
+from medsilo.core.own_code import is_installed, own_line
 from medsilo.models.network import Network
 from medsilo.registry import METHODS, NETWORKS, TASKS, Registry
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.tasks.classification import Classification
+from medsilo.tasks.findings import Findings
 from medsilo.tasks.objective import Objective
 from medsilo.tasks.own.folder import goal_of
 from medsilo.tasks.regression import Regression
@@ -36,25 +37,26 @@ from medsilo.tasks.site_data import Cases, CaseSubset, SiteData
 from medsilo.tasks.splits import parts_in_turn
 from medsilo.tasks.task import Task
 
-LABEL, PATIENT = "label", "patient"  # columns of a frame; all others are inputs
-IMAGE = "image"  # beside these the key of a dictionary
-INSTALLED = [PLACE, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
-OTHERS = {"site-packages", "dist-packages"}  # folders of installed packages, also a user's and the system's
-SIMPLE = (bool, int, float, str, bytes, tuple, type(None))  # values that count as source
-KINDS = ("classification", "segmentation", "regression")
+LABEL, PATIENT = "label", "patient"  # columns of a data frame; all other columns are inputs
+IMAGE = "image"  # further key in a dictionary of MONAI
+SIMPLE = (bool, int, float, str, bytes, tuple, type(None))  # types whose values are part of the hash
+FINDINGS = "findings"  # task kind with several labels per case
+KINDS = ("classification", "segmentation", "regression", FINDINGS)
 MOST_CLASSES = 1000
 FORMS = (
     "a Dataset of (input, target) or of {'image': ..., 'label': ...}, arrays (inputs, targets[, patients]), a frame "
     "with a column 'label', or these as a dictionary of train, validation and test"
 )
-KNOWN = (Classification, Segmentation, Regression)  # goals whose targets are one number for a case, or for each place
+KNOWN = (Classification, Segmentation, Regression)  # objectives with one target per case or per voxel
 Kind = str | Objective | type[Task] | Task | Mapping[str, Any]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 # ---------------------------------------------------------------------------------------------------- the hash
 def source_hash(*things: Any) -> str:
-    """Return a SHA-256 over the source of classes and functions, and of all of their program's that they name."""
+    """Return a SHA-256 hash of the source of classes and functions, and of all names that they use from the same
+    program.
+    """
     found: dict[str, str] = {}
     waiting = list(things)
     while waiting:
@@ -86,23 +88,15 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _is_own(thing: Any) -> bool:
-    """Return whether a class or function belongs to no installed package."""
+    """Return True if a class or function belongs to no installed package."""
     if not (isinstance(thing, type) or inspect.isfunction(thing)):
         return False
     file = getattr(sys.modules.get(thing.__module__), "__file__", None)
-    installed = _installed(*sys.path)
-    known = file and (OTHERS.intersection(Path(file).parts) or any(map(Path(file).is_relative_to, installed)))
-    return bool(file and not known) or thing.__module__ == "__main__"
-
-
-@cache
-def _installed(*places: str) -> list[Path]:
-    """Return folders of packages: also those that a machine of many users has on PYTHONPATH."""
-    return [*INSTALLED, *(Path(place) for place in places if any(Path(place).glob("*.dist-info")))]
+    return bool(file and not is_installed(file)) or thing.__module__ == "__main__"
 
 
 def state_hash(thing: Any) -> str:
-    """Return a SHA-256 over an object's class and all that it holds, the same in every process.
+    """Return a SHA-256 hash of an object's class and state. The hash is the same in every process.
 
     >>> state_hash(nn.CrossEntropyLoss()) == state_hash(nn.CrossEntropyLoss(label_smoothing=0.1))
     False
@@ -115,12 +109,14 @@ def state_hash(thing: Any) -> str:
 
 
 def _as_texts(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
-    """Return an object as nested tuples of texts. seen: objects by address, kept so that no other gets theirs."""
+    """Convert an object to nested tuples of texts. `seen` keeps visited objects by address, so that no address is
+    reused.
+    """
     if isinstance(thing, SIMPLE) and not isinstance(thing, tuple):
         return repr(thing)
     if id(thing) in seen:
         return "again", seen[id(thing)][0]
-    if not isinstance(thing, tuple | frozenset):  # of which Python may make one or several
+    if not isinstance(thing, tuple | frozenset):  # python may make one or several equal objects of these types
         seen[id(thing)] = len(seen), thing
     if isinstance(thing, Tensor | np.ndarray):
         values = _tensor(thing)
@@ -141,19 +137,20 @@ def _as_texts(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
             source_hash(thing) if _is_own(thing) else "",
             _as_texts(given, seen),
         )
-    parts = thing.__reduce_ex__(4)  # the class, and what a copy of it would be made of
+    parts = thing.__reduce_ex__(4)  # the class, and the arguments that copy the object
     return _as_texts(parts, seen) if isinstance(parts, tuple) else parts
 
 
 # ---------------------------------------------------------------------------------------------------- sections
 def method(given: str | Algorithm | type[Algorithm]) -> dict[str, Any]:
-    """Return a plan's section of a method: by its name, or of a class of one's own, which is known from now on."""
+    """Return the plan section of a method: of a name, or of a program's own class, which is then registered."""
     return _section(METHODS, given, Algorithm)
 
 
 def model(given: Any) -> dict[str, Any]:
-    """Return a plan's section of a network: by its name, of a torch module's class, a function that makes one, or a
-    module, with whose weights all sites begin."""
+    """Return the plan section of a network: a name, a module class, a function that returns a module, or a module with
+    initial weights.
+    """
     if isinstance(given, nn.Module):
         return _module(given)
     if not callable(given) or (isinstance(given, type) and issubclass(given, Network)):
@@ -172,7 +169,7 @@ def model(given: Any) -> dict[str, Any]:
 
 
 def _module(given: nn.Module) -> dict[str, Any]:
-    kept = deepcopy(given).cpu().train()  # as it is now, whatever the program does with it later
+    kept = deepcopy(given).cpu().train()  # a copy, which later changes in the program do not affect
 
     def build(self: Network, channels: int, classes: int) -> nn.Module:
         if not torch.empty(0).is_meta:
@@ -200,14 +197,14 @@ def _section(table: Registry, given: Any, base: Any) -> dict[str, Any]:
 
 
 def _registered(table: Registry, base: Any, name: str, source: str) -> dict[str, Any]:
-    """Make a class of a section under a name, and tell the registry."""
+    """Define a subclass of a section under this name, and register it."""
     own: dict[str, Any] = {"name": (Literal[name], name)}
     table.give(create_model(name, __base__=base, __module__=__name__, **own), source)
     return {"name": name}
 
 
 class GivenTask(Task):
-    """Cases that a program has given. A class is made for each call, with its goal, shape and sites."""
+    """The task for a program's own data. Each call defines a subclass with its objective, shape and sites."""
 
     @property
     def goal(self) -> Objective:
@@ -230,11 +227,18 @@ class GivenTask(Task):
         return self._sites[site]  # type: ignore[attr-defined]
 
 
-def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None) -> dict[str, Any]:
-    """Return a plan's section of a task: what is to be learned of the cases that a program gives for each site."""
+def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None, model: Any = None) -> dict[str, Any]:
+    """Return the plan section of a task for the data that a program gives for each site.
+
+    Args:
+        kind: the kind of task, such as "classification"
+        sites: data of each site by its name
+        loss: loss function in place of the task's loss
+        model: if it has one output per case, the task has two classes
+    """
     if not sites:
         if loss is not None:
-            raise MedsiloError("loss: it belongs to data of your own, given as sites={'a': ..., 'b': ...}")
+            raise MedsiloError("loss: it is only for your own data, given as sites={'a': ..., 'b': ...}")
         return dict(kind) if isinstance(kind, Mapping) else _section(TASKS, kind, Task)
     if loss is not None and (isinstance(loss, type) or not callable(loss)):
         remedy = f"; give {loss.__name__}(...)" if isinstance(loss, type) else ", such as torch.nn.CrossEntropyLoss()"
@@ -245,7 +249,9 @@ def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None) 
     shapes = {tuple(data[0][0].shape) for data in every}
     if len(shapes) > 1 or () in shapes:
         raise DataError(f"sites: inputs have the shapes {sorted(shapes)}; give all one shape, [channels, ...]")
-    (shape,), goal = shapes, kind if isinstance(kind, Objective) else _goal(kind or KINDS[0], every)
+    (shape,), goal = shapes, kind if isinstance(kind, Objective) else _goal(kind, every)
+    if isinstance(goal, Classification) and goal.classes == 2 and _gives_one(model, shape):
+        goal = Classification(goal.label_names, 1)
     if loss is not None:
         goal = copy(goal)
         vars(goal).update(
@@ -261,55 +267,85 @@ def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None) 
     return _registered(TASKS, made, f"own-data-{source[:8]}", source)
 
 
-class _OfABatch:
-    """A loss, which says it when it gives no mean.
+def _gives_one(model: Any, shape: Sequence[int]) -> bool:
+    """Return True if a module has one output per case. A module that fails here is reported when it is built."""
+    if not isinstance(model, nn.Module):
+        return False
+    try:
+        with torch.no_grad():
+            given = deepcopy(model).cpu().eval()(torch.zeros(2, *shape))
+    except Exception:  # a module of the program may raise any error
+        return False
+    return isinstance(given, Tensor) and tuple(given.shape) == (2, 1)
 
-    It gets targets as the program's data have them: of labels [1, H, W] a batch of [batch, 1, H, W]. Where its first
-    call can't take these, it gets the same without that axis, or with it, from then on.
+
+class _OfABatch:
+    """A program's loss function. A MedsiloError names a loss that is not a mean over the batch.
+
+    The loss receives targets in the shape of the program's data: masks [1, H, W] give a batch [batch, 1, H, W]. If the
+    first call fails, the loss receives targets without or with the additional axis, and whole numbers as floats. Later
+    calls use the form that succeeded.
     """
 
     def __init__(self, loss: Loss, axis: bool) -> None:
-        """axis: whether the program's targets have an axis of one number more than those of a goal."""
+        """axis: whether the program's targets have one axis more than those of the objective."""
         self.loss, self.axis, self.settled = deepcopy(loss) if isinstance(loss, nn.Module) else loss, axis, False
+        self.floats = False
         self.name = getattr(loss, "__name__", type(loss).__name__)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if isinstance(self.loss, nn.Module):
-            self.loss.to(targets.device)  # weights of classes
-        mean = self._of(outputs, targets, self.axis) if self.settled else self._first(outputs, targets)
+            self.loss.to(targets.device)  # for example, class weights move to the device
+        settled = self.axis, self.floats
+        mean = self._of(outputs, targets, *settled) if self.settled else self._first(outputs, targets)
         if not isinstance(mean, Tensor) or mean.ndim:
             given = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else repr(mean)
             raise DataError(f"loss: {self.name} gives {given}; return the batch's mean, a tensor without dimensions")
         return mean
 
-    def _of(self, outputs: Tensor, targets: Tensor, axis: bool) -> Tensor:
+    def _of(self, outputs: Tensor, targets: Tensor, axis: bool, floats: bool) -> Tensor:
+        targets = targets.to(outputs.dtype) if floats else targets
         return self.loss(outputs, targets[:, None] if axis else targets)
 
     def _first(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Find out which targets it can take. Torch only warns of some that it can't: this counts, too."""
-        why = ""
-        for axis in (self.axis, not self.axis):
+        """Try forms of the targets until the loss accepts one. A warning of torch about their shapes counts as a
+        failure.
+        """
+        first: Exception | None = None
+        for floats, axis in product((False, True), (self.axis, not self.axis)):
             try:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("error", "Using a target size")
-                    mean = self._of(outputs, targets, axis)
+                    mean = self._of(outputs, targets, axis, floats)
             except torch.OutOfMemoryError:
                 raise
             except (RuntimeError, ValueError, IndexError, AssertionError, UserWarning) as error:
-                why = why or " ".join(str(error).split())[:200]
+                first = first or error
             else:
-                self.axis, self.settled = axis, True
+                self.axis, self.floats, self.settled = axis, floats, True
                 return mean
         shapes = f"targets of shape {list(targets.shape)} nor {[len(targets), 1, *targets.shape[1:]]}"
-        told = f"loss: {self.name} takes no {shapes} ({why})"
-        raise DataError(f"{told}; write a function of (outputs, targets) around it")
+        assert first
+        told = f"loss: {self.name} takes no {shapes}: {' '.join(str(first).split())[:200]}{own_line(first)}"
+        raise DataError(f"{told}; wrap it in a function of (outputs, targets)") from first
 
 
 def _goal(kind: Any, every: Sequence[Any]) -> Objective:
-    """Return the goal of a word, with the labels that occur."""
-    if kind not in KINDS:
-        raise MedsiloError(f"task: {kind!r} needs no data of yours; choose of {', '.join(KINDS)}, or give a Goal")
+    """Return the objective for a kind of task, with the labels in the data. Without a kind, the shape of the targets
+    determines it.
+    """
+    if kind not in (None, *KINDS):
+        told = f"task: {kind!r} needs no data of yours; choose of {', '.join(KINDS)}, survival, or give a Goal"
+        raise MedsiloError(told)
     targets = [data[case][1] for data in every for case in range(len(data))]
+    several = {tuple(one.shape) for one in targets}
+    if kind == FINDINGS or (kind is None and all(len(own) == 1 and own[0] > 1 for own in several)):
+        if len(several) > 1 or not all(
+            one.ndim == 1 and torch.isin(one, torch.tensor([0, 1])).all() for one in targets
+        ):
+            raise DataError("sites: findings need the same number of 0/1 values for each case")
+        return Findings([str(number) for number in range(len(targets[0]))])
+    kind = kind or KINDS[0]
     low, high = min(float(one.min()) for one in targets), max(float(one.max()) for one in targets)
     if kind == "regression" and low < high:
         return Regression((low, high))
@@ -321,17 +357,17 @@ def _goal(kind: Any, every: Sequence[Any]) -> Objective:
 
 # ---------------------------------------------------------------------------------------------------- cases
 class _Targets:
-    """How a call's targets become those of its goal, and whether any had an axis of one number more."""
+    """Converts the targets of a call to those of its objective, and records whether any had an additional axis."""
 
     def __init__(self, kind: Any) -> None:
         goal = isinstance(kind, Objective)
-        self.known = isinstance(kind, KNOWN) if goal else True  # whether a target is one number for a case or a place
+        self.known = isinstance(kind, KNOWN) if goal else True  # true if a target is one number per case or voxel
         self.classes = self.known and not (isinstance(kind, Regression) if goal else kind == "regression")
         self.axis = False
-        self.columns: list[Any] = []  # the inputs of frames, in the order of the first
+        self.columns: list[Any] = []  # input columns of all data frames, in the order of the first
 
     def of(self, values: Any, shape: Sequence[int], cases: int = 0) -> Tensor:
-        """Return targets: of one case, or where `cases` is 1 of all. shape: of one case's input.
+        """Convert targets: of one case, or of all cases if `cases` is 1. `shape` is the shape of one input.
 
         >>> _Targets("segmentation").of([[1.0, 0.0]], (3, 2))
         tensor([1, 0])
@@ -345,7 +381,7 @@ class _Targets:
 
 
 class _Read(Dataset):
-    """A data set of the program's own, whose cases become tensors when they are read."""
+    """A program's own data, whose cases become tensors when they are read."""
 
     def __init__(self, inner: Any, targets: _Targets) -> None:
         self.inner, self.targets = inner, targets
@@ -366,7 +402,7 @@ class _Read(Dataset):
 
 
 def _pair(sample: Any) -> tuple[Any, Any]:
-    """Return input and target of a sample: a pair, or a dictionary as MONAI's transforms give it."""
+    """Return the input and target of a sample, which is a pair or a dictionary of MONAI's transforms."""
     if not isinstance(sample, Mapping):
         values, target, *_ = sample
         return values, target
@@ -375,8 +411,35 @@ def _pair(sample: Any) -> tuple[Any, Any]:
     return sample[IMAGE], sample[LABEL]
 
 
+def inputs_of(given: Any) -> Tensor:
+    """Return the inputs of a Dataset or list in the formats of `medsilo.run`. Raises MedsiloError for other formats."""
+    try:
+        cases = [given[number] for number in range(len(given))]
+        return torch.stack([_tensor(_pair(case)[0]) for case in cases])
+    except (TypeError, ValueError, KeyError, IndexError, RuntimeError) as error:
+        raise MedsiloError(
+            "images: give an array of cases, or a Dataset of (input, target) with inputs of one shape. For files also "
+            "give out, the folder for their results",
+            private=str(error),
+        ) from error
+
+
+def with_patients(given: Any, patients: Any, site: str) -> Any:
+    """Add the patient of each case to a site's data, which are arrays (inputs, targets) or a Dataset."""
+    if isinstance(given, tuple) and len(given) == 2 and len(patients) == len(given[1]):
+        return (*given, patients)
+    if isinstance(given, Dataset) and len(patients) == len(given):  # type: ignore[arg-type]
+        pairs = [_pair(given[number]) for number in range(len(patients))]
+        inputs, targets = (torch.stack([_tensor(one) for one in part]) for part in zip(*pairs, strict=True))
+        return inputs, targets, patients
+    raise DataError(
+        f"groups of {site}: give one patient for each case of arrays (inputs, targets) or of a Dataset; a frame has a "
+        f"column {PATIENT!r}"
+    )
+
+
 def _tensor(values: Any) -> Tensor:
-    """Return a copy as a plain tensor, also of MONAI's, on the processor."""
+    """Return a copy as a plain CPU tensor. MONAI's tensors lose their metadata."""
     if isinstance(values, Tensor):
         return values.detach().cpu().as_subclass(Tensor).clone()
     return torch.tensor(np.asarray(values))
@@ -385,13 +448,13 @@ def _tensor(values: Any) -> Tensor:
 def _target(values: Any) -> Tensor:
     found = values if isinstance(values, Tensor) else np.asarray(values)
     if not isinstance(found, Tensor) and found.dtype.kind not in "biuf":
-        raise ValueError("targets are no numbers; give classes as 0, 1, 2, ...")
+        raise DataError("sites: targets must be numbers; give classes as 0, 1, 2, ...")
     found = _tensor(found)
     return found.float() if found.is_floating_point() else found.long()
 
 
 def _parts(given: Any, site: str, targets: _Targets) -> SiteData:
-    """Return one site's data in three parts: as they are given, or with patients dealt in turn."""
+    """Return a site's data in three parts: training, validation and test. Undivided data are divided by patient."""
     if isinstance(given, SiteData):
         return given
     try:
@@ -399,7 +462,8 @@ def _parts(given: Any, site: str, targets: _Targets) -> SiteData:
             return SiteData(*(_cases(given[part], targets) for part in PARTS))
         whole: Any = _cases(given, targets)
     except (TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
-        raise DataError(f"sites: the data of {site} can't be read ({error}); give {FORMS}") from error
+        told = f"sites: the data of {site} can't be read: {type(error).__name__}: {error}{own_line(error)}"
+        raise DataError(f"{told}; give {FORMS}") from error
     if isinstance(whole, Cases) and not whole.inputs.isfinite().all():
         raise DataError(f"sites: inputs of {site} are NaN or infinite; leave these cases out, or fill them in")
     names = list(dict.fromkeys(whole.patients))

@@ -1,6 +1,6 @@
-"""nnU-Net over hospitals: the fingerprint of data that lie apart, and the plans that its planner makes of it.
+"""Train nnU-Net across hospitals: compute a joint fingerprint of their data, and make nnU-Net's plans from it.
 
-Nothing else knows the package nnunetv2 (`pip install medsilo[nnunet]`), which is imported where it is called.
+The package nnunetv2 (`pip install medsilo[nnunet]`) is imported only in the functions that need it.
 """
 
 NEEDED = "this needs nnU-Net; pip install medsilo[nnunet]"

@@ -1,4 +1,4 @@
-"""Export as a model folder of nnU-Net's, which nnUNetv2_predict_from_modelfolder takes as it is."""
+"""Export a model as a model folder of nnU-Net, for nnUNetv2_predict_from_modelfolder."""
 
 import json
 from io import BytesIO
@@ -7,58 +7,61 @@ from typing import Any
 
 import torch
 
-from medsilo.extend import Exporter, MedsiloError
+from medsilo.extend import MedsiloError
+from medsilo_lab.extend import Exporter
 from medsilo_nnunet.nnunet_folder import NnUNetFolder
 from medsilo_nnunet.nnunet_network import DeeplySupervised
 
 CHECKPOINT = "checkpoint_final.pth"
-ENDINGS = {"NaturalImage2DIO": ".png", "Tiff3DIO": ".tif"}  # of files that a reader takes; of all others .nii.gz
+# file extensions that some readers need; all others read .nii.gz
+ENDINGS = {"NaturalImage2DIO": ".png", "Tiff3DIO": ".tif"}
 
 
 class NnUNetExporter(Exporter):
-    """Writes dataset.json, plans.json and the model's fold. Folds of one study may be in one folder."""
+    """Writes dataset.json, plans.json and the model's weights. Folds of the same study may share a folder."""
 
     what = "nnU-Net model"
 
     def write(self, out: Path) -> dict[str, bytes]:
         task = self.source.plan.task
         if not isinstance(task, NnUNetFolder):
-            raise MedsiloError(f"task {task.name} has no plans of nnU-Net's; export it without --to")
+            raise MedsiloError(f"task {task.name} has no nnU-Net plans; export it without --to")
         network = self.plain_network()
         same = {
-            "trainer_name": task.trainer,  # nnU-Net asks its class how the network is built
+            "trainer_name": task.trainer,  # nnU-Net asks its trainer class how to build the network.
             "init_args": {"configuration": task.configuration},
             "inference_allowed_mirroring_axes": list(task.parts.mirrored or ()) if task.mirror else None,
         }
         told = _described(task, same | {"method": self.source.plan.algorithm.name}, out)
         content = BytesIO()
-        # nnU-Net reads nothing but PyTorch's own files, which are pickles. Written with tensors, numbers, strings and
-        # lists alone, this one is loaded with weights_only=True, too, which runs no code. medsilo never loads one.
+        # nnU-Net only reads PyTorch's own file format, which is a pickle. The written checkpoint contains only tensors,
+        # numbers, strings and lists, so it can also be loaded with weights_only=True, which runs no code. medsilo
+        # itself never loads a checkpoint in this format.
         weights = {name: tensor.cpu() for name, tensor in network.network.state_dict().items()}
         torch.save({"network_weights": weights, **same}, content)  # noqa: TID251 - nnU-Net reads no other
         return told | {f"{self.part}/{CHECKPOINT}": content.getvalue()}
 
     @property
     def part(self) -> str:
-        """nnU-Net's name for the part of the data that the model did not learn from. It counts from 0."""
+        """nnU-Net's name of the fold that the model was not trained on, counted from 0."""
         fold = self.source.plan.task.fold
         return f"fold_{fold.number - 1}" if fold else "fold_all"
 
     def plain_network(self) -> DeeplySupervised:
-        """Return the model's network, which must be one of nnU-Net's with nothing added to it."""
+        """Return the model's network; raise MedsiloError if it has more parts than nnU-Net's network."""
         plan, network = self.source.plan, self.source.network
         with torch.device("meta"):
             plain = plan.network.plain.build(plan.task.channels, plan.task.goal.outputs).state_dict()
         if not isinstance(network, DeeplySupervised) or plain.keys() != network.state_dict().keys():
             raise MedsiloError(
-                f"{plan.algorithm.name} with network {plan.network.name} leaves more than a network of nnU-Net's; "
+                f"{plan.algorithm.name} with network {plan.network.name} has more parts than nnU-Net's network; "
                 "predict with medsilo, or choose one model with --site"
             )
         return network
 
 
 def _described(task: NnUNetFolder, same: dict[str, Any], folder: Path) -> dict[str, bytes]:
-    """Return what nnU-Net says of all folds beside their weights. Folds that are there must be of the same study."""
+    """Return nnU-Net's description files of a model folder; raise MedsiloError if the folder holds another study."""
     ending = ENDINGS.get(task.plans.image_reader_writer, ".nii.gz")
     told = {
         "dataset.json": task.question.in_nnunet() | {"file_ending": ending},

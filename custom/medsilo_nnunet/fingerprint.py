@@ -1,8 +1,8 @@
-"""The fingerprint of data that lie in several hospitals: counts, which add up to those of all data together.
+"""Count the properties of images in several hospitals, such that the counts add up to those of all data together.
 
-nnU-Net's planner works along one axis at a time: it takes percentiles of spacings, of sizes after cropping and of sizes
-after resampling, and never looks at two axes of one case together. So it is enough to know, along each axis, how many
-cases have each pair of spacing and size; which pairs of different axes belong to one case is told to nobody.
+nnU-Net's planner handles each axis separately. The planner computes percentiles of the spacings, and of the sizes after
+cropping and resampling, and never combines two axes of a case. For each axis, the number of cases with each pair of
+spacing and size is therefore enough. The counts do not disclose which values on different axes belong to the same case.
 """
 
 from collections import Counter
@@ -23,11 +23,11 @@ from medsilo_nnunet.nnunet_network import Reader
 from medsilo_nnunet.question import SegmentationQuestion
 
 DIGITS = 13
-SAMPLES = 10**8  # intensities that nnU-Net draws in each channel, over all cases together
-MOST_CASES = 100_000  # of one hospital
+SAMPLES = 10**8  # intensities that nnU-Net samples in each channel, over all cases together
+MOST_CASES = 100_000  # maximum number of cases in a hospital
 MOST_BINS = 2**19
 MOST_CHANNELS = 32
-GREATEST = 3.5e38  # of an intensity: a little more than float32 holds
+GREATEST = 3.5e38  # maximum absolute intensity: a little more than float32 can hold
 Number = Annotated[int, Field(ge=1, le=MOST_CASES)]
 Intensities = Annotated[int, Field(ge=1, le=SAMPLES * MOST_CASES)]
 Values = NDArray[np.float64]
@@ -35,23 +35,24 @@ Counts = NDArray[np.int64]
 
 
 def rounded(numbers: ArrayLike) -> Values:
-    """Return the bin of each number, on which nobody has to agree: itself with 13 binary digits.
+    """Round each number to 13 binary digits. The rounded number serves as its histogram bin, so sites need not agree on
+    bins.
 
-    Whole numbers up to 8192 have a bin of their own, so that CT values are kept exactly. Any other moves by at most
-    2^-13 of its size, and so does a percentile, as rounding keeps the order.
+    Integers up to 8192, such as CT values, remain exact. Every other number changes by at most 2^-13 of its size. The
+    same holds for percentiles, because rounding keeps the order.
     """
     mantissa, exponent = np.frexp(np.asarray(numbers, dtype=np.float64))
     return np.ldexp(np.rint(np.ldexp(mantissa, DIGITS)), exponent - DIGITS)
 
 
 def check_order(what: str, values: Sequence[Any]) -> None:
-    """Raise ValueError unless values are in ascending order, each once."""
+    """Raise ValueError unless the values are strictly ascending."""
     if any(low >= high for low, high in pairwise(values)):
         raise ValueError(f"its {what} are not in ascending order, each once")
 
 
 class FloatHistogram(Section):
-    """Counts of numbers in bins, which are in ascending order; without bins where nothing is told."""
+    """A histogram of numbers with ascending bins. A histogram is empty if no numbers may be disclosed."""
 
     values: Annotated[list[Annotated[float, Field(ge=-GREATEST, le=GREATEST)]], Field(max_length=MOST_BINS)]
     counts: Annotated[list[Intensities], Field(max_length=MOST_BINS)]
@@ -67,17 +68,17 @@ class FloatHistogram(Section):
 
     @classmethod
     def of(cls, numbers: ArrayLike) -> "FloatHistogram":
-        """Return the histogram of some numbers."""
+        """Return the histogram of these numbers."""
         return cls.of_bins(*np.unique(rounded(numbers), return_counts=True))
 
     @classmethod
     def of_bins(cls, values: Values, counts: Counts) -> "FloatHistogram":
-        """Return a histogram that was made here, so that nothing of it is checked."""
+        """Create a histogram without validation, from bins that were computed in this process."""
         return cls.model_construct(values=values.tolist(), counts=counts.tolist())
 
     @classmethod
     def merged(cls, several: Iterable["FloatHistogram"]) -> "FloatHistogram":
-        """Return the histogram of the numbers of all."""
+        """Return the sum of several histograms."""
         known = list(several)
         values = np.array([value for one in known for value in one.values], np.float64)
         different, places = np.unique(values, return_inverse=True)
@@ -86,17 +87,17 @@ class FloatHistogram(Section):
         return cls.of_bins(different, sums)
 
     def scaled(self, part: int, whole: int) -> "FloatHistogram":
-        """Return the same with part / whole of each count, rounded down; bins of which nothing is left are gone."""
+        """Return the histogram with each count multiplied by part / whole and rounded down. Empty bins are removed."""
         counts = np.array(self.counts, np.int64) * part // whole
         return self.of_bins(np.array(self.values)[counts > 0], counts[counts > 0])
 
     @property
     def total(self) -> int:
-        """The number of numbers."""
+        """The sum of all counts."""
         return sum(self.counts)
 
     def percentile(self, percent: float) -> float:
-        """Return the percentile as numpy.percentile does: on the line between the two numbers beside it."""
+        """Return a percentile, linearly interpolated between two numbers like numpy.percentile."""
         place = (self.total - 1) * percent / 100
         below = int(place)
         ends = np.cumsum(self.counts)
@@ -107,20 +108,19 @@ class FloatHistogram(Section):
 
     @property
     def mean(self) -> float:
-        """The mean of all numbers."""
         return float(np.average(self.values, weights=self.counts))
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of all numbers, over their number."""
+        """The population standard deviation of all numbers."""
         return float(np.sqrt(np.average((np.array(self.values) - self.mean) ** 2, weights=self.counts)))
 
 
 def covering(cases: Sequence[FloatHistogram], least: int) -> FloatHistogram:
-    """Return the histogram of all cases' numbers in groups that at least so many cases have a part in.
+    """Return a histogram of all cases' numbers in which each bin has numbers of at least `least` cases.
 
-    A group is a run of neighbouring bins, as short as it can be, and stands at the bin of its median. With 1 each bin
-    is a group. There is none where fewer cases than that have numbers.
+    Neighbouring bins are merged into groups that are as small as possible. The bin of a group is the group's median.
+    With `least=1`, the bins stay as they are. If fewer than `least` cases have numbers, the histogram is empty.
     """
     whole = FloatHistogram.merged(cases)
     if least == 1:
@@ -139,7 +139,9 @@ def covering(cases: Sequence[FloatHistogram], least: int) -> FloatHistogram:
 
 
 def _runs(owners: Sequence[NDArray[Any]], least: int) -> list[int]:
-    """Return where runs of bins begin that so many cases have a part in; the last one takes what is left over."""
+    """Return the first bin of each group with numbers of at least `least` cases. The last group also takes the
+    remaining bins.
+    """
     begins, begin, seen = [], 0, set[int]()
     for place, own in enumerate(owners):
         if seen or len(own) < least:
@@ -150,39 +152,40 @@ def _runs(owners: Sequence[NDArray[Any]], least: int) -> list[int]:
     return begins
 
 
-AXES = 3  # a flat image has one place along the first
+AXES = 3  # A 2D image has size one along the first axis.
 PERCENTILES = {"percentile_00_5": 0.5, "median": 50.0, "percentile_99_5": 99.5}
 T = TypeVar("T")
 
 
 class CountedExtent(Section):
-    """The cases that have one spacing (mm) and one size after cropping (voxels) along an axis."""
+    """The number of cases with the same spacing (in mm) and the same size after cropping (in voxels) along an axis."""
 
-    spacing: Annotated[float, Field(ge=1e-4, le=1e6)]  # nnU-Net gives flat images 999 times theirs along the first axis
+    # For 2D images, nnU-Net sets the spacing of the first axis to 999 times that of the others.
+    spacing: Annotated[float, Field(ge=1e-4, le=1e6)]
     size: Annotated[int, Field(ge=1, le=65_536)]
     cases: Number
 
     @classmethod
     def all_of(cls, axis: Iterable[tuple[float, int]]) -> "list[CountedExtent]":
-        """Return the cases of an axis by spacing and size, in order."""
+        """Count cases by spacing and size along an axis, in ascending order."""
         counted = sorted(Counter(axis).items())
         return [cls.model_construct(spacing=spacing, size=size, cases=n) for (spacing, size), n in counted]
 
 
 class CountedShare(Section):
-    """The cases of which one share is left after cropping."""
+    """The number of cases that keep the same share of their voxels after cropping."""
 
     share: Annotated[float, Field(gt=0, le=1)]
     cases: Number
 
     @classmethod
     def all_of(cls, shares: Iterable[float]) -> "list[CountedShare]":
-        """Return the cases by share, in order."""
+        """Count cases by the share of voxels that cropping leaves, in ascending order."""
         return [cls.model_construct(share=share, cases=n) for share, n in sorted(Counter(shares).items())]
 
 
 def extents_of(axis: Iterable[CountedExtent]) -> list[tuple[float, int]]:
-    """Return spacing and size of each case."""
+    """Return the spacing and size of each case."""
     return [(one.spacing, one.size) for one in axis for _ in range(one.cases)]
 
 
@@ -193,18 +196,20 @@ def shares_of(counted: Iterable[CountedShare]) -> list[float]:
 
 @dataclass(frozen=True)
 class CaseFacts:
-    """The facts that nnU-Net finds in one case: spacing and size along each axis, and intensities by channel."""
+    """The properties of a case that nnU-Net needs: spacing and size along each axis, and intensities
+    in each channel.
+    """
 
     spacing: Sequence[float]
-    size: Sequence[int]  # after cropping
-    share: float  # of its voxels, that are left after cropping
-    intensities: Sequence[Sequence[float]]  # of the foreground; those that nnU-Net draws
+    size: Sequence[int]  # size after cropping
+    share: float  # share of the voxels that remain after cropping
+    intensities: Sequence[Sequence[float]]  # sampled intensities of the foreground
 
 
 class Fingerprint(Section):
-    """The fingerprint of one hospital's cases, as it travels, or of several hospitals' cases together.
+    """The fingerprint of a hospital's cases as it is sent, or of several hospitals' cases together.
 
-    samples: intensities that were drawn of each case in each channel.
+    The field `samples` is the number of intensities that were sampled from each case in each channel.
     """
 
     samples: Annotated[int, Field(ge=1, le=SAMPLES)]
@@ -212,7 +217,8 @@ class Fingerprint(Section):
         list[Annotated[list[CountedExtent], Field(max_length=MOST_CASES)]], Field(min_length=AXES, max_length=AXES)
     ]
     shares: Annotated[list[CountedShare], Field(min_length=1, max_length=MOST_CASES)]
-    channels: Annotated[list[FloatHistogram], Field(min_length=1, max_length=MOST_CHANNELS)]  # of the foreground
+    # intensities of the foreground in each channel
+    channels: Annotated[list[FloatHistogram], Field(min_length=1, max_length=MOST_CHANNELS)]
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -222,15 +228,16 @@ class Fingerprint(Section):
         if any(sum(one.cases for one in axis) != self.cases for axis in self.extents):
             raise ValueError("its numbers of cases differ from axis to axis")
         if any(channel.total > self.cases * self.samples for channel in self.channels):
-            raise ValueError(f"it counts more intensities than {self.samples} of each case")
+            raise ValueError(f"it counts more than {self.samples} intensities of each case")
         return self
 
     @classmethod
     def of(cls, cases: Iterable[CaseFacts], samples: int, least: int = 1) -> "Fingerprint":
-        """Return the fingerprint of a hospital's cases as it may leave the hospital.
+        """Return the fingerprint of a hospital's cases in a form that may leave the hospital.
 
-        least: the cases that each number must cover. Of so many neighbours in the order of spacing and size, the
-        middle one counts for all; cases that are left over are not counted. With 1, all is told as it is.
+        Each number covers at least `least` cases. Cases are sorted by spacing and size, and divided into groups of
+        `least` neighbours, whose middle case represents the group. Remaining cases are not counted. With `least=1`, all
+        numbers are exact.
         """
         axes: list[list[tuple[float, int]]] = [[] for _ in range(AXES)]
         shares: list[float] = []
@@ -256,7 +263,7 @@ class Fingerprint(Section):
 
     @classmethod
     def merged(cls, hospitals: Iterable["Fingerprint"]) -> "Fingerprint":
-        """Return the fingerprint of all cases together; raises Refused where they do not belong together."""
+        """Return the joint fingerprint of several hospitals; raise Refused if their channels or samples differ."""
         several = list(hospitals)
         if len({(one.samples, len(one.channels)) for one in several}) != 1:
             raise Refused("the fingerprints differ in their channels, or in how many intensities of a case were drawn")
@@ -272,11 +279,13 @@ class Fingerprint(Section):
 
     @property
     def least(self) -> int:
-        """The cases that each number covers."""
+        """The number of cases that each number covers."""
         return gcd(*(one.cases for axis in self.extents for one in axis), *(one.cases for one in self.shares))
 
     def shifted(self, ranks: int) -> "Fingerprint":
-        """Return the fingerprint whose median lies so many ranks higher along each axis, or lower; one case is left."""
+        """Return a fingerprint whose medians are higher (or lower, for negative `ranks`) by a number of ranks along
+        each axis. At least one case remains.
+        """
         gone = min(2 * abs(ranks), self.cases - 1)
         kept = slice(gone, None) if ranks > 0 else slice(0, self.cases - gone)
         extents = [CountedExtent.all_of(extents_of(axis)[kept]) for axis in self.extents]
@@ -284,13 +293,12 @@ class Fingerprint(Section):
 
     @property
     def cases(self) -> int:
-        """The number of cases."""
         return sum(one.cases for one in self.shares)
 
     def in_nnunet(self) -> dict[str, Any]:
         """Return the content of nnU-Net's dataset_fingerprint.json for these cases.
 
-        The cases in it are put together axis by axis, so that none of them is a patient's.
+        Each case in it combines values of different cases for the axes, so that it belongs to no patient.
         """
         along, shares = [extents_of(axis) for axis in self.extents], shares_of(self.shares)
         middle = len(shares) // 2
@@ -305,18 +313,20 @@ class Fingerprint(Section):
 
 
 def samples_of(cases: int) -> int:
-    """Return how many intensities nnU-Net draws of each case and channel, where all hospitals have so many cases."""
+    """Return the number of intensities that nnU-Net samples from each case and channel, given the number of cases in
+    all hospitals.
+    """
     return max(SAMPLES // cases, 1)
 
 
 def _middles(values: Sequence[T], least: int) -> list[T]:
-    """Return the middle one of each group of neighbours; groups have `least` values or a few more."""
+    """Sort the values into groups of `least` or slightly more neighbours, and return the middle value of each group."""
     ordered, groups = sorted(values), len(values) // least  # type: ignore[type-var]
     return [ordered[(2 * group + 1) * len(ordered) // (2 * groups)] for group in range(groups)]
 
 
 def _properties(channel: FloatHistogram) -> dict[str, float]:
-    """Return what nnU-Net's plans say of the intensities in one channel."""
+    """Return the properties of a channel's intensities, with the keys of nnU-Net's plans."""
     if not channel.total:
         raise Refused("no hospital sent intensities of a channel; each needs more cases with a structure")
     return {
@@ -332,24 +342,26 @@ Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class MeasuredSite(Section):
-    """The whole message of a hospital: the fingerprint of its data for a question, and by what it reads and trains."""
+    """The message that a hospital sends: the fingerprint of its data for a question, its file reader and its GPU
+    memory.
+    """
 
     question: Hash
     fingerprint: Fingerprint
-    reader: Reader  # the class with which nnU-Net reads its files
-    memory: Annotated[float, Field(gt=0, le=10_000)] | None = None  # GB of its GPU; None: no bound
+    reader: Reader  # name of the class with which nnU-Net reads the hospital's files
+    memory: Annotated[float, Field(gt=0, le=10_000)] | None = None  # GB of the hospital's GPU, or None for no limit
 
     def check(self, question: SegmentationQuestion) -> None:
-        """Raise Refused where it is of another question, or of other channels."""
+        """Raise Refused if the message belongs to another question or has other channels."""
         if self.question != question.hash:
-            raise Refused("it answers another question; measure again with the study's")
+            raise Refused("it belongs to another question; measure again with the study's question")
         told, channels = len(self.fingerprint.channels), len(question.channels)
         if told != channels:
             raise Refused(f"it has {told} channels, and the study {channels}")
 
 
 def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
-    """Yield what nnU-Net finds in each case, with so many intensities per channel as it draws them."""
+    """Yield nnU-Net's properties of each case, with `samples` intensities in each channel."""
     from nnunetv2.experiment_planning.dataset_fingerprint.fingerprint_extractor import DatasetFingerprintExtractor
     from nnunetv2.imageio.reader_writer_registry import recursive_find_reader_writer_by_name
 
@@ -360,7 +372,8 @@ def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
             size, spacing, intensities, _, share = DatasetFingerprintExtractor.analyze_case(
                 files, str(case.label), reader, samples
             )
-        except Exception as error:  # of any of the libraries that read images
+        # The libraries that read images raise many kinds of errors, so all errors are caught.
+        except Exception as error:
             raise DataError(
                 "nnU-Net can't read a case; check its images and labels", f"{case.name}: {error}"
             ) from error
@@ -372,12 +385,16 @@ def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
 def measured(
     data: RawData, question: SegmentationQuestion, cases: int, least: int, memory: float | None
 ) -> MeasuredSite:
-    """Measure a hospital's data, and return what it tells.
+    """Compute the message that a hospital sends about its data.
 
-    cases: of all hospitals together; by them nnU-Net draws intensities. least: the patients that each number must
-    cover. memory: GB of the hospital's GPU.
+    Args:
+        data: The cases of the hospital.
+        question: The question of the study.
+        cases: The number of cases in all hospitals, which determines the number of sampled intensities.
+        least: The minimum number of patients that each number must cover.
+        memory: The GB of the hospital's GPU.
     """
-    if least > 1:  # cases, which are of so many patients
+    if least > 1:  # Convert the minimum number of patients to a number of cases.
         least *= data.most_of_a_patient
     samples = samples_of(cases)
     own = Fingerprint.of(facts_of(data, samples), samples, least)
@@ -385,7 +402,8 @@ def measured(
 
 
 def memory_of(device: torch.device) -> float | None:
-    """Return the GB of the GPU that a hospital trains on; None without one, which bounds no plan."""
+    """Return the GB of the GPU on which a hospital trains, or None without a GPU."""
     if device.type != "cuda":
         return None
-    return max(1.0, round(torch.cuda.get_device_properties(device).total_memory / 2**30))  # 7.8 of what is sold as 8
+    # A GPU sold with 8 GB has 7.8 GB of usable memory.
+    return max(1.0, round(torch.cuda.get_device_properties(device).total_memory / 2**30))

@@ -1,4 +1,4 @@
-"""A hospital's volumes and masks as nnU-Net reads them: which cases there are, and with which of its classes."""
+"""Find a hospital's images and masks for nnU-Net."""
 
 import json
 from collections import Counter
@@ -17,17 +17,22 @@ SETTINGS = "dataset.json"
 
 @dataclass(frozen=True)
 class RawData:
-    """The cases of a folder, in nnU-Net's layout or as the site's settings describe them."""
+    """The cases of a data folder, in nnU-Net's layout or as the site's settings describe them."""
 
     listing: CaseIndex
     reader: Reader  # nnU-Net's class that reads the files
 
     @classmethod
     def of(cls, folder: Path, question: SegmentationQuestion, source: DataSource | None = None) -> Self:
-        """Look through a folder; raises DataError where it does not hold what the study is about.
+        """Find the cases in a folder; raise DataError if the folder lacks the study's data.
 
-        source: the site's settings of its data, in which the folder lies. nnU-Net's layout is dataset.json, imagesTr
-        (<case>_0000.nii.gz for the first channel, ...) and labelsTr. It is read where the settings describe nothing.
+        If the settings name no files, the folder must have nnU-Net's layout: dataset.json, imagesTr
+        (<case>_0000.nii.gz for the first channel, ...) and labelsTr.
+
+        Args:
+            folder: The data folder.
+            question: The question of the study.
+            source: The site's settings for its data.
         """
         source = source or DataSource(folder=folder)
         settings: Mapping[str, Any] = {}
@@ -44,7 +49,7 @@ class RawData:
 
     @property
     def most_of_a_patient(self) -> int:
-        """Return how many cases the patient with most of them has."""
+        """The largest number of cases of one patient."""
         return max(Counter(entry.patient for entry in self.listing.usable).values())
 
 
@@ -58,7 +63,7 @@ def _settings(folder: Path, question: SegmentationQuestion) -> Mapping[str, Any]
 
 
 def _in_layout(settings: Mapping[str, Any], channels: int) -> dict[str, Any]:
-    """Return where files lie in nnU-Net's layout, in the words of a site's settings."""
+    """Return the patterns of nnU-Net's file layout, as keys of a site's settings."""
     ending = settings.get("file_ending")
     if not isinstance(ending, str) or not ending.startswith("."):
         raise DataError(f"{SETTINGS} names no file_ending; add it, for example .nii.gz")
@@ -67,14 +72,16 @@ def _in_layout(settings: Mapping[str, Any], channels: int) -> dict[str, Any]:
 
 
 def _reader(settings: Mapping[str, Any], listing: CaseIndex) -> Reader:
-    """Return the name of the class that nnU-Net chooses for these files, which is one for all."""
+    """Return the name of nnU-Net's reader class for these files, which must all have the same type."""
     with MedsiloError.needing(NEEDED):
         from nnunetv2.imageio.reader_writer_registry import determine_reader_writer_from_dataset_json
 
     files = [path for entry in listing.entries for path in (*entry.images, entry.label) if isinstance(path, Path)]
     endings = {"".join(path.suffixes[-2:]) if path.name.lower().endswith(".nii.gz") else path.suffix for path in files}
     if len(endings) > 1:
-        raise DataError(f"nnU-Net reads files of one kind, and these are {', '.join(sorted(endings))}; convert them")
+        raise DataError(
+            f"nnU-Net needs files of a single type, and the folder has {', '.join(sorted(endings))}; convert them"
+        )
     if not files:
         raise DataError("no image has a mask of its name; put masks into labels/, or labelsTr/ in nnU-Net's layout")
     stated = {"file_ending": endings.pop(), **settings}

@@ -1,4 +1,4 @@
-"""A hospital's own volumes in nnU-Net's layout, learned as nnU-Net learns them."""
+"""Train on a hospital's own images in nnU-Net's layout, with nnU-Net's own preprocessing, augmentation and loss."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -19,19 +19,20 @@ from medsilo_nnunet.nnunet_network import Configuration, ConfigurationName, NnUN
 from medsilo_nnunet.nnunet_parts import FOREGROUND, NnUNetParts, TrainerName, places_in
 from medsilo_nnunet.question import SegmentationQuestion
 
-CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # at the end of a file's name
-AS_STORED = ((0, 1, 2), (False, False, False))  # no axis is turned
-FLAT = 4  # axes of a batch of patches in two dimensions
-HOW_LEARNED = ("plans", "configuration", "trainer", "mirror")  # keys that change no test case
-FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
+CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # matches the channel at the end of a file's name
+AS_STORED = ((0, 1, 2), (False, False, False))  # axis order and flips of an image that was not reoriented
+FLAT = 4  # number of dimensions of a batch of 2D patches
+HOW_LEARNED = ("plans", "configuration", "trainer", "mirror")  # keys of a plan that do not change the test cases
+# With fewer stages, nnU-Net's loss would divide by zero, because it gives the lowest resolution no weight.
+FEWEST_STAGES = 3
 
 
 class NnUNetFolder(OwnFolder):
-    """nnU-Net's training from plans that were made for all hospitals' data together.
+    """Trains like nnU-Net, from plans that were made for all hospitals' data together.
 
-    A case is a whole volume as nnU-Net preprocesses it, [C, D, H, W]. The network learns from augmented patches, and is
-    evaluated on whole volumes through nnU-Net's windows, on the grid that its plans resample to; tests are measured on
-    the images' own grids.
+    A case is a whole image that nnU-Net has preprocessed, [C, D, H, W]. The network is trained on augmented patches.
+    The network is validated on whole images by nnU-Net's sliding windows, on the voxel grid of the plans. Test results
+    are computed on the images' original voxel grids.
     """
 
     title: ClassVar[str] = "a hospital's own volumes in nnU-Net's layout"
@@ -40,14 +41,14 @@ class NnUNetFolder(OwnFolder):
 
     name: Literal["nnunet"] = "nnunet"
     question: SegmentationQuestion = Field(
-        description="channels and labels, as in `medsilo nnunet measure`, or that file"
+        description="the study's channels and labels, or the YAML file that `medsilo nnunet measure` reads them from"
     )
-    plans: NnUNetPlans = Field(description="what `medsilo nnunet plan` writes, or that file")
-    configuration: ConfigurationName = Field("2d", description="the configuration of the plans that is trained")
+    plans: NnUNetPlans = Field(description="the file that `medsilo nnunet plan` writes")
+    configuration: ConfigurationName = Field("2d", description="the configuration of the plans to train")
     trainer: TrainerName = Field(
-        "nnUNetTrainer", description="nnU-Net's trainer whose loss, augmentation and mirroring are taken"
+        "nnUNetTrainer", description="nnU-Net's trainer class, which determines loss, augmentation and mirroring"
     )
-    mirror: bool = Field(True, description="whether evaluation averages over mirrored volumes, as nnU-Net does")
+    mirror: bool = Field(True, description="whether predictions are averaged over mirrored images, as in nnU-Net")
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -55,27 +56,32 @@ class NnUNetFolder(OwnFolder):
             raise ValueError(f"plans: they have no configuration {self.configuration}; make them again")
         if self._numbers.architecture.arch_kwargs.n_stages < FEWEST_STAGES:
             raise ValueError(
-                f"plans: for so small images their network has under {FEWEST_STAGES} stages, whose loss is 0/0"
+                f"plans: for such small images, the network has fewer than {FEWEST_STAGES} stages, "
+                "so nnU-Net's loss would divide by zero"
             )
         if len(self._numbers.normalization_schemes) != len(self.question.channels):
-            raise ValueError("plans: they are of other channels than the question; make them again")
+            raise ValueError("plans: their channels differ from the question's; make them again")
         return self
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Return what another process needs, which puts nnU-Net's parts together itself."""
+        """Leave nnU-Net's objects out of the pickled state, because another process creates them itself."""
         state = super().__getstate__()
         return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name != "parts"}}
 
     @cached_property
     def parts(self) -> NnUNetParts:
-        """nnU-Net's own parts for these plans."""
+        """nnU-Net's objects for these plans."""
         return NnUNetParts(self.question, self.plans, self.configuration, self.trainer)
 
     @property
     def _numbers(self) -> Configuration:
         return self.plans.numbers_of(self.configuration)
 
-    # ------------------------------------------------------------------------------------------ what is learned
+    # ------------------------------------------------------------------------------------------ objective
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (*super().words, *self.question.channels)
+
     @property
     def goal(self) -> "NnUNetObjective":
         return NnUNetObjective(self)
@@ -108,16 +114,19 @@ class NnUNetFolder(OwnFolder):
         return image, self.goal.marked(labels, mark)
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        if inputs.ndim == FLAT:  # patches; those in three dimensions go through one window
+        # 2D patches go directly through the network, and 3D patches are predicted in a single window.
+        if inputs.ndim == FLAT:
             return network(inputs)
         return torch.stack([self.parts.inferred(network, image, self.mirror) for image in inputs])
 
     def tests_as(self, other: Task) -> bool:
-        """Return whether both test the same cases. Tests are measured on the images' own grids, whatever the plans."""
+        """True if both tasks have the same test cases. Test results are computed on the images' original grids and do
+        not depend on the plans.
+        """
         one, same = (task.model_dump(exclude={*HOW_LEARNED}) for task in (self, other))
         return one == same
 
-    # ------------------------------------------------------------------------------------------ from files
+    # ------------------------------------------------------------------------------------------ files
     def listing_of(self, source: DataSource, folder: Path) -> CaseIndex:
         data = RawData.of(folder, self.question, source)
         if data.reader != self.plans.image_reader_writer:
@@ -135,7 +144,7 @@ class NnUNetFolder(OwnFolder):
         shown = tuple(value for value in torch.unique(labels).tolist() if value >= 0)
         last = len(self.question.names) - 1
         if shown and shown[-1] > last:
-            raise DataError(f"masks have values above {last}, which are no labels of the question; correct them")
+            raise DataError(f"masks have values above {last}, which are not labels of the question; correct them")
         places, size = places_in(notes["class_locations"]), tuple(image.shape[:0:-1])
         return self.prepared(image[None], labels[None], [shown], places, size=size, values=shown)
 
@@ -143,7 +152,7 @@ class NnUNetFolder(OwnFolder):
         absent = self.absent(source)
         not_drawn = [set(own) for name, own in self.question.regions.items() if name in absent]
         here = [set(own) for name, own in self.question.regions.items() if name not in absent]
-        # A region around a drawn one is shown by what it has beside that.
+        # If an annotated region contains another annotated region, only its additional labels show its extent.
         gone = {value for one in not_drawn for value in one.difference(*(own for own in here if own <= one))}
         drawn = [one.entry.name for one in every if gone & set(one.facts.values)]
         listing.add(
@@ -154,13 +163,13 @@ class NnUNetFolder(OwnFolder):
 
 
 class NnUNetObjective(Segmentation):
-    """nnU-Net's loss, and its measures on the images' own grids."""
+    """nnU-Net's loss, with metrics that are computed on the images' original grids."""
 
     unbounded = "nnU-Net's loss is one of whole batches, so no bound holds for a case; choose task nifti-folder"
 
     def __init__(self, task: NnUNetFolder) -> None:
         question = task.question
-        regions = len(question.regions) if question.has_regions else None  # each found by itself
+        regions = len(question.regions) if question.has_regions else None  # Each region has its own output.
         super().__init__(question.names, lambda *told: task.parts.loss(*told), question.regions, outputs=regions)
         self.task, self.overlaps = task, question.has_regions
 
@@ -168,7 +177,9 @@ class NnUNetObjective(Segmentation):
         return self.task.parts.predicted(output)
 
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
-        """Return what measures cases in order on the images' own grids, as nnU-Net does; surfaces in millimetres."""
+        """Return a function that computes the metrics of cases in order on the images' original grids, with surface
+        distances in millimetres.
+        """
         numbers = count()
 
         def measured(output: Tensor, target: Tensor) -> dict[str, Tensor]:
@@ -185,13 +196,13 @@ class NnUNetObjective(Segmentation):
         self, files: tuple[Path, ...], label: Path | str, output: Tensor
     ) -> tuple[Tensor, Tensor, tuple[float, ...]]:
         values, notes = self.task.parts.read(files)
-        self.task.parts.on_its_grid(values, notes)  # which notes what it cuts off
+        self.task.parts.on_its_grid(values, notes)  # Resampling adds the cropped margins to `notes`.
         right = self.task.parts.own_labels(Path(label))
         return self.task.parts.labels_back(output.cpu(), notes), right, tuple(notes["spacing"])
 
 
 class NnUNetInference(Inference):
-    """New images as nnU-Net reads them, and what it finds on their own grids."""
+    """Reads new images with nnU-Net, and maps predictions back to their original grids."""
 
     def __init__(self, task: NnUNetFolder) -> None:
         super().__init__("images", self._inputs)
@@ -212,8 +223,9 @@ class NnUNetInference(Inference):
         return [tuple(case[number] for number in wanted) for case in cases.values()]
 
     def scan_of(self, image: tuple[Path, ...]) -> Scan:
-        """Return an image as nnU-Net reads it: not turned."""
-        header, *_ = [Scan.header_of(file) for file in image]  # which refuses headers that claim too much
+        """Read an image with nnU-Net, without reorienting it."""
+        # Reading the header first rejects files whose announced size is too large.
+        header, *_ = [Scan.header_of(file) for file in image]
         values, notes = self.task.parts.read(image)
         if len(values) != len(self.task.question.channels):
             raise DataError(
@@ -230,11 +242,12 @@ class NnUNetInference(Inference):
 
 
 class _Patches(Dataset):
-    """Augmented patches of so many batches; cases are drawn with replacement, as by nnU-Net's loader."""
+    """Augmented patches for a number of batches. Cases are sampled with replacement, as in nnU-Net's data loader."""
 
     def __init__(self, parts: NnUNetParts, cases: Dataset, batch: int, steps: int, seed: int) -> None:
         self.parts, self.cases, self.batch, self.seed = parts, cases, batch, seed
-        self.certain = round(batch * (1 - FOREGROUND))  # the first patch of a batch that has a structure for certain
+        # From this position in a batch on, each patch is guaranteed to contain a structure.
+        self.certain = round(batch * (1 - FOREGROUND))
         order = torch.Generator().manual_seed(Task.seed_for(seed, "cases"))
         self.chosen = torch.randint(len(cases), (steps * batch,), generator=order).tolist()  # type: ignore[arg-type]
 

@@ -1,7 +1,7 @@
-"""nnU-Net's plans.json as a part of our plan, and the networks that it describes.
+"""Validate nnU-Net's plans.json as a part of a plan, and build the networks that it describes.
 
-Plans name classes that nnU-Net imports. Here each name is one of those that its planner writes, so that no plan makes a
-hospital import anything else.
+nnU-Net imports the classes that its plans name. medsilo only accepts class names that nnU-Net's planner writes, so a
+plan cannot make a hospital import anything else.
 """
 
 from operator import not_
@@ -21,22 +21,22 @@ RESIDUAL = "dynamic_network_architectures.architectures.unet.ResidualEncoderUNet
 
 
 class NormNumbers(Section):
-    """The numbers of instance norm."""
+    """The settings of instance normalisation."""
 
     eps: float = Field(1e-5, gt=0, le=1)
     affine: Literal[True] = True
 
 
 class ArchitectureNumbers(Section):
-    """The numbers of a U-Net, stage by stage, finest first."""
+    """The settings of a U-Net for each stage, the finest first."""
 
     n_stages: int = Field(ge=1, le=MOST_STAGES)
     features_per_stage: tuple[Annotated[int, Field(ge=1, le=2048)], ...] = Field(max_length=MOST_STAGES)
     conv_op: Literal["torch.nn.modules.conv.Conv2d", "torch.nn.modules.conv.Conv3d"]
     kernel_sizes: tuple[Along, ...] = Field(max_length=MOST_STAGES)
     strides: tuple[Along, ...] = Field(max_length=MOST_STAGES)
-    n_conv_per_stage: Blocks | None = Field(None, exclude_if=not_)  # of PlainConvUNet
-    n_blocks_per_stage: Blocks | None = Field(None, exclude_if=not_)  # of ResidualEncoderUNet
+    n_conv_per_stage: Blocks | None = Field(None, exclude_if=not_)  # for PlainConvUNet
+    n_blocks_per_stage: Blocks | None = Field(None, exclude_if=not_)  # for ResidualEncoderUNet
     n_conv_per_stage_decoder: tuple[Annotated[int, Field(ge=1, le=20)], ...] = Field(max_length=MOST_STAGES)
     conv_bias: bool = True
     norm_op: Literal["torch.nn.modules.instancenorm.InstanceNorm2d", "torch.nn.modules.instancenorm.InstanceNorm3d"]
@@ -48,7 +48,7 @@ class ArchitectureNumbers(Section):
 
     @property
     def dimensions(self) -> int:
-        """2 of flat images and slices, 3 of volumes."""
+        """2 for 2D images and slices, 3 for volumes."""
         return int(self.conv_op[-2])
 
     @model_validator(mode="after")
@@ -64,7 +64,7 @@ class ArchitectureNumbers(Section):
 
 
 class Architecture(Section):
-    """The part `architecture` of a configuration in nnU-Net's plans."""
+    """The section `architecture` of a configuration in nnU-Net's plans."""
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
@@ -84,7 +84,7 @@ class Architecture(Section):
         if [name for name, blocks in given.items() if blocks] != [wanted] or len(
             given[wanted]
         ) != self.arch_kwargs.n_stages:
-            raise ValueError(f"it needs {wanted} for each stage, and nothing of the other network")
+            raise ValueError(f"it needs {wanted} for each stage, and no numbers of the other network")
         return self
 
 
@@ -102,12 +102,13 @@ Reader = Literal[
     "NaturalImage2DIO", "SimpleITKIO", "SimpleITKIOWithReorient", "Tiff3DIO", "NibabelIO", "NibabelIOWithReorient"
 ]
 ConfigurationName = Literal["2d", "3d_fullres", "3d_lowres"]
-Cascade = Literal["3d_cascade_fullres"]  # nnU-Net plans it, of two others; it is not trained here
+# nnU-Net's planner adds this two-stage configuration, but medsilo does not train it.
+Cascade = Literal["3d_cascade_fullres"]
 SecondStage = dict[Literal["inherits_from", "previous_stage"], ConfigurationName]
 
 
 class ResamplingNumbers(Section):
-    """The numbers by which images or masks are resampled."""
+    """The settings for resampling images or masks."""
 
     is_seg: bool
     order: int = Field(ge=0, le=5)
@@ -116,7 +117,7 @@ class ResamplingNumbers(Section):
 
 
 class Configuration(Section):
-    """One of nnU-Net's configurations: its spacing, patches and network."""
+    """A configuration of nnU-Net: its spacing, patches and network."""
 
     data_identifier: Named
     preprocessor_name: Literal["DefaultPreprocessor"]
@@ -138,7 +139,7 @@ class Configuration(Section):
 
 
 class IntensityFigures(Section):
-    """Figures of the foreground's intensities in one channel."""
+    """Statistics of the foreground's intensities in one channel."""
 
     mean: float
     median: float
@@ -150,7 +151,7 @@ class IntensityFigures(Section):
 
 
 class NnUNetPlans(Section):
-    """The content of plans.json."""
+    """The content of nnU-Net's plans.json."""
 
     dataset_name: Named
     plans_name: Named
@@ -179,21 +180,22 @@ class NnUNetPlans(Section):
         return self
 
     def numbers_of(self, name: ConfigurationName) -> Configuration:
-        """Return the numbers of a configuration."""
+        """Return the settings of a configuration."""
         own = self.configurations[name]
         assert isinstance(own, Configuration)
         return own
 
     def in_nnunet(self) -> dict[str, Any]:
-        """Return the content of plans.json as nnU-Net reads it."""
+        """Return the content of plans.json in nnU-Net's format."""
         return self.model_dump(mode="json", by_alias=True)
 
 
 class DeeplySupervised(nn.Module):
-    """nnU-Net's network: in training it gives the output of every resolution, finest first, else the finest alone.
+    """nnU-Net's network. In training, it returns the output at every resolution, the finest first; otherwise only the
+    finest.
 
-    nnU-Net's modules know most of their tensors by several names. This one's state has each tensor once, so that it
-    travels and is kept once.
+    nnU-Net's modules register most tensors under several names. The state dict of this class contains each tensor once,
+    so that it is sent and stored once.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -209,7 +211,7 @@ class DeeplySupervised(nn.Module):
 
 
 def _other_names(module: nn.Module) -> dict[str, str]:
-    """Return the first name of each tensor by its others."""
+    """Map each further name of a tensor to its first name."""
     first: dict[int, str] = {}
     named = ((name, first.setdefault(id(own), name)) for name, own in module.named_parameters(remove_duplicate=False))
     return {name: known for name, known in named if name != known}
@@ -227,14 +229,17 @@ def _name_all(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: obje
 
 
 class NnUNet(Network):
-    """[B, channels, (D,) H, W] to logits [B, classes, (D,) H, W], as nnU-Net makes it of its plans."""
+    """nnU-Net's network for its plans: [B, channels, (D,) H, W] to logits [B, classes, (D,) H, W]."""
 
     name: Literal["nnunet"] = "nnunet"
-    architecture: Architecture = Field(description="as in nnU-Net's plans; by default those of the task")
+    architecture: Architecture = Field(
+        description="the network's architecture, as in nnU-Net's plans; by default from the task's plans"
+    )
 
     def build(self, channels: int, classes: int) -> nn.Module:
         with MedsiloError.needing(NEEDED):
-            from nnunetv2.utilities.get_network_from_plans import get_network_from_plans  # takes seconds
+            # The import of this package takes seconds.
+            from nnunetv2.utilities.get_network_from_plans import get_network_from_plans
         network = get_network_from_plans(
             self.architecture.network_class_name,
             self.architecture.arch_kwargs.model_dump(mode="json"),

@@ -1,7 +1,7 @@
-"""nnU-Net's own parts, put together from its plans: preprocessing, patches, augmentation, loss and inference.
+"""Create nnU-Net's preprocessing, patches, augmentation, loss and inference from its plans.
 
-All of it is called where nnU-Net has it. Chance comes from a seed: nnU-Net draws from the generators of Python, NumPy
-and PyTorch, which are put back afterwards.
+All functions in this module call nnU-Net's own code. For reproducibility, they seed the random generators of Python,
+NumPy and PyTorch that nnU-Net uses, and restore them afterwards.
 """
 
 import io
@@ -21,13 +21,13 @@ from medsilo_nnunet import NEEDED
 from medsilo_nnunet.nnunet_network import ConfigurationName, NnUNetPlans
 from medsilo_nnunet.question import SegmentationQuestion
 
-# Image [C, D, H, W] and labels [D, H, W], which are -1 where the image was empty.
+# An image [C, D, H, W] and labels [D, H, W]. Labels are -1 where the image was empty.
 Case = tuple[Tensor, Tensor]
-# A case, and voxels of structures, [n, 4]: the structure's number, z, y, x.
-Placed = tuple[Any, Any, Tensor]  # what of image and labels is looked at is read then; places of structures
+# A case, and voxels of its structures, [n, 4]: the structure's number, z, y and x.
+Placed = tuple[Any, Any, Tensor]  # an image and labels that are read on demand, and voxels of structures
 NONE = torch.empty(0, 4, dtype=torch.int32)
-# nnU-Net's variants of its trainer that have another loss, augmentation or mirroring, and nothing else; those that are
-# chosen between most. What others change (epochs, optimizer, learning rate) are keys of a plan.
+# The most common variants of nnU-Net's trainer that only change loss, augmentation or mirroring. Epochs, optimizer and
+# learning rate are keys of a plan instead.
 TrainerName = Literal[
     "nnUNetTrainer",
     "nnUNetTrainerDA5",
@@ -36,11 +36,11 @@ TrainerName = Literal[
     "nnUNetTrainerNoDA",
     "nnUNetTrainerNoMirroring",
 ]
-FOREGROUND = 0.33  # share of patches that have a structure for certain, as nnU-Net has it
+FOREGROUND = 0.33  # nnU-Net's share of patches that are guaranteed to contain a structure
 
 
 class NnUNetParts:
-    """The parts that one configuration of the plans asks for."""
+    """The nnU-Net objects for one configuration of the plans."""
 
     def __init__(
         self,
@@ -61,12 +61,15 @@ class NnUNetParts:
             own.patch_size, rotation, None, mirrored, dummy_2d, use_mask_for_norm=own.use_mask_for_norm
         )
         for one in _within(changed):
-            if hasattr(one, "benchmark"):  # chosen by a stopwatch, equal seeds would not give equal patches everywhere
+            # With benchmarking, the measured speed would change the patches, so that equal seeds would give different
+            # results.
+            if hasattr(one, "benchmark"):
                 one.benchmark = False
         self.drawing = (patch, changed)
         self.shuffled = [(one, tuple(one.channel_idx)) for one in _within(changed) if hasattr(one, "channel_idx")]
         self.regions = labels.foreground_regions if labels.has_regions else ()
-        self.sought: list[Any] = list(self.regions) or list(labels.foreground_labels)  # what patches are drawn for
+        # Patches are sampled around the labels of structures.
+        self.sought: list[Any] = list(self.regions) or list(labels.foreground_labels)
         self.cutting = (own.patch_size, self.trainer.get_validation_transforms(None))
 
     @property
@@ -75,25 +78,29 @@ class NnUNetParts:
 
     # ------------------------------------------------------------------ data
     def read(self, files: Sequence[Path]) -> tuple[np.ndarray, dict[str, Any]]:
-        """Return an image as nnU-Net reads it, [C, D, H, W], and what it notes of it."""
+        """Read an image with nnU-Net; return its values [C, D, H, W] and nnU-Net's metadata."""
         try:
             values, notes = self._managers[0].image_reader_writer_class().read_images(list(map(str, files)))
-        except Exception as error:  # of any of the libraries that read images
+        # The libraries that read images raise many kinds of errors, so all errors are caught.
+        except Exception as error:
             raise DataError("nnU-Net can't read an image; copy or export it again", str(error)) from error
         return values, notes
 
     def on_its_grid(self, values: np.ndarray, notes: dict[str, Any]) -> Tensor:
-        """Return what was read on the grid of the plans, [C, D, H, W]; what is cut off is in the notes then."""
+        """Resample an image to the grid of the plans, [C, D, H, W]. Resampling adds the cropped margins to `notes`."""
         preprocessor = self._managers[1].preprocessor_class(verbose=False)
         image, _, _ = preprocessor.run_case_npy(values, None, notes, *self._managers, self.settings)
         return torch.from_numpy(image)
 
     def labels_back(self, output: Tensor, notes: dict[str, Any]) -> Tensor:
-        """Return the label of each place as it was read, from the output [outputs, D, H, W] on the plans' grid."""
+        """Return the label of each voxel on the image's original grid, given the output [outputs, D, H, W] on the grid
+        of the plans.
+        """
         from nnunetv2.inference.export_prediction import convert_predicted_logits_to_segmentation_with_correct_shape
 
         labels = convert_predicted_logits_to_segmentation_with_correct_shape(
-            output.half(),  # as nnU-Net's windows give it, and as it resamples it: ties go to the same label
+            # nnU-Net resamples predictions in half precision, so this rounding breaks ties in the same way.
+            output.half(),
             *self._managers,
             self.trainer.label_manager,
             notes,
@@ -102,24 +109,25 @@ class NnUNetParts:
         return torch.from_numpy(labels)
 
     def prepared(self, images: Sequence[Path], label: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Return a case as nnU-Net preprocesses it, and its notes."""
+        """Return a case as nnU-Net preprocesses it, with nnU-Net's metadata."""
         preprocessor, files = self._managers[1].preprocessor_class(verbose=False), list(map(str, images))
         try:
             image, labels, notes = preprocessor.run_case(files, str(label), *self._managers, self.settings)
-        except Exception as error:  # of any of the libraries that read images
+        # The libraries that read images raise many kinds of errors, so all errors are caught.
+        except Exception as error:
             raise DataError("nnU-Net can't preprocess a case; check its image and labels", str(error)) from error
         return torch.from_numpy(image), torch.from_numpy(labels[0]), notes
 
     def own_labels(self, file: Path) -> Tensor:
-        """Return a mask as nnU-Net reads it, [D, H, W]."""
+        """Read a mask with nnU-Net, [D, H, W]."""
         return torch.from_numpy(self._managers[0].image_reader_writer_class().read_seg(str(file))[0][0])
 
     def draw_patch(self, case: Placed, seed: int, certain: bool) -> Case:
-        """Return an augmented patch. certain: whether it has a structure, if the case has one."""
+        """Return an augmented patch. If `certain` is true and the case has a structure, the patch contains one."""
         return self._patch(case, seed, certain, *self.drawing)
 
     def cut(self, case: Case, seed: int) -> Case:
-        """Return a patch as it is."""
+        """Return a patch without augmentation."""
         from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
 
         certain, places = bool(np.random.default_rng(seed).uniform() < FOREGROUND), NONE
@@ -137,7 +145,8 @@ class NnUNetParts:
         one = _OneCase(case, self.sought)
         loader = nnUNetDataLoader(one, 1, patch, final, labels, transforms=transforms)
         loader.get_do_oversample = lambda _: certain
-        for transform, channels in self.shuffled:  # which nnU-Net reorders in place: a patch would follow from the last
+        # nnU-Net shuffles these channels in place, so that each patch would depend on the previous one.
+        for transform, channels in self.shuffled:
             transform.channel_idx = list(channels)
         with _seeded(seed), _threads_known():
             batch = loader.generate_train_batch()
@@ -145,9 +154,12 @@ class NnUNetParts:
 
     # ------------------------------------------------------------------ loss and inference
     def loss(self, output: Tensor | list[Tensor], target: Tensor, drawn: Sequence[int] | None = None) -> Tensor:
-        """Return nnU-Net's loss: of all resolutions in training, of the finest alone in evaluation.
+        """Return nnU-Net's loss: over all resolutions in training, and over the finest resolution in evaluation.
 
-        drawn: the places of the regions that these outputs are of; by default all.
+        Args:
+            output: The network's output, with one tensor for each resolution in training.
+            target: The labels.
+            drawn: The positions of the regions that the output has; by default all regions.
         """
         labels = target[:, None].clamp(min=0)
         if self.regions:
@@ -163,14 +175,15 @@ class NnUNetParts:
         return self.criterion(output, [torch.stack(scale) for scale in zip(*each, strict=True)])
 
     def predicted(self, output: Tensor) -> Tensor:
-        """Return the label of each place, [batch, *grid], from outputs [batch, outputs, *grid]."""
+        """Return the label of each position, [batch, *grid], given outputs [batch, outputs, *grid]."""
         if not self.regions:
-            return output.max(1).indices  # as argmax, which takes ten times as long over channels on a CPU
+            # The indices of max equal argmax, which is ten times slower over channels on a CPU.
+            return output.max(1).indices
         found = self.trainer.label_manager.convert_logits_to_segmentation
         return torch.stack([found(one) for one in output])
 
     def inferred(self, network: Callable[[Tensor], Tensor], image: Tensor, mirror: bool) -> Tensor:
-        """Return a network's output for a whole case, [outputs, D, H, W], through windows as nnU-Net lays them."""
+        """Return a network's output for a whole case, [outputs, D, H, W], predicted in nnU-Net's sliding windows."""
         from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
         gpu, by_stopwatch = image.device.type == "cuda", torch.backends.cudnn.benchmark
@@ -178,14 +191,15 @@ class NnUNetParts:
             predictor = nnUNetPredictor(
                 use_mirroring=mirror, perform_everything_on_device=gpu, device=image.device, allow_tqdm=False
             )
-        torch.backends.cudnn.benchmark = by_stopwatch  # which nnU-Net sets, and with which bits would depend on speed
+        # nnU-Net turns benchmarking on, and results would then depend on measured speed.
+        torch.backends.cudnn.benchmark = by_stopwatch
         module = network if isinstance(network, nn.Module) else _FunctionModule(network)
         predictor.manual_initialization(module, *self._managers, None, self.settings, "nnUNetTrainer", self.mirrored)
         return predictor.predict_sliding_window_return_logits(image).float()
 
 
 class _FunctionModule(nn.Module):
-    """A function as nnU-Net's predictor wants it."""
+    """Wraps a function as a module for nnU-Net's predictor."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -196,7 +210,7 @@ class _FunctionModule(nn.Module):
 
 
 class _PatchSource:
-    """An array of which nnU-Net's loader cuts a patch; nothing else of it is read."""
+    """An array from which nnU-Net's data loader reads only a patch."""
 
     def __init__(self, shape: tuple[int, ...], read: Callable[[tuple[slice, ...]], Tensor]) -> None:
         self.shape, self.read = shape, read
@@ -206,7 +220,7 @@ class _PatchSource:
 
 
 class _OneCase:
-    """A data set of one case, as nnU-Net's loader wants it."""
+    """A data set with a single case, for nnU-Net's data loader."""
 
     identifiers = ("case",)
 
@@ -214,7 +228,7 @@ class _OneCase:
         self.case, self.sought = case, sought
 
     def load_case(self, identifier: str) -> tuple[_PatchSource, _PatchSource, None, dict[str, Any]]:
-        """Return image, labels, none of a first stage, and where the structures are."""
+        """Return image, labels, no result of a first stage, and the voxels of the structures."""
         whole, labels, places = self.case[0], self.case[1], self.case[2].numpy()
         found = {own: places[places[:, 0] == number] for number, own in enumerate(self.sought, 1)}
         image = _PatchSource(tuple(whole.shape), lambda cut: whole[cut])
@@ -223,15 +237,15 @@ class _OneCase:
 
 
 def places_in(found: Mapping[int, Any]) -> Tensor:
-    """Return the places of all structures, by their number from 1, in one tensor."""
-    # nnU-Net has the channel in front, which is always 0.
+    """Return the voxels of all structures in one tensor, with the structures numbered from 1."""
+    # In nnU-Net's voxel lists, the first column is the channel, which is always 0 and is dropped.
     each = [np.insert(voxels[:, 1:], 0, number, 1) for number, voxels in enumerate(found.values(), 1) if len(voxels)]
     return torch.from_numpy(np.concatenate(each).astype(np.int32)) if each else NONE
 
 
 @cache
 def _trainer(name: TrainerName) -> Any:
-    """Return a trainer of nnU-Net's without what it does to folders, logs and devices."""
+    """Create an nnU-Net trainer class that does not create folders, write logs or select devices."""
     with MedsiloError.needing(NEEDED):
         from nnunetv2.training.nnUNetTrainer import variants
         from nnunetv2.utilities.find_class_by_name import recursive_find_python_class as find
@@ -255,7 +269,7 @@ def _trainer(name: TrainerName) -> Any:
 
 
 def _within(transform: Any) -> Iterator[Any]:
-    """Yield a transform and all inside it."""
+    """Yield a transform and all transforms inside it."""
     yield transform
     for inner in (*getattr(transform, "transforms", ()), getattr(transform, "transform", None)):
         if inner is not None:
@@ -271,9 +285,9 @@ def _threads() -> Any:
 
 @contextmanager
 def _threads_known() -> Iterator[None]:
-    """Let nnU-Net's loader limit threads, as it does for each batch, without looking for all libraries anew.
+    """Let nnU-Net's data loader limit threads for each batch without searching for all loaded libraries again.
 
-    It took half as long as the augmented patch itself.
+    The search took half as long as the augmented patch itself.
     """
     from nnunetv2.training.dataloading import data_loader
 
@@ -287,12 +301,12 @@ def _threads_known() -> Iterator[None]:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Draw from a seed inside, with all generators that nnU-Net draws from."""
+    """Seed all random generators that nnU-Net uses, and restore them afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a traceback each time, for GPUs
+        torch.default_generator.manual_seed(seed)  # For GPUs, torch.manual_seed would format a traceback each time.
         try:
             yield
         finally:

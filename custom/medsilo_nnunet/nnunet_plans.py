@@ -1,4 +1,4 @@
-"""Make nnU-Net's plans for data that lie in several hospitals: each measures, and the lead plans."""
+"""Make nnU-Net's plans for data in several hospitals: each hospital measures its data, and the lead makes the plans."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,18 +22,22 @@ def measure(
     screen: Console,
     question: QuestionFile,
     *,
-    cases: Annotated[int, typer.Option(metavar="NUMBER", min=1, help="training cases of all hospitals together")],
+    cases: Annotated[
+        int, typer.Option(metavar="NUMBER", min=1, help="number of training cases in all hospitals together")
+    ],
     data: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="this hospital's data (default: as its settings say)")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="folder of this hospital's data (default: the folder in its settings)"),
     ] = None,
     local: Annotated[
-        Path | None, typer.Option("--settings", metavar="FOLDER", help="a hospital's local/, with its medsilo.yaml")
+        Path | None,
+        typer.Option("--settings", metavar="FOLDER", help="a hospital's folder local/ with its medsilo.yaml"),
     ] = None,
     out: Command.OutFile,
 ) -> int:
-    """At a hospital: measure its data for nnU-Net's plans, and write what leaves into one file.
+    """Measure a hospital's data for nnU-Net's plans, and write the counts that leave the hospital into a file.
 
-    The file has only counts. docs/research/nnunet.md explains each number.
+    The file contains nothing else. 'medsilo docs research/nnunet' explains each number.
     """
     screen.note("reading nnU-Net")
     from medsilo.extend import DataSource, files
@@ -44,7 +48,7 @@ def measure(
     asked, settings = read_question(question), Command.settings(local)
     source = DataSource(folder=data) if data else settings.data
     if source is None:
-        raise MedsiloError("where are the data? Give --data, or set 'data' in medsilo.yaml and give --settings")
+        raise MedsiloError("no data folder is given; give --data, or set 'data' in medsilo.yaml and give --settings")
     least = settings.count_unit(synthetic=False)
     found = RawData.of(source.folder, asked, source)
     with screen.busy("measuring"):
@@ -63,7 +67,8 @@ def plan(
     screen: Console,
     question: QuestionFile,
     sent: Annotated[
-        list[Path], typer.Argument(metavar="FILES", help="the hospitals' files, each named as its hospital")
+        list[Path],
+        typer.Argument(metavar="FILES", help="the hospitals' files; the name of each file is the hospital's name"),
     ],
     *,
     planner: PlannerName = PLANNERS[0],
@@ -72,14 +77,15 @@ def plan(
         typer.Option(
             metavar="GB",
             min=0.1,
-            help="memory of a GPU to plan for (default: the planner's own, or that of the smallest hospital)",
+            help="GPU memory to plan for (default: the planner's standard, or that of the smallest hospital if it "
+            "is less)",
         ),
     ] = None,
     out: Command.OutFile,
 ) -> int:
-    """Make the plans that nnU-Net would make for all data in one place, from the hospitals' files.
+    """Make nnU-Net's plans from the hospitals' files, as nnU-Net would make them if all data were in one place.
 
-    Ends with 1 if a hospital has less memory than --memory asks for.
+    The exit code is 1 if a hospital's GPU has less memory than --memory.
     """
     screen.note("reading nnU-Net")
     from medsilo.extend import files
@@ -91,7 +97,7 @@ def plan(
     sites: dict[str, MeasuredSite] = {}
     for path in sent:
         if path.stem in sites:
-            raise MedsiloError("two files are of one hospital; give each once")
+            raise MedsiloError("two files belong to the same hospital; give each file once")
         sites[path.stem] = _read(path, asked)
     told = [one.fingerprint for one in sites.values()]
     whole = Fingerprint.merged(told)
@@ -111,7 +117,7 @@ def plan(
 
 
 def _read(path: Path, asked: "SegmentationQuestion") -> "MeasuredSite":
-    """Read a hospital's file; an error names the file."""
+    """Read a hospital's file; an error message includes the file's name."""
     import json
 
     from medsilo.extend import Refused, files
@@ -128,7 +134,7 @@ def _read(path: Path, asked: "SegmentationQuestion") -> "MeasuredSite":
         raise MedsiloError(told) from error
 
 
-LARGEST = 1 << 30  # bytes of a hospital's file
+LARGEST = 1 << 30  # maximum bytes of a hospital's file
 PEOPLE, OF = "For a consortium's lead", "nnunet"
 MEASURE = Command(measure, "question.yaml --data DATA --cases 110 -o st-anna.json", PEOPLE, OF)
 PLAN = Command(plan, "question.yaml st-anna.json north.json -o plans.json", PEOPLE, OF)

@@ -1,4 +1,4 @@
-"""The plans that nnU-Net's own planner makes of a fingerprint, for the memory that the hospitals have."""
+"""Run nnU-Net's own planner on a joint fingerprint, for the GPU memory that the hospitals have."""
 
 import inspect
 import io
@@ -20,17 +20,18 @@ from medsilo_nnunet.fingerprint import Fingerprint, MeasuredSite
 from medsilo_nnunet.nnunet_files import SETTINGS
 from medsilo_nnunet.question import SegmentationQuestion
 
-FOLDERS = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")  # nnU-Net reads their places from the environment
+# environment variables from which nnU-Net reads its folders
+FOLDERS = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
 ENVIRONMENT = Lock()
 
 
 @dataclass(frozen=True)
 class MadePlans:
-    """The content of plans.json, and for which memory it was made."""
+    """The content of plans.json, and the GPU memory that it was made for."""
 
     plans: dict[str, Any]
-    memory: float  # GB of a GPU
-    too_small: tuple[str, ...]  # hospitals with less
+    memory: float  # GB of GPU memory
+    too_small: tuple[str, ...]  # hospitals with less GPU memory than the plans need
 
 
 def make_plans(
@@ -40,9 +41,15 @@ def make_plans(
     planner: str = PLANNERS[0],
     memory: float | None = None,
 ) -> MadePlans:
-    """Return what nnU-Net's planner makes of the fingerprint of all hospitals.
+    """Make plans with nnU-Net's planner from the joint fingerprint of all hospitals.
 
-    memory: GB that a GPU must have; by default what the planner is made for, or what the smallest hospital has.
+    Args:
+        question: The question of the study.
+        fingerprint: The joint fingerprint.
+        sites: The message of each hospital.
+        planner: The name of nnU-Net's planner class.
+        memory: The GB that a GPU must have; by default the planner's standard, or the memory of the smallest hospital's
+            GPU if that is less.
     """
     readers = sorted({one.reader for one in sites.values()})
     if len(readers) != 1:
@@ -54,16 +61,17 @@ def make_plans(
     settings = {
         **question.in_nnunet(),
         "numTraining": fingerprint.cases,
-        "file_ending": ".nii.gz",  # not in the plans, which name the reader
+        "file_ending": ".nii.gz",  # The planner does not copy this value into the plans.
         "overwrite_image_reader_writer": readers[0],
-        "dataset": {"none": {"images": [""], "label": ""}},  # the planner looks at a case for its reader alone
+        # The planner only needs a case to find a reader, which is given above.
+        "dataset": {"none": {"images": [""], "label": ""}},
     }
     name = question.name
     with _home(name) as folder:
         files.write_json(folder / FOLDERS[0] / name / SETTINGS, settings)
         files.write_json(folder / FOLDERS[1] / name / "dataset_fingerprint.json", fingerprint.in_nnunet())
         try:
-            # Its networks are only counted, so they need no memory.
+            # The planner only computes the networks' memory, so the meta device is enough.
             with redirect_stdout(io.StringIO()), torch.device("meta"):
                 planned = kind(name, gpu_memory_target_in_gb=target)
                 planned.plan_experiment()
@@ -79,10 +87,11 @@ def make_plans(
 def unsure_keys(
     plans: Mapping[str, Any], fingerprints: Sequence[Fingerprint], plan: Callable[[Fingerprint], Mapping[str, Any]]
 ) -> list[str]:
-    """Return the keys of each configuration that exact numbers might have changed, where numbers cover several cases.
+    """Return the keys of each configuration that might differ if every number were exact instead of covering several
+    cases.
 
-    A group's middle stands for its cases, so ranks are off by up to half a group in each hospital: the plans are made
-    again with all medians so many ranks lower and higher.
+    The middle case of a group represents the group, so its rank is off by up to half a group in each hospital. The
+    plans are made again with all medians lower and higher by this amount.
     """
     ranks = sum(one.least // 2 for one in fingerprints)
     if not ranks:
@@ -98,7 +107,7 @@ def unsure_keys(
 
 
 def _planner(name: str) -> Any:
-    """Return nnU-Net's planner of this name."""
+    """Return nnU-Net's planner class of this name."""
     if name not in PLANNERS:
         raise MedsiloError(f"nnU-Net's planner {name} is not known; choose one of {', '.join(PLANNERS)}")
     with MedsiloError.needing(NEEDED):
@@ -109,7 +118,7 @@ def _planner(name: str) -> Any:
 
 @contextmanager
 def _home(name: str) -> Iterator[Path]:
-    """Give nnU-Net empty folders for a data set of this name, and put the environment back."""
+    """Give nnU-Net empty folders for a data set, and restore its environment variables afterwards."""
     with ENVIRONMENT, TemporaryDirectory() as temporary:
         before = {key: os.environ[key] for key in FOLDERS if key in os.environ}
         for key in FOLDERS:

@@ -1,4 +1,6 @@
-"""The question of a study of nnU-Net's: channels and labels, on which all hospitals agree before they measure."""
+"""Define a study's question for nnU-Net: the channels and labels on which all hospitals agree before they measure their
+data.
+"""
 
 import hashlib
 import json
@@ -14,20 +16,22 @@ Named = Annotated[str, Field(min_length=1, max_length=100)]
 Label = Annotated[int, Field(ge=0, le=65_535)]
 
 
-BACKGROUND, IGNORE = "background", "ignore"  # nnU-Net's names
+BACKGROUND, IGNORE = "background", "ignore"  # label names that nnU-Net reserves
 
 
 def several(own: int | tuple[int, ...]) -> tuple[int, ...]:
-    """Return the values of a label or a region."""
+    """Return the values of a label or a region as a tuple."""
     return own if isinstance(own, tuple) else (own,)
 
 
 class SegmentationQuestion(Section):
-    """Name, channels and labels as nnU-Net's dataset.json names them."""
+    """The name, channels and labels of a study, as in nnU-Net's dataset.json."""
 
     name: str = Field(pattern=r"^Dataset\d{3}_[A-Za-z0-9_-]{1,60}$", description="nnU-Net's name of the data set")
     channels: tuple[Named, ...] = Field(
-        min_length=1, max_length=32, description="names of the channels in order; `CT` is scaled as nnU-Net scales CT"
+        min_length=1,
+        max_length=32,
+        description="names of the channels in order; `CT` is normalised as nnU-Net normalises CT images",
     )
     labels: dict[Named, Label | tuple[Label, ...]] = Field(
         min_length=2,
@@ -35,7 +39,10 @@ class SegmentationQuestion(Section):
         description="the value of each label; several values make a region",
     )
     regions_class_order: tuple[Label, ...] | None = Field(
-        None, max_length=256, description="with regions: the value that each is written with, in order"
+        None,
+        max_length=256,
+        description="for regions: the label value of each region in a predicted mask, in the order in which regions "
+        "are written",
     )
 
     @model_validator(mode="after")
@@ -47,11 +54,13 @@ class SegmentationQuestion(Section):
             raise ValueError("labels: give background: 0, and 1, 2, 3, ... without a gap")
         if not self.has_regions:
             if len(values) != len(set(values)) or self.regions_class_order is not None:
-                raise ValueError("labels: two have one value, or regions_class_order is given without a region")
+                raise ValueError(
+                    "labels: two labels have the same value, or regions_class_order is given without a region"
+                )
             return self
         regions, written = list(self.regions.values()), self.regions_class_order or ()
         if len(written) != len(regions) or len(set(written)) != len(written):
-            raise ValueError("regions_class_order: give a value for each region, in their order, and none twice")
+            raise ValueError("regions_class_order: give one value for each region, in order and without repetition")
         for place, (region, value) in enumerate(zip(regions, written, strict=True)):
             if value not in region or any(set(region) <= set(other) for other in regions[place + 1 :]):
                 raise ValueError(
@@ -61,24 +70,24 @@ class SegmentationQuestion(Section):
 
     @property
     def has_regions(self) -> bool:
-        """Return whether structures are regions, which may lie in each other, and not labels."""
+        """True if the structures are regions, which may overlap, instead of labels."""
         return any(len(several(own)) > 1 for own in self.labels.values())
 
     @property
     def regions(self) -> dict[str, tuple[int, ...]]:
-        """The values of each structure, in order; without the background."""
+        """The label values of each structure, in order and without the background."""
         return {name: several(own) for name, own in self.labels.items() if name != BACKGROUND}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name of each value 0, 1, ...; its number where only regions have a name."""
+        """The name of each label value 0, 1, ...; an unnamed value N is called "label N"."""
         alone = {own: name for name, own in self.labels.items() if isinstance(own, int)}
         alone |= {own[0]: name for name, own in self.regions.items() if len(own) == 1}
         last = max(value for own in self.labels.values() for value in several(own))
         return tuple(alone.get(value, f"label {value}") for value in range(last + 1))
 
     def in_nnunet(self) -> dict[str, Any]:
-        """Return it in the words of dataset.json."""
+        """Return the question with the keys of dataset.json."""
         words: dict[str, Any] = {
             "channel_names": {str(number): name for number, name in enumerate(self.channels)},
             "labels": {name: list(label) if isinstance(label, tuple) else label for name, label in self.labels.items()},
@@ -89,11 +98,11 @@ class SegmentationQuestion(Section):
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the question."""
+        """The SHA-256 hash of the question."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
     def check(self, settings: Any) -> None:
-        """Raise DataError unless a dataset.json asks the same question."""
+        """Raise DataError if a dataset.json asks a different question."""
         if not isinstance(settings, Mapping):
             raise DataError("dataset.json is not a mapping; see nnU-Net's dataset format")
         for key, wanted in self.in_nnunet().items():
@@ -102,5 +111,5 @@ class SegmentationQuestion(Section):
 
 
 def read_question(path: Path) -> SegmentationQuestion:
-    """Read the file on which a study's hospitals have agreed."""
+    """Read the question file of a study."""
     return SegmentationQuestion.in_file(path, path.name, "give the question of the study")

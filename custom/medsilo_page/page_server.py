@@ -1,8 +1,8 @@
-"""The hospital's own web server: on this machine's loopback address only, for the person who has the start address.
+"""Serve a hospital's web page on this machine's loopback address, only to the person who has the start address.
 
-The start address holds a token that is good for one use, and is exchanged for a cookie. Everything else lies under a
-path that nobody can guess, since a browser sends cookies of 127.0.0.1 to every port of it. A request must name this
-server as its host, and one that changes something must come from a page of this server, with the session's own word.
+The start address contains a one-time token, which is exchanged for a session cookie. All other pages are under a secret
+random path, because a browser sends cookies of 127.0.0.1 to every port. A request must have this server as its host. A
+request that changes something must come from a page of this server, and contain the session's token.
 """
 
 import secrets
@@ -23,11 +23,11 @@ from medsilo.core.errors import MedsiloError
 HOST = "127.0.0.1"
 COOKIE = "medsilo"
 START = "/start"
-WORD = "word"  # the field of a form that only this session's pages know
-MOST_BODY = 16_384  # bytes of a form
+WORD = "word"  # form field with the session's token
+MOST_BODY = 16_384  # largest form in bytes
 MOST_FIELDS = 50
-MOST_AT_ONCE = 32  # connections
-PATIENCE = 15.0  # seconds for a request and its answer
+MOST_AT_ONCE = 32  # largest number of connections
+PATIENCE, LONGEST = 5.0, 15.0  # time limits in seconds: to receive a request, and to receive and answer it
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -45,7 +45,7 @@ HEADERS = {
 
 
 class NotServed(MedsiloError):
-    """A request that the page answers with a status alone."""
+    """A request that gets only an HTTP status as its answer."""
 
     def __init__(self, status: HTTPStatus) -> None:
         super().__init__(status.phrase)
@@ -53,10 +53,10 @@ class NotServed(MedsiloError):
 
 
 class PageServer(uvicorn.Server):
-    """Serves a site to one person, in one session."""
+    """Serves a site to one person in one session."""
 
     def __init__(self, site: ASGIApp, port: int = 0) -> None:
-        """site: answers what was let in; port: 0 for any that is free. Raises OSError where it is taken."""
+        """site: the app for admitted requests; port: 0 selects a free port. Raises OSError if the port is in use."""
         self._listening = socket.create_server((HOST, port))
         self.gate = Gate(site, self._listening.getsockname()[1])
         config = uvicorn.Config(
@@ -66,8 +66,8 @@ class PageServer(uvicorn.Server):
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="critical",  # it says nothing of a connection that broke: that is nobody's business
-            access_log=False,  # its lines would hold the token
+            log_level="critical",  # hides messages about broken connections
+            access_log=False,  # the access log would contain the token
             proxy_headers=False,
             server_header=False,
             headers=list(HEADERS.items()),
@@ -81,7 +81,7 @@ class PageServer(uvicorn.Server):
 
 
 class Gate:
-    """Lets the requests of one session in to a site; answers all others with a status alone."""
+    """Admits requests of one session. All other requests get only an HTTP status."""
 
     def __init__(self, site: ASGIApp, port: int) -> None:
         self.base = f"/{secrets.token_urlsafe(24)}"
@@ -92,7 +92,6 @@ class Gate:
         self._site = Mount(self.base, site)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         try:
             answer = await self._answer(Request(scope, receive))
         except NotServed as error:
@@ -100,10 +99,10 @@ class Gate:
         await answer(scope, receive, send)
 
     async def _answer(self, request: Request) -> ASGIApp:
-        """Return what answers a request; raises NotServed where it is not let in."""
+        """Choose the app that answers a request. Raises NotServed if the request is not admitted."""
         if request.method not in ("GET", "POST"):
             raise NotServed(HTTPStatus.NOT_IMPLEMENTED)
-        if request.headers.getlist("host") not in self._hosts:  # somebody else's name, made to point to this machine
+        if request.headers.getlist("host") not in self._hosts:  # another host name that resolves to this machine
             raise NotServed(HTTPStatus.MISDIRECTED_REQUEST)
         if request.scope["path"] == START:
             return self._exchanged(request)
@@ -119,12 +118,12 @@ class Gate:
         return self._site
 
     def _exchanged(self, request: Request) -> HTMLResponse:
-        """Give the session's cookie for the token, which is good no more from now on."""
+        """Exchange the one-time token for the session cookie."""
         good = self._token_is_good and _same(request.query_params.get("token", ""), self._token)
         if request.method != "GET" or not good:
             raise NotServed(HTTPStatus.FORBIDDEN)
         self._token_is_good = False
-        # The page goes on by itself: what it asks for comes from this server, so the cookie is sent along.
+        # The page redirects itself. The next request then comes from this server, so the browser sends the cookie.
         refresh = f'<meta http-equiv="refresh" content="0; url={self.base}/">'
         answer = _plain_page("medsilo", f'<p><a href="{self.base}/">Go on to the page</a></p>', refresh)
         answer.set_cookie(COOKIE, self.session, path=self.base, httponly=True, samesite="strict")
@@ -132,30 +131,42 @@ class Gate:
 
 
 class _Connection(H11Protocol):
-    """One of few connections, and for a while only. uvicorn has no limit for idle ones, nor for a slow sender."""
+    """A connection with a time limit for its request; the number of connections is limited, too.
+
+    uvicorn limits neither idle connections nor slow senders.
+    """
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.begun = self.loop.time()
+        # closes the connection that has been silent for longest, so that other connections can't block the page
         if len(self.connections) > MOST_AT_ONCE:
-            transport.abort()
-        self.loop.call_later(PATIENCE, transport.abort)
+            all_of_ours = (one for one in self.connections if isinstance(one, _Connection) and one is not self)
+            silent = [one for one in all_of_ours if one.cycle is None]
+            min(silent, key=lambda one: one.begun, default=self).transport.abort()
+        self.loop.call_later(PATIENCE, self._give_up)
+        self.loop.call_later(LONGEST, transport.abort)
+
+    def _give_up(self) -> None:
+        if self.cycle is None or self.cycle.more_body:
+            self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP with the headers of all answers, which uvicorn leaves out here."""
+        """Answer data that is not HTTP. uvicorn's answer would lack the security headers."""
         lines = [b"HTTP/1.1 400 Bad Request", *map(b": ".join, self.server_state.default_headers)]
         self.transport.write(b"\r\n".join([*lines, b"", b""]))
         self.transport.close()
 
 
 def _is_from_own_page(request: Request) -> bool:
-    """Return whether a page of this server sends a form. Some browsers leave Origin out where one does."""
+    """Return True if the form comes from a page of this server. Some browsers omit the Origin header there."""
     own, headers = f"http://{request.headers['host']}", request.headers
     is_own = headers["origin"] == own if "origin" in headers else headers.get("referer", "").startswith(f"{own}/")
     return is_own and headers.get("sec-fetch-site", "same-origin") == "same-origin"
 
 
 async def _fields(request: Request) -> dict[str, str]:
-    """Read a form, without the fields that it has twice; raises NotServed for one that is no small form."""
+    """Read a form, without repeated fields. Raises NotServed for other or too large bodies."""
     length = request.headers.get("content-length", "")
     if not length.isdecimal() or "transfer-encoding" in request.headers:
         raise NotServed(HTTPStatus.LENGTH_REQUIRED)
@@ -177,7 +188,9 @@ def _same(given: str, own: str) -> bool:
 
 
 def _refusal(status: HTTPStatus) -> HTMLResponse:
-    advice = "<p>A start address is good for one use. For another, end medsilo approve --page and start it again.</p>"
+    advice = (
+        "<p>A start address is good for one use. For another, end the command that printed it, and start it again.</p>"
+    )
     body = f"<h1>{status.phrase}</h1>{advice if status is HTTPStatus.FORBIDDEN else ''}"
     return _plain_page(status.phrase, body, status=status)
 

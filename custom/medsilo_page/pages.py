@@ -1,4 +1,4 @@
-"""The pages that a hospital sees: plans that ask, what each would send and cost, decisions, studies as they run."""
+"""The pages of a hospital: waiting plans with their disclosures and cost, decisions, and running studies."""
 
 import getpass
 import threading
@@ -13,44 +13,48 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from medsilo import __version__
-from medsilo.check.approving import difference, plan_in_words, standing
+from medsilo.check.approving import never_runs, plan_in_words
 from medsilo.check.at_home import KitAtHome
-from medsilo.check.demands import price_list, privacy_findings
+from medsilo.check.code_review import code_words, review
+from medsilo.check.demands import CASES, price_list, privacy_findings
 from medsilo.check.disclosure import describe
-from medsilo.check.spending import spending_lines, spent
+from medsilo.check.machine import without_walls
+from medsilo.check.own_data_set import data_set_words
+from medsilo.check.spending import answered, spending_lines, spent
 from medsilo.check.visit import Visit, check
 from medsilo.core.errors import MedsiloError
-from medsilo.core.text import counted, duration, size_text
+from medsilo.core.text import plain
 from medsilo.plan import Plan
-from medsilo.site.accepted_settings import moment
-from medsilo.site.approvals import NOTHING, ApprovalLimits, AskingPlan, Decision
+from medsilo.site.approvals import NOTHING, ApprovalLimits, AskingPlan, study_in_words
+from medsilo.site.job_code import JobCode
 from medsilo.site.ledger import ledgers
 from medsilo.site.policy import Policy
-from medsilo_lab.report import template
-from medsilo_lab.report.charts import Series, line_chart
+from medsilo.site.query_budget import PARTS
+from medsilo_page.asking import ShownRequest, read_all
+from medsilo_page.charts import Series, line_chart
+from medsilo_page.local_pages import LocalPages
 from medsilo_page.page_server import PageServer
 from medsilo_page.watching import Row, StudyMoment, studies
 
-HERE = Path(__file__).parent
-DRAWN = 400  # points of a chart at most
-SHOWN_ROWS, SHOWN_LINES = 200, 30  # of the table and of the diary: the last ones
-COLUMNS = ("round", "validation", "train_loss", "validation_loss", "seconds")  # of the table
+DRAWN = 400  # largest number of points in a chart
+SHOWN_REQUESTS = 3  # number of waiting plans in full; further plans have title, purpose and lead
+SHOWN_ROWS, SHOWN_LINES = 200, 30  # largest numbers of rows in the table of rounds and in the log
+COLUMNS = ("round", "validation", "train_loss", "validation_loss", "seconds")  # columns of the table of rounds
 CHECK = "check"
 VERBS = {"approve": "approved", "decline": "declined", "withdraw": "withdrawn"}
 
 
 def serve(kit: Path, port: int) -> PageServer:
-    """Return a server of a hospital's own page; `gate.start` is the address that opens it once."""
+    """Return the server of a hospital's web page. `gate.start` is the one-time start address."""
     return PageServer(SitePages(kit).site(), port)
 
 
 @dataclass
 class _Work:
-    """A check of this hospital for a plan, begun on a click."""
+    """A check of this hospital for a plan, started from the page."""
 
     done: Any = None
     failed: str = ""
@@ -60,26 +64,24 @@ class _Work:
         return self.done is None and not self.failed
 
 
-class SitePages:
-    """Answers the requests that were let in. Everything shown is read again from the hospital's own files."""
+class SitePages(LocalPages):
+    """Answers admitted requests. Every page reads the hospital's files again."""
 
     def __init__(self, kit: Path) -> None:
+        super().__init__()
         self._kit = kit
-        self._home()  # a kit that can't be read is said before anybody looks
-        self._works: dict[str, _Work] = {}  # by plan
+        self._home()  # reports an unreadable kit at once
+        self._works: dict[str, _Work] = {}  # checks by the hash of their plan
         self._working = threading.Lock()
-        self._pages = template.templates_in(HERE)
-        self._pages.filters |= {"moment": moment, "size": size_text, "duration": duration}
 
     def site(self) -> Starlette:
-        """Return the pages by their paths."""
+        """Return the routes of the pages."""
         routes = [
             Route("/", self._overview),
             Route("/plan/{hash}", self._plan),
             Route("/plan/{hash}/{verb}", self._decide, methods=["POST"]),
             Route("/study/{name}", self._study),
-            Route("/page.css", self._style),
-            Route("/page.js", self._script),
+            *self.files(),
         ]
         return Starlette(routes=routes, exception_handlers={MedsiloError: self._failed, HTTPException: self._missing})
 
@@ -89,16 +91,21 @@ class SitePages:
         decisions = home.approvals.decisions()
         last = {one.plan: one for one in decisions}
         asked = home.approvals.asked()
-        return self._page(
+        waiting = [one for one in asked if one.waits(last.get(one.hash))]
+        return self.page(
             "overview.html",
             request,
-            f"Studies at {home.kit.name}",
-            site=home.kit.name,
-            required=home.settings.approval != "none",
-            waiting=[one for one in asked if one.hash not in last],
-            decided=[(one, last[one.hash]) for one in asked if one.hash in last],
+            f"Requests and studies of {home.kit.name}",
+            **_of_hospital(home),
+            waiting=list(read_all(home, waiting[:SHOWN_REQUESTS])),
+            others=[(one, study_in_words(one.plan.get("study") or {})) for one in waiting[SHOWN_REQUESTS:]],
+            **self._deciding(home),
+            titles={one.hash: _title(one) for one in asked},
             decisions=list(reversed(decisions)),
             studies=[(one, _sentence(one)) for one in studies(home.output, home.kit.name)],
+            answers=_answer_rows(home),
+            names=CASES,
+            allowed={part: home.settings.most_answers(part) for part in PARTS},
             ledger=_ledger_lines(home),
         )
 
@@ -107,30 +114,32 @@ class SitePages:
         asked = self._asked(home, hash)
         if asked is None:
             return self._missing(request)
-        plan = home.plan_of(asked)
-        before = approved_before(home, hash)
-        decisions = [one for one in home.approvals.decisions() if one.plan == hash]
-        told, runs = standing(home, plan, asked.sites)
-        return self._page(
+        one = ShownRequest.read(home, asked)
+        plan = one.plan
+        code = home.approvals.code_of(asked)
+        code_before = home.approvals.code_approved(asked, plan.study.title or "") if code else None
+        return self.page(
             "plan.html",
             request,
-            f"{plan.algorithm.title}, {counted(plan.rounds, 'round')}",
+            one.title,
+            one=one,
             asked=asked,
             words=plan_in_words(plan),
             plan_text=plan.to_yaml(),
-            before=before[0] if before else None,
-            changes=difference(plan, before[1]) if before else [],
-            leaves=describe(plan, home.settings, Policy.read(home.local)),
+            code_words=code_words(code, home.settings, code_before) if code else [],
+            code_files=review(code, code_before[1] if code_before else None) if code else [],
+            report=describe(plan, home.settings, Policy.read(home.local), code is not None, home.files),
             prices=price_list(plan, home.settings) if plan.privacy or home.settings.privacy else [],
             costs=list(privacy_findings(plan, home.settings, home.book, home.files)),
             ledger=_ledger_lines(home),
-            check=self._works.get(hash),
             now=time.time_ns(),
-            decisions=list(reversed(decisions)),
-            standing=f"{told[0].upper()}{told[1:]}: it {'may run' if runs else 'does not run'} here.",
-            required=home.settings.approval != "none",
-            by=getpass.getuser(),
+            **_of_hospital(home, plan.task.synthetic),
+            **self._deciding(home),
         )
+
+    def _deciding(self, home: KitAtHome) -> dict[str, Any]:
+        """Return the values for every form about a plan."""
+        return {"site": home.kit.name, "by": getpass.getuser(), "works": self._works}
 
     def _study(self, request: Request) -> Response:
         home, name = self._home(), request.path_params["name"]
@@ -138,10 +147,14 @@ class SitePages:
         if watched is None:
             return self._missing(request)
         last = home.approvals.last(watched.began.plan) if watched.began else None
-        return self._page(
+        asked = self._asked(home, watched.began.plan) if watched.began else None
+        synthetic = home.settings.approval is None and asked is not None and home.plan_of(asked).task.synthetic
+        hospital = _of_hospital(home, synthetic)
+        return self.page(
             "study.html",
             request,
-            f"Study {name}",
+            _title(asked) if asked else f"Study {name}",
+            study=name,
             watched=watched,
             sentence=_sentence(watched),
             chart=_chart(watched.rows, watched.began.rounds if watched.began else 0),
@@ -149,63 +162,55 @@ class SitePages:
             left=watched.seconds_left(),
             quiet=_quiet(watched),
             rows=[[_shown(row.get(name) or "–") for name in COLUMNS] for row in watched.rows[-SHOWN_ROWS:]],
-            stops=home.settings.approval != "none" and last is not None and last.verdict == "approved",
-            required=home.settings.approval != "none",
-            has_plan=watched.began is not None and self._asked(home, watched.began.plan) is not None,
+            stops=hospital["required"] and last is not None and last.verdict == "approved",
+            **hospital,
+            has_plan=asked is not None,
         )
 
     def _missing(self, request: Request, error: Exception | None = None) -> Response:
         told = "There is no such page, plan or study."
-        return self._page("problem.html", request, "Not here", HTTPStatus.NOT_FOUND, problem=told)
+        return self.page("problem.html", request, "Not here", HTTPStatus.NOT_FOUND, problem=told)
 
     def _failed(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, MedsiloError)
         told = f"{error} {error.private}".strip()
-        return self._page("problem.html", request, "That did not work", HTTPStatus.BAD_REQUEST, problem=told)
+        return self.page("problem.html", request, "That did not work", HTTPStatus.BAD_REQUEST, problem=told)
 
-    def _style(self, request: Request) -> Response:
-        """Return the style of all reports, and that of forms."""
-        text = (template.HERE / "style.html").read_text("utf-8").replace("<style>", "").replace("</style>", "")
-        return Response(text + (HERE / "page.css").read_text("utf-8"), media_type="text/css")
-
-    def _script(self, request: Request) -> Response:
-        return Response((HERE / "page.js").read_text("utf-8"), media_type="text/javascript")
-
-    def _page(
-        self, name: str, request: Request, title: str, status: HTTPStatus = HTTPStatus.OK, **content: Any
-    ) -> Response:
-        about = {"title": title, "version": __version__, "base": f"{request.scope['root_path']}/"}
-        text = self._pages.get_template(name).render(**about, word=request.state.word, **content)
-        return HTMLResponse(text, status)
-
-    # ------------------------------------------------------------------ what is sent
+    # ------------------------------------------------------------------ forms
     def _decide(self, request: Request) -> Response:
         home, hash, verb = self._home(), request.path_params["hash"], request.path_params["verb"]
         asked, base = self._asked(home, hash), request.scope["root_path"]
         if verb == CHECK and asked:
-            self._begin(home, home.plan_of(asked))
+            self._begin(home, home.plan_of(asked), home.approvals.code_of(asked))
             return RedirectResponse(f"{base}/plan/{hash}#{verb}", HTTPStatus.SEE_OTHER)
         if verb not in VERBS or (asked is None and verb != "withdraw"):
             return self._missing(request)
-        # what was shown is what is signed
+        # The signature covers the content that was shown
         fields = request.state.fields
-        code = home.code_of(asked) if verb == "approve" else NOTHING
-        limits = _limits(fields) if verb == "approve" else None
+        approves = verb == "approve"
+        if asked and approves and asked.job_code != fields.get("code", ""):
+            raise MedsiloError("the job's code changed after this page was shown; read it again, then decide")
+        code, job_code = (home.code_of(asked), asked and home.approvals.code_of(asked)) if approves else (NOTHING, None)
+        if asked and approves and job_code is None and home.plan_of(asked).task.scripted:
+            raise MedsiloError("a script trains by this plan, and its code is not here; approve the job's folder")
+        limits = _limits(fields) if approves else None
+        if asked and limits and (why := never_runs(home, home.plan_of(asked), limits, asked.sites)):
+            raise MedsiloError(f"it would never run here: {why}; nothing is approved")
         by = fields.get("by") or getpass.getuser()
-        home.approvals.decide(hash, VERBS[verb], by, limits, code)  # type: ignore[arg-type]
+        home.approvals.decide(hash, VERBS[verb], by, limits, code, job_code)  # type: ignore[arg-type]
         return RedirectResponse(f"{base}/plan/{hash}" if asked else f"{base}/", HTTPStatus.SEE_OTHER)
 
-    def _begin(self, home: KitAtHome, plan: Plan) -> None:
-        """Check this hospital for a plan in a thread of its own; one at a time."""
+    def _begin(self, home: KitAtHome, plan: Plan, code: JobCode | None) -> None:
+        """Check this hospital for a plan in a thread. Only one check runs at a time."""
         self._works[plan.hash] = mine = _Work()
 
         def work() -> None:
             with self._working:
                 try:
-                    mine.done = check(Visit(home.kit.name, plan, local=home.local, kit=home.kit))
+                    mine.done = check(Visit(home.kit.name, plan, code=code, local=home.local, kit=home.kit))
                 except MedsiloError as error:
                     mine.failed = f"{error} {error.private}".strip()
-                except Exception as error:  # shown to whoever asked, at the hospital itself
+                except Exception as error:  # the page shows the reason to the hospital's own staff
                     mine.failed = f"{type(error).__name__}: {error}"
 
         threading.Thread(target=work, daemon=True).start()
@@ -218,8 +223,31 @@ class SitePages:
         return next((one for one in home.approvals.asked(hash) if one.hash == hash), None)
 
 
+def _of_hospital(home: KitAtHome, synthetic: bool = False) -> dict[str, Any]:
+    """Return facts about the hospital for every page: required approval, missing isolation of scripts, and the data
+    set.
+    """
+    return {
+        "required": home.settings.approval_of(synthetic) != "none",
+        "unwalled": without_walls(home.settings),
+        "data_set": data_set_words(home.settings, home.files),
+    }
+
+
+def _title(asked: AskingPlan) -> str:
+    """Return the title of a study from its plan, which may be invalid."""
+    return plain((asked.plan.get("study") or {}).get("title") or asked.study or asked.hash[:12])
+
+
+def _answer_rows(home: KitAtHome) -> list[dict[str, Any]]:
+    """Return the numbers of answers for each study. Studies of the present data set come first."""
+    own = home.approvals.data
+    rows = [{**row, "in_use": row["data"] == own} for row in answered(home.book)]
+    return sorted(rows, key=lambda row: (not row["in_use"], row["data"]))
+
+
 def _sentence(watched: StudyMoment) -> str:
-    """Return how far a study is, in one line."""
+    """Describe the progress of a study in one line."""
     if watched.stopped:
         how = "The training process died" if watched.stopped.kind == "died" else "This hospital refused"
         return f"{how}: {watched.stopped.reason}"
@@ -234,17 +262,19 @@ def _sentence(watched: StudyMoment) -> str:
 
 
 def _quiet(watched: StudyMoment) -> float | None:
-    """Return for how many seconds nothing was heard of a study that should go on; whole minutes."""
+    """Return the seconds since the last message of a running study, rounded down to whole minutes; None below a
+    minute.
+    """
     silence = (time.time() - watched.last) // 60 * 60
     return silence if not watched.ended and silence else None
 
 
 def _limits(fields: Mapping[str, str]) -> ApprovalLimits:
-    """Return the limits that a form names; raises MedsiloError."""
+    """Return the approval limits in a form. Raises MedsiloError for invalid values."""
     hours, rounds = (fields.get(name, "").strip() for name in ("hours", "rounds"))
     for name, text in (("hours", hours), ("rounds", rounds)):
         if text and not (text.isdecimal() and int(text[:9]) > 0 and len(text) < 9):
-            raise MedsiloError(f"{name}: give a whole number from 1 on, or nothing")
+            raise MedsiloError(f"{name}: give a positive whole number, or leave it empty")
     lasts, most = (int(text) if text else None for text in (hours, rounds))
     return ApprovalLimits.lasting(lasts, most, fields.get("sites", ""))
 
@@ -265,7 +295,7 @@ def _shown(text: str) -> str:
 
 
 def _chart(rows: tuple[Row, ...], planned: int) -> Any:
-    """Draw this site's scores by round; of many rounds some."""
+    """Draw this site's validation scores by round. A chart of many rounds omits some of them."""
     places, values = [], []
     for row in rows[:: max(1, -(-len(rows) // DRAWN))]:
         with suppress(KeyError, ValueError):
@@ -282,13 +312,3 @@ def _chart(rows: tuple[Row, ...], planned: int) -> Any:
         y_label="validation score",
         last_x=max([planned, *places]),
     )
-
-
-def approved_before(home: KitAtHome, plan: str) -> tuple[Decision, Plan] | None:
-    """Return the last approval of another plan, and that plan, where it was kept and can still be read."""
-    kept = {asked.hash: asked for asked in home.approvals.asked()}
-    for decision in reversed(home.approvals.decisions()):
-        if decision.verdict == "approved" and decision.plan != plan and decision.plan in kept:
-            with suppress(MedsiloError):
-                return decision, home.plan_of(kept[decision.plan])
-    return None

@@ -1,1 +1,1 @@
-"""The papers' data sets and networks."""
+"""The data sets and networks of the papers on HarmoFL, AdaFed and FedSM."""

@@ -1,4 +1,4 @@
-"""Activity recognition from a person's recorded sensor windows, one .npz file per site."""
+"""Recognise activities from a person's recorded sensor windows, one .npz file per site."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,20 +16,23 @@ ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 class ActivityWindows(Task):
-    """Windows of sensor channels, [sensors, steps], from `<site>.npz` in the site's data folder.
+    """Windows of sensor signals, [sensors, steps], from the file `<site>.npz` in the site's data folder.
 
-    The file holds x_train [n, sensors, steps] (any floating type), y_train [n] (0, 1, ...), x_test and y_test. A site
-    is a person, so training and test are that person's; `validation` of x_train, drawn by the plan's seed and the
-    site's name, becomes the validation part. Windows are used as they are: normalise them beforehand.
+    The file contains x_train [n, sensors, steps] (floating point), y_train [n] (0, 1, ...), x_test and y_test. A site
+    is one person, so training and test data come from the same person. A share `validation` of x_train becomes the
+    validation part, chosen at random by the plan's seed and the site's name. Windows are not normalised, so normalise
+    them beforehand.
     """
 
     needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "Activity recognition from recorded sensor windows"
 
     name: Literal["activity-windows"] = "activity-windows"
-    sensors: int = Field(default=9, ge=1, le=4096, description="channels of a window")
-    activities: int = Field(default=6, ge=2, le=4096, description="classes; labels are 0 to this less one")
-    validation: float = Field(default=0.2, gt=0, lt=1, description="share of the training windows kept for validation")
+    sensors: int = Field(default=9, ge=1, le=4096, description="number of sensor signals in a window")
+    activities: int = Field(default=6, ge=2, le=4096, description="number of classes; labels count from 0")
+    validation: float = Field(
+        default=0.2, gt=0, lt=1, description="share of the training windows that are used for validation"
+    )
 
     @property
     def mixes_patients(self) -> bool:
@@ -37,7 +40,7 @@ class ActivityWindows(Task):
 
     @property
     def channels(self) -> int:
-        """The plan's number of sensors."""
+        """The number of sensors in the plan."""
         return self.sensors
 
     @property
@@ -65,7 +68,9 @@ class ActivityWindows(Task):
         return SiteData.in_memory((own, labels, [site] * len(own)) for own, labels in pairs)
 
     def _checked(self, part: str, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Windows [n, sensors, steps] in float32 and labels [n]; an error that says what is wrong with them."""
+        """Check windows [n, sensors, steps] and labels [n], and convert them to tensors; raise DataError if they are
+        invalid.
+        """
         if inputs.ndim != 3 or inputs.shape[1] != self.sensors or inputs.dtype.kind != "f":
             raise DataError(
                 f"x_{part} is {inputs.dtype} {list(inputs.shape)}, expected floating numbers [windows, {self.sensors}, "

@@ -1,4 +1,4 @@
-"""Optic disc and cup in pictures of the retina from six sources, as in the FedSM paper."""
+"""Segment the optic disc and cup in retinal images from six sources, as in the FedSM paper."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,9 @@ LAYOUT = "images/ and masks/ with files of the same names"
 
 
 class DiscAndCup(Segmentation):
-    """The disc, which holds its cup, by soft Dice: the disc's probability is that of rim or cup."""
+    """Soft Dice of the disc and of the cup, which lies inside the disc. The disc's probability is the sum of rim and
+    cup.
+    """
 
     def __init__(self) -> None:
         super().__init__(3, self._dice, {"disc": (1, 2), "cup": (2,)})
@@ -30,19 +32,25 @@ class DiscAndCup(Segmentation):
 
 
 class Fundus(PictureTask):
-    """RGB pictures in 0 to 1, [3, size, size], and 1 in the disc's rim, 2 in its cup.
+    """RGB images with values from 0 to 1, [3, size, size], and masks with 1 in the disc's rim and 2 in its cup.
 
-    The disc holds the cup: Dice and the loss are of the disc (both) and of the cup. A site takes the folder of its
-    name. No source tells whose eyes the pictures show: each picture is a patient.
+    Dice and loss are computed for the whole disc (rim and cup) and for the cup. A site reads the folder of its name. No
+    source identifies the patients, so each image counts as a patient.
     """
 
     title: ClassVar[str] = "Optic disc and cup in retinal pictures of six sources"
     goal: ClassVar[DiscAndCup] = DiscAndCup()
 
     name: Literal["fundus"] = "fundus"
-    size: int = Field(default=256, ge=16, le=1024, multiple_of=16, description="pictures are resized to this")
+    size: int = Field(
+        default=256,
+        ge=16,
+        le=1024,
+        multiple_of=16,
+        description="height and width in pixels to which images are resized",
+    )
     shares: SiteData.Shares = Field(
-        default=(0.5, 0.25, 0.25), description="of train, validation and test, as the paper"
+        default=(0.5, 0.25, 0.25), description="shares of training, validation and test, as in the paper"
     )
 
     def default_network(self) -> str:
@@ -58,14 +66,16 @@ class Fundus(PictureTask):
         picture, labels = read_picture(item[0]), read_labels(item[1])
         if labels.shape != picture.shape[1:]:
             shapes = f"{list(picture.shape[1:])} and {list(labels.shape)} pixels"
-            raise DataError(f"a picture and its mask have {shapes}; they must be of one size", private=str(item[0]))
+            raise DataError(f"a picture and its mask have {shapes}; they must have the same size", private=str(item[0]))
         if not {*np.unique(labels)} <= {0, 1, 2}:
-            raise DataError("a mask has values beside 0, 1 (rim) and 2 (cup); save it without smoothing or compression")
+            raise DataError(
+                "a mask has other values than 0, 1 (rim) and 2 (cup); save it without smoothing or compression"
+            )
         return self.inputs_of(picture)[0], self.labels_of(labels)
 
 
 def pictures_in(place: Path) -> list[tuple[Path, Path]]:
-    """Return every picture with its mask."""
+    """Return every image with its mask."""
     images, masks = ([one for one in files_in(place / name) if one.suffix.lower() in ENDINGS] for name in FOLDERS)
     found = {path.stem: path for path in masks}
     if found and (without := [image.name for image in images if image.stem not in found]):

@@ -1,4 +1,6 @@
-"""The papers' networks: LeNet5 and AlexNet with norm (AdaFed), and MONAI's U-Net of the classical form (HarmoFL)."""
+"""The papers' networks: LeNet5 and AlexNet with normalisation layers (AdaFed), and MONAI's classical
+U-Net (HarmoFL).
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -11,9 +13,10 @@ Norm = Annotated[Literal["batch", "batch-statistics", "group", "none"], Field(de
 
 
 class LeNet5(Network):
-    """AdaFed's for small images: two 5x5 convolutions (6, 16) with norm and pooling, layers of 120 and 84, the head.
+    """AdaFed's network for small images: two 5x5 convolutions with 6 and 16 features, each with normalisation and
+    pooling, and linear layers of 120 and 84 features.
 
-    [B, channels, size, size] to [B, classes].
+    It maps [B, channels, size, size] to [B, classes].
     """
 
     name: Literal["lenet5"] = "lenet5"
@@ -37,22 +40,23 @@ class LeNet5(Network):
         )
 
 
-# Features, kernel, stride, padding of each convolution, and whether pooling follows.
+# For each convolution: features, kernel size, stride, padding, and whether pooling follows.
 CONVOLUTIONS = ((64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False), (256, 3, 1, 1, False))
 LAST = (256, 3, 1, 1, True)
 
 
 class AlexNet(Network):
-    """AdaFed's for chest X-rays: five convolutions with norm, three fully connected layers, norm after the first two.
+    """AdaFed's network for chest X-rays: five convolutions and three linear layers, with normalisation after all but
+    the last layer.
 
-    [B, channels, size, size] to [B, classes]. With size 224 the torchvision network's layers, norms added, without
-    dropout and without its adaptive pooling (which changes nothing at 224 and whose gradient is not deterministic on
-    a GPU).
+    It maps [B, channels, size, size] to [B, classes]. With size 224, it has the layers of torchvision's AlexNet, plus
+    normalisation layers, and without dropout and adaptive pooling. Adaptive pooling has no effect at this size, and its
+    gradient is not deterministic on a GPU.
     """
 
     name: Literal["alexnet"] = "alexnet"
     size: int = Field(default=224, ge=63, le=1024, description="height and width of the images")
-    width: int = Field(default=4096, ge=1, le=8192, description="features of the two fully connected layers")
+    width: int = Field(default=4096, ge=1, le=8192, description="number of features of the two fully connected layers")
     norm: Norm = "batch"
 
     def build(self, channels: int, classes: int) -> nn.Module:
@@ -76,17 +80,20 @@ class AlexNet(Network):
 
 
 class BasicUNet(Network):
-    """Two convolutions per level, pooling down, transposed convolutions up, by MONAI.
+    """MONAI's U-Net with two convolutions per level, pooling in the encoder and transposed convolutions in the decoder.
 
-    [B, channels, (D,) H, W] to logits [B, classes, (D,) H, W]; D, H and W are multiples of 16.
-    With features 32 to 512, as by default, it is the U-Net of HarmoFL's two segmentation tasks.
+    It maps [B, channels, (D,) H, W] to logits [B, classes, (D,) H, W]; D, H and W must be multiples of 16. With the
+    default features (32 to 512), it is the U-Net of HarmoFL's two segmentation tasks.
     """
 
     name: Literal["basic-unet"] = "basic-unet"
     features: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
-        default=(32, 64, 128, 256, 512), min_length=5, max_length=5, description="features of each level, finest first"
+        default=(32, 64, 128, 256, 512),
+        min_length=5,
+        max_length=5,
+        description="number of features at each level, the finest first",
     )
-    dimensions: Literal[2, 3] = Field(2, description="2: flat images and slices; 3: volumes")
+    dimensions: Literal[2, 3] = Field(2, description="2 for 2D images and slices, 3 for volumes")
     norm: Literal["batch", "batch-statistics", "instance"] = Field("batch", description=Network.NORM)
     activation: Literal["relu", "leaky-relu", "prelu"] = Field(
         "relu",

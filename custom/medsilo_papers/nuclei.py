@@ -1,4 +1,4 @@
-"""Nuclei in H&E images: MoNuSAC 2020, MoNuSeg 2018 and TNBC, as they are published or cut into tiles beforehand."""
+"""Segment nuclei in H&E images of MoNuSAC 2020, MoNuSeg 2018 and TNBC, in their published layout or as tiles."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,18 +20,19 @@ from medsilo_papers.public_files import (
     site_folder,
 )
 
-IGNORED = "Ambiguous"  # a class of MoNuSAC's test set
-BARCODE = 12  # letters of a TCGA name that are the patient's: TCGA-G9-6356
-# Shares of train, validation and test. The number was chosen because all three sets then come near to these shares.
+IGNORED = "Ambiguous"  # a class in MoNuSAC's test set
+BARCODE = 12  # characters of a TCGA name that identify the patient: TCGA-G9-6356
+# Shares of training, validation and test, and the seed of the split. With this seed, all three sets come close to these
+# shares.
 SHARES, TILES_SPLIT = (0.55, 0.2, 0.25), 9
-PUBLISHED_SPLIT = 179  # the same for the six sites of the published sets
+PUBLISHED_SPLIT = 179  # seed of the split for the six sites of the published layouts
 PAPER_SHARES = (0.64, 0.16, 0.2)
 ENDINGS = (".tif", ".png", ".svs")
 LAYOUT = (
     "tiles (images/*.png with masks/*.png), MoNuSAC (<patient>/<image>.tif or .svs with <image>.xml), MoNuSeg (Tissue "
     "Images/*.tif with Annotations/*.xml) or TNBC (Slide_01/*.png with GT_01/*.png)"
 )
-# The hospitals of MoNuSAC 2020 (TCGA's tissue source sites) by organ; no hospital has two.
+# The hospitals of MoNuSAC 2020 (TCGA's tissue source sites) by organ. Each hospital contributed one organ.
 ORGANS = {
     "breast": "A2 B6 BH D8 E2 E9 EW S3",
     "kidney": "2Z 5P B9 DW EV F9 G7 IZ MH P4 SX UZ",
@@ -41,14 +42,14 @@ ORGANS = {
 
 
 class Nuclei(PictureTask):
-    """RGB images in 0 to 1, [3, size, size], and which pixels are nuclei.
+    """RGB images with values from 0 to 1, [3, size, size], and masks of the pixels that belong to nuclei.
 
-    A site takes the folder of its name, or the only one; a site named <set>-breast, -kidney, -lung or -prostate that
-    organ's hospitals of MoNuSAC. Outlines and instances become one mask; what MoNuSAC calls ambiguous is background.
-    Tiles: `<set>/images/<name>.png` and `<set>/masks/<name>.png` (0 and 255).
+    A site reads the folder of its name, or the only folder. A site named <set>-breast, -kidney, -lung or -prostate only
+    reads this organ's hospitals of MoNuSAC. Outlines and instance masks become one mask, and regions that MoNuSAC calls
+    ambiguous become background. Tiles are `<set>/images/<name>.png` and `<set>/masks/<name>.png` (0 and 255).
 
-    Patients, where the name tells them (TCGA, TNBC's slides), else source images, go whole into one part, the same
-    patient into the same part at every site that reads the same layout; that split does not depend on the seed.
+    All images of a patient (of TCGA, or a slide of TNBC) go into the same part; otherwise, all tiles of a source image
+    do. With the same layout, a patient is in the same part at every site, whatever the seed.
     """
 
     title: ClassVar[str] = "Nuclei in H&E tiles of three public sets"
@@ -57,8 +58,9 @@ class Nuclei(PictureTask):
     size: int = Field(default=256, ge=16, le=2048, multiple_of=16, description="height and width of a case in pixels")
     split: Split = Field(
         default="patient",
-        description="paper: the published test folders, and a fifth of the other images for validation; MoNuSAC's "
-        "published test set has two patients of its training set. Where there is no test folder: images at random",
+        description="`paper` uses the published test folders, and a fifth of the other images for validation; without"
+        " test folders, images are split at random. MoNuSAC's published test set shares two patients with"
+        " its training set",
     )
 
     def default_network(self) -> str:
@@ -94,28 +96,33 @@ def _is_tile(image: Path) -> bool:
 
 
 def patient_of(image: Path) -> str:
-    """Return who or what must not be in two parts: the patient of a TCGA name, else the source image or its slide."""
+    """Return the group whose images must stay in one part: the patient of a TCGA name, and otherwise the source image
+    or its slide.
+    """
     if image.name.startswith("TCGA-"):
         return image.name[:BARCODE]
     return image.stem.rsplit("_", 1)[0] if _is_tile(image) else image.parent.name
 
 
 def part_of(image: Path) -> int:
-    """0 train, 1 validation, 2 test: the patient's name decides, so that all sites agree without asking."""
+    """Return a patient's part: 0 for training, 1 for validation, 2 for test. Only the patient's name decides, so all
+    sites agree without communication.
+    """
     number = TILES_SPLIT if _is_tile(image) else PUBLISHED_SPLIT
     place = PictureTask.seed_for(number, "nuclei", patient_of(image)) / 2**63
     return int(place >= SHARES[0]) + int(place >= SHARES[0] + SHARES[1])
 
 
 def _set_and_organ(site: str) -> tuple[str, str | None]:
-    """A site's set, and the organ where it takes but one: "monusac2020-lung" is lung of monusac2020."""
+    """Split a site's name into data set and organ: "monusac2020-lung" gives "monusac2020" and "lung"."""
     chosen, _, organ = site.rpartition("-")
     return (chosen, organ) if organ in ORGANS else (site, None)
 
 
 def images_in(place: Path) -> list[Path]:
-    """Return all tiles. Without any, return the images that have outlines (XML beside them or in ../Annotations) or
-    a mask in a GT folder."""
+    """Return all tiles, or without tiles, all images that have outlines or a mask. Outlines are in an XML file in the
+    same folder or in ../Annotations, and masks are in a GT folder.
+    """
     if (place / "masks").is_dir() and (tiles := files_in(place, "images/*.png")):
         return tiles
     outlined = []
@@ -128,7 +135,7 @@ def images_in(place: Path) -> list[Path]:
 
 
 def nuclei_in(image: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Return which pixels of an image [3, *shape] are nuclei: 0 or 1, [H, W]."""
+    """Return a mask of the nuclei in an image [3, *shape], with values 0 or 1, [H, W]."""
     masked = _mask_of(image)
     if masked is not None:
         mask = (read_labels(masked) > 0).astype(np.uint8)
@@ -142,19 +149,19 @@ def nuclei_in(image: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 class _WithoutDoctype(ElementTree.TreeBuilder):
-    """Refuses document types, so that no entity can be declared, let alone expanded."""
+    """Rejects XML document types, so that a file cannot declare entities."""
 
     def doctype(self, *_: object) -> None:
         raise ValueError("a document type (DTD), which medsilo does not read")
 
 
 def read_outlines(path: Path) -> list[list[tuple[float, float]]]:
-    """Return the outlines (x, y) of all nuclei of a file as Aperio's ImageScope writes it (XML)."""
+    """Return the outlines (x, y) of all nuclei in an XML file of Aperio's ImageScope."""
     try:
         root = ElementTree.fromstring(path.read_bytes(), ElementTree.XMLParser(target=_WithoutDoctype()))
         annotations = list(root.iter("Annotation"))
         if not annotations or any(one.find("Vertex") is not None for one in annotations):
-            raise ValueError("no Annotation, or a Vertex of no Region")
+            raise ValueError("an Annotation is missing, or a Vertex lies outside of a Region")
         return [
             [(float(vertex.attrib["X"]), float(vertex.attrib["Y"])) for vertex in region.iter("Vertex")]
             for annotation in annotations
@@ -167,7 +174,7 @@ def read_outlines(path: Path) -> list[list[tuple[float, float]]]:
 
 
 def draw_outlines(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """The mask of a file's nuclei: 1 inside an outline and on it, [H, W]."""
+    """Return a mask of the nuclei in an XML file: 1 inside and on each outline, [H, W]."""
     from PIL import Image, ImageDraw
 
     mask = Image.new("L", (shape[1], shape[0]))
@@ -179,7 +186,9 @@ def draw_outlines(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _parts_in_paper(images: list[Path], place: Path, seed: int) -> list[int]:
-    """Test where a folder says so, a fifth of the rest validation; without such a folder, images at random."""
+    """Split images as the paper does: folders with "test" in their name are test data, and a fifth of the other images
+    are validation data. Without such a folder, images are split at random.
+    """
     tests = np.array([any("test" in name.lower() for name in image.relative_to(place).parts) for image in images])
     if not tests.any():
         return SiteData.parts_by_draw([str(image) for image in images], PAPER_SHARES, seed).tolist()
@@ -190,7 +199,7 @@ def _parts_in_paper(images: list[Path], place: Path, seed: int) -> list[int]:
 
 
 def _mask_of(image: Path) -> Path | None:
-    """The mask of a tile, or TNBC's of an image; None of another set's."""
+    """Return the mask of a tile or of a TNBC image, or None for images of other data sets."""
     if _is_tile(image):
         return image.parents[1] / "masks" / image.name
     slide = image.parent.name
@@ -199,5 +208,5 @@ def _mask_of(image: Path) -> Path | None:
 
 
 def soft_dice(output: Tensor, target: Tensor) -> Tensor:
-    """Return MONAI's Dice loss over both classes and the whole batch, as HarmoFL's released code has it."""
+    """Return MONAI's Dice loss over both classes and the whole batch, as in HarmoFL's published code."""
     return monai_loss("DiceLoss", to_onehot_y=True, softmax=True, batch=True)(output, target[:, None])

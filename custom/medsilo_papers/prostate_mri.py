@@ -1,4 +1,4 @@
-"""The prostate in T2-weighted MRI of several hospitals, cut into slices as the HarmoFL and FedSM papers do."""
+"""Segment the prostate in T2-weighted MRI slices from several hospitals, as the HarmoFL and FedSM papers do."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,30 +19,47 @@ LAYOUT = (
     "volumes (.nii.gz, .nii, .mha, .mhd), each Case00.nii.gz with its Case00_segmentation.nii.gz, or Image/ and Mask/ "
     "with files of the same names"
 )
-BRIGHTEST = 2048  # FedSM's range of intensities
+BRIGHTEST = 2048  # upper end of FedSM's intensity range
 
 
 class Prostate(PictureTask):
-    """Slices [slices, size, size] and where in the middle one the prostate is. Slices without it are no cases.
+    """Slices [slices, size, size], and the prostate's mask in the middle slice. Slices without prostate are left out.
 
-    A site takes the folder of its name. slices 3: neighbours are channels, and a volume's two end slices are no cases
-    (HarmoFL); 1: single slices (FedSM). intensity "percentile": each volume is clipped at its 99th percentile and
-    brought to 0 to `brightest`; "fixed": clipped to 0 to 2048, in 256 steps, to 0 to `brightest`.
+    A site reads the folder of its name.
+
+    Args:
+        slices: With 3, neighbouring slices are channels, and the first and last slice of a volume are left out
+            (HarmoFL). With 1, each slice is a case (FedSM).
+        intensity: With "percentile", each volume is clipped at its 99th percentile and scaled to the range from 0 to
+            `brightest`. With "fixed", it is clipped to 0 to 2048 and scaled in 256 steps.
     """
 
     title: ClassVar[str] = "Prostate in MRI of six hospitals, slice by slice"
     sliced: ClassVar[bool] = True
 
     name: Literal["prostate"] = "prostate"
-    slices: Literal[1, 3] = Field(3, description="slices that make one input: the slice alone, or with its neighbours")
-    size: int = Field(default=384, ge=16, le=1024, multiple_of=16, description="slices are resized to this many pixels")
-    intensity: Literal["percentile", "fixed"] = Field("percentile", description="how intensities are scaled")
-    brightest: float = Field(default=1.0, gt=0, description="HarmoFL's released code has 255")
-    augment: bool = Field(default=True, description="turns by multiples of 90 degrees and flips, in training only")
-    objective: Literal["dice-ce", "dice"] = Field(
-        default="dice-ce", description="half of cross entropy and Dice, as HarmoFL; or Dice alone, as FedSM"
+    slices: Literal[1, 3] = Field(3, description="number of slices in one input: 1, or 3 with both neighbours")
+    size: int = Field(
+        default=384,
+        ge=16,
+        le=1024,
+        multiple_of=16,
+        description="height and width in pixels to which slices are resized",
     )
-    split: Split = Field(default="patient", description="paper: slices at random, as HarmoFL's released indices")
+    intensity: Literal["percentile", "fixed"] = Field("percentile", description="scaling of intensities")
+    brightest: float = Field(
+        default=1.0, gt=0, description="maximum of the scaled intensities; HarmoFL's released code uses 255"
+    )
+    augment: bool = Field(
+        default=True, description="whether training images are randomly flipped and rotated by multiples of 90 degrees"
+    )
+    objective: Literal["dice-ce", "dice"] = Field(
+        default="dice-ce",
+        description="`dice-ce` is the mean of cross entropy and Dice, as in HarmoFL; `dice` is Dice alone, as in FedSM",
+    )
+    split: Split = Field(
+        default="patient", description="`paper` splits slices at random, as HarmoFL's released code does"
+    )
     shares: SiteData.Shares = (0.64, 0.16, 0.2)
 
     @property
@@ -55,12 +72,12 @@ class Prostate(PictureTask):
 
     @property
     def channels(self) -> int:
-        """The slices that the network sees."""
+        """The number of slices in one input."""
         return self.slices
 
     @property
     def largest_input(self) -> float:
-        """Return what the brightest voxel becomes."""
+        """The maximum value of a voxel."""
         return self.brightest
 
     def default_network(self) -> Network:
@@ -86,7 +103,7 @@ class Prostate(PictureTask):
             cases += [(len(images) - 1, int(middle)) for middle in own]
             patients += [image_path.name] * len(own)
         if not cases:
-            raise DataError("no mask of the site's volumes holds anything; expected the prostate with values above 0")
+            raise DataError("all masks of the site's volumes are empty; mark the prostate with values above 0")
 
         def chosen(own: np.ndarray) -> Slices:
             return Slices(images, masks, [cases[place] for place in own], [patients[place] for place in own], reach)
@@ -94,7 +111,9 @@ class Prostate(PictureTask):
         return SiteData.in_parts(self.parts_of(patients, site, seed), chosen)
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
-        """Return a volume's slices with their neighbours; at its ends the missing one is the end slice itself."""
+        """Return a volume's slices with their neighbours. At both ends, the end slice replaces the
+        missing neighbour.
+        """
         single = self._single(values)
         reach = self.slices // 2
         near = torch.arange(len(single))[:, None] + torch.arange(-reach, reach + 1)
@@ -105,7 +124,7 @@ class Prostate(PictureTask):
         return self.augmented if self.augment else None
 
     def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        """Each of four turns and of two flips equally likely, drawn from the seed alone."""
+        """Rotate a case by a random multiple of 90 degrees and flip each axis with probability 1/2, given a seed."""
         random = torch.Generator().manual_seed(seed)
         turns = int(torch.randint(4, (), generator=random))
         flips = (torch.randint(2, (2,), generator=random).nonzero()[:, 0] - 2).tolist()
@@ -113,7 +132,7 @@ class Prostate(PictureTask):
         return image, mask
 
     def _single(self, volume: np.ndarray) -> Tensor:
-        """The slices of a volume [1, D, H, W], with their intensities as the network reads them: [D, size, size]."""
+        """Return the slices of a volume [1, D, H, W] with scaled intensities, [D, size, size]."""
         if not np.isfinite(volume).all():
             raise DataError("a volume has values that are NaN or infinite; correct or remove it")
         if self.intensity == "percentile":
@@ -127,7 +146,7 @@ class Prostate(PictureTask):
 
 
 class Slices(Dataset):
-    """Slices with their neighbours, cut from volumes in memory when they are asked for."""
+    """Slices with their neighbours, which are cut from volumes in memory on access."""
 
     def __init__(
         self, volumes: list[Tensor], masks: list[Tensor], cases: list[tuple[int, int]], patients: list[str], reach: int
@@ -145,7 +164,7 @@ class Slices(Dataset):
 
 
 def masks_of(place: Path) -> dict[Path, Path | None]:
-    """The mask of every volume, in both layouts; None where it lacks."""
+    """Return each volume with its mask, in either layout, or with None if the mask is missing."""
     images = place / "Image" if (place / "Image").is_dir() else place
     found: dict[Path, Path | None] = {}
     for image in files_in(images):
@@ -160,7 +179,9 @@ def masks_of(place: Path) -> dict[Path, Path | None]:
 
 
 def loss_of(objective: str) -> nn.Module:
-    """Return half the sum of cross entropy and Dice over both classes and the whole batch, or Dice of the prostate."""
+    """Return the loss of an objective: Dice of the prostate, or the mean of cross entropy and Dice over both classes
+    and the whole batch.
+    """
     if objective == "dice":
         return monai_loss("DiceLoss", include_background=False, to_onehot_y=True, softmax=True)
     return monai_loss("DiceCELoss", to_onehot_y=True, softmax=True, batch=True, lambda_dice=0.5, lambda_ce=0.5)

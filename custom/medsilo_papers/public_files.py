@@ -1,4 +1,4 @@
-"""Find the site's folder of a public data set; read pictures."""
+"""Find a site's folder in a public data set, and read images."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -13,12 +13,13 @@ from torch.nn import functional
 from medsilo.extend import DataError, Inference, Scan, SiteData, Task
 
 Split = Literal["patient", "paper"]
-LARGEST_VALUE = 8  # bytes, as int64
+LARGEST_VALUE = 8  # bytes of a value, stored as int64
 
 
 class PictureTask(Task):
-    """Pictures, or slices, that become squares of `size` pixels; a task with a key `split` may mix patients as a paper
-    did."""
+    """Images or slices that are resized to squares of `size` pixels. With `split: paper`, a patient may be in several
+    parts, as in the paper.
+    """
 
     needs_data: ClassVar[bool] = True
 
@@ -47,13 +48,13 @@ class PictureTask(Task):
         return Inference("images", lambda scan: self.inputs_of(scan.values))
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
-        """Return what the network reads of a picture, one case."""
+        """Convert an image to the network's input for one case."""
         image, size = scaled(values, self.channels)[None], (self.size, self.size)
         same = image.shape[2:] == size
         return image if same else functional.interpolate(image, size, mode="bilinear", antialias=True)
 
     def labels_of(self, labels: np.ndarray) -> Tensor:
-        """Return the labels of a mask [H, W] on a case's grid: each place takes the one that covers most of it."""
+        """Resize a mask [H, W] to the size of a case. Each pixel gets the label that covers most of it."""
         here, size = torch.from_numpy(np.ascontiguousarray(labels)), (self.size, self.size)
         if labels.shape == size:
             return here.long()
@@ -63,16 +64,16 @@ class PictureTask(Task):
         return torch.from_numpy(known)[most].long()
 
     def case_of(self, item: Any) -> tuple[Tensor, Tensor]:
-        """Read a picture and its mask."""
+        """Read an image and its mask."""
         raise NotImplementedError
 
     def parts_of(self, patients: Sequence[str], site: str, seed: int) -> np.ndarray:
-        """The part of each case, by its patient, or by itself where the task's split is a paper's."""
+        """Return the part of each case. Cases of a patient stay together, unless the task uses a paper's split."""
         groups = [f"{case:06}" for case in range(len(patients))] if self.mixes_patients else patients
         return SiteData.parts_by_draw(groups, self.shares, self.seed_for(seed, site, "split"))
 
     def read_once(self, items: Sequence[Any], patients: Sequence[str], parts: np.ndarray) -> SiteData:
-        """Return the cases of each part, read at once into memory."""
+        """Read all cases of each part into memory."""
 
         def cases_of(own: np.ndarray) -> tuple[Tensor, Tensor, list[str]]:
             pairs = zip(*(self.case_of(items[place]) for place in own), strict=True)
@@ -84,24 +85,32 @@ class PictureTask(Task):
 
 @cache
 def monai_loss(kind: str, **options: Any) -> nn.Module:
-    """Return one of MONAI's losses, by the name of its class."""
+    """Create a MONAI loss by the name of its class."""
     from monai import losses
 
     return getattr(losses, kind)(**options)
 
 
-# ---------------------------------------------------------------------- where the data lie
+# ---------------------------------------------------------------------- folders
 def bare_name(name: str) -> str:
-    """A name without case and punctuation: "ISBI_1.5" and "isbi-15" are one."""
+    """Return a name in lower case without punctuation, so that "ISBI_1.5" matches "isbi-15"."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def site_folder(
     task: str, site: str, sites: Sequence[str], folder: Path | None, holds: Callable[[Path], bool], layout: str
 ) -> Path:
-    """The folder with the site's part: that of its name in the data folder, else the data folder or its only folder.
+    """Find a site's folder: the subfolder of its name, and otherwise the data folder or its only subfolder.
 
-    A data folder with folders of other sites, and none of this one's, holds nothing for it.
+    If the data folder has subfolders for other sites only, DataError is raised.
+
+    Args:
+        task: The name of the task, for the error.
+        site: The site.
+        sites: All sites of the study.
+        folder: The data folder.
+        holds: Returns True if a folder contains the data set.
+        layout: A description of the data set's layout, for the error.
     """
     if folder is None:
         raise DataError(f"task {task} needs data: set 'data' in the site's medsilo.yaml, or give --data")
@@ -120,17 +129,17 @@ def site_folder(
 
 
 def files_in(place: Path, pattern: str = "*") -> list[Path]:
-    """The files that fit, sorted, without the hidden ones that archives made on a Mac have beside each."""
+    """Return the matching files in order, without the hidden files that macOS adds to archives."""
     return sorted(path for path in place.glob(pattern) if path.is_file() and not path.name.startswith("."))
 
 
 def arrays_of(path: Path, names: Sequence[str]) -> list[np.ndarray]:
-    """The arrays of these names in a file of numpy; nothing in it is run."""
+    """Read arrays from a NumPy file, without running code from the file; raise DataError if an array is missing."""
     try:
         with np.load(path, allow_pickle=False) as file:  # noqa: TID251
             missing = [name for name in names if name not in file.files]
             found = [] if missing else [file[name] for name in names]
-    except Exception as error:  # numpy raises anything over damaged headers
+    except Exception as error:  # NumPy can raise any error for damaged headers.
         told = f"{path.name} can't be read ({type(error).__name__}); get it again, or write it with numpy.savez"
         raise DataError(told, private=f"{path}: {error}") from error
     if missing:
@@ -138,40 +147,40 @@ def arrays_of(path: Path, names: Sequence[str]) -> list[np.ndarray]:
     return found
 
 
-# ---------------------------------------------------------------------- pictures
+# ---------------------------------------------------------------------- images
 def read_picture(path: Path) -> np.ndarray:
-    """A picture of 8 bits per value as RGB, [3, H, W], whatever its file has instead or beside."""
+    """Read an image with 8 bits per value, and convert it to RGB, [3, H, W]."""
     return _values(path, "picture", "RGB").transpose(2, 0, 1)
 
 
 def read_labels(path: Path) -> np.ndarray:
-    """The values of a mask as they are stored, [H, W]: of its first channel, or of a palette's numbers."""
+    """Read the stored values of a mask, [H, W]: the first channel, or the indices of a palette."""
     values = _values(path, "mask").astype(np.int64)
     return values[..., 0] if values.ndim == 3 else values
 
 
 def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
-    """Return what SimpleITK can't: TIFF of any name and compression, palettes as they are."""
+    """Read an image that SimpleITK cannot read, such as a compressed TIFF, and keep the indices of a palette."""
     from PIL import Image
 
     try:
         with Image.open(path) as image:
             if mode and image.mode[0] in "IF":
-                raise DataError(f"a {what} has more than 8 bits per value; save it with 8", private=str(path))
+                raise DataError(f"a {what} has more than 8 bits per value; save it with 8 bits", private=str(path))
             Scan.check_size((*image.size, len(image.getbands())), LARGEST_VALUE, path)
             return np.asarray(image.convert(mode) if mode else image)
     except DataError:
         raise
-    except Exception as error:  # Pillow raises anything over damaged files
+    except Exception as error:  # Pillow can raise any error for damaged files.
         message = f"a {what} is absent or damaged; see this site's log for its name"
         raise DataError(message, f"{path}: {error}") from error
 
 
 def scaled(values: np.ndarray, channels: int) -> Tensor:
-    """A flat image of whole numbers, [C, H, W], in 0 to 1 with 3 channels or 1: [channels, H, W]."""
+    """Scale a 2D integer image [C, H, W] to the range from 0 to 1, with 3 channels or 1: [channels, H, W]."""
     if values.ndim != 3 or values.dtype.kind != "u":
-        raise DataError("a volume, or an image with values outside 0 to 255; the task reads flat 8-bit images")
+        raise DataError("the file is a volume or not an 8-bit image; the task reads 2D images with 8 bits per value")
     if channels > len(values):
-        raise DataError(f"an image is grey where the task's images have {channels} channels (RGB)")
+        raise DataError(f"an image is grey, but the task needs {channels} channels (RGB)")
     image = torch.from_numpy(np.ascontiguousarray(values[:3], np.float32)) / float(np.iinfo(values.dtype).max)
     return image if channels == len(image) else image.mean(0, keepdim=True)

@@ -1,1 +1,1 @@
-"""Secure aggregation: the server adds numbers that it cannot read (docs/trust/secure-aggregation.md)."""
+"""Aggregate updates so that the server only learns their sum (docs/trust/secure-aggregation.md)."""

@@ -1,4 +1,4 @@
-"""Numbers as integers modulo 2^64, whose sum is the same in every order."""
+"""Encode numbers as integers modulo 2^64, whose sum does not depend on the order."""
 
 import math
 from collections.abc import Mapping
@@ -13,24 +13,25 @@ from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.tensors import Tensors
 from medsilo_secagg.streams import Words
 
-CHECK = 4  # words behind the numbers that are zero: a mask that was not taken off right shows in them
-CHUNK = 1 << 15  # numbers that are converted at once
-MOST_ROUNDED = 128.0  # units by which the numbers of 256 sites are rounded together, at most
-USED = 0.999  # share of the integers' range; the rest is room for rounding
+CHECK = 4  # number of zero words after the encoded numbers: they are not zero in a sum whose masks were removed wrongly
+CHUNK = 1 << 15  # numbers that are converted at a time
+MOST_ROUNDED = 128.0  # maximum rounding error of a sum over 256 sites, in units of the last place
+USED = 0.999  # used part of the integers' range; the rest is a reserve for rounding
 
-BITS = 64  # of a word
+BITS = 64  # bits of a word
 WORD, SIGNED = np.dtype("<u8"), np.dtype("<i8")
-CARRIER = torch.int64  # as which words travel
+CARRIER = torch.int64  # type of the tensors in which words are sent
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """A coding of numbers as integers.
+    """Encodes numbers as integers with a fixed scale.
 
-    bound: no number that a site sends may be larger, whatever its sign.
-    weights: the largest sum of weights that numbers may be added with; the number of sites for a plain sum.
-    one: the largest weight. Numbers are multiplied by their share of it and then rounded, so that weights of 300,000
-        cases leave as many digits as those of three.
+    Args:
+        bound: The largest absolute value that a site may send.
+        weights: The largest sum of the weights with which numbers are added; the number of sites for a plain sum.
+        one: The largest weight. Numbers are multiplied by their share of it before rounding, so that large weights cost
+            no precision.
     """
 
     bound: float
@@ -46,8 +47,7 @@ class FixedPoint:
 
     @cached_property
     def scale(self) -> float:
-        """Integers per 1 that has the largest weight: the largest power of two with which no sum leaves the range of
-        the integers."""
+        """The scale at the largest weight: the largest power of two without an overflow."""
         most = USED * 2.0 ** (BITS - 1) / self.weights * self.one
         return 2.0 ** math.floor(math.log2(most / self.bound))
 
@@ -57,7 +57,7 @@ class FixedPoint:
             return
         low, high = (float(value) for value in torch.aminmax(values))
         if math.isnan(low) or math.isnan(high):
-            raise Refused(f"{name} holds NaN; nothing of it was sent")
+            raise Refused(f"{name} contains NaN and was not sent")
         if max(-low, high) > self.bound:
             raise Refused(
                 f"{name} holds {low if -low > high else high:.6g}, beyond the bound of {self.bound:g}, so nothing "
@@ -65,7 +65,7 @@ class FixedPoint:
             )
 
     def encode(self, values: Tensor, words: Words, weight: int) -> None:
-        """Write checked values, times their weight, into words."""
+        """Encode values, multiplied by their weight, into words. `check` must have accepted the values."""
         flat = values.detach().reshape(-1)
         given = (flat if flat.dtype == torch.float64 else flat.float()).cpu().numpy()
         room = np.empty(min(CHUNK, len(given)), np.float64)
@@ -76,7 +76,7 @@ class FixedPoint:
             signed[start : start + len(part)] = np.rint(scaled, out=scaled)
 
     def decode(self, words: Words, divisor: int, values: Tensor) -> None:
-        """Write the sum in the words, divided, into a tensor of floats."""
+        """Decode the sum in the words, divide it, and write it into a tensor of floats."""
         flat = values.reshape(-1).numpy()
         signed, unit = words.view(SIGNED), self.scale * divisor / self.one
         for start in range(0, len(flat), CHUNK):
@@ -84,7 +84,7 @@ class FixedPoint:
             flat[start : start + CHUNK] = np.divide(part, unit, dtype=np.float64)
 
     def within(self, words: Words, weight: int) -> bool:
-        """Return whether the words may be a sum of numbers within the bound whose weights add up to so much."""
+        """True if the words can be a sum of numbers within the bound whose weights add up to `weight`."""
         signed = words.view(SIGNED)
         most = weight / self.one * self.bound * self.scale + MOST_ROUNDED
         return not len(signed) or bool(-most <= signed.min() and signed.max() <= most)
@@ -92,7 +92,7 @@ class FixedPoint:
 
 @dataclass(frozen=True)
 class Flat:
-    """The order in which named tensors lie in one row of words."""
+    """The layout of named tensors in one sequence of words."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -100,7 +100,7 @@ class Flat:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Flat":
-        """Return the order for tensors like these; raises MedsiloError where a tensor has no floating point numbers."""
+        """Return the layout of these tensors; raise MedsiloError unless all of them have floating point numbers."""
         for name, tensor in sorted(tensors.items()):
             if not tensor.is_floating_point():
                 raise MedsiloError(
@@ -111,16 +111,18 @@ class Flat:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """The numbers of each tensor."""
+        """The number of elements of each tensor."""
         return tuple(math.prod(shape) for shape in self.shapes)
 
     @cached_property
     def words(self) -> int:
-        """The words of all tensors and of the check behind them."""
+        """The number of words for all tensors, including the zero words at the end."""
         return sum(self.sizes) + CHECK
 
     def encode(self, tensors: Mapping[str, Tensor], fixed: FixedPoint, weight: int = 1) -> Words:
-        """Return the tensors as words, times an integer weight; raises Refused before anything is made of them."""
+        """Encode tensors, multiplied by an integer weight, as words; raise Refused if a tensor is missing or out of
+        range.
+        """
         for name, shape in zip(self.names, self.shapes, strict=True):
             if name not in tensors or tuple(tensors[name].shape) != shape:
                 raise Refused(f"{name} is missing or has another shape than the hospitals agreed on")
@@ -135,12 +137,18 @@ class Flat:
         return words
 
     def decode(self, words: Words, fixed: FixedPoint, weight: int, divisor: int) -> Tensors:
-        """Return the sum in the words, divided.
+        """Decode and divide a sum; raise Refused if the words cannot be such a sum.
 
-        weight: what the addends' weights add up to. Raises Refused when the words are not such a sum.
+        Args:
+            words: The unmasked sum.
+            fixed: The encoding of its numbers.
+            weight: The sum of the addends' weights.
+            divisor: The number by which the sum is divided.
         """
         if words[-CHECK:].any() or not fixed.within(words[:-CHECK], weight):
-            raise Refused("a sum does not open: some hospital's numbers, shares or keys are not of this round")
+            raise Refused(
+                "a sum cannot be unmasked: some hospital's numbers, shares or keys do not belong to this round"
+            )
         tensors, start = {}, 0
         for name, shape, size, dtype in zip(self.names, self.shapes, self.sizes, self.dtypes, strict=True):
             wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
@@ -152,12 +160,14 @@ class Flat:
 
 
 def as_tensor(words: Words) -> Tensor:
-    """Return the words as they travel: a tensor of integers, not copied."""
+    """Return words as a tensor of integers for sending, without a copy."""
     return torch.from_numpy(words.view(SIGNED))
 
 
 def as_words(sender: str, tensor: object, count: int) -> Words:
-    """Return the words of a tensor that came, not copied; raises Refused, naming the sender, where it does not fit."""
+    """Return a received tensor as words, if possible without a copy; raise Refused, naming the sender, if it has a
+    wrong type or shape.
+    """
     if not isinstance(tensor, Tensor) or tensor.dtype != CARRIER or tensor.layout != torch.strided:
         raise Refused(f"{sender}: its masked numbers are not a tensor of {BITS}-bit integers")
     if tuple(tensor.shape) != (count,):

@@ -1,4 +1,4 @@
-"""The identity of a site in a sealed study: its kit's certificate shows whose keys these are."""
+"""Sign and verify the keys of secure aggregation with the certificates of the startup kits."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Final, Self
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
@@ -16,38 +16,41 @@ from cryptography.x509.oid import NameOID
 from medsilo.core.errors import MedsiloError, Refused, reading
 from medsilo.site.kit import KitFiles
 from medsilo.site.signing import KeyPurpose, PrivateKey, UseKey, claim, read_pair, verify
+from nvflare_reliability.revocation import LIST, list_in
 
-MOST_CERTIFICATES, LONGEST_CERTIFICATE = 4, 8192  # of a chain, bytes each
-LONGEST_SIGNATURE = 1024  # bytes
-HOSPITAL = "client"  # NVFlare's word in a subject, or none; people and servers have others ("lead", "server")
-PUBLIC, SIGNATURE = 32, 64  # bytes of Ed25519
+MOST_CERTIFICATES, LONGEST_CERTIFICATE = 4, 8192  # maximum number of certificates in a chain, and maximum bytes of each
+LONGEST_SIGNATURE = 1024  # maximum bytes of a signature
+# NVFlare's role of a hospital in a certificate, which may be absent; users and servers have other roles ("lead",
+# "server")
+HOSPITAL = "client"
+PUBLIC, SIGNATURE = 32, 64  # bytes of an Ed25519 key and signature
 SEALING: Final = "secure aggregation"
-CONNECTION, RELAY = "fed_client.json", "../local/relay__resources.json"  # to whom a kit connects
+CONNECTION, RELAY = "fed_client.json", "../local/relay__resources.json"  # files that name the servers of a startup kit
 
 
 class Unsigned:
-    """No identity: for simulations, whose sites have no certificates. A server in the middle is not noticed."""
+    """Signs nothing, for simulations, whose sites have no certificates. Nobody notices if the server replaces keys."""
 
-    # What the keys of a study rest on, for results.
+    # The reason to trust a study's keys, for the summary.
     basis: ClassVar[str] = "no signature, so a server that swaps them is not noticed (simulation)"
     certificates: tuple[bytes, ...] = ()
 
     def sign(self, content: bytes) -> bytes:
-        """Return no signature."""
+        """Return an empty signature."""
         return b""
 
     def check(self, site: str, certificates: Sequence[bytes], signature: bytes, content: bytes) -> None:
-        """Raise Refused where a site signs: it is not in the same simulation."""
+        """Raise Refused for a site that signs its keys, because it does not belong to this simulation."""
         if certificates or signature:
             raise Refused(f"{site}: its keys are signed, and this site has no root certificate to check them with")
 
 
 @dataclass(frozen=True)
 class Certified:
-    """The certificate and key of a site's kit, and the root that it trusts.
+    """Signs with the certificate and key of a site's startup kit, and verifies other sites' signatures.
 
-    The key, of RSA, an elliptic curve or Ed25519, certifies the one that signs, which is of this use alone. A signature
-    holds that one's public half, what it signed, and the certification.
+    The startup kit's key (RSA, elliptic curve or Ed25519) certifies an Ed25519 signing key that is only used for secure
+    aggregation. A signature contains the public signing key, the signature itself, and the certification.
     """
 
     basis: ClassVar[str] = "certificates: each site signed its keys with that of its kit"
@@ -55,40 +58,52 @@ class Certified:
     chain: tuple[x509.Certificate, ...]
     key: PrivateKey = field(repr=False)
     root: x509.Certificate
-    others: frozenset[str] = frozenset()  # names that are no hospital's: of the server, and of relays
+    others: frozenset[str] = frozenset()  # names of the server and of relays, which are not hospitals
+    kit: Path | None = None  # folder of the startup kit, which may contain a list of revoked certificates
 
     @classmethod
-    def read(cls, certificate: bytes, key: bytes, root: bytes, others: Collection[str] = ()) -> Self:
-        """Return the identity that these PEM texts hold; raises MedsiloError."""
+    def read(
+        cls, certificate: bytes, key: bytes, root: bytes, others: Collection[str] = (), kit: Path | None = None
+    ) -> Self:
+        """Parse the PEM texts of a site's identity; raise MedsiloError if they are invalid.
+
+        Args:
+            certificate: The certificate chain of the site.
+            key: The site's private key.
+            root: The certificate of the consortium's root.
+            others: Names that belong to the server and to relays.
+            kit: The folder of the startup kit.
+        """
         chain, private = read_pair(certificate, key)
         try:
             anchor = x509.load_pem_x509_certificate(root)
-        except ValueError as error:
+        except (ValueError, UnsupportedAlgorithm) as error:
             raise MedsiloError(
                 "secure aggregation: the kit's root certificate cannot be read; ask the lead for the kit again",
                 private=str(error),
             ) from error
-        return cls(tuple(each for each in chain if each != anchor), private, anchor, frozenset(others))
+        return cls(tuple(each for each in chain if each != anchor), private, anchor, frozenset(others), kit)
 
     @property
     def certificates(self) -> tuple[bytes, ...]:
-        """The site's certificate and those between it and the root, in DER."""
+        """The certificates from the site's own up to the root, without the root, in DER form."""
         return tuple(certificate.public_bytes(Encoding.DER) for certificate in self.chain)
 
     def sign(self, content: bytes) -> bytes:
-        """Return a signature of this site."""
+        """Sign content with the site's signing key."""
         own = UseKey.of(self.key, SEALING)
         return own.key.public_key().public_bytes_raw() + own.key.sign(content) + own.certified
 
     def check(self, site: str, certificates: Sequence[bytes], signature: bytes, content: bytes) -> None:
-        """Raise Refused, naming the site, unless it signed this and the root vouches for its certificate and name."""
+        """Raise Refused unless the site signed the content, and the root certifies the site's name and key."""
         if site in self.others:
-            raise Refused(f"{site}: it is the server or a relay, which counts as no hospital")
+            raise Refused(f"{site}: it is the server or a relay, and not a hospital")
         if not certificates:
             raise Refused(f"{site}: its keys are not signed, and this study's sites have certificates")
         try:
             chain = [x509.load_der_x509_certificate(each) for each in certificates]
             _check_chain(site, chain, self.root, datetime.now(UTC))
+            self._check_revoked(site, chain[0])
             public = ed25519.Ed25519PublicKey.from_public_bytes(signature[:PUBLIC])
             check_certified(chain[0], SEALING, public, signature[PUBLIC + SIGNATURE :])
             public.verify(signature[PUBLIC : PUBLIC + SIGNATURE], content)
@@ -96,23 +111,32 @@ class Certified:
             raise Refused(
                 f"{site}: the signature on its keys is not its certificate's: somebody may have swapped the keys"
             ) from error
-        except (ValueError, TypeError, x509.ExtensionNotFound, x509.DuplicateExtension) as error:
+        except (ValueError, TypeError, UnsupportedAlgorithm, x509.ExtensionNotFound, x509.DuplicateExtension) as error:
             raise Refused(
                 f"{site}: its certificate is not of the consortium's root ({type(error).__name__})", private=str(error)
             ) from error
 
+    def _check_revoked(self, site: str, certificate: x509.Certificate) -> None:
+        try:
+            revoked = list_in(self.kit) if self.kit else None
+        except (OSError, ValueError) as error:
+            raise Refused(f"this site's {LIST} cannot be read; copy the lead's list into the kit") from error
+        if revoked and revoked.get_revoked_certificate_by_serial_number(certificate.serial_number):
+            raise Refused(f"{site}: the consortium revoked its certificate")
 
-Signer = Unsigned | Certified  # a site's own identity, and how it tells whether others are who they say
+
+Signer = Unsigned | Certified
 
 
 def _check_chain(site: str, chain: Sequence[x509.Certificate], root: x509.Certificate, now: datetime) -> None:
-    """Raise unless each certificate is issued by the next, the last by the root, all are valid, and the first names
-    the site."""
+    """Raise an error unless the certificates form a valid chain up to the root, and the first of them
+    names the site.
+    """
     issuers = [*chain[1:], root]
     for own, issuer in zip(chain, issuers, strict=True):
         own.verify_directly_issued_by(issuer)
         if not issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
-            raise Refused(f"{site}: its certificate is signed by one that may not sign certificates")
+            raise Refused(f"{site}: its certificate is signed with a certificate that may not sign others")
     for certificate in (*chain, root):
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
             raise Refused(
@@ -130,15 +154,18 @@ def _check_chain(site: str, chain: Sequence[x509.Certificate], root: x509.Certif
 
 
 def signer_of(files: KitFiles | None) -> Signer:
-    """Return what a site signs with; nothing in a simulation, whose sites have no kit."""
+    """Return a site's signer. Without a startup kit, as in a simulation, it signs nothing."""
     if files is None:
         return Unsigned()
     certificate, key, root = files.read()
-    return Certified.read(certificate, key, root, _others(Path(files.certificate).parent))
+    startup = Path(files.certificate).parent
+    return Certified.read(certificate, key, root, _others(startup), startup.parent)
 
 
 def _others(startup: Path) -> set[str]:
-    """Return the names of the server and of the relays before it: NVFlare writes their certificates like hospitals'."""
+    """Return the names of the server and the relays of a startup kit, because NVFlare gives them the same kind of
+    certificate as hospitals.
+    """
     found: set[str] = set()
     with reading("what the kit says of its server and relay"):
         if (startup / CONNECTION).exists():
@@ -150,8 +177,9 @@ def _others(startup: Path) -> set[str]:
 
 
 def check_certified(certificate: x509.Certificate, use: KeyPurpose, public: object, certified: bytes) -> None:
-    """Raise InvalidSignature unless the key of this certificate certified a public key for a use; ValueError where one
-    of them is of no use."""
+    """Raise InvalidSignature unless a certificate's key certified a public key for this use; raise ValueError for an
+    unsuitable key.
+    """
     if not isinstance(public, ed25519.Ed25519PublicKey):
-        raise ValueError("no key for one use")
+        raise ValueError("the signing key has a wrong type")
     verify(certificate.public_key(), certified, claim(use, public.public_bytes_raw()))

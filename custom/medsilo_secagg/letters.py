@@ -1,6 +1,7 @@
-"""The letters that server and sites send each other about sealing.
+"""Define the messages of secure aggregation between the server and the sites.
 
-They are typed and of bounded size, and one that is wrong is refused in one line. In JSON bytes are hexadecimal digits.
+Messages are typed and of limited size, and an invalid message is rejected with a one-line error. In JSON, bytes are
+written as hexadecimal digits.
 """
 
 from typing import Annotated, Any, Self, TypeVar
@@ -13,14 +14,14 @@ from medsilo_secagg.identity import LONGEST_CERTIFICATE, LONGEST_SIGNATURE, MOST
 from medsilo_secagg.shamir import SHARE
 from medsilo_secagg.terms import MOST_SITES
 
-NONCE, TAG = 12, 16  # bytes
-BOX = NONCE + TAG + 2 * SHARE  # with shares of both secrets of a site
+NONCE, TAG = 12, 16  # bytes of a cipher's nonce and authentication tag
+BOX = NONCE + TAG + 2 * SHARE  # bytes of an encrypted pair of key shares
 
 
 def _from_hex(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    if len(value) > 2 * LONGEST_CERTIFICATE:  # the longest of all
+    if len(value) > 2 * LONGEST_CERTIFICATE:  # maximum length of any field
         raise ValueError("too long")
     return bytes.fromhex(value)
 
@@ -38,13 +39,13 @@ BySite = Field(max_length=MOST_SITES)
 
 
 class SecAggMessage(BaseModel):
-    """A typed message. Types are strict, unknown keys refused."""
+    """Base class of the messages. Types are strict, and unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     @classmethod
     def read(cls, sender: str, values: Any) -> Self:
-        """Check what came; raises Refused, naming the sender."""
+        """Parse a received message; raise Refused, naming the sender, if it is invalid."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -53,7 +54,7 @@ class SecAggMessage(BaseModel):
             raise Refused(f"{sender}: its {cls.__name__} has a wrong {where}: {plain(first['msg'], 120)}") from error
 
     def facts(self) -> dict[str, Any]:
-        """Return the letter as JSON can hold it, without what it need not say."""
+        """Return the message as JSON values, without defaults."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
 
@@ -61,15 +62,15 @@ P = TypeVar("P")
 
 
 def needed(sender: str, part: P | None) -> P:
-    """Return what a letter must hold here; raises Refused, naming the sender, where it is missing."""
+    """Return an optional part of a message; raise Refused, naming the sender, if it is missing."""
     if part is None:
         raise Refused(f"{sender}: its message lacks a requested part")
     return part
 
 
-# ------------------------------------------------------------ a study begins
+# ------------------------------------------------------------ start of a study
 class Introduction(SecAggMessage):
-    """A site's fresh X25519 key for one study, signed with its certificate."""
+    """A site's new X25519 key for one study, signed with the site's certificate."""
 
     site: SiteName
     channel: Bytes32
@@ -78,14 +79,14 @@ class Introduction(SecAggMessage):
 
 
 class Roster(SecAggMessage):
-    """The keys of all sites, in the order of the terms, as the server relays them."""
+    """The keys of all sites in sorted order, as the server forwards them."""
 
     introductions: Annotated[tuple[Introduction, ...], Field(max_length=MOST_SITES, strict=False)]
 
 
 # ------------------------------------------------------------ a round
 class Offered(SecAggMessage):
-    """A site's fresh X25519 key for the masks of one round."""
+    """A site's new X25519 key for the masks of one round."""
 
     round: RoundNumber
     site: SiteName
@@ -93,14 +94,14 @@ class Offered(SecAggMessage):
 
 
 class Offer(SecAggMessage):
-    """A site's offer for a round, with shares of its two secrets in a box for each other hospital."""
+    """A site's key for a round, with encrypted shares of its two secrets for each other hospital."""
 
     offered: Offered
     boxes: Annotated[dict[SiteName, Box], BySite]
 
 
 class KeyShares(SecAggMessage):
-    """The sites that take part in a round, and the boxes for one of them, as the server relays them."""
+    """The keys of a round's participants, and the encrypted shares for one of them, as the server forwards them."""
 
     round: RoundNumber
     offers: Annotated[tuple[Offered, ...], Field(max_length=MOST_SITES, strict=False)]
@@ -108,14 +109,16 @@ class KeyShares(SecAggMessage):
 
 
 class UnmaskingRequest(SecAggMessage):
-    """The sites whose uploads the server has and adds: it asks for what takes the masks off their sum."""
+    """Asks for the shares that unmask a sum, and names the sites whose uploads are in the sum."""
 
     round: RoundNumber
     sites: Names
 
 
 class Reveal(SecAggMessage):
-    """One share for each site of a round: of its own mask's seed if it is added, else of its key for pairs."""
+    """A site's shares of other sites' secrets. For each site in the sum, it is a share of the seed of that site's own
+    mask. For each site that dropped out, it is a share of its mask key.
+    """
 
     round: RoundNumber
     added: Annotated[dict[SiteName, OneShare], BySite]

@@ -1,12 +1,13 @@
-"""The masks of a round, as sites put them on and the server takes off what is left of them.
+"""Compute the masks of a round, which sites add and the server removes.
 
-Site j sends y_j = w_j x_j + Σ_{k > j} p_jk - Σ_{k < j} p_jk + b_j (Bonawitz et al. 2017, section 4), over the sites k
-of the round. The streams p_jk = p_kj come from X25519 keys that both drew for this round, b_j from a seed that j drew
-for it. All depend on the round's context: plan, hospitals, threshold, number, and who is in it with which keys.
+Site j sends y_j = w_j x_j + Σ_{k > j} p_jk - Σ_{k < j} p_jk + b_j (Bonawitz et al. 2017, section 4), where k are the
+round's other sites. The random streams p_jk = p_kj come from X25519 keys that j and k create for the round. The stream
+b_j comes from a seed that j creates for the round. All streams depend on the round's context: plan, hospitals,
+threshold, round number, and the participants with their keys.
 
-Why a dropout opens one round only: what the others then reveal is its X25519 key *of that round*. Its keys of other
-rounds were drawn independently of it. Its upload of that round, if it comes late, stays under b_j, of which nobody then
-reveals a share.
+A site that drops out exposes its masks of one round only, because the other sites then reveal its X25519 key of that
+round. Its keys of other rounds are independent. If its upload arrives late, b_j still masks it, and no site reveals a
+share of b_j any more.
 """
 
 from secrets import token_bytes
@@ -22,48 +23,52 @@ from medsilo_secagg.terms import Terms
 
 
 def context_of(terms: Terms, number: int, offers: tuple[Offered, ...]) -> bytes:
-    """Return bytes that stand for a round: the terms, its number, and who takes part with which keys."""
+    """Return the digest of a round's context: the terms, the round number, and the participants with their keys."""
     return digest("round", terms.digest, number, *(part for own in offers for part in (own.site, own.mask)))
 
 
 def introduced(terms: Terms, site: str, channel: bytes) -> bytes:
-    """Return what a site's certificate signs when a study begins."""
+    """Return the statement that a site signs when a study begins."""
     return statement("medsilo sealing introduction", terms.digest, site, terms.place(site), channel)
 
 
-# ------------------------------------------------------------ keys that two sites agree on
+# ------------------------------------------------------------ key agreement between two sites
 def public_of(private: bytes) -> bytes:
-    """Return the public key of an X25519 key."""
+    """Return the public key of an X25519 private key."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def agree(private: bytes, site: str, public: bytes) -> bytes:
-    """Return the secret of an X25519 agreement with a site; raises Refused, naming it, where its key is none."""
+    """Return the shared secret of an X25519 key agreement; raise Refused, naming the site, if its public key is
+    invalid.
+    """
     try:
         return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
-        raise Refused(f"{site}: its public key is not one that keys can be agreed on with") from error
+        raise Refused(f"{site}: its public key is unsuitable for key agreement") from error
 
 
 def check_public(site: str, public: bytes) -> None:
-    """Raise Refused, naming the site, where no keys can be agreed on with its public key."""
+    """Raise Refused, naming the site, if its public key is unsuitable for key agreement."""
     agree(bytes(32), site, public)
 
 
-# ------------------------------------------------------------ boxes with shares, from one site to another
+# ------------------------------------------------------------ encrypted shares, from one site to another
 def lock(secret: bytes, own: Offered, reader: str, content: bytes) -> bytes:
-    """Return a box that only its reader opens, and only with this offer: so the offer is its sender's, too."""
+    """Encrypt key shares for one reader. The ciphertext is bound to the sender's key of the round, and so authenticates
+    it.
+    """
     nonce = token_bytes(NONCE)
     return nonce + _cipher(secret, own.site, reader).encrypt(nonce, content, _about(own))
 
 
 def unlock(secret: bytes, own: Offered, reader: str, box: bytes) -> bytes:
-    """Return what is in a box; raises Refused, naming its sender."""
+    """Decrypt key shares; raise Refused, naming the sender, if they were changed."""
     try:
         return _cipher(secret, own.site, reader).decrypt(box[:NONCE], box[NONCE:], _about(own))
     except InvalidTag as error:
         raise Refused(
-            f"{own.site}: its shares cannot be opened: they were changed, or are of other keys or of another round"
+            f"{own.site}: its shares cannot be decrypted: they were changed, or belong to other keys or another round"
         ) from error
 
 
@@ -77,14 +82,19 @@ def _about(own: Offered) -> bytes:
 
 # ------------------------------------------------------------ masks
 def pair_mask(secret: bytes, context: bytes, block: str, pair: tuple[int, int], sign: int) -> Stream:
-    """Return a pair's mask as the first place of the pair has it, or the second; sign -1 takes it off.
+    """Return the mask stream of a pair of sites.
 
-    pair: the place whose words it is for, and the other's.
+    Args:
+        secret: The secret that the two sites share.
+        context: The digest of the round's context.
+        block: The name of the masked block.
+        pair: The position of the site that uses the mask, and the position of the other site.
+        sign: 1 to add the mask, or -1 to remove it.
     """
     key = derive(secret, "pair", context, block, min(pair), max(pair))
     return key, sign if pair[0] < pair[1] else -sign
 
 
 def own_mask(seed: bytes, context: bytes, block: str, sign: int) -> Stream:
-    """Return a site's own mask; sign -1 takes it off."""
+    """Return the stream of a site's own mask. The sign is 1 to add the mask, or -1 to remove it."""
     return derive(seed, "own", context, block), sign

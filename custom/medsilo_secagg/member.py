@@ -1,9 +1,10 @@
-"""A hospital's side of secure aggregation.
+"""Run a hospital's side of secure aggregation.
 
-A study: `Member.begin`, `introduction`, `meet`. A round: `offer`, `seal`, `unmask`.
+In a study, the calls are `Member.begin`, `introduction` and `meet`. In a round, they are `offer`, `seal` and `unmask`.
 
-Whatever a call returns may leave the site only after `saved()` was written to its disk: a key that is used a second
-time after a crash would tell what it hides. All that comes is checked, and refused in one line that names who sent it.
+Write `saved()` to the site's disk before the result of a call leaves the site. If a key were reused after a crash, the
+masked numbers would be disclosed. Every received message is checked, and an invalid message is rejected with one line
+that names its sender.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,12 +25,12 @@ from medsilo_secagg.terms import SealedBlock, Terms
 
 SERVER_SAYS = "the server"
 
-# A site's memory across a restart, within a study: all of it is secret, and goes to the site's disk only.
-Shares = tuple[OneShare, OneShare]  # of a site's seed, and of its key for pairs
+# A site's state of secure aggregation in a study. All of it is secret, and it is only written to the site's own disk.
+Shares = tuple[OneShare, OneShare]  # shares of a site's seed and of its mask key
 
 
 class _Hidden(SecAggMessage):
-    """A letter to oneself, whose content no text shows."""
+    """Secret state that is never shown in texts."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
@@ -40,20 +41,24 @@ class _Hidden(SecAggMessage):
 
 
 class Turn(_Hidden):
-    """A site's secrets in one round: used once."""
+    """A site's secrets for one round, which are used once."""
 
     offer: Offered
     mask: Bytes32
     seed: Bytes32
-    shares: dict[SiteName, Annotated[Shares, Field(strict=False)]]  # of each site of the round, this one included
-    boxes: dict[SiteName, Box]  # with shares for the others, as they were offered
-    offers: Annotated[tuple[Offered, ...], Field(strict=False)] = ()  # of the round's sites, when it has sealed
+    # shares for each site of the round, including this site
+    shares: dict[SiteName, Annotated[Shares, Field(strict=False)]]
+    boxes: dict[SiteName, Box]  # encrypted shares for the other sites, as they were sent
+    # keys of the round's sites, set when this site has masked its numbers
+    offers: Annotated[tuple[Offered, ...], Field(strict=False)] = ()
 
 
 class Secrets(_Hidden):
-    """All that a site keeps of a sealed study. opened: by round, the sites in the sum that it has helped to open."""
+    """A site's saved state of secure aggregation. For each round, `opened` names the sites in the sum that this site
+    helped to unmask.
+    """
 
-    terms: Bytes32  # digest
+    terms: Bytes32  # digest of the terms
     site: SiteName
     channel: Bytes32
     assembly: Roster | None = None
@@ -62,23 +67,24 @@ class Secrets(_Hidden):
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Read what a file holds of them; raises MedsiloError."""
+        """Parse a site's saved state; raise MedsiloError if it is damaged."""
         try:
             return cls.model_validate_json(content)
         except ValidationError:
             raise MedsiloError(
                 "secure aggregation: this site's secrets are damaged or were changed; "
                 "the study must start again with fresh keys"
-            ) from None  # whose text could tell them
+            ) from None  # The validation error could disclose the secrets.
 
 
 class Member:
-    """One hospital of a sealed study."""
+    """A hospital in a study with secure aggregation."""
 
     def __init__(self, terms: Terms, signer: Signer, secrets: Secrets) -> None:
         if secrets.terms != terms.digest:
             raise MedsiloError(
-                "secure aggregation: what this site kept is of another study, plan or set of sites; start again"
+                "secure aggregation: this site's saved state belongs to another study, "
+                "plan or set of sites; start again"
             )
         self.terms, self.site = terms, secrets.site
         self._signer, self._kept = signer, secrets
@@ -90,7 +96,14 @@ class Member:
     def begin(
         cls, terms: Terms, site: str, signer: Signer, opened: Mapping[int, tuple[str, ...]] | None = None
     ) -> Self:
-        """Return a site with fresh keys. opened: the sums of the study that it has helped to open with earlier ones."""
+        """Create a hospital with new keys.
+
+        Args:
+            terms: The terms of the study.
+            site: The hospital's name.
+            signer: Signs the hospital's keys, and verifies the keys of others.
+            opened: For each round, the sites in the sum that this hospital already helped to unmask with earlier keys.
+        """
         terms.place(site)
         return cls(
             terms, signer, Secrets(terms=terms.digest, site=site, channel=token_bytes(KEY), opened=dict(opened or {}))
@@ -98,24 +111,24 @@ class Member:
 
     @classmethod
     def load(cls, terms: Terms, signer: Signer, saved: bytes) -> Self:
-        """Return the site that `saved` tells."""
+        """Restore a hospital from the bytes of `saved`."""
         return cls(terms, signer, Secrets.from_bytes(saved))
 
     def saved(self) -> bytes:
-        """Return what the site must keep, all of it secret."""
+        """Return the state to save. All of it is secret."""
         return self._kept.model_dump_json().encode()
 
     def _keep(self, **changed: object) -> None:
         self._kept = self._kept.model_copy(update=changed)
 
-    # ------------------------------------------------------------------ a study begins
+    # ------------------------------------------------------------------ start of a study
     @property
     def opened(self) -> dict[int, tuple[str, ...]]:
-        """The sums that this site has helped to open: by round, whose numbers were in it."""
+        """For each round, the sites in the sum that this hospital helped to unmask."""
         return dict(self._kept.opened)
 
     def introduction(self) -> letters.Introduction:
-        """Return this site's fresh key, signed."""
+        """Return this site's signed public key for the study."""
         channel = masks.public_of(self._kept.channel)
         return letters.Introduction(
             site=self.site,
@@ -125,7 +138,7 @@ class Member:
         )
 
     def meet(self, assembly: letters.Roster) -> None:
-        """Check the keys of all sites, as the server relays them, and take them."""
+        """Check and keep the public keys of all sites, as the server forwards them."""
         if tuple(own.site for own in assembly.introductions) != self.terms.sites:
             raise Refused("the server: the sites whose keys it relays are not those of the study, in their order")
         for own in assembly.introductions:
@@ -138,19 +151,19 @@ class Member:
         self._keep(assembly=assembly)
 
     def _secret(self, other: str) -> bytes:
-        """Return the secret that this site and another have in the study."""
+        """Return the secret that this site shares with another site for the study."""
         if self._kept.assembly is None:
-            raise MedsiloError("secure aggregation: this site has not got the keys of the others yet")
+            raise MedsiloError("secure aggregation: this site has not received the other sites' keys yet")
         return masks.agree(
             self._kept.channel, other, self._kept.assembly.introductions[self.terms.place(other)].channel
         )
 
     # ------------------------------------------------------------------ a round
     def offer(self, number: int) -> letters.Offer:
-        """Return a fresh key for a round, and shares of this site's two secrets for each other site.
+        """Return this site's new key for a round, and encrypted shares of its two secrets for the other sites.
 
-        It takes the place of an earlier offer, which can then be sealed with no more. Asked again before it has sealed,
-        because the answer was lost, it is the same.
+        A new offer replaces the earlier one. If the request is repeated before masking, as after a lost answer, the
+        offer stays the same.
         """
         turn = self._kept.turn
         if turn and turn.offer.round == number and not turn.offers:
@@ -174,9 +187,13 @@ class Member:
         groups: Groups,
         weights: Mapping[str, int] | None = None,
     ) -> Tensors:
-        """Return what this site sends in a round: one row of words for each block.
+        """Mask this site's numbers for a round, and return a tensor of words for each block.
 
-        weights: by block, what this site multiplies its numbers by; 1 if not given.
+        Args:
+            deal: The keys and shares of the round's sites.
+            blocks: The blocks to mask.
+            groups: The tensors of each block.
+            weights: The weight of this site's numbers in each block; 1 by default.
         """
         turn = self._begun(deal)
         context = masks.context_of(self.terms, deal.round, deal.offers)
@@ -198,12 +215,14 @@ class Member:
         return sealed
 
     def has_sealed(self, deal: letters.KeyShares) -> bool:
-        """Return whether this site has sealed what it sends in this very round, with these offers."""
+        """True if this site has already masked its numbers in this round with these keys."""
         turn = self._kept.turn
         return turn is not None and bool(turn.offers) and turn.offers == deal.offers
 
     def _begun(self, deal: letters.KeyShares) -> Turn:
-        """Return this site's turn in the round that the server deals, with the shares of the others."""
+        """Check the keys and shares that the server sent for a round, and return this site's secrets with the other
+        sites' shares.
+        """
         turn, names = self._kept.turn, tuple(own.site for own in deal.offers)
         if turn is None or turn.offers or turn.offer not in deal.offers or turn.offer.round != deal.round:
             raise Refused(
@@ -225,10 +244,10 @@ class Member:
         return turn.model_copy(update={"shares": shares, "offers": deal.offers})
 
     def unmask(self, request: letters.UnmaskingRequest) -> letters.Reveal:
-        """Return one share of one secret of each site of the round: never of both.
+        """Return one share for each site of the round: of its seed or of its mask key, and never of both.
 
-        Of each round it helps to open one sum, whatever the server forgets: two that differ in one site would tell its
-        model. Asked again for the same, it answers the same.
+        A site helps to unmask only one sum in each round, because two sums that differ in one site would disclose that
+        site's model. A repeated request gets the same answer.
         """
         turn, number, sites = self._kept.turn, request.round, request.sites
         if turn is None or not turn.offers or turn.offer.round != number:

@@ -1,4 +1,6 @@
-"""Secure aggregation by pairwise masks, as the engine finds it: which plans it suits, and its parts at both stacks."""
+"""Plug secure aggregation by pairwise masks into the engine: the plans that it suits, and its parts at the server and
+the sites.
+"""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
     from medsilo_secagg.sealed_server import SealedServer
     from medsilo_secagg.sealed_site import SealedSite
 
-LEAST_SEALED = 3  # hospitals in a sealed round
-MAKES = {"_take", "_merge", "_fold", "_rule"}  # methods of a mixer that decide what is computed
+LEAST_SEALED = 3  # minimum number of hospitals in a round
+MAKES = {"_take", "_merge", "_fold", "_rule"}  # methods of an aggregator that determine its result
 SUMS = (
     "Secure aggregation (pairwise): a server that follows the protocol learns sums over hospitals, as long as fewer "
     "hospitals than the threshold help it. Against a server that lies only differential privacy protects."
@@ -31,14 +33,16 @@ OPEN = (
 
 
 class Pairwise(SecureAggregation):
-    """Hospitals add masks that cancel in the sum: against a server that follows the protocol and reads everything."""
+    """Lets hospitals add masks that cancel in the sum. Secure aggregation protects against a server that follows the
+    protocol but reads all messages.
+    """
 
     name: Literal["pairwise"] = "pairwise"
     promises: ClassVar = (SUMS, OPEN)
     times_as_large: ClassVar = 4
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
-        """Nothing that sites send needs a server that can read it."""
+        """Yield the reasons why a plan cannot use secure aggregation, such as updates that the server must read."""
         name = plan.algorithm.name
         yield from _hospitals_that_cannot(plan)
         if plan.aggregation.robust or plan.aggregation.max_weight:
@@ -63,9 +67,9 @@ class Pairwise(SecureAggregation):
             yield "No personal model goes to another hospital, whatever share_personal_model says."
 
     def forms(self, plan: Any, phase: Phase) -> dict[str, Form]:
-        """Return the form of every group that sites send in a phase.
+        """Return the form in which each group of a phase is aggregated.
 
-        Mixers are made for it as at the beginning of a study; what a form says may not depend on what came before.
+        The aggregators are created as at the beginning of a study, because a form must not depend on earlier rounds.
         """
         sites = plan.participation.sites
         server = ServerSide(sites, {}, {}, frozenset, plan.task, plan.training, plan.seed, Compute, None, lambda: None)
@@ -89,7 +93,7 @@ class Pairwise(SecureAggregation):
 
 
 def _hospitals_that_cannot(plan: Any) -> Iterable[str]:
-    """Yield why these hospitals can't seal so."""
+    """Yield the reasons why the plan's hospitals cannot use secure aggregation."""
     participation = plan.participation
     named = len(participation.sites)
     if not named:
@@ -116,7 +120,10 @@ def _hospitals_that_cannot(plan: Any) -> Iterable[str]:
 
 
 def form_of(mixer: Any) -> Form:
-    """Return how a mixer is sealed. One that changes what its base class computes has to say so by itself."""
+    """Return the form of an aggregator under secure aggregation.
+
+    A subclass that changes the computation must declare its form again.
+    """
     for kind in type(mixer).__mro__:
         if "sealed" in vars(kind):
             form: Form = mixer.sealed

@@ -1,6 +1,6 @@
-"""The server's side of secure aggregation: it passes on what it cannot read, and adds up what it cannot read.
+"""Run the server's side of secure aggregation: forward messages, and add numbers that the server cannot read.
 
-A study: `KeyCollection` collects the sites' keys. A round: `MaskedSums`, which lives as long as it.
+`KeyCollection` collects the sites' keys for a study, and `MaskedSums` adds the uploads of one round.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,15 +18,21 @@ from medsilo_secagg.terms import SealedBlock, Terms
 
 
 class KeyCollection:
-    """Collects the keys with which a study begins."""
+    """Collects the sites' keys when a study begins."""
 
     def __init__(self, terms: Terms, signer: Signer | None = None) -> None:
-        """signer: checks who signed, as each hospital does; without one, a false signature is found by the others."""
+        """Create an empty collection.
+
+        Args:
+            terms: The terms of the study.
+            signer: Verifies the signatures, as each hospital does. Without it, only the hospitals notice false
+                signatures.
+        """
         self.terms, self._signer = terms, signer
         self._introductions: dict[str, letters.Introduction] = {}
 
     def add(self, site: str, introduction: letters.Introduction) -> None:
-        """Take a site's keys; raises Refused."""
+        """Add a site's signed key; raise Refused if it is invalid."""
         self.terms.place(site)
         if introduction.site != site:
             raise Refused(f"{site}: its keys are those of another site")
@@ -37,7 +43,7 @@ class KeyCollection:
         self._introductions[site] = introduction
 
     def assembly(self) -> letters.Roster:
-        """Return the keys of all sites, for all of them."""
+        """Return the keys of all sites; raise ParticipationError if any are missing."""
         missing = [site for site in self.terms.sites if site not in self._introductions]
         if missing:
             raise ParticipationError(
@@ -48,7 +54,7 @@ class KeyCollection:
 
 
 class MaskedSums:
-    """A round: adds up uploads as they come, and takes off what masks are left with shares that the sites reveal."""
+    """Adds the uploads of a round as they arrive, and removes the masks with shares that the sites reveal."""
 
     def __init__(self, terms: Terms, number: int, blocks: Sequence[SealedBlock]) -> None:
         self.terms, self.number, self.blocks = terms, number, tuple(blocks)
@@ -61,19 +67,24 @@ class MaskedSums:
 
     # ------------------------------------------------------------------ offers
     def offer(self, site: str, offer: letters.Offer) -> None:
-        """Take a site's keys and shares for the round; raises Refused."""
+        """Add a site's key and encrypted shares for the round; raise Refused if they are invalid or late."""
         own = offer.offered
         if self._dealt:
             raise Refused(f"{site}: its keys come too late for round {self.number}")
         if (own.site, own.round) != (site, self.number):
-            raise Refused(f"{site}: its keys are of another site or round than {self.number}")
+            raise Refused(f"{site}: its keys belong to another site, or to another round than {self.number}")
         masks.check_public(site, own.mask)
         if set(offer.boxes) != set(self.terms.sites) - {site}:
-            raise Refused(f"{site}: its shares are not one box for each other site")
+            raise Refused(f"{site}: it must send one encrypted share to each other site")
         self._offers[site] = offer
 
     def deals(self, among: Collection[str] = ()) -> dict[str, letters.KeyShares]:
-        """Begin the round with the sites whose offers have come, those among others; return what each is sent."""
+        """Begin the round with the sites that have offered keys; return the message with keys and shares for each of
+        them.
+
+        Args:
+            among: The sites that may take part; all sites if empty.
+        """
         self._offers = {site: own for site, own in self._offers.items() if site in (among or self.terms.sites)}
         self._enough(len(self._offers), self.terms.least, "offered keys")
         self._dealt = tuple(self._offers[site].offered for site in sorted(self._offers))
@@ -88,7 +99,7 @@ class MaskedSums:
 
     # ------------------------------------------------------------------ uploads
     def add(self, site: str, sealed: Tensors) -> None:
-        """Add what a site sealed; raises Refused. What comes after `survivors` was asked is not added."""
+        """Add a site's masked numbers; raise Refused if they are invalid or arrive after `survivors` was called."""
         if not self._dealt or site not in self._offers:
             raise Refused(f"{site}: it is not in round {self.number}")
         if self._survivors or site in self._came:
@@ -102,22 +113,24 @@ class MaskedSums:
 
     # ------------------------------------------------------------------ unmasking
     def survivors(self) -> letters.UnmaskingRequest:
-        """Close the round: return the sites whose uploads are added. Raises ParticipationError if they are too few."""
+        """Stop to accept uploads, and name the sites whose uploads were added; raise ParticipationError if there are
+        too few.
+        """
         if not self._survivors:
             self._enough(len(self._came), self.terms.least, "sealed")
             self._survivors = tuple(sorted(self._came))
         return letters.UnmaskingRequest(round=self.number, sites=self._survivors)
 
     def reveal(self, site: str, letter: letters.Reveal) -> None:
-        """Take the shares that a site reveals; raises Refused."""
+        """Add the shares that a site reveals; raise Refused if they are invalid."""
         if site not in self._survivors or letter.round != self.number:
             raise Refused(f"{site}: it is not asked for shares of round {letter.round}")
         if set(letter.added) != set(self._survivors) or set(letter.dropped) != set(self._offers) - set(self._survivors):
-            raise Refused(f"{site}: its shares are not one for each site of round {self.number}")
+            raise Refused(f"{site}: it must send one share for each site of round {self.number}")
         self._reveals[site] = letter
 
     def open(self) -> dict[str, Words]:
-        """Take the masks off; return the sums, by block."""
+        """Remove the masks, and return the sum of each block."""
         self._enough(len(self._reveals), self.terms.threshold, "helped to unmask")
         context, place = masks.context_of(self.terms, self.number, self._dealt), self.terms.place
         seeds = {site: self._secret(site, added=True) for site in self._survivors}
@@ -135,7 +148,7 @@ class MaskedSums:
         return sums
 
     def _secret(self, site: str, added: bool) -> bytes:
-        """Return what the shares of a site's secret make: its own mask's seed if it is added, else its key."""
+        """Combine the shares of a site's secret: the seed if its upload was added, and otherwise its mask key."""
         told = {
             self.terms.place(helper) + 1: (letter.added if added else letter.dropped)[site]
             for helper, letter in self._reveals.items()

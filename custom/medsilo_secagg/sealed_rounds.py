@@ -1,5 +1,6 @@
-"""The numbers that a study seals in a round, the same at the server and at every site: from the plan and the
-agreement."""
+"""Derive the blocks of numbers that a study masks in a round. The server and all sites derive the same blocks from the
+plan and the agreement.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,15 +21,18 @@ from medsilo_secagg.fixed_point import CARRIER, FixedPoint, Flat
 from medsilo_secagg.letters import Names, SecAggMessage, SiteName
 from medsilo_secagg.terms import LEAST, MOST_SITES, SealedBlock, Terms
 
-WORDS = "@sealed"  # under which a group's masked numbers travel, beside its whole numbers
-MOST_GROUPS = 16  # of a phase
+WORDS = "@sealed"  # Key of a group's masked numbers in a message; its integers are sent beside them.
+MOST_GROUPS = 16  # maximum number of groups in a phase
 AgreementMark = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
 class KeyAgreement(SecAggMessage):
-    """The terms on which a study begins, or goes on, to seal.
+    """The terms on which a study begins or continues secure aggregation.
 
-    mark: stands for it; each has fresh keys. heaviest: no site has more training cases.
+    Args:
+        mark: A random identifier of the agreement.
+        sites: The sites that take part.
+        heaviest: The largest number of training cases of a site.
     """
 
     mark: AgreementMark
@@ -37,16 +41,15 @@ class KeyAgreement(SecAggMessage):
 
 
 class MaskedMessage(SecAggMessage):
-    """The facts that a site needs to move its own tensors towards a mean: its round, and over how many sites it is."""
+    """The values with which a site moves its own tensors towards a mean: the mean's round and its number of sites."""
 
     round: Annotated[int, Field(ge=1, le=10_000_000)]
     sites: Annotated[int, Field(ge=LEAST, le=MOST_SITES)]
 
 
 class ServerMessage(SecAggMessage):
-    """All that the server may tell a site beside a request; the task decides which of it the site needs.
-
-    current: the mark of the agreement that it belongs to.
+    """The server's part of a request to a site. The fields that are set depend on the task; `current` identifies the
+    agreement.
     """
 
     current: AgreementMark | None = None
@@ -58,9 +61,9 @@ class ServerMessage(SecAggMessage):
 
 
 class SiteMessage(SecAggMessage):
-    """All that a site may answer to a letter; the task decides which of it the server needs.
+    """A site's answer about secure aggregation. The fields that are set depend on the task.
 
-    opened: the sites in the sum that it has helped to open of a round that is begun again.
+    If a round is repeated, `opened` names the sites in the sum that this site already helped to unmask.
     """
 
     introduction: letters.Introduction | None = None
@@ -71,42 +74,41 @@ class SiteMessage(SecAggMessage):
 
 @dataclass(frozen=True)
 class SealedGroup:
-    """A group in a round: how it is mixed, and the block in which its numbers travel."""
+    """A group in a round: how it is aggregated, and the block that contains its numbers."""
 
     group: Group
     form: Form
-    like: dict[str, Tensor]  # the group's tensors, for their shapes and types
+    like: dict[str, Tensor]  # tensors with the group's shapes and types
     block: SealedBlock
 
     @property
     def name(self) -> str:
-        """The group's name."""
         return self.group.name
 
     @property
     def beside(self) -> dict[str, Tensor]:
-        """The whole numbers that travel open, which tell of cases; a site keeps its own of a personal group."""
+        """The group's integer tensors, such as counters, which are sent unmasked."""
         if not isinstance(self.form, MeanForm):
             return {}
         return {name: tensor for name, tensor in self.like.items() if not tensor.is_floating_point()}
 
     def weight(self, samples: int) -> int:
-        """Return what a site multiplies its numbers by."""
+        """Return the weight of a site's numbers, given its number of samples."""
         return samples if isinstance(self.form, MeanForm) and self.form.weighted else 1
 
     def expected(self) -> dict[str, Tensor]:
-        """Return the layout of what a site sends."""
+        """Return the layout of the tensors that a site sends."""
         return {**self.beside, WORDS: torch.empty(self.block.flat.words, dtype=CARRIER, device="meta")}
 
 
 class Blocks:
-    """Makes the blocks of a study's rounds."""
+    """Creates the blocks of masked numbers for a study's rounds."""
 
     def __init__(self, plan: Plan, terms: Terms, heaviest: int) -> None:
         self.plan, self.terms, self.heaviest = plan, terms, heaviest
 
     def of(self, phase: Phase, layout: Modules) -> dict[str, SealedGroup]:
-        """Return what sites seal in a round of a phase, by group. layout: the networks, with or without values."""
+        """Return the groups that sites mask in a phase, by name. `layout` has the networks, which need no values."""
         forms, tensors = self.plan.sealed_forms(phase), views(phase.sent, layout)
         return {
             group.name: self._group(group, forms[group.name], layout, tensors[group.name])
@@ -121,15 +123,16 @@ class Blocks:
         return SealedGroup(group, form, dict(tensors), SealedBlock(group.name, flat, fixed))
 
     def _bound(self, group: Group, layout: Modules) -> float:
-        """Return the plan's bound, or the range of a wide group where that is more."""
+        """Return the plan's bound on absolute values, or the group's own range if that is larger."""
         ranges = group.ranges(layout, self.plan.task) if group.unclipped else {}
         widest = max((max(abs(low), abs(high)) for low, high in ranges.values()), default=0.0)
         return max(self.plan.secure_aggregation.clip, widest)
 
 
 def terms_of(plan: Plan, study: str, sites: Sequence[str]) -> Terms:
-    """Return the terms of these sites, those of the plan that are there; raises Refused where they are others, or fewer
-    than the plan requires. The threshold is that of all hospitals of the plan."""
+    """Return the terms for these sites; raise Refused if the plan does not name them or requires more sites. The
+    threshold depends on the number of all hospitals in the plan.
+    """
     named, required = plan.participation.sites, plan.participation.required
     if not set(sites) <= set(named):
         raise Refused("the server: it names other sites than the plan does")
@@ -139,5 +142,5 @@ def terms_of(plan: Plan, study: str, sites: Sequence[str]) -> Terms:
 
 
 def threshold_of(settings: SecureAggregationSettings, hospitals: int) -> int:
-    """Return how many of so many hospitals open a sum."""
+    """Return the number of hospitals that must help to unmask a sum."""
     return settings.threshold or 2 * hospitals // 3 + 1

@@ -1,4 +1,4 @@
-"""The server's side of a sealed study: it passes letters on, and adds up what it cannot read."""
+"""Lead secure aggregation from the server: forward messages, and add numbers that the server cannot read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
@@ -8,10 +8,8 @@ from torch import Tensor
 
 from medsilo.core.errors import ParticipationError
 from medsilo.core.tensors import Groups, Tensors
-from medsilo.federation.channel import Missing
-from medsilo.federation.checks import check_forms, check_numbers
-from medsilo.federation.requests import Exchange, RequestScheduler
-from medsilo.federation.server_state import RoundAggregation, ServerState, Store
+from medsilo.exchange.channel import Missing
+from medsilo.exchange.checks import check_forms, check_numbers
 from medsilo.mixing.forms import MeanForm
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.runs.messages import Joined, SecAggAnswer, SiteAnswer, Task
@@ -31,31 +29,41 @@ from medsilo_secagg.sealed_rounds import (
 )
 from medsilo_secagg.streams import Words
 from medsilo_secagg.terms import Terms
+from medsilo_server.requests import Exchange, RequestScheduler
+from medsilo_server.server_state import RoundAggregation, ServerState, Store
 
 Take = Callable[[str, SiteMessage], None]
-PREFIX = "@sealed"  # of keys in a checkpoint; no group has such a name
+PREFIX = "@sealed"  # prefix of keys in a checkpoint; no group has this name
 
 
 class SealedServer(RoundAggregation):
-    """Leads the sealed part of a study: it takes sums that no party alone can open in place of answers in clear."""
+    """Replaces the aggregation of readable answers: the server only gets sums that no party can unmask alone."""
 
     def __init__(self, asker: RequestScheduler, state: ServerState, signer: Signer | None = None) -> None:
-        """signer: the server's own, which tells whose keys are signed falsely before anybody else is sent them."""
+        """Create the server's side for a study.
+
+        Args:
+            asker: Sends requests to the sites.
+            state: The server's state.
+            signer: Detects false signatures before the server forwards keys; None to leave this to the hospitals.
+        """
         super().__init__(state)
         self.signer = signer
         self.asker, self.plan = asker, state.plan
         state.store = self.store = SealedStore()
         self.layout, self.mixers = state.layout, state.mixers
-        self.terms: Terms  # its sites have agreed on keys
+        self.terms: Terms  # the terms, which exist once the sites have agreed on keys
         self.blocks: Blocks
-        self._told = ServerMessage()  # what all are told
+        self._told = ServerMessage()  # the part of the message that is the same for all sites
         self._deals: dict[str, KeyShares] = {}
         self._round: MaskedSums | None = None
         self._begin({})
 
-    # ------------------------------------------------------------------ the study begins
+    # ------------------------------------------------------------------ start of the study
     def agree(self, joined: Mapping[str, Joined]) -> None:
-        """Let the sites agree on fresh keys; without those that drop out meanwhile, as far as the plan allows it."""
+        """Let the sites agree on new keys. If sites drop out meanwhile, the others agree again, as far as the plan
+        allows.
+        """
         super().agree(joined)
         here = [site for site in self.state.sites if site in joined]
         heaviest = max(joined[site].cases.train or 1 for site in here)
@@ -74,8 +82,10 @@ class SealedServer(RoundAggregation):
         }
 
     def _agree(self, agreement: KeyAgreement) -> tuple[list[str], Roster | None]:
-        """Do the two steps; returns who is left after the first one that somebody did not do, and all keys if nobody
-        was."""
+        """Collect the sites' keys, and then send all keys to each site.
+
+        Return the sites that answered, and all keys if no site failed.
+        """
         gathering = KeyCollection(self.terms, self.signer)
 
         def introduced(site: str, said: SiteMessage) -> None:
@@ -89,13 +99,13 @@ class SealedServer(RoundAggregation):
         return here, assembly if here == list(self.terms.sites) else None
 
     def _agreed(self, told: ServerMessage, take: Take) -> list[str]:
-        """Tell all sites the same; returns who has answered."""
+        """Send the same message to all sites; return the sites that answered."""
         exchange = self._ask("agree", 0, self.terms.sites, told, take)
         self.asker.check(exchange, "keys of the study")
         return sorted(exchange.replies)
 
     def _ask(self, task: Task, number: int, sites: Sequence[str], letter: ServerMessage, take: Take) -> Exchange:
-        """Send these sites a letter; `take` is given a site's answer and raises Refused."""
+        """Send a message to sites; `take` gets each site's answer, and raises Refused to reject it."""
 
         def words(site: str) -> tuple[Groups, dict[str, Any]]:
             return {}, {"secagg": letter.facts()}
@@ -110,7 +120,8 @@ class SealedServer(RoundAggregation):
     # ------------------------------------------------------------------ a round
     def _begin(self, groups: Mapping[str, SealedGroup]) -> None:
         self.groups = dict(groups)
-        self._beside: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in groups}  # whole numbers, by site
+        # integer tensors by group and site
+        self._beside: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in groups}
         self._samples: dict[str, int] = {}
         self._deals, self._round = {}, None
 
@@ -136,10 +147,10 @@ class SealedServer(RoundAggregation):
         return {**absent, **others, **exchange.missing}
 
     def _repeated(self, number: int, opened: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-        """Return whose sum was opened before the server stopped, where enough sites say so: a second one over others
-        would tell the models of those that are in one of them only. Raises ParticipationError where they are not there.
+        """Return the sites of the sum that was unmasked before the server stopped, or all sites if there was none.
 
-        opened: what sites have helped to open of this round.
+        `opened` has the sums of this round that sites have helped to unmask. ParticipationError is raised if sites are
+        missing. A second sum over other sites would disclose the models of the sites that are in only one sum.
         """
         before = max(opened, key=lambda sites: (bool(sites), opened.count(sites), sites), default=())
         if not before or opened.count(before) < self.terms.threshold:
@@ -170,22 +181,26 @@ class SealedServer(RoundAggregation):
             self._beside[name][site] = {key: groups[name][key] for key in own.beside}
         self._samples[site] = samples
 
-    # ------------------------------------------------------------------ a round ends
+    # ------------------------------------------------------------------ end of a round
     def finish(self, number: int) -> None:
-        """Let the sites open the sums, and give them to the mixers, or keep them for sites that move towards a mean."""
+        """Let the sites unmask the sums. Pass them to the aggregators, or store them for sites that move towards a
+        mean.
+        """
         if self._round is None:
             return
         sites, sums = self._open_sums(self._round, number)
         for name, own in self.groups.items():
             if isinstance(own.form, MeanForm):
                 self._hand_over(own, own.block.read(sums[name], sum(self._weights(own, sites).values())), sites)
-            else:  # all are given the same, those that were missing too
+            else:  # All sites receive this mean, including those that missed the round.
                 mean = own.block.read(sums[name], len(sites), len(sites))
                 self.store.keep(name, mean, MaskedMessage(round=number, sites=len(sites)))
 
     def _open_sums(self, sums: MaskedSums, number: int) -> tuple[tuple[str, ...], dict[str, Words]]:
-        """Have the masks taken off; returns whose numbers are in the sums. Raises ParticipationError, with the sites'
-        reasons, where too few help."""
+        """Unmask the sums with the sites' shares; return the sites whose numbers are in the sums, and the sums.
+
+        ParticipationError, with the sites' reasons, is raised if too few sites help.
+        """
         request, missing = sums.survivors(), dict[str, Missing]()
 
         def revealed(site: str, said: SiteMessage) -> None:
@@ -203,7 +218,7 @@ class SealedServer(RoundAggregation):
         return {site: own.weight(self._samples[site]) for site in sites}
 
     def _hand_over(self, own: SealedGroup, mean: Mapping[str, Tensor], sites: Sequence[str]) -> None:
-        """Give the mean that the server may read to the group's mixer, with the first site's whole numbers."""
+        """Pass a mean to the group's aggregator, together with the integer tensors of the first site."""
         tensors = {**mean, **self._beside[own.name][min(sites)]}
         tensors = {name: tensors[name] for name in own.like}
         assert isinstance(own.form, MeanForm)
@@ -216,32 +231,32 @@ class SealedServer(RoundAggregation):
 
 
 class SealedStore(Store):
-    """The last mean of each group that the server hands on to all sites, and moves nothing towards."""
+    """Stores the latest mean of each group that all sites receive and then move towards on their own."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Tensors, MaskedMessage]] = {}
 
     def keep(self, group: str, mean: Tensors, held: MaskedMessage) -> None:
-        """Take the place of a group's earlier mean."""
+        """Store a group's latest mean in place of the earlier one."""
         self._kept[group] = mean, held
 
     def find(self, group: str) -> Tensors | None:
-        """Return a group's mean; None before the first round of it has ended."""
+        """Return a group's mean, or None before its first round has ended."""
         return self._kept[group][0] if group in self._kept else None
 
     def disclosed(self, groups: Mapping[str, Tensors]) -> dict[str, MaskedMessage]:
-        """Return what a site is told of the means among what it is sent."""
+        """Return the round and the number of sites of each mean in a site's message."""
         return {group: self._kept[group][1] for group in groups if group in self._kept}
 
     # ------------------------------------------------------------------ checkpoints
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return what must outlive the process; nothing in a study without such means."""
+        """Return the tensors and the other values of the stored means, for a checkpoint."""
         tensors = {f"{PREFIX}/{g}/{name}": own for g, (mean, _) in self._kept.items() for name, own in mean.items()}
         facts = {group: held.facts() for group, (_, held) in self._kept.items()}
         return tensors, {"sealed": facts} if facts else {}
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore the means from a checkpoint."""
         self._kept = {}
         for group, told in facts.get("sealed", {}).items():
             prefix = f"{PREFIX}/{group}/"

@@ -1,4 +1,4 @@
-"""A site's side of a sealed study: it agrees on keys, seals what it sends, and moves towards means that it is given."""
+"""Run a site's side of secure aggregation: agree on keys, mask numbers, and move tensors towards received means."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import torch
 from medsilo.core.errors import Refused, reading
 from medsilo.core.files import load_tensors, save_tensors, write_bytes
 from medsilo.core.tensors import Groups, Modules, Tensors
-from medsilo.federation.checks import check_forms, check_numbers
+from medsilo.exchange.checks import check_forms, check_numbers
 from medsilo.federation.site_context import UpdateCodec
 from medsilo.mixing.forms import MeanForm, PullForm
 from medsilo.plan import Plan
@@ -36,7 +36,7 @@ from medsilo_secagg.terms import SealedBlock
 
 @dataclass
 class _Seat:
-    """This site in an agreement: its keys."""
+    """A site's keys and masked blocks in a key agreement."""
 
     agreement: KeyAgreement
     member: Member
@@ -44,22 +44,25 @@ class _Seat:
 
 
 class SealedSite(UpdateCodec):
-    """One site of a sealed study. What it keeps is on its disk before anything that rests on it leaves."""
+    """A site in a study with secure aggregation.
+
+    Its state is on the disk before an answer that depends on it leaves the site.
+    """
 
     keeps_at_home = True
 
     def __init__(self, plan: Plan, site: str, folder: Path, signer: Signer) -> None:
         self.plan, self.site, self.folder, self.signer = plan, site, folder, signer
         self._sitting: _Seat | None = None
-        self._arrived: Groups = {}  # of groups that are sent as the way from them
+        self._arrived: Groups = {}  # received groups of which the site sends the difference
         self._layout = plan.layout()
         self._ranges = {
             group.name: group.ranges(self._layout, plan.task) for phase in plan.course.phases for group in phase.sent
         }
 
-    # ------------------------------------------------------------------ letters
+    # ------------------------------------------------------------------ messages
     def letter(self, asked: Request) -> dict[str, Any]:
-        """Do what a letter asks; returns the answer's."""
+        """Answer a request of secure aggregation."""
         told = ServerMessage.read(SERVER_SAYS, asked.secagg)
         if asked.task == "agree":
             seat = self._agreeing(needed(SERVER_SAYS, told.agreement), asked.study)
@@ -79,7 +82,7 @@ class SealedSite(UpdateCodec):
         return answer.facts()
 
     def _agreeing(self, agreement: KeyAgreement, study: str) -> _Seat:
-        """Return this site's seat in an agreement: with fresh keys, unless it is in it already."""
+        """Return this site's keys in an agreement, and create new keys if the agreement is new."""
         seat = self._seat()
         if seat and seat.agreement == agreement:
             return seat
@@ -89,7 +92,7 @@ class SealedSite(UpdateCodec):
 
     # ------------------------------------------------------------------ a round
     def check(self, asked: Request, phase: Phase, modules: Modules) -> None:
-        """Raise Refused, before anything is kept or sealed, where numbers that would be sent can't be."""
+        """Raise Refused, before any state is saved, if the numbers to send are out of range."""
         groups = views(phase.sent, modules)
         check_numbers(groups, phase.sent, self._ranges, {})
         seat = self._current(ServerMessage.read(SERVER_SAYS, asked.secagg))
@@ -98,7 +101,7 @@ class SealedSite(UpdateCodec):
                 own.block.fixed.check(f"{name}/{tensor}", groups[name][tensor])
 
     def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
-        """Return what is sent; `groups` in clear where they are not sealed."""
+        """Mask the groups to send. Groups that secure aggregation does not cover are returned unchanged."""
         told = ServerMessage.read(SERVER_SAYS, asked.secagg)
         seat = self._current(told)
         sealed = seat.blocks.of(phase, self._layout)
@@ -116,9 +119,9 @@ class SealedSite(UpdateCodec):
     def _sealed_once(
         self, seat: _Seat, deal: KeyShares, blocks: list[SealedBlock], groups: Groups, weights: dict[str, int]
     ) -> Tensors:
-        """Return what this site seals in a round; what it has sealed when its answer was lost, to the last bit.
+        """Mask this site's numbers in a round, or return the saved message if the same round was already masked.
 
-        Numbers that differ under the same masks would tell their difference.
+        If two messages had the same masks, their difference would be disclosed.
         """
         path = self.folder / paths.SEALED
         if seat.member.has_sealed(deal) and path.exists():
@@ -135,12 +138,12 @@ class SealedSite(UpdateCodec):
             floats = dict(own.form.enter(floats, self._arrived[own.name]))
         return floats
 
-    # ------------------------------------------------------------------ what is given
+    # ------------------------------------------------------------------ received groups
     def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
-        """Return what came, with this site's own tensors in place of the means that it moves them towards."""
+        """In the received groups, replace each mean by this site's own tensors, moved towards the mean."""
         means = ServerMessage.read(SERVER_SAYS, asked.secagg).means
         if not means.keys() <= groups.keys() or any(own.round > asked.round for own in means.values()):
-            raise Refused("the server: it names means that it does not send, or a later round")
+            raise Refused("the server: it names means that it does not send, or that belong to a later round")
         self._arrived = {
             name: self._pulled(name, means[name], own, modules) if name in means else own
             for name, own in groups.items()
@@ -149,7 +152,7 @@ class SealedSite(UpdateCodec):
 
     @torch.no_grad()
     def _pulled(self, name: str, held: MaskedMessage, mean: Tensors, modules: Modules) -> Tensors:
-        """Return θ + (1 - λ) K/(K - 1) (m - θ) of this site's own θ, m being the mean of all K."""
+        """Return θ + (1 - λ) K/(K - 1) (m - θ), where θ are this site's tensors and m is the mean of all K sites."""
         phase = self.plan.course.phase_of(held.round)
         form = self.plan.sealed_forms(phase).get(name)
         if not isinstance(form, PullForm):
@@ -164,7 +167,7 @@ class SealedSite(UpdateCodec):
         }
         return {**mine, **pulled}
 
-    # ------------------------------------------------------------------ what is kept
+    # ------------------------------------------------------------------ saved state
     def _current(self, told: ServerMessage) -> _Seat:
         seat = self._seat()
         if seat is None or seat.agreement.mark != told.current:
@@ -183,7 +186,7 @@ class SealedSite(UpdateCodec):
         return self._sitting
 
     def _keep(self, seat: _Seat) -> None:
-        """Write what the site must keep, all of it secret; before anything that rests on it leaves."""
+        """Save the site's secret state before an answer that depends on it leaves the site."""
         self._sitting, member = seat, seat.member
         kept = {
             "agreement": seat.agreement.facts(),

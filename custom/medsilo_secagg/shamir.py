@@ -1,23 +1,25 @@
-"""Shamir's sharing of 32-byte secrets: any `threshold` shares give the secret, fewer tell nothing of it.
+"""Split 32-byte secrets into shares by Shamir's scheme: any `threshold` shares give the secret, and fewer disclose
+nothing.
 
-Our own, because PyCryptodome's, the one kept library, shares 16 bytes at a time and takes seconds where many hospitals
-drop a mask together: for 64 hospitals with a threshold of 43 it took 25 ms to share 16 bytes and 52 ms to combine them,
-this 0.4 ms and at most 0.6 ms for 32 bytes. Both calculate with Python's numbers, in a time that depends on the values:
-shares are made at a hospital, out of reach, and combined where they may be known.
+PyCryptodome, the only maintained library, handles 16 bytes at a time, and takes seconds if many hospitals drop out
+together. For 64 hospitals and a threshold of 43, it took 25 ms to split 16 bytes and 52 ms to combine them. This module
+takes 0.4 ms and at most 0.6 ms for 32 bytes. Both implementations use Python's integers, whose computing time depends
+on the values. Such a dependence is safe, because a hospital splits secrets out of an attacker's reach, and combined
+secrets need no protection.
 """
 
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-PRIME = 2**256 + 297  # the smallest prime beyond every 32-byte secret
-SECRET, SHARE = 32, 33  # bytes
+PRIME = 2**256 + 297  # the smallest prime that is larger than every 32-byte secret
+SECRET, SHARE = 32, 33  # bytes of a secret and of a share
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Return the shares of the places 1 to `count`: values of a random polynomial that is the secret at 0."""
+    """Split a secret into shares 1 to `count`: the values of a random polynomial that has the secret at 0."""
     if len(secret) != SECRET or not 1 <= threshold <= count:
-        raise ValueError("a secret has 32 bytes, and a threshold no more than there are shares")
+        raise ValueError("a secret must have 32 bytes, and the threshold must not exceed the number of shares")
     drawn = (secrets.randbelow(PRIME) for _ in range(threshold - 1))
     coefficients = [int.from_bytes(secret, "big"), *drawn]
     return [_value(coefficients, place).to_bytes(SHARE, "big") for place in range(1, count + 1)]
@@ -32,7 +34,7 @@ def _value(coefficients: Sequence[int], place: int) -> int:
 
 @lru_cache(maxsize=64)
 def _factors(places: tuple[int, ...]) -> tuple[int, ...]:
-    """Return Lagrange's factors: with them the values at the places add up to the polynomial's value at 0."""
+    """Return Lagrange's coefficients, with which the polynomial's values at these places add up to its value at 0."""
     factors = []
     for own in places:
         above = below = 1
@@ -45,7 +47,7 @@ def _factors(places: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def combine(shares: Mapping[int, bytes], threshold: int) -> bytes | None:
-    """Return the secret of the first `threshold` shares, by place; None where they are not shares of one."""
+    """Combine the first `threshold` shares to the secret; return None if they do not belong to the same secret."""
     places = tuple(sorted(shares)[:threshold])
     if len(places) < threshold:
         raise ValueError("fewer shares than the threshold")

@@ -1,7 +1,7 @@
-"""Keys for one purpose each, and the streams of numbers that they make.
+"""Derive a separate key for each purpose, and expand keys to streams of random numbers.
 
-Streams are ChaCha20's. AES-256 in counter mode was 1.2 times as fast where the processor has instructions for it
-(measured: 1.2 against 1.0 ms for 8 MB), and is slower, and hard to make independent of time, where it has not.
+The streams come from ChaCha20. AES-256 in counter mode was 1.2 times as fast on a processor with AES instructions (1.0
+against 1.2 ms for 8 MB). Without these instructions it is slower, and hard to implement in constant time.
 """
 
 from collections.abc import Iterable
@@ -14,18 +14,18 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-Words = NDArray[Any]  # of 64 bits, in little-endian order
-Stream = tuple[bytes, int]  # its key, and 1 to add its numbers or -1 to subtract them
+Words = NDArray[Any]  # 64-bit integers in little-endian order
+Stream = tuple[bytes, int]  # a key, and 1 to add its stream or -1 to subtract it
 
 LABEL = "medsilo sealing 1"
-KEY = 32  # bytes
-CHUNK = 1 << 16  # bytes of a stream that are made at once: they stay in the processor's cache
-LONGEST = 1 << 38  # bytes that ChaCha20 gives before its counter of blocks is used up
+KEY = 32  # bytes of a key
+CHUNK = 1 << 16  # bytes of a stream that are computed at a time, so that they stay in the processor's cache
+LONGEST = 1 << 38  # maximum bytes of a stream, after which ChaCha20's block counter repeats
 ZEROS = bytes(CHUNK)
 
 
 def statement(*parts: str | int | bytes) -> bytes:
-    """Return the parts as bytes from which they can be told again: no two lists of parts give the same."""
+    """Encode the parts as bytes, so that no two lists of parts give the same bytes."""
     written = bytearray()
     for part in parts:
         kind = {str: b"s", int: b"i", bytes: b"b"}[type(part)]
@@ -35,24 +35,24 @@ def statement(*parts: str | int | bytes) -> bytes:
 
 
 def digest(*parts: str | int | bytes) -> bytes:
-    """Return 32 bytes that stand for these parts."""
+    """Return the SHA-256 digest of the parts, which has 32 bytes."""
     return sha256(statement(LABEL, *parts)).digest()
 
 
 def derive(secret: bytes, *purpose: str | int | bytes) -> bytes:
-    """Return the key for one purpose (HKDF-SHA256). Another purpose has another key, and neither tells of the other."""
+    """Derive the key for one purpose by HKDF-SHA256. Keys for different purposes disclose nothing about each other."""
     return HKDF(SHA256(), KEY, None, statement(LABEL, *purpose)).derive(secret)
 
 
 def add_streams(words: Words, streams: Iterable[Stream]) -> None:
-    """Add many streams to the words, in place, modulo 2^64.
+    """Add streams to words, in place and modulo 2^64.
 
-    A key must be for these words alone: a stream that masks two things tells their difference. All streams are added to
-    some words before the next ones are looked at, so that these stay in the processor's cache (measured: 1.7 ms a
-    stream of 8 MB in place of 3.6 ms; ChaCha20 alone takes 1.4 ms).
+    A key must be used for only one sequence of words, because two sequences with the same mask disclose their
+    difference. All streams are added to one chunk of words before the next chunk, so that the chunk stays in the
+    processor's cache. A stream of 8 MB then took 1.7 ms instead of 3.6 ms; ChaCha20 alone takes 1.4 ms.
     """
     if words.nbytes > LONGEST:
-        raise ValueError(f"{words.nbytes} bytes are more than one stream has")
+        raise ValueError(f"{words.nbytes} bytes are more than the maximum length of a stream")
     running = [(Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor(), sign) for key, sign in streams]
     room = np.empty(CHUNK // words.itemsize, words.dtype)
     target = memoryview(room.data).cast("B")

@@ -1,4 +1,4 @@
-"""The terms that all parties of a sealed study know: who takes part, and what is added."""
+"""Define the terms of a study with secure aggregation: the participants, the threshold, and the numbers to add."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,12 +13,14 @@ LEAST, MOST_SITES = 3, 256
 
 @dataclass(frozen=True)
 class Terms:
-    """The agreement of a study, the same at the server and at every site.
+    """The terms of a study, which are the same at the server and at every site.
 
-    study, plan: its name and its plan's hash.
-    sites: the hospitals, in sorted order. A hospital's place in it is its place in every round.
-    threshold: how many hospitals open a sum.
-    required: how many hospitals the plan wants in a sum, where that is more.
+    Args:
+        study: The name of the study.
+        plan: The hash of its plan.
+        sites: The hospitals in sorted order. A hospital keeps its position in every round.
+        threshold: The number of hospitals that must help to unmask a sum.
+        required: The number of hospitals that the plan requires.
     """
 
     study: str
@@ -44,16 +46,15 @@ class Terms:
 
     @cached_property
     def digest(self) -> bytes:
-        """Bytes that stand for the terms."""
         return digest("terms", self.study, self.plan, *self.sites, self.threshold)
 
     @property
     def least(self) -> int:
-        """Return how many hospitals must take part in a sum."""
+        """The minimum number of hospitals in a sum."""
         return max(self.threshold, self.required, LEAST)
 
     def place(self, site: str) -> int:
-        """Return a site's place; raises Refused."""
+        """Return a site's position; raise Refused for an unknown site."""
         if site not in self.sites:
             raise Refused(f"{site}: not a site of this study")
         return self.sites.index(site)
@@ -61,15 +62,18 @@ class Terms:
 
 @dataclass(frozen=True)
 class SealedBlock:
-    """Tensors that are masked and added as one, under a name that no other block of the round has."""
+    """Tensors that are masked and added together. The name is unique in a round."""
 
     name: str
     flat: Flat
     fixed: FixedPoint
 
     def read(self, words: Words, divisor: int = 1, weight: int | None = None) -> Tensors:
-        """Return a sum whose masks are off, divided. weight: what the addends' weights add up to, if that is known.
+        """Decode and divide an unmasked sum; raise Refused if the words cannot be such a sum.
 
-        Raises Refused when the words are not such a sum.
+        Args:
+            words: The unmasked sum.
+            divisor: The number by which the sum is divided.
+            weight: The sum of the addends' weights, or None for the largest possible sum.
         """
         return self.flat.decode(words, self.fixed, weight or self.fixed.weights, divisor)

@@ -1,1 +1,1 @@
-"""A hospital's own time series: a task over windows of recordings, and what looks at, predicts and exports them."""
+"""Train on a hospital's time series: a task over windows of recordings, dataset inspection and prediction."""

@@ -1,4 +1,4 @@
-"""Predict the windows of recordings, and of each recording the mean of what its windows say; export the model."""
+"""Predict the windows of recordings, and average the predictions over each recording."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medsilo.extend import DataError, DataSource, MedsiloError, Predictor, files
+from medsilo.extend import DataError, DataSource, MedsiloError, files
+from medsilo_lab.extend import Predictor
 from medsilo_series.recordings import KINDS, Reader
 from medsilo_series.series_folder import SeriesFolder
 
@@ -17,9 +18,10 @@ COLUMNS = ("recording", "patient", "window", "row", "seconds", "error")
 
 
 class SeriesPredictor(Predictor):
-    """Predicts every window of recordings, files or folders with such.
+    """Predicts every window of the given recordings, which are files or folders with recordings.
 
-    The hospital's own recordings say how numbers are standardised, unless its part of a run has that from training.
+    Signals are standardised as in the run's training, if the hospital took part in it, and otherwise by the hospital's
+    recordings.
     """
 
     cases = "recordings"
@@ -39,7 +41,9 @@ Row = dict[str, Any]
 
 
 def _predicted(asked: Predictor, task: SeriesFolder, path: Path, scales: tuple[Tensor, Tensor]) -> Iterator[Row]:
-    """Yield a row for each window of a recording, in time; a recording that can't be read has its reason."""
+    """Yield a row for each window of a recording, in order of time. An unreadable recording gets one row with the
+    error.
+    """
     data = asked.data or DataSource(folder=path.parent)
     none: Row = {**dict.fromkeys(COLUMNS), "recording": path.name}
     try:
@@ -60,7 +64,7 @@ def _predicted(asked: Predictor, task: SeriesFolder, path: Path, scales: tuple[T
 
 
 def _means(rows: Sequence[Row], task: SeriesFolder) -> Iterator[Row]:
-    """Yield a row for each recording of a patient: what its windows say on average."""
+    """Yield a row for each patient of a recording, with the mean prediction over all windows."""
     whole = [row for row in rows if row["error"] is None]
     for (recording, patient), own in groupby(whole, key=lambda row: (row["recording"], row["patient"])):
         yield {"recording": recording, "patient": patient, **task.together(list(own))}

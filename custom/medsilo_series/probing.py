@@ -1,4 +1,4 @@
-"""Look at a folder of recordings, and choose what a plan and a hospital's settings say of them."""
+"""Inspect a folder of recordings, and propose a plan and a hospital's settings for them."""
 
 import math
 from collections import Counter
@@ -9,49 +9,53 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.extend import CaseIndex, DataError, DatasetLayout, DataSource, TableReader
+from medsilo.extend import CaseIndex, DataError, DataSource, TableReader
+from medsilo_lab.extend import DatasetLayout
 from medsilo_series import waves
 from medsilo_series.recordings import Reader, Recording, units_of
 from medsilo_series.series_folder import SeriesFolder, by_patient
 from medsilo_series.windows import stretches
 
-LINES = 200  # of a recording, by which its columns are told apart
+LINES = 200  # number of rows from which the columns of a recording are recognised
 TIMES = {"t", "time", "times", "timestamp", "datetime", "date", "seconds", "sec", "s", "ms", "time_ms", "time_s", "us"}
 LABELS = {"label", "labels", "class", "activity", "target", "diagnosis", "rhythm", "state", "event"}
 PATIENTS = {"patient", "patients", "subject", "subjects", "person", "participant", "pid", "pseudonym", "who"}
+ANNOTATIONS = (".atr", ".qrs")  # endings of WFDB's annotations of rhythms and beats
 COUNTERS = {"", "index", "row", "nr", "no", "n", "sample", "id"}
-SLOWEST = 1.0  # Hz that is plausible where the times do not say their unit
-USUAL_RATE = 50.0  # Hz, where nothing tells it
-SECONDS = 2.56  # that a window takes, about, of a movement
-SHORTEST = 8  # steps of a window
+SLOWEST = 1.0  # minimum plausible sampling rate in Hz, if the unit of the times is unknown
+USUAL_RATE = 50.0  # default sampling rate in Hz
+SECONDS = 2.56  # default length of a window in seconds, about the duration of a movement
+SHORTEST = 8  # minimum length of a window in steps
 FEWEST, MOST_CLASSES = 2, 254
-Described = tuple[dict[str, Any], tuple[str, ...], tuple[float, ...]]  # settings, signals, units of the times
+# settings, names of the signals, and possible units of the times
+Described = tuple[dict[str, Any], tuple[str, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
 class SeriesFacts:
-    """The facts of a folder of recordings."""
+    """The properties of a folder of recordings."""
 
     source: DataSource
     hospitals: tuple[str, ...]
-    tops: tuple[str, ...]  # their folders
+    tops: tuple[str, ...]  # the hospitals' folders
     signals: tuple[str, ...]
-    labels: dict[str, int]  # and how many patients have each
-    where: str  # labels are found
-    patients: dict[str, int]  # by hospital
+    labels: dict[str, int]  # number of patients with each label
+    where: str  # source of the labels, for the summary
+    patients: dict[str, int]  # number of patients in each hospital
     recordings: dict[str, int]
-    rows: int  # of a recording, in the median
-    stretch: int  # rows of one label without a gap, in the median
-    rate: float | None  # Hz
-    supposed: bool  # that times are seconds, as nothing says it
-    gaps: int  # recordings with gaps or missing values
+    rows: int  # median number of rows in a recording
+    stretch: int  # median number of consecutive rows with the same label and without a gap
+    rate: float | None  # sampling rate in Hz
+    supposed: bool  # True if seconds are only assumed as the unit of the times
+    gaps: int  # number of recordings with gaps or missing values
     opened: int
-    left_out: dict[str, int]  # why -> recordings
-    dealt: bool  # whether a column of the table says whose a recording is
+    left_out: dict[str, int]  # number of recordings that were left out, by reason
+    dealt: bool  # True if a column of the table names each recording's hospital
+    patients_known: bool  # True if a column names each recording's patient, and False if the file name does
 
     @property
     def summary(self) -> list[str]:
-        """Return what was found, one sentence a line."""
+        """The properties as sentences, one for each line."""
         count, patients = sum(self.recordings.values()), sum(self.patients.values())
         lines = [f"classification of time series: {count} recordings of {patients} patients, labels {self.where}"]
         if self.hospitals:
@@ -66,13 +70,15 @@ class SeriesFacts:
 
 
 def recordings_in(folder: DatasetLayout) -> list[str]:
-    """Return the recordings below a folder by their names from there; none where images lie there, too."""
+    """Return the names of a folder's recordings, relative to the folder. The result is empty if the folder contains
+    images, too.
+    """
     names = [name for name in folder.files if name.lower().endswith(CaseIndex.RECORDINGS) and not folder.images]
     return [name for name in names if PurePosixPath(name).name != DataSource.TABLE]
 
 
 def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
-    """Open recordings of a folder; a DataError says what makes them unusable."""
+    """Inspect the recordings of a folder; raise DataError if they cannot be used."""
     beside = folder.table_of(names)
     names = [name for name in names if not beside or name != beside.name]
     tops = [] if beside else [*filter(None, folder.by_hospital(names))]
@@ -112,20 +118,29 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
         }
     )
     if len(labels) > MOST_CLASSES:
-        raise DataError(f"column {reader.label!r} has {len(labels)} different values, too many for classes")
+        raise DataError(f"column {reader.label!r} has {len(labels)} different values, which are too many for classes")
+    annotated = [name for name in folder.files if name.lower().endswith(ANNOTATIONS)]
+    if len(labels) < 2 and by_folder and annotated:
+        raise DataError(
+            f"annotations beside {len(annotated)} recordings, such as {annotated[0]}, are not read; write each label "
+            "into cases.csv, with the columns recording, label and patient"
+        )
     if len(labels) < 2:
         raise DataError(
             f"all recordings have one label, {next(iter(labels), 'none')}; add recordings of other labels, or a "
             f"column of labels. A table with a line per patient needs task table"
         )
     rates = [one.rate for one in every if one.rate]
+    column = f"column {reader.label or source.column('label')!r}"
+    if beside and beside.head:
+        column = f"{beside.name} beside the names of recordings, without a name of its own"
     return SeriesFacts(
         source,
         hospitals,
         tuple(tops),
         signals,
         dict(sorted(labels.items())),
-        "are names of folders" if by_folder else f"are in column {reader.label or source.column('label')!r}",
+        "are names of folders" if by_folder else f"are in {column}",
         {site: len({entry.patient for entry in own.entries}) for site, own in listings.items()},
         {site: len(own) for site, own in cases.items()},
         int(np.median([len(one.values) for one in every])),
@@ -136,11 +151,12 @@ def look_at_series(folder: DatasetLayout, names: Sequence[str]) -> SeriesFacts:
         len(every),
         dict(wrong),
         dealt,
+        beside.patient is not None if beside else table.is_file() or "patient" in source.recording_columns,
     )
 
 
 def _pieces(one: Recording) -> list[tuple[int, int]]:
-    """Return the parts of a recording that are of one label and without a gap."""
+    """Return the first row, and the row after the last, of each part of a recording with a single label and no gap."""
     begins = one.begins.copy()
     if one.labels:
         begins[1:] |= one.labels.rows[1:] != one.labels.rows[:-1]
@@ -152,15 +168,17 @@ def _round_rate(rate: float) -> float:
     return float(whole) if whole and abs(rate / whole - 1) < 0.01 else float(f"{rate:.4g}")
 
 
-# ---------------------------------------------------------------------------------------------------- what lies there
+# ---------------------------------------------------------------------------------------------------- contents
 def _described(folder: Path, names: Sequence[str], table: Path) -> Described:
-    """Return what the first recording says of how all are to be read."""
-    if table.is_file():  # other files may lie there, too
+    """Derive the settings for all recordings from the first recording."""
+    if table.is_file():  # The folder may contain files that the table does not name.
         told = table.read_text("utf-8", errors="replace")
         names = [name for name in names if PurePosixPath(name).name in told] or names
     endings = {PurePosixPath(name).suffix.lower() for name in names}
     if len(endings) > 1:
-        raise DataError(f"recordings have several endings, {', '.join(sorted(endings))}; keep one kind in the folder")
+        raise DataError(
+            f"recordings have several file types, {', '.join(sorted(endings))}; keep one kind in the folder"
+        )
     ending = endings.pop()
     if ending in waves.ENDINGS:
         return {}, waves.wave_of(folder / names[0]).names, (1.0,)
@@ -180,21 +198,21 @@ def _columns(path: Path, by_table: bool) -> Described:
     others = {time, label, patient}
     signals = tuple(name for name in cells if name in numbers - others and name.lower() not in COUNTERS)
     if not signals:
-        raise DataError("the first recording has no column of numbers; its first line has to name the columns")
+        raise DataError("the first recording has no numeric column; its first line must contain the column names")
     roles = {"time": time} if by_table else {"time": time, "label": label, "patient": patient}
     found: dict[str, Any] = {"recording_columns": {role: name for role, name in roles.items() if name}}
     if commas:
         found["decimal"] = decimal
-    units = units_of(time or "") if time in numbers else (1.0,)  # of dates
+    units = units_of(time or "") if time in numbers else (1.0,)  # Dates need no unit.
     return {key: value for key, value in found.items() if value != {}}, signals, units
 
 
 # ---------------------------------------------------------------------------------------------------- choices
 def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
-    """Return what was found in a folder of recordings, and the choices for it."""
+    """Return the folder with a summary of its recordings, and a proposed plan and settings."""
     window, why = _window(seen)
     step = max(1, window // 2)
-    words = folder.plans_words(seen.labels)
+    words = folder.plans_words(seen.labels, seen.patients_known)
     labels = sorted(set(words.values()))
     if len(labels) < FEWEST:
         raise DataError(
@@ -207,7 +225,10 @@ def choose_series(seen: SeriesFacts, folder: DatasetLayout) -> DatasetLayout:
     gaps = "some recordings have gaps or missing values" if seen.gaps else "none has gaps"
     plan = {
         "task.signals": (list(seen.signals), "all columns of numbers, in turn: leave out those that reveal the answer"),
-        "task.labels": (labels, f"{seen.where}; what few patients have is 'other'"),
+        "task.labels": (
+            labels,
+            f"{seen.where}; few patients' is 'other', class-1 may be a name: correct it",
+        ),
         "task.rate": (seen.rate or USUAL_RATE, f"steps in a second, {by_time}"),
         "task.window": (window, why),
         "task.step": (step, "windows overlap by half"),
@@ -237,6 +258,7 @@ def _window(seen: SeriesFacts) -> tuple[int, str]:
 
 WHY: Mapping[str, str] = {
     "table": "a line per recording",
+    "head": "what its columns are called, as its first line is a recording",
     "columns": "what these are called there: a guess by the names; correct it",
     "recording_columns": "what these are called in the recordings, by their names: correct what is guessed wrong",
     "decimal": "numbers are written with a comma",
@@ -245,6 +267,6 @@ WHY: Mapping[str, str] = {
 
 
 def look(folder: DatasetLayout) -> DatasetLayout | None:
-    """Say what suits a folder of recordings; nothing of another."""
+    """Propose a plan for a folder of recordings, or return None if the folder has none."""
     names = recordings_in(folder)
     return choose_series(look_at_series(folder, names), folder) if names else None

@@ -1,4 +1,6 @@
-"""Read a hospital's recordings (CSV, Parquet, WFDB, EDF) as rows of numbers: bounded, and believing nothing."""
+"""Read a hospital's recordings (CSV, Parquet, WFDB, EDF) as arrays. All sizes are limited, and all contents are
+checked.
+"""
 
 import math
 from array import array
@@ -14,45 +16,54 @@ from medsilo.extend import DataError, DataSource, TableReader
 from medsilo_series import waves
 
 KINDS = (*TableReader.PLAIN, ".txt", *waves.ENDINGS)
-MOST_NAMES = 100_000  # of labels or patients in a file
-FEWEST = 0.5, 1.5  # of the usual time between rows: what is shorter or longer is a gap
+MOST_NAMES = 100_000  # maximum number of different labels or patients in a file
+# Limits on the time between two rows, as multiples of the usual time. A time outside these limits is a gap.
+FEWEST = 0.5, 1.5
 UNITS = (1.0, 1e-3, 1e-6)
 NAMED_UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def units_of(column: str) -> tuple[float, ...]:
-    """Return the units, in seconds, that a column of times may have: one where its name says it, as ms or time_ms."""
+    """Return the possible units of a time column, in seconds. If the column's name states the unit, as in ms or
+    time_ms, only this unit is returned.
+    """
     named = NAMED_UNITS.get(column.lower().rpartition("_")[2])
     return (named,) if named else UNITS
 
 
 @dataclass(frozen=True)
 class Coded:
-    """A text for each row, as its place among those that occur."""
+    """The text of each row, stored as an index into the different texts."""
 
     names: tuple[str, ...]
     rows: np.ndarray
 
     def counts(self, own: np.ndarray | None = None) -> Counter[str]:
-        """Return how many rows, or how many of these, have each text; none that has none."""
+        """Count the rows with each text, leaving out texts without rows.
+
+        Args:
+            own: A mask of the rows to count; None counts all rows.
+        """
         found = np.bincount(self.rows if own is None else self.rows[own], minlength=len(self.names)).tolist()
         return +Counter(dict(zip(self.names, found, strict=True)))
 
 
 @dataclass(frozen=True)
 class Recording:
-    """The rows of one file, in turn."""
+    """The rows of a recording, in order."""
 
-    values: np.ndarray  # [rows, signals], float32; NaN where a value is not known
-    begins: np.ndarray  # [rows]: whether a row is not the next step after the one before it
-    seconds: np.ndarray | None = None  # [rows], since the first, where there is a time
+    values: np.ndarray  # [rows, signals], float32; missing values are NaN
+    begins: np.ndarray  # [rows]; True if a row does not directly follow the previous row
+    seconds: np.ndarray | None = None  # [rows]; seconds since the first row, if the recording has times
     labels: Coded | None = None
     patients: Coded | None = None
-    rate: float | None = None  # Hz, by the times
-    gaps: np.ndarray | None = None  # [rows]: whether time is missing before a row
+    rate: float | None = None  # sampling rate in Hz, computed from the times
+    gaps: np.ndarray | None = None  # [rows]; True if there is a gap in time before a row
 
     def by_patient(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield each patient, and which rows are of that one; where rows name none, all are of one without a name."""
+        """Yield each patient with a mask of the patient's rows. If the rows name no patient, yield an empty name and
+        all rows.
+        """
         if self.patients is None:
             yield "", np.ones(len(self.begins), bool)
             return
@@ -61,12 +72,19 @@ class Recording:
 
 
 class Reader:
-    """One site's way to read its recordings. It keeps the file that was read last."""
+    """Reads a site's recordings, and caches the file that was read last."""
 
     def __init__(
         self, limits: Mapping[str, tuple[float, float]], source: DataSource, rate: float, label: bool = True
     ) -> None:
-        """limits: of what is possible, by the plan's signals; rate: the plan's; label: whether it is read, too."""
+        """Prepare the reader of a site.
+
+        Args:
+            limits: The smallest and largest plausible value of each signal in the plan.
+            source: The site's settings for its data.
+            rate: The plan's sampling rate in Hz.
+            label: True to read labels, too.
+        """
         self.limits, self.source, self.rate = limits, source, source.rate or rate
         roles = {role: source.recording_columns.get(role) for role in ("label", "patient", "time")}
         self.label, self.patients = roles["label"] if label else None, roles["patient"]
@@ -76,14 +94,16 @@ class Reader:
         self.last: tuple[Path, Recording] | None = None
 
     def read(self, path: Path) -> Recording:
-        """Return a file's rows."""
+        """Return the rows of a file."""
         if self.last is None or self.last[0] != path:
-            self.last = None  # two need not fit into the memory
+            self.last = None  # Two recordings might not fit into memory at the same time.
             self.last = path, self._read(path)
         return self.last[1]
 
     def whose(self, path: Path) -> dict[str, Counter[str]]:
-        """Return the rows of each label that each patient has; of none where rows name no labels."""
+        """Return the number of rows with each label, for each patient in a file. Without labels, the
+        counts are empty.
+        """
         found = self._read(path, signals=False)
         labels = found.labels
         return {patient: labels.counts(own) if labels else Counter() for patient, own in found.by_patient()}
@@ -91,7 +111,7 @@ class Reader:
     def _read(self, path: Path, signals: bool = True) -> Recording:
         suffix = path.suffix.lower()
         if suffix not in KINDS:
-            raise DataError(f"recordings have an ending that is none of {', '.join(KINDS)}; save them as CSV")
+            raise DataError(f"recordings have another file type than {', '.join(KINDS)}; save them as CSV")
         try:
             if suffix in waves.ENDINGS:
                 return self._from_wave(path, signals)
@@ -100,7 +120,7 @@ class Reader:
             words = str(error).replace("the table", "a recording").replace("data.columns", "data.recording_columns")
             raise DataError(words, f"{path.name} {error.private}".strip()) from error
 
-    # ------------------------------------------------------------------------------------------ rows
+    # ------------------------------------------------------------------------------------------ tables
     def _from_rows(self, path: Path, signals: bool) -> Recording:
         read = {self.names[name]: name for name in self.limits} if signals else {}
         time = self.source.recording_columns.get("time") if signals else None
@@ -110,7 +130,7 @@ class Reader:
             raise DataError("recordings have rows with more or fewer cells than the first; export them again")
         if rows.long or rows.wrong:
             raise DataError(
-                "recordings have cells that are not numbers; name them under data.missing, or say data.decimal",
+                "recordings have cells that are not numbers; name them under data.missing, or set data.decimal",
                 private=(rows.wrong or rows.long)[0],
             )
         count = rows.count
@@ -129,29 +149,31 @@ class Reader:
         return _timed(found, np.array(rows.times, np.float64), (1.0,) if rows.dated else self.units, self.rate)
 
     def _bounded(self, values: np.ndarray) -> np.ndarray:
-        """Return values of which those that can't be are not known."""
+        """Replace values outside the plausible limits by NaN."""
         low, high = np.array([*self.limits.values()]).T[:, : values.shape[1]]
         with np.errstate(invalid="ignore"):
             return np.where((values >= low) & (values <= high), values, np.float32("nan"))
 
     def _from_wave(self, path: Path, signals: bool) -> Recording:
         if self.texts or "time" in self.source.recording_columns:
-            raise DataError(f"WFDB and EDF hold no labels and patients that are read; write them to {DataSource.TABLE}")
+            raise DataError(
+                f"labels and patients are not read from WFDB and EDF files; write them to {DataSource.TABLE}"
+            )
         wave, values = waves.rows_of(path, [self.names[name] for name in self.limits] if signals else [])
         return Recording(self._bounded(values), np.arange(wave.rows) == 0, rate=wave.rate)
 
 
 @dataclass
 class _Rows(TableReader):
-    """The rows of a CSV file as numbers, which are kept in little memory."""
+    """The rows of a CSV file, collected as compact arrays of numbers."""
 
     source: DataSource = field(kw_only=True)
     numbers: tuple[str, ...] = field(kw_only=True)
     texts: tuple[str, ...] = field(kw_only=True)
     time: str | None = field(kw_only=True)
     count: int = 0
-    dated: bool = False  # whether a time has a date
-    wrong: list[str] = field(default_factory=list)  # rows with a cell that is no number
+    dated: bool = False  # True if times are given as dates
+    wrong: list[str] = field(default_factory=list)  # rows with a cell that is not a number
     values: array = field(default_factory=lambda: array("f"))
     times: array = field(default_factory=lambda: array("d"))
 
@@ -181,12 +203,12 @@ class _Rows(TableReader):
         text = cell.strip()
         if text in self.missing:
             return math.nan
-        if "_" in text:  # Python's own way to write numbers
+        if "_" in text:  # Python would accept underscores in numbers.
             raise ValueError(text)
         return float(text if self.source.decimal == "." else text.replace(",", "."))
 
     def _time(self, cell: str) -> float:
-        """Return a time: a number of seconds or parts of them, or a date with a time of day."""
+        """Parse a time in seconds, or in fractions of a second, or as a date."""
         try:
             return self._number(cell)
         except ValueError:
@@ -195,7 +217,7 @@ class _Rows(TableReader):
 
 
 def _timed(found: Recording, times: np.ndarray, units: Sequence[float], rate: float) -> Recording:
-    """Return a recording with its times, in the unit that comes nearest to the rate, and a beginning after each gap."""
+    """Add times to a recording, in the unit that fits the sampling rate best, and mark the row after each gap."""
     if not np.isfinite(times).all():
         raise DataError("recordings have rows without a time; fill it in")
     between = np.diff(times)

@@ -1,4 +1,4 @@
-"""A hospital's own time series: windows of recordings that lie in files."""
+"""Train on a hospital's own time series, which are cut into windows."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,26 +29,27 @@ from medsilo.extend import (
 from medsilo_series.recordings import Reader, Recording
 from medsilo_series.windows import Cutting, Missing, Windows, cut
 
-NEAR = 0.01  # of a rate: times that say another one are not believed
-MOST_TERM = 1000  # of the fraction by which recordings are resampled
+NEAR = 0.01  # maximum relative difference between the stated sampling rate and the rate computed from the times
+MOST_TERM = 1000  # maximum numerator and denominator of the fraction by which recordings are resampled
 MOST_SIGNALS = 5000
-AT_ONCE = 256  # windows that are measured together
-Scales = tuple[Tensor, Tensor]  # what is subtracted of each signal, and what it is divided by
-Known = dict[str, int | None]  # a class of the plan by a name; None where nothing is learned
+AT_ONCE = 256  # number of windows that are processed at once
+Scales = tuple[Tensor, Tensor]  # offset and divisor of each signal
+Known = dict[str, int | None]  # number of the plan's class for each label, or None for rows that are not learned
 LOST = "recordings have gaps or missing values; no window holds one, task.missing says what happens"
 
 
 @cache
 def goal_of(labels: tuple[str, ...]) -> Classification:
-    """Return what is learned of a window."""
+    """Return the classification objective for these labels; repeated calls return the same object."""
     return Classification(labels)
 
 
 class SeriesFolder(OwnFolder, Standardised):
-    """Windows of recordings (CSV, Parquet, WFDB, EDF) and their classes, from a folder that the site describes.
+    """Windows of recordings (CSV, Parquet, WFDB, EDF) and their classes, from a folder that the site's settings
+    describe.
 
-    A window is `window` steps of all signals, [signals, steps], and the next begins `step` steps later. It never holds
-    a gap, a value that is not known, or a change of label or patient, and none is shorter.
+    A window has `window` steps of all signals, [signals, steps], and the next window starts `step` steps later. No
+    window contains a gap, a missing value, or a change of label or patient. All windows have the same length.
     """
 
     title: ClassVar[str] = "A hospital's own time series: classification by windows"
@@ -61,20 +62,26 @@ class SeriesFolder(OwnFolder, Standardised):
         default=(Column(name="signal"),),
         min_length=1,
         max_length=MOST_SIGNALS,
-        description="what the network reads: names of columns with numbers, in turn; `{name: ..., low: 0, high: 300}` "
-        "bounds them",
+        description="the network's inputs: names of numeric columns in order; `{name: ..., low: 0, high: 300}` sets "
+        "plausible limits",
     )
     rate: float = Field(
-        default=50.0, gt=0, le=1e6, description="steps in a second; a site resamples where it says another `data.rate`"
+        default=50.0,
+        gt=0,
+        le=1e6,
+        description="samples per second; a site whose settings have another `data.rate` resamples its recordings",
     )
-    window: int = Field(default=128, ge=4, le=1_000_000, description="steps that a network reads")
+    window: int = Field(default=128, ge=4, le=1_000_000, description="length of a window in steps")
     step: int | None = Field(
-        default=None, ge=1, le=1_000_000, description="steps from one window to the next; null: a window's length"
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="steps between the starts of two windows; null: the length of a window",
     )
     missing: Missing = Field(
         "leave-out",
-        description="recordings with gaps in time or values missing: left out; or windows are cut before and after "
-        "(split)",
+        description="handling of recordings with gaps in time or missing values: `leave-out` excludes them, `split` "
+        "cuts windows before and after each gap",
     )
 
     @model_validator(mode="after")
@@ -86,10 +93,14 @@ class SeriesFolder(OwnFolder, Standardised):
             raise ValueError(f"signals: {levels[0]!r} has levels, and signals are numbers; remove them")
         return self
 
-    # ------------------------------------------------------------------------------------------ what is learned
+    # ------------------------------------------------------------------------------------------ objective
     @property
     def goal(self) -> Classification:
         return goal_of(self.labels)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (*super().words, *(signal.name for signal in self.signals))
 
     @property
     def numbers(self) -> Sequence[Column]:
@@ -97,12 +108,12 @@ class SeriesFolder(OwnFolder, Standardised):
 
     @property
     def channels(self) -> int:
-        """The signals."""
+        """The number of signals."""
         return len(self.signals)
 
     @property
     def limits(self) -> dict[str, tuple[float, float]]:
-        """The least and the greatest number that is possible, of each signal by its name, in turn."""
+        """The smallest and largest possible value of each signal, by name and in the plan's order."""
         return {one.name: (one.low, one.high) for one in self.signals}
 
     @property
@@ -112,18 +123,18 @@ class SeriesFolder(OwnFolder, Standardised):
     def default_network(self) -> str:
         return "activity-cnn"
 
-    # ------------------------------------------------------------------------------------------ in words
+    # ------------------------------------------------------------------------------------------ answers
     def together(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, float | str]:
-        """Return what the mean of a recording's windows says."""
+        """Return the prediction for a recording from the mean of its windows' probabilities."""
         shares = torch.tensor([[answer[f"probability_{label}"] for label in self.labels] for answer in answers])
         return self.goal.in_words(shares.mean(0).tolist())
 
     def across_patients(self) -> str:
         return self.from_training_cases("signal") if self.needs_scales else super().across_patients()
 
-    # ------------------------------------------------------------------------------------------ standardised
+    # ------------------------------------------------------------------------------------------ standardisation
     def scales_of(self, blocks: Iterable[Tensor]) -> Scales:
-        """Return what is subtracted of each signal and what it is divided by. blocks: windows, some at a time."""
+        """Return the offset and divisor of each signal, given batches of windows."""
         means, deviations = torch.zeros(self.channels).double(), torch.ones(self.channels).double()
         if self.standardise == "plan":
             means = torch.tensor([float(one.mean or 0) for one in self.signals], dtype=torch.float64)
@@ -133,12 +144,12 @@ class SeriesFolder(OwnFolder, Standardised):
         return means, deviations
 
     def finished(self, windows: Tensor, scales: Scales) -> Tensor:
-        """Return what the network reads of windows [..., signals, steps]."""
+        """Convert windows [..., signals, steps] to the network's standardised input."""
         if self.standardise == "none":
             return windows
         return self.scaled(windows.double().transpose(-1, -2), scales).transpose(-1, -2).float().contiguous()
 
-    def _finished(self, data: SiteData) -> SiteData:
+    def completed(self, data: SiteData) -> SiteData:
         if self.standardise == "none":
             return data
         known = data.train if len(data.train) else data.test  # type: ignore[arg-type]
@@ -148,9 +159,11 @@ class SeriesFolder(OwnFolder, Standardised):
         surveyed = data.survey and replace(data.survey, scales=told)
         return replace(data, train=train, validation=validation, test=test, survey=surveyed)
 
-    # ------------------------------------------------------------------------------------------ from files
+    # ------------------------------------------------------------------------------------------ files
     def known_labels(self, source: DataSource) -> Known:
-        """Return the plan's classes by what a site calls them (`TableReader.level`); None where nothing is learned."""
+        """Return the plan's class for each of the site's label names (`TableReader.level`). Rows without a label map to
+        None.
+        """
         said = source.label_map
         known = self.class_numbers(self.labels, {own: plans for own, plans in said.items() if plans != ""})
         nothing = dict.fromkeys(TableReader.level(str(own)) for own, plans in said.items() if plans == "")
@@ -167,10 +180,12 @@ class SeriesFolder(OwnFolder, Standardised):
         listing = CaseIndex.of_recordings(source, folder)
         reader, known = Reader(self.limits, source, self.rate), self.known_labels(source)
         shown = by_patient(listing, reader) if reader.texts else {}
+        labels = {entry.name: [*(shown.get(entry.name) or [str(entry.label)])] for entry in listing.entries}
+        listing.leave_out_rare(source, labels)
         strangers = [
             f"{entry.name}: {label}"
             for entry in listing.entries
-            for label in shown.get(entry.name) or [str(entry.label)]
+            for label in labels[entry.name]
             if TableReader.level(label) not in known
         ]
         where = "" if reader.label or source.table else ", or name the column that has it under data.recording_columns"
@@ -186,7 +201,7 @@ class SeriesFolder(OwnFolder, Standardised):
         return partial(self._made, reader=Reader(self.limits, source, self.rate), known=self.known_labels(source))
 
     def _made(self, files: tuple[Path, ...], label: int | None, patient: str, reader: Reader, known: Known) -> Any:
-        """One patient's windows of a recording."""
+        """Return one patient's windows of a recording."""
         recording = reader.read(files[0])
         own = np.ones(len(recording.begins), bool)
         if recording.patients:
@@ -208,13 +223,13 @@ class SeriesFolder(OwnFolder, Standardised):
         return self.prepared(inputs, torch.from_numpy(targets), shown, seconds=seconds, gaps=found.gaps)
 
     def windows(self, path: Path, reader: Reader) -> Iterator[tuple[str, Recording, Windows]]:
-        """Yield each patient of a file, its rows, and the patient's windows, whatever they show."""
+        """Yield each patient of a file with the recording and the patient's windows, whatever their labels are."""
         recording = reader.read(path)
         for patient, own in recording.by_patient():
             yield patient, recording, cut(recording, self.cutting(recording, reader.source), own)
 
     def own_scales(self, source: DataSource) -> tuple[Tensor, Tensor]:
-        """Return `scales_of` all of a hospital's recordings."""
+        """Return the offsets and divisors computed from all recordings of a hospital."""
         reader = Reader(self.limits, source, self.rate, label=False)
         found = CaseIndex.of_recordings(source, source.folder)
         paths = dict.fromkeys(entry.images[0] for entry in found.entries)
@@ -222,7 +237,9 @@ class SeriesFolder(OwnFolder, Standardised):
         return self.scales_of(torch.from_numpy(inputs) for inputs in every if len(inputs))
 
     def cutting(self, recording: Recording, source: DataSource) -> Cutting:
-        """Return how a recording is cut, at the plan's rate."""
+        """Return the length, distance and resampling of a recording's windows; raise DataError if sampling rates
+        disagree.
+        """
         own, told = source.rate or self.rate, recording.rate
         if told and abs(told / own - 1) > NEAR:
             who = "data.rate says" if source.rate else "the plan reads"
@@ -244,7 +261,9 @@ class SeriesFolder(OwnFolder, Standardised):
 
 
 def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
-    """Put an entry for each patient into a listing; return the rows of each label that each entry has, by its name."""
+    """Replace a listing's recordings by one entry for each patient, and return the number of rows with each label for
+    each entry.
+    """
     entries, shown, wrong = [], {}, defaultdict(list)
     for entry in listing.entries:
         try:
@@ -269,7 +288,7 @@ def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
 
 
 class _Finished(Dataset):
-    """Windows as a network reads them."""
+    """Windows in the form that a network reads."""
 
     def __init__(self, task: SeriesFolder, data: Dataset, scales: Scales) -> None:
         self.task, self.data, self.scales = task, data, scales
@@ -285,14 +304,16 @@ class _Finished(Dataset):
 
 
 def _blocks(data: Dataset) -> Iterator[Tensor]:
-    """Yield a data set's windows, some at a time."""
+    """Yield the windows of a data set in batches."""
     count = len(data)  # type: ignore[arg-type]
     for first in range(0, count, AT_ONCE):
         yield torch.stack([data[place][0] for place in range(first, min(first + AT_ONCE, count))])
 
 
 def _spread(blocks: Iterable[Tensor], signals: int) -> Scales:
-    """Return each signal's mean and standard deviation (n - 1) over all steps of all windows; 1 where all are alike."""
+    """Return each signal's mean and standard deviation (n - 1) over all steps of all windows. The deviation of a
+    constant signal is set to 1.
+    """
     count, means, squares = 0, torch.zeros(signals).double(), torch.zeros(signals).double()
     for block in blocks:
         values = block.double().transpose(1, 2).reshape(-1, signals)

@@ -1,4 +1,4 @@
-"""Recordings as devices write them: WFDB (a header `.hea` and its signals), EDF and BDF. All of it is bounded."""
+"""Read device recordings in WFDB (a header `.hea` with signal files), EDF and BDF. All sizes are limited."""
 
 import math
 from collections.abc import Sequence
@@ -11,47 +11,47 @@ from medsilo.extend import DataError, MedsiloError, TableReader
 
 WFDB, EDF = ".hea", (".edf", ".bdf")
 ENDINGS = (WFDB, *EDF)
-WIDTHS = {"16": 2, "61": 2, "24": 3, "32": 4, "80": 1, "212": 1.5}  # bytes of a sample by WFDB's formats
+WIDTHS = {"16": 2, "61": 2, "24": 3, "32": 4, "80": 1, "212": 1.5}  # bytes of a sample in each WFDB format
 LONGEST_HEADER = 1 << 20
-GAIN = 200.0  # where a header tells none
+GAIN = 200.0  # WFDB's default gain, for headers without a gain
 DAMAGED = "a recording's header can't be read; export it again"
 
 
 @dataclass(frozen=True)
 class Wave:
-    """Facts of a header. names: of the signals, in turn."""
+    """The facts in a recording's header: names of the signals in order, sampling rate and number of rows."""
 
     names: tuple[str, ...]
-    rate: float  # Hz
+    rate: float  # sampling rate in Hz
     rows: int
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A signal's line of a WFDB header."""
+    """The header line of a signal in WFDB."""
 
     file: str
     form: str
     gain: float
     baseline: float
     name: str
-    skipped: int  # bytes before the signals
+    skipped: int  # bytes before the first sample
 
 
 def wave_of(path: Path) -> Wave:
-    """Return what a recording's header says; a DataError where it is none."""
+    """Read a recording's header; raise DataError if it is missing or damaged."""
     return _wfdb(path)[0] if path.suffix.lower() == WFDB else _edf(path, None)[0]
 
 
 def rows_of(path: Path, names: Sequence[str]) -> tuple[Wave, np.ndarray]:
-    """Return a header, and values [rows, signals] in their own units; NaN where a value is not known."""
+    """Return the header and the values [rows, signals] of a recording, in physical units. Missing values are NaN."""
     if path.suffix.lower() != WFDB:
         return _edf(path, names)
     wave, lines = _wfdb(path)
     places = _places(wave.names, names)
     if len({(line.file, line.form, line.skipped) for line in lines}) > 1 or lines[0].form not in WIDTHS:
         forms = ", ".join(WIDTHS)
-        raise DataError(f"WFDB signals lie in several files or another format than {forms}; convert them (xform)")
+        raise DataError(f"WFDB signals are in several files, or have another format than {forms}; convert them (xform)")
     raw = _samples(_beside(path, lines[0].file), lines[0], wave.rows * len(lines)).reshape(wave.rows, len(lines))
     values = np.empty((wave.rows, len(places)), np.float32)
     lost = {"16": -(1 << 15), "61": -(1 << 15), "24": -(1 << 23), "32": -(1 << 31), "80": -128, "212": -2048}
@@ -63,7 +63,7 @@ def rows_of(path: Path, names: Sequence[str]) -> tuple[Wave, np.ndarray]:
 
 def _places(there: Sequence[str], names: Sequence[str]) -> list[int]:
     if missing := [name for name in names if name not in there]:
-        raise DataError("recordings lack a signal of the plan; say its name in data.recording_columns", missing[0])
+        raise DataError("recordings lack a signal of the plan; give its name in data.recording_columns", missing[0])
     return [there.index(name) for name in names]
 
 
@@ -85,7 +85,7 @@ def _wfdb(path: Path) -> tuple[Wave, list[_Line]]:
         count = int(first[1])
         lines = [_line(words) for words in rest[:count]]
         if "/" in first[0] or len(lines) != count:
-            raise ValueError("several segments, or fewer signals than it says")
+            raise ValueError("several segments, or fewer signals than announced")
         rate = float(first[2].partition("/")[0].partition("(")[0]) if len(first) > 2 else 250.0
         rows = int(first[3]) if len(first) > 3 else 0
         if not rows and count and lines[0].form in WIDTHS:
@@ -99,7 +99,9 @@ def _wfdb(path: Path) -> tuple[Wave, list[_Line]]:
 
 
 def _line(words: Sequence[str]) -> _Line:
-    """Read FILE FORMAT[xSAMPLES][:SKEW][+OFFSET] GAIN[(BASELINE)][/UNITS] RESOLUTION ZERO FIRST CHECKSUM BLOCK NAME."""
+    """Parse a signal's header line: FILE FORMAT[xSAMPLES][:SKEW][+OFFSET] GAIN[(BASELINE)][/UNITS] RESOLUTION ZERO
+    FIRST CHECKSUM BLOCK NAME.
+    """
     form, _, skipped = words[1].partition("+")
     told = [*words[2:8], *["0"] * (6 - len(words[2:8]))]
     gain, _, baseline = told[0].partition("/")[0].partition("(")
@@ -111,15 +113,15 @@ def _line(words: Sequence[str]) -> _Line:
 
 
 def _beside(header: Path, name: str) -> Path:
-    """Return a file that a header names, which lies beside it."""
+    """Return the path of a file that a header names; raise DataError unless it is in the header's folder."""
     path = header.parent / name
     if Path(name).name != name or name in (".", "..") or path.is_symlink() or not path.is_file():
-        raise DataError("a WFDB header names a file that does not lie beside it; copy both", name)
+        raise DataError("a WFDB header names a file that is not in its folder; copy both", name)
     return path
 
 
 def _samples(path: Path, line: _Line, count: int) -> np.ndarray:
-    """Return samples as whole numbers, signal by signal of each moment."""
+    """Return the samples as integers. The signals alternate within each time step."""
     size = math.ceil(count * WIDTHS[line.form])
     with path.open("rb") as file:
         file.seek(line.skipped)
@@ -140,7 +142,9 @@ def _samples(path: Path, line: _Line, count: int) -> np.ndarray:
 
 # ---------------------------------------------------------------------------------------------------- EDF
 def _edf(path: Path, names: Sequence[str] | None) -> tuple[Wave, np.ndarray]:
-    """Return a header, and values where names are given; pyedflib holds the file's size against its header."""
+    """Return a recording's header, and the values of the named signals, if any. pyedflib compares the file's size with
+    the header.
+    """
     with MedsiloError.needing("EDF needs another package; install medsilo[edf]"):
         from pyedflib import EdfReader
     try:
@@ -154,7 +158,9 @@ def _edf(path: Path, names: Sequence[str] | None) -> tuple[Wave, np.ndarray]:
         fastest = [place for place, rate in enumerate(rates) if rate == max(rates)]
         places = fastest if names is None else _places(there, names)
         if len({(float(rates[place]), int(rows[place])) for place in places}) > 1:
-            raise DataError("signals of an EDF file have different rates; name those of one rate in task.signals")
+            raise DataError(
+                "signals of an EDF file have different sampling rates; list only signals of one rate in task.signals"
+            )
         found = Wave(tuple(there[place] for place in places), float(rates[places[0]]), int(rows[places[0]]))
         wave = _bounded(found)
         if names is None:

@@ -1,4 +1,4 @@
-"""Cut recordings into windows, none of which holds a gap, an unknown value, or a change of label or patient."""
+"""Cut recordings into windows without gaps, missing values, or changes of label or patient."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ Missing = Literal["leave-out", "split"]
 
 @dataclass(frozen=True)
 class Cutting:
-    """Numbers by which windows are cut. Recordings are resampled by up / down first."""
+    """How to cut recordings into windows. Recordings are first resampled by the factor up / down."""
 
-    window: int  # steps
-    step: int  # from the beginning of a window to that of the next
+    window: int  # length of a window in steps
+    step: int  # steps between the starts of two windows
     missing: Missing = "leave-out"
     up: int = 1
     down: int = 1
@@ -26,18 +26,24 @@ class Cutting:
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows in the order of their beginnings."""
+    """Windows in the order of their start."""
 
     inputs: np.ndarray  # [windows, signals, steps]
-    labels: np.ndarray  # [windows]: places among the recording's labels; 0 where it has none
-    rows: np.ndarray  # [windows]: the row that each begins with
-    gaps: int  # in time, and rows of which a value is not known
+    labels: np.ndarray  # [windows]; index of the recording's label, or 0 if it has none
+    rows: np.ndarray  # [windows]; first row of each window
+    gaps: int  # number of gaps in time, plus number of rows with missing values
 
 
 def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequence[bool] | None = None) -> Windows:
-    """Return the windows of some rows. own: [rows] whether they are the patient's; usable: which labels are learned.
+    """Cut the selected rows of a recording into windows.
 
-    The last part of a stretch that is shorter than a window is not used.
+    Args:
+        recording: The recording.
+        cutting: The length and distance of the windows.
+        own: A mask of the rows to use, such as those of a patient.
+        usable: For each label, whether its rows are used; None ignores labels.
+
+    If the last rows of a part are fewer than a window, they are not used.
     """
     values, labels = recording.values, recording.labels if usable is not None else None
     known = ~np.isnan(values).any(1)
@@ -65,7 +71,7 @@ def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequenc
 def _of_stretch(
     steps: np.ndarray, rows: np.ndarray, labels: Coded | None, usable: Sequence[bool] | None, cutting: Cutting
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield the windows, labels and beginnings of each label's part of a stretch."""
+    """Yield the windows, their labels and their first rows, for each part of a recording with a single label."""
     codes = np.zeros(len(steps), np.int64) if labels is None else labels.rows[rows].astype(np.int64)
     changes = np.flatnonzero(np.diff(codes)) + 1
     for first, last in zip([0, *changes.tolist()], [*changes.tolist(), len(steps)], strict=True):
@@ -77,7 +83,7 @@ def _of_stretch(
 
 
 def stretches(begins: np.ndarray, used: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield the first row and the end of all rows that are used and follow each other."""
+    """Yield the first row, and the row after the last, of each run of consecutive rows that are used."""
     changed = begins.copy()
     changed[1:] |= used[1:] != used[:-1]
     edges = [*np.flatnonzero(changed).tolist(), len(used)]
@@ -89,7 +95,7 @@ def stretches(begins: np.ndarray, used: np.ndarray) -> Iterator[tuple[int, int]]
 
 
 def resampled(values: np.ndarray, cutting: Cutting) -> np.ndarray:
-    """Return rows at the plan's rate."""
+    """Resample rows to the plan's sampling rate."""
     if cutting.up == cutting.down:
         return values
     from scipy.signal import resample_poly

@@ -1,1 +1,1 @@
-"""Methods beyond those that the papers of HarmoFL, AdaFed and FedSM compare with, written as an outsider would."""
+"""More methods than the papers of HarmoFL, AdaFed and FedSM compare, written with the same interface as plug-ins."""

@@ -1,4 +1,4 @@
-"""ConDistFL: Wang et al., Conditional Distillation for Federated Learning from Partially Annotated Data, 2023."""
+"""ConDistFL (Wang et al., Conditional Distillation for Federated Learning from Partially Annotated Data, 2023)."""
 
 import copy
 from typing import Literal
@@ -10,25 +10,27 @@ from medsilo.extend import Task
 from medsilo.extend.methods import FedAvg, PlanError, TrainContext, absent_in, labels_in, marks_in
 
 SMALL = 1e-5
-PLACES = 3  # axes of an output that has places
+PLACES = 3  # minimum number of dimensions of a segmentation's output
 
 
 class ConDistFL(FedAvg):
-    """FedAvg that learns structures which a hospital did not draw from the model as it arrived.
+    """FedAvg with distillation: a site learns the structures U that it did not annotate from the received model.
 
-    Where the hospital drew nothing, background or one of the undrawn U, p(u | not drawn) = p_u / (p_0 + Σ_U p_u). The
-    loss of these is 1 − Dice between both models', p of the one that arrived being as sure as τ makes it. It leaves out
-    places where the hospital drew something, or the one that arrived finds something that it did draw. Of outputs of
-    several sizes the largest, which comes first, is distilled. Where all was drawn, and of cases with a class, it is
-    FedAvg.
+    At a position without annotation, p(u | not annotated) = p_u / (p_0 + Σ_U p_u). The loss is 1 − Dice between the
+    probabilities p of the site's model and of the received model, both sharpened by the temperature τ. The loss leaves
+    out positions that the hospital annotated, or where the received model finds a structure that the hospital
+    annotates. If a network has outputs of several sizes, only the largest, which comes first, is distilled. With
+    complete annotations, and in classification, the method equals FedAvg.
     """
 
     title = "ConDistFL"
     paper = "Wang et al. 2023"
 
     name: Literal["condistfl"] = "condistfl"  # type: ignore[assignment]
-    weight: float = Field(1.0, ge=0, le=1000, description="weight of the distillation")
-    temperature: float = Field(0.5, gt=0, le=100, description="τ of both models' scores in it")
+    weight: float = Field(1.0, ge=0, le=1000, description="weight of the distillation loss")
+    temperature: float = Field(
+        0.5, gt=0, le=100, description="τ: temperature that divides both models' scores in the distillation loss"
+    )
 
     def check_task(self, task: Task) -> None:
         if task.goal.overlaps:
@@ -36,7 +38,7 @@ class ConDistFL(FedAvg):
                 f"algorithm.name: {self.name} needs structures that do not overlap, and regions do; choose fedavg"
             )
 
-    def work(self, bench: TrainContext) -> float:
+    def train_round(self, bench: TrainContext) -> float:
         arrived = copy.deepcopy(bench.modules["model"]).requires_grad_(False).eval()
 
         def objective(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -46,14 +48,16 @@ class ConDistFL(FedAvg):
             if largest.ndim < PLACES or not any(marks_in(targets)):
                 return loss
             with no_grad():
-                taught = arrived(inputs)  # of a model that is not training, the largest alone
+                taught = arrived(inputs)  # In evaluation mode, the model returns only its largest output.
             return loss + self.weight * distilled(largest, taught, targets, self.temperature)
 
         return bench.train(bench.lesson(objective=objective))
 
 
 def distilled(output: Tensor, taught: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """Return the loss of undrawn structures, the mean over cases and these; outputs [cases, labels, *grid]."""
+    """Return the distillation loss for the structures without annotation, averaged over cases and structures. The
+    outputs are [cases, labels, *grid].
+    """
     total, labels = output.new_zeros(()), labels_in(targets)
     for case, mark in enumerate(marks_in(targets)):
         if not (absent := absent_in(mark)):

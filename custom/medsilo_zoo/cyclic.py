@@ -1,5 +1,6 @@
-"""Cyclic weight transfer: Chang et al., Distributed deep learning networks among institutions for medical imaging,
-JAMIA 2018."""
+"""Cyclic weight transfer (Chang et al., Distributed deep learning networks among institutions for medical imaging,
+JAMIA 2018).
+"""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -12,7 +13,9 @@ from medsilo.extend.methods import BY_ITSELF, PlanError, ServerReadable, Trainin
 
 
 class OnlyAnswer(UniformMean):
-    """The model of the one hospital that trained; without an answer it stays as it was."""
+    """Aggregates a round in which one hospital trains: its model becomes the shared model. Without an answer, the
+    shared model stays the same.
+    """
 
     @property
     def sealed(self) -> ServerReadable:
@@ -20,10 +23,12 @@ class OnlyAnswer(UniformMean):
 
 
 class Cyclic(Algorithm):
-    """w goes from hospital to hospital: in each round one trains it, and a cycle has a round for each.
+    """The hospitals train one model in turn: one hospital trains in each round, and a cycle has one round for each
+    hospital.
 
-    All validate it in every round, so that the best round is chosen as in other methods. A hospital's momentum waits
-    while others train and goes on in its next turn, a whole cycle old; `training.optimizer_state: reset` begins afresh.
+    All hospitals validate the model in every round, so that the best round is chosen as in other methods. A hospital
+    keeps its momentum until it trains again, a whole cycle later; `training.optimizer_state: reset` resets the
+    momentum.
     """
 
     title = "Cyclic weight transfer"
@@ -32,7 +37,7 @@ class Cyclic(Algorithm):
 
     name: Literal["cyclic"] = "cyclic"
     order: Literal["fixed", "drawn"] = Field(
-        "fixed", description="the hospitals' order in a cycle: by name, or drawn for each cycle"
+        "fixed", description="order of the hospitals in a cycle: `fixed` by name, or `drawn` at random for each cycle"
     )
 
     def phases(self, rounds: int) -> Sequence[Phase]:
@@ -44,10 +49,10 @@ class Cyclic(Algorithm):
             "hold for it; choose fedavg, or set aggregation.robust=null",
         )
         told = "in a round one hospital trains and sends its model, which the next is given as it is"
-        return [Phase("train", rounds, (model,), self.work, turn=self.turn, disclosure_notes=(told,))]
+        return [Phase("train", rounds, (model,), self.train_round, turn=self.turn, disclosure_notes=(told,))]
 
     def turn(self, number: int, sites: Sequence[str], seed: int) -> str:
-        """Return whose turn it is."""
+        """Return the site that trains in a round."""
         cycle, place = divmod(number - 1, len(sites))
         if self.order == "drawn":
             place = int(torch.randperm(len(sites), generator=generator_for(seed, "cycle", cycle))[place])

@@ -1,4 +1,4 @@
-"""FedALA: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023."""
+"""FedALA (Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023)."""
 
 import math
 from collections.abc import Sequence
@@ -21,12 +21,14 @@ from medsilo.extend.methods import (
     names_of_last_layers,
 )
 
-JUDGED = 10  # losses by which it is judged whether W still moves
-SAMPLE = -1  # the epoch whose order decides on which cases W is learned; training counts from 0
+JUDGED = 10  # number of the latest losses whose spread decides whether W has converged
+SAMPLE = -1  # The epoch number that determines the sample of cases for learning W. Training epochs count from 0.
 
 
 class Aggregation(nn.Module):
-    """W of a site, element by element; whether it was learned before; whether a mean waits to be taken over."""
+    """A site's element-wise weights W, whether W has been learned before, and whether a received mean has not been
+    combined yet.
+    """
 
     learnt: Tensor
     waits: Tensor
@@ -39,27 +41,28 @@ class Aggregation(nn.Module):
 
 
 class FedALA(MeanOfOwn):
-    """A site sets out from θ + (w̄ − θ) ⊙ W, θ being its own model and w̄ the mean of all; W in [0, 1] stays there.
+    """A site starts each round from θ + (w̄ − θ) ⊙ W, where θ is its own model and w̄ the mean of all models. W in [0,
+    1] never leaves the site.
 
-    W ← W − η ∇_W f(θ + (w̄ − θ) ⊙ W) is learned on a sample of its training cases, for the last p layers alone: all
-    other layers, and running statistics, are those of w̄.
+    W ← W − η ∇_W f(θ + (w̄ − θ) ⊙ W) is learned on a sample of the site's training cases, for the last p layers only.
+    All other layers and the running statistics are taken from w̄.
     """
 
     title = "FedALA"
     paper = "Zhang et al. 2023"
 
     name: Literal["fedala"] = "fedala"
-    layers: int = Field(1, ge=1, le=1000, description="p: how many of the network's last layers have weights W")
+    layers: int = Field(1, ge=1, le=1000, description="p: number of the network's last layers that have weights W")
     share: float = Field(0.8, gt=0, le=1, description="s: share of the training batches on which W is learned")
     step: float = Field(1.0, gt=0, le=1000, description="η: learning rate of W")
     settled: float = Field(
         0.1,
         ge=0,
         le=1000,
-        description="for the first time W is learned until the last ten passes' losses have a smaller standard "
-        "deviation; later in one pass",
+        description="when W is learned for the first time, learning ends once the last ten losses have a smaller "
+        "standard deviation; later rounds use one pass",
     )
-    passes: int = Field(30, ge=1, le=1000, description="the most passes of that first time")
+    passes: int = Field(30, ge=1, le=1000, description="maximum number of passes when W is learned for the first time")
 
     def networks(self, build: ModelFactory) -> Modules:
         modules = super().networks(build)
@@ -70,18 +73,20 @@ class FedALA(MeanOfOwn):
         cast(Aggregation, modules["aggregation"]).waits.fill_(came)
 
     def personalise(self, bench: TrainContext) -> None:
-        """Take over the mean that arrived, once: what is validated is where training sets out from."""
+        """Combine the received mean with the site's model, once in a round, so that training starts from the validated
+        model.
+        """
         own, mean = bench.modules["model"], bench.modules["global"]
         aggregation = cast(Aggregation, bench.modules["aggregation"])
         if not aggregation.waits:
             return
         aggregation.waits.fill_(False)
         if all(map(torch.equal, own.parameters(), mean.parameters())):
-            return  # as at first
+            return  # The site's model and the mean are equal at the beginning.
         mixture = Mixture(own, mean, self._weighed(own), list(aggregation.weights))
         lesson, losses = mixture.lesson(bench, self.step), list[float]()
         for _ in range(1 if aggregation.learnt else self.passes):
-            losses.append(bench.epoch([lesson], SAMPLE, math.ceil(self.share * bench.steps)))
+            losses.append(bench.cases.epoch([lesson], SAMPLE, math.ceil(self.share * bench.cases.steps)))
             if len(losses) > JUDGED and pstdev(losses[-JUDGED:]) < self.settled:
                 break
         aggregation.learnt.fill_(True)
@@ -89,7 +94,7 @@ class FedALA(MeanOfOwn):
         own.load_state_dict(mixture(), strict=False)
 
     def learn(self, bench: TrainContext) -> float:
-        self.personalise(bench)  # where nothing was validated before
+        self.personalise(bench)  # In rounds without validation, the models have not been combined yet.
         return bench.train()
 
     def _weighed(self, model: nn.Module) -> list[str]:
@@ -97,7 +102,7 @@ class FedALA(MeanOfOwn):
 
 
 class Mixture:
-    """θ + (w̄ − θ) ⊙ W of the weighed tensors, as W is now."""
+    """Computes θ + (w̄ − θ) ⊙ W for the weighted tensors, with the current W."""
 
     def __init__(self, own: nn.Module, mean: nn.Module, names: Sequence[str], weights: Sequence[Tensor]) -> None:
         self.mean, self.weights = mean, dict(zip(names, weights, strict=True))
@@ -108,7 +113,7 @@ class Mixture:
         return {name: self.start[name] + self.way[name] * weight for name, weight in self.weights.items()}
 
     def lesson(self, bench: TrainContext, step: float) -> TrainStep:
-        """Return how W learns from a batch: by a plain step, and cut to [0, 1]."""
+        """Return a training step that updates W by gradient descent on a batch, and clips it to [0, 1]."""
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
             layers = {name: tensor.requires_grad_() for name, tensor in self().items()}

@@ -1,5 +1,6 @@
-"""FedAWA: Shi et al., FedAWA: Adaptive Optimization of Aggregation Weights in Federated Learning Using Client Vectors,
-CVPR 2025."""
+"""FedAWA (Shi et al., FedAWA: Adaptive Optimization of Aggregation Weights in Federated Learning Using Client Vectors,
+CVPR 2025).
+"""
 
 from typing import Literal
 
@@ -9,14 +10,14 @@ from torch import Tensor
 
 from medsilo.extend.methods import ServerSide, Shares, StalenessWeightedMean, WeighingMethod, uncompiled
 
-BETAS = (0.5, 0.999)  # of Adam
+BETAS = (0.5, 0.999)  # Adam's β
 
 
 class FedAWA(WeighingMethod):
-    """θ ← Σ_k λ_k θ_k, λ = softmax(T), with T optimised by the server for what the vectors g_k = θ_k − θ agree on.
+    """The server averages θ ← Σ_k λ_k θ_k with λ = softmax(T), and optimises T so that the updates g_k = θ_k − θ agree.
 
-    T ← T − Adam(∇ Σ_k λ_k (1 − cos(θ, θ_k)) + λ_k ‖g_k − Σ_j λ_j g_j‖). T begins as the sites' shares of all cases, and
-    goes on from round to round; Adam's moments don't. All of it follows from the inner products of θ and the g_k.
+    T ← T − Adam(∇ Σ_k λ_k (1 − cos(θ, θ_k)) + λ_k ‖g_k − Σ_j λ_j g_j‖). T starts as the sites' shares of all cases, and
+    is kept between rounds without Adam's moments. Only the inner products of θ and the g_k are needed.
     """
 
     title = "FedAWA"
@@ -24,10 +25,10 @@ class FedAWA(WeighingMethod):
 
     name: Literal["fedawa"] = "fedawa"
     server_lr: float = Field(0.001, gt=0, le=1, description="learning rate of the server's Adam on the sites' weights")
-    server_steps: int = Field(1, ge=1, le=1000, description="steps of the server's Adam in a round")
+    server_steps: int = Field(1, ge=1, le=1000, description="steps of the server's Adam in each round")
 
     def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
-        """Optimise T of the sites that answered; that of the others waits."""
+        """Optimise the entries of T for the sites that answered. Entries of other sites stay the same."""
         total = sum(mean.samples.values())
         before = [mean.memory.get(site, {"T": n / total})["T"] for site, n in mean.samples.items()]
         t = torch.tensor(before, dtype=torch.float64, requires_grad=True)
@@ -42,7 +43,7 @@ class FedAWA(WeighingMethod):
 
 
 def disagreement(weights: Tensor, products: Tensor) -> Tensor:
-    """Return Σ λ_k (1 − cos(θ, θ_k)) + λ_k ‖g_k − Σ_j λ_j g_j‖, from the inner products of θ and all g_k."""
+    """Return Σ λ_k (1 − cos(θ, θ_k)) + λ_k ‖g_k − Σ_j λ_j g_j‖, given the inner products of θ and all g_k."""
     square, along, g = products[0, 0], products[0, 1:], products[1:, 1:]
     lengths = (square * (square + 2 * along + g.diagonal())).clamp(min=0).sqrt()
     turned = 1 - (square + along) / lengths.clamp(min=1e-8)

@@ -1,4 +1,4 @@
-"""FedBABU: Oh et al., FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022."""
+"""FedBABU (Oh et al., FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022)."""
 
 from typing import Literal
 
@@ -9,16 +9,19 @@ from medsilo.extend.methods import FineTuning, ModelFactory, Modules, has_body_a
 
 
 class FedBABU(FineTuning):
-    """φ ← Σ p_k φ_k, learned with the head h_0 that was drawn at first and never learns; then each site fine-tunes.
+    """Sites train the shared body φ ← Σ p_k φ_k with a random head h_0 that is never trained. Each site then fine-tunes
+    its own model.
 
-    h_0 is the same at all sites. A site's own model is (φ, h_0) after some epochs on its training data.
+    All sites have the same h_0. A site's own model is (φ, h_0), fine-tuned for some epochs on its training data.
     """
 
     title = "FedBABU"
     paper = "Oh et al. 2022"
 
     name: Literal["fedbabu"] = "fedbabu"  # type: ignore[assignment]
-    epochs: int = Field(5, ge=0, le=1000, description="passes of fine-tuning before each evaluation; 0 keeps h_0")
+    epochs: int = Field(
+        5, ge=0, le=1000, description="epochs of fine-tuning before each evaluation; with 0, the head remains h_0"
+    )
 
     def networks(self, build: ModelFactory) -> Modules:
         modules = super().networks(build)

@@ -1,4 +1,4 @@
-"""FedCE: Jiang et al., Fair Federated Medical Image Segmentation via Client Contribution Estimation, CVPR 2023."""
+"""FedCE (Jiang et al., Fair Federated Medical Image Segmentation via Client Contribution Estimation, CVPR 2023)."""
 
 import math
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ from medsilo.extend.methods import (
     copy_into,
 )
 
-LEAST = 1e-6  # of a contribution, before they are divided by their sum
+LEAST = 1e-6  # minimum contribution before contributions are normalised
 
 
 class FedCE(WeighingMethod):
-    """θ ← Σ a_k θ_k, with a_k by what site k contributes in the space of gradients and in that of data.
+    """θ ← Σ a_k θ_k, where the weight a_k is site k's contribution to the gradients and to the score.
 
-    Gradients: 1 − cos(g_k, Σ_{j≠k} a_j g_j), g_k = θ_k − θ, with the cosine's mean over the rounds. Data: 1 − the mean
-    score of the mixtures without k, (θ − a_k θ_k) / (1 − a_k), on k's validation cases. Each is divided by its sum over
-    the sites, and a is their sum, divided by its own.
+    The contribution to the gradients is 1 − cos(g_k, Σ_{j≠k} a_j g_j) with g_k = θ_k − θ, where the cosine is averaged
+    over the rounds. The contribution to the score is 1 minus the mean score of the models without k, (θ − a_k θ_k) / (1
+    − a_k), on k's validation cases. Both contributions are normalised over the sites, and a is their normalised sum.
     """
 
     title = "FedCE"
@@ -39,9 +39,10 @@ class FedCE(WeighingMethod):
     name: Literal["fedce"] = "fedce"
 
     def networks(self, build: ModelFactory) -> Modules:
-        """A site says what was `missed`, 1 − the mean score of the models without it, and is told its `share` a_k.
+        """Build the networks and the site's values. A site sends `missed`, which is 1 minus the mean score of the
+        models without it, and receives its weight a_k as `share`.
 
-        It keeps the sum of scores, and their number; the first round counts as a score of 0.
+        A site keeps the sum and the number of the scores; the first round counts as a score of 0.
         """
         model = build()
         contribution = Numbers(missed=1.0, share=0.0, scores=0.0, rounds=1.0)
@@ -61,13 +62,12 @@ class FedCE(WeighingMethod):
         )
         return *super().groups(), contribution
 
-    # What a site does
-    def work(self, bench: TrainContext) -> float:
-        """Score the model without this site's own part, and train."""
+    def train_round(self, bench: TrainContext) -> float:
+        """Score the model without this site's contribution, and train."""
         numbers = dict(bench.modules["contribution"].named_buffers())
         share = float(numbers["share"])
         if 0 < share < 1:
-            score = bench.told_score(without(bench.modules["model"], bench.modules["sent"], share))
+            score = bench.cases.told_score(without(bench.modules["model"], bench.modules["sent"], share))
             if score is None:
                 raise Refused(
                     "fedce weights hospitals by validation scores, which this one does not disclose; choose fedavg"
@@ -79,7 +79,6 @@ class FedCE(WeighingMethod):
         copy_into(bench.modules["sent"], bench.modules["model"])
         return loss
 
-    # What the server does
     def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
         told = cast(SharedNumbers, server.mixers["contribution"])
         sites = list(mean.samples)
@@ -99,7 +98,7 @@ class FedCE(WeighingMethod):
 
 
 def without(model: nn.Module, own: nn.Module, share: float) -> nn.Module:
-    """Return (θ − a_k θ_k) / (1 − a_k): the mixture of the others; whole numbers stay θ's."""
+    """Return (θ − a_k θ_k) / (1 − a_k), the mean model without site k. Integer tensors are those of θ."""
     rest = deepcopy(model)
     theirs = own.state_dict()
     with torch.no_grad():
@@ -110,7 +109,9 @@ def without(model: nn.Module, own: nn.Module, share: float) -> nn.Module:
 
 
 def cosines_with_others(shares: Tensor, g: Tensor) -> list[float]:
-    """Return cos(g_k, Σ_{j≠k} a_j g_j) of every site, from the inner products of all g; 0 where one has no length."""
+    """Return cos(g_k, Σ_{j≠k} a_j g_j) for every site, given the inner products of all g. The cosine is 0 if a vector
+    has length 0.
+    """
     found = []
     for place in range(len(g)):
         others = shares.clone()
@@ -121,6 +122,6 @@ def cosines_with_others(shares: Tensor, g: Tensor) -> list[float]:
 
 
 def normalised(values: Sequence[float]) -> list[float]:
-    """Return values, none below LEAST, divided by their sum."""
+    """Clip values from below at LEAST, and divide them by their sum."""
     cut = [max(value, LEAST) for value in values]
     return [value / math.fsum(cut) for value in cut]

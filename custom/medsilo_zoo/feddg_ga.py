@@ -1,4 +1,4 @@
-"""FedDG-GA: Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023."""
+"""FedDG-GA (Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023)."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -19,14 +19,14 @@ from medsilo.extend.methods import (
     WeighingMethod,
 )
 
-WIDEST = 100.0  # a gap between two mean losses; beyond it all is one
+WIDEST = 100.0  # maximum absolute generalisation gap; larger gaps are clipped
 
 
 class FedDGGA(WeighingMethod):
-    """a_i ← a_i + d_r / K · G_i / max_j |G_j|, cut to [0, 1] and divided by their sum; θ ← Σ a_i θ_i.
+    """θ ← Σ a_i θ_i with a_i ← a_i + d_r / K · G_i / max_j |G_j|, clipped to [0, 1] and normalised.
 
-    G_i = L_i(θ) − L_i(θ_i) is the generalisation gap: how much worse the shared model is on the site's training cases
-    than what the site had sent for it. d_r falls linearly from `step` to nothing over the rounds.
+    The generalisation gap G_i = L_i(θ) − L_i(θ_i) is the difference in training loss between the shared model and the
+    model that the site sent. The step d_r decreases linearly from `step` to 0 over the rounds.
     """
 
     title = "FedDG-GA"
@@ -34,10 +34,12 @@ class FedDGGA(WeighingMethod):
     paced = True
 
     name: Literal["feddg-ga"] = "feddg-ga"
-    step: float = Field(0.2, gt=0, le=1, description="d: how far the weights move in the first round, all together")
+    step: float = Field(0.2, gt=0, le=1, description="d: total change of the sites' weights in the first round")
 
     def networks(self, build: ModelFactory) -> Modules:
-        """A site sends G_i as `value`; it keeps the loss L_i(θ_i) of the round before, if that was `measured`."""
+        """Build the networks and the site's values. A site sends G_i as `value`, and keeps its last loss L_i(θ_i) if
+        that was `measured`.
+        """
         return {"model": build(), "gap": Numbers(value=0.0, own_loss=0.0, measured=False)}
 
     def groups(self) -> tuple[Group, ...]:
@@ -57,34 +59,36 @@ class FedDGGA(WeighingMethod):
         )
         return gap, *super().groups()
 
-    def work(self, bench: TrainContext) -> float:
-        """Measure the gap of the model that has arrived, train, and measure the loss for the next gap."""
+    def train_round(self, bench: TrainContext) -> float:
+        """Compute the gap of the received model, train, and compute the loss for the next gap."""
         model, gap = bench.modules["model"], bench.modules["gap"]
         value, own_loss, measured = map(gap.get_buffer, ("value", "own_loss", "measured"))
-        shared = bench.told_loss(model)
+        shared = bench.cases.told_loss(model)
         value.zero_()
         if shared is not None and measured:
             value.copy_((shared - own_loss).clamp(-WIDEST, WIDEST))
         loss = bench.train()
-        own = bench.told_loss(model)
+        own = bench.cases.told_loss(model)
         own_loss.fill_(own or 0.0)
         measured.fill_(own is not None)
         return loss
 
     def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
-        """Move the weights of all sites towards those whose gap is large; `memory` has the weights and the rounds."""
+        """Increase the weights of sites with a large gap. The aggregator's `memory` holds the weights and the number of
+        rounds.
+        """
         sites, before = server.sites, {"a": 1 / len(server.sites), "rounds": 0.0}
         a = {site: mean.memory.get(site, before)["a"] for site in sites}
         number = mean.memory.get(sites[0], before)["rounds"]
         gaps = {site: float(server.mixers["gap"].current(site)["gap"]) for site in mean.samples}
-        # In the first round nobody has a gap yet.
+        # No site has a gap in the first round.
         a = moved(a, gaps, self.step * (1 - (number - 1) / server.training.rounds))
         mean.memory = {site: {"a": a[site], "rounds": number + 1} for site in sites}
         return {site: a[site] for site in mean.samples}
 
 
 def moved(a: dict[str, float], gaps: Mapping[str, float], step: float) -> dict[str, float]:
-    """Return the weights, moved towards the sites whose gap is large, by `step` all together."""
+    """Return the weights after increasing those of sites with a large gap. `step` limits the total change."""
     largest = max(map(abs, gaps.values()))
     if not largest:
         return a

@@ -1,4 +1,4 @@
-"""FedDyn: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021."""
+"""FedDyn (Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021)."""
 
 from typing import Literal
 
@@ -23,16 +23,18 @@ from medsilo.extend.methods import (
 
 
 class FedDyn(ServerStep):
-    """Sites minimise f_k(w_k) − ⟨g_k, w_k⟩ + α/2 ‖w_k − w‖²; then g_k ← g_k − α (w_k − w), which stays there.
+    """Sites minimise f_k(w_k) − ⟨g_k, w_k⟩ + α/2 ‖w_k − w‖². After training, g_k ← g_k − α (w_k − w), which never
+    leaves the site.
 
-    The server: h ← h − α/N Σ (w_k − w) over those of the N sites that answered, w ← mean(w_k) − h/α. Sites count alike.
+    The server computes h ← h − α/N Σ (w_k − w) and then w ← mean(w_k) − h/α over the sites that answered. N is the
+    number of all sites. All sites have the same weight.
     """
 
     title = "FedDyn"
     paper = "Acar et al. 2021"
 
     name: Literal["feddyn"] = "feddyn"
-    weighting: Literal["uniform"] = "uniform"
+    weighting: Literal["uniform"] | None = "uniform"
     alpha: float = Field(0.01, gt=0, le=1000, description="α: strength of the dynamic regulariser")
 
     def networks(self, build: ModelFactory) -> Modules:
@@ -47,8 +49,8 @@ class FedDyn(ServerStep):
     def step(self, server: ServerSide) -> Aggregator:
         return DynamicStep(self.alpha)
 
-    def work(self, bench: TrainContext) -> float:
-        """− g_k + α (w_k − w) in the gradient is a pull towards w + g_k/α."""
+    def train_round(self, bench: TrainContext) -> float:
+        """Train with a pull towards w + g_k/α, which adds − g_k + α (w_k − w) to the gradient."""
         weights = learning_weights(bench.modules["model"])
         gradients: list[Tensor] = list(bench.modules["gradient"].parameters())
         arrived = [weight.detach().clone() for weight in weights]

@@ -1,4 +1,4 @@
-"""FedLWS: Shi et al., FedLWS: Federated Learning with Adaptive Layer-wise Weight Shrinking, ICLR 2025."""
+"""FedLWS (Shi et al., FedLWS: Federated Learning with Adaptive Layer-wise Weight Shrinking, ICLR 2025)."""
 
 import math
 from typing import Literal
@@ -11,10 +11,10 @@ from medsilo.extend.methods import PlanError, ServerSide, ServerStep, Shares, St
 
 
 class FedLWS(ServerStep):
-    """w^l ← γ^l Σ p_k w_k^l: the mean of every layer l is shrunk, the more so the more the sites disagree in it.
+    """w^l ← γ^l Σ p_k w_k^l: the mean of every layer l is shrunk, and more so if the sites disagree in this layer.
 
-    γ^l = ‖w^l‖ / (‖w^l‖ + τ^l ‖g^l‖), with w^l as the sites were given it, g_k^l = w_k^l − w^l, g^l = Σ p_k g_k^l, and
-    τ^l = β · 1/K Σ_k ‖g_k^l − 1/K Σ_j g_j^l‖ between `least` and `most`.
+    γ^l = ‖w^l‖ / (‖w^l‖ + τ^l ‖g^l‖), where w^l is the layer that the sites received, g_k^l = w_k^l − w^l and g^l = Σ
+    p_k g_k^l. τ^l = β · 1/K Σ_k ‖g_k^l − 1/K Σ_j g_j^l‖ is clipped to the range from `least` to `most`.
     """
 
     title = "FedLWS"
@@ -26,8 +26,8 @@ class FedLWS(ServerStep):
 
     name: Literal["fedlws"] = "fedlws"
     beta: float = Field(0.03, ge=0, le=1000, description="β: how strongly the sites' disagreement shrinks a layer")
-    least: float = Field(0.01, ge=0, le=10, description="the least τ of a layer")
-    most: float = Field(0.2, ge=0, le=10, description="the greatest τ of a layer")
+    least: float = Field(0.01, ge=0, le=10, description="minimum τ of a layer")
+    most: float = Field(0.2, ge=0, le=10, description="maximum τ of a layer")
 
     def check_training(self, training: Training) -> None:
         if self.least > self.most:
@@ -37,17 +37,17 @@ class FedLWS(ServerStep):
         return StalenessWeightedMean(self.shares, self.shrunk)
 
     def shares(self, mean: StalenessWeightedMean) -> Shares:
-        """Return p_k."""
-        return mean.samples if self.weighting == "samples" else dict.fromkeys(mean.samples, 1.0)
+        """Return the weight p_k of each site."""
+        return dict.fromkeys(mean.samples, 1.0) if self.weighting == "uniform" else mean.samples
 
     def shrunk(self, mean: StalenessWeightedMean) -> Shares:
-        """Return γ of every tensor: that of its layer."""
+        """Return the factor γ of every tensor, which is that of its layer."""
         weights = torch.tensor(list(self.shares(mean).values()), dtype=torch.float64)
         gammas = {layer: self.gamma(own, weights) for layer, own in mean.products(layer_of).items()}
         return {name: gammas[layer_of(name)] for name in mean.averaged}
 
     def gamma(self, products: Tensor, weights: Tensor) -> float:
-        """Return γ^l from the inner products of w^l and all g_k^l."""
+        """Return γ^l, given the inner products of w^l and all g_k^l."""
         p, g = weights / weights.sum(), products[1:, 1:]
         norm, way = math.sqrt(products[0, 0]), math.sqrt(max(0.0, float(p @ g @ p)))
         apart = (g.diagonal() - 2 * g.mean(1) + g.mean()).clamp(min=0).sqrt().mean()
@@ -56,5 +56,5 @@ class FedLWS(ServerStep):
 
 
 def layer_of(name: str) -> str:
-    """Return the layer that a tensor belongs to: weight and bias go together."""
+    """Return the layer of a tensor, since weight and bias belong to the same layer."""
     return name.rpartition(".")[0]

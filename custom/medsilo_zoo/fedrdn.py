@@ -1,4 +1,4 @@
-"""FedRDN: Yan et al., A Simple Data Augmentation for Feature Distribution Skewed Federated Learning, CVPR 2025."""
+"""FedRDN (Yan et al., A Simple Data Augmentation for Feature Distribution Skewed Federated Learning, CVPR 2025)."""
 
 import hashlib
 import math
@@ -26,23 +26,24 @@ from medsilo.extend.methods import (
     site_mean,
 )
 
-FLATTEST = 0.01  # no image is divided by less: a channel in which everything is alike has no contrast to bring out
-ROUNDED = 1e-4  # shares below it are none: sums that were sealed are rounded
+FLATTEST = 0.01  # Minimum divisor of an image. A nearly constant channel has no contrast to enhance.
+ROUNDED = 1e-4  # smaller shares count as 0, because secure aggregation rounds sums
 
 
 def digest_of(image: Tensor) -> str:
-    """Return a hash of an image."""
+    """Return the SHA-256 hash of an image's values."""
     return hashlib.sha256(image.contiguous().cpu().numpy().tobytes()).hexdigest()
 
 
 class ChannelNorm(nn.Module):
-    """x ↦ (x − μ) / σ for images [B, C, ...], by the statistics of the hospital; unchanged before they are measured.
+    """Maps images [B, C, ...] to (x − μ) / σ with the hospital's statistics. Images are unchanged until the statistics
+    are computed.
 
-    The tables `present` [sites], `means` and `deviations` [sites, C] are those of all hospitals. While a hospital sends
-    its own, they are zero but in its own row, so that they add up at the server.
+    The tables `present` [sites], `means` and `deviations` [sites, C] hold the statistics of all hospitals. In the
+    message of a hospital, all rows except its own are zero, so that the server can add the tables.
     """
 
-    mean: Tensor  # [C], the hospital's own
+    mean: Tensor  # [C], the hospital's own mean
     deviation: Tensor
     measured: Tensor
     present: Tensor
@@ -58,11 +59,13 @@ class ChannelNorm(nn.Module):
         self.register_buffer("means", torch.zeros(sites, channels))
         self.register_buffer("deviations", torch.zeros(sites, channels))
         self._draws: Generator | None = None
-        self._known = torch.zeros(0, dtype=torch.int64)  # hospitals that are drawn from, in memory
-        self._number: int | None = None  # with which each image draws by itself
+        self._known = torch.zeros(0, dtype=torch.int64)  # hospitals whose statistics may be chosen, on the CPU
+        self._number: int | None = None  # seed for choosing a hospital by the image's content
 
     def _apply(self, *given: Any, **named: Any) -> "ChannelNorm":
-        """Move to a device: what is asked in every batch stays where asking waits for nothing."""
+        """Move to a device, except for a flag that every batch reads. On the CPU, reading it needs no synchronisation
+        with the GPU.
+        """
         super()._apply(*given, **named)
         if self.mean.device.type == "cuda":
             self.measured = self.measured.cpu()
@@ -70,7 +73,7 @@ class ChannelNorm(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """[B, C, ...] to the same shape and type."""
+        """Normalise images [B, C, ...] without changing their shape and type."""
         if not self.measured:
             return images
         mean, deviation = self.mean, self.deviation
@@ -81,16 +84,19 @@ class ChannelNorm(nn.Module):
         return ((images - mean.view(each)) / deviation.view(each)).to(images.dtype)
 
     def _draw_hospitals(self, images: Tensor, hospitals: int) -> Tensor:
-        """Return the hospital that is drawn for each image."""
+        """Return the position of a random hospital for each image."""
         if self._number is None:
             return torch.randint(hospitals, (len(images),), generator=self._draws)
         return torch.tensor([seed_for(self._number, digest_of(image)) % hospitals for image in images])
 
     @contextmanager
     def drawing(self, random: Generator, by_image: bool = False) -> Iterator[None]:
-        """Inside, every image takes the statistics of a hospital that is drawn for it.
+        """In the `with` block, normalise each image with the statistics of a random hospital.
 
-        by_image: what is drawn follows from the image and a number, so that no image changes another's.
+        Args:
+            random: The random generator that chooses the hospitals.
+            by_image: True if the choice for an image depends only on the image and a seed, so that no image affects
+                another.
         """
         self._draws, self._known = random, self.present.cpu().nonzero().flatten()
         self._number = int(torch.randint(2**62, (), generator=random)) if by_image else None
@@ -101,8 +107,9 @@ class ChannelNorm(nn.Module):
 
     @torch.no_grad()
     def statistics(self, images: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Yield [B, 2 C]: every image's means and deviations over a channel's positions. Until they are taken, images
-        pass as they are."""
+        """Yield the mean and deviation of each channel for every image, [B, 2 C]. Images are not normalised until
+        `take` is called.
+        """
         self.measured.fill_(False)
         for batch in images:
             values = batch.double().flatten(2)
@@ -110,7 +117,7 @@ class ChannelNorm(nn.Module):
 
     @torch.no_grad()
     def take(self, statistics: Tensor) -> None:
-        """Set the hospital's own [2 C]."""
+        """Set the hospital's own statistics [2 C]."""
         mean, deviation = statistics.chunk(2)
         self.mean.copy_(mean)
         self.deviation.copy_(deviation.clamp(min=FLATTEST))
@@ -118,14 +125,14 @@ class ChannelNorm(nn.Module):
 
     @torch.no_grad()
     def show(self, place: int) -> None:
-        """Put the hospital's own into its row of the tables, and nothing into the others."""
+        """Write the hospital's statistics into its row of the tables, and zeros into the other rows."""
         for table, own in ((self.present, 1.0), (self.means, self.mean), (self.deviations, self.deviation)):
             table.zero_()
             table[place] = own
 
     @torch.no_grad()
     def share_out(self) -> None:
-        """Make the statistics of all hospitals of the mean of their tables."""
+        """Compute the statistics of all hospitals from the mean of their tables."""
         shares = self.present.clone()
         known = shares > ROUNDED
         self.means[known] /= shares[known, None]
@@ -134,14 +141,15 @@ class ChannelNorm(nn.Module):
 
 
 INPUT, CHANNELS = "input", "channels"
-BRIGHTER = 10  # times the task's brightest image
+BRIGHTER = 10  # factor by which values may exceed the task's brightest image
 
 
 class FedRDN(Averaging):
-    """FedAvg whose sites train on (x − μ_j) / σ_j, with the statistics of a hospital j drawn for every image.
+    """FedAvg in which sites train on (x − μ_j) / σ_j, with the statistics of a random hospital j for every image.
 
-    Phase "measure" is one round without training: every site sends the mean and the deviation of each channel, averaged
-    over its training images. All sites are given all of them once. In evaluation a site takes its own.
+    The phase "measure" is one round without training. Each site sends the mean and the deviation of each channel,
+    averaged over its training images. All sites receive the statistics of all sites once. In evaluation, each site uses
+    its own statistics.
     """
 
     title = "FedRDN"
@@ -195,9 +203,11 @@ class FedRDN(Averaging):
         )
 
     def measure(self, bench: TrainContext) -> float:
-        """μ_k = 1/n Σ_i μ(x_i), σ_k = 1/n Σ_i σ(x_i), over the positions of each channel of image i."""
+        """Compute μ_k = 1/n Σ_i μ(x_i) and σ_k = 1/n Σ_i σ(x_i), where μ and σ are taken over all positions of a
+        channel in image i.
+        """
         norm = cast(ChannelNorm, bench.modules[INPUT])
-        found = norm.statistics(inputs for inputs, _ in bench.data())
+        found = norm.statistics(inputs for inputs, _ in bench.cases.in_order())
         norm.take(bench.private.noisy_mean(found) if bench.private else torch.cat(list(found)).mean(0))
         norm.show(bench.sites.index(bench.site))
         return math.nan
@@ -207,28 +217,32 @@ class FedRDN(Averaging):
         norm.take(torch.cat(list(norm.statistics(inputs()))).mean(0))
 
     def train(self, bench: TrainContext) -> float:
-        """Every image takes the statistics of a drawn hospital; a site that missed the first round has no own yet."""
+        """Train with the statistics of a random hospital for every image. A site that missed the first round computes
+        its own statistics here.
+        """
         norm = cast(ChannelNorm, bench.modules[INPUT])
         if not norm.measured:
-            self.measure_unseen(bench.modules, lambda: (inputs for inputs, _ in bench.data()))
+            self.measure_unseen(bench.modules, lambda: (inputs for inputs, _ in bench.cases.in_order()))
         with norm.drawing(bench.random, by_image=bench.private is not None):
             return bench.train()
 
 
 def tables(modules: Modules) -> Tensors:
-    """Return the tables of all hospitals' statistics, without what a hospital keeps as its own."""
+    """Return the tables with the statistics of all hospitals, without the statistics that a hospital uses itself."""
     norm = cast(ChannelNorm, modules[INPUT])
     return {"present": norm.present, "means": norm.means, "deviations": norm.deviations}
 
 
 def table_ranges(modules: Modules, task: Task) -> Ranges:
-    """Return what a row can hold: the mean and deviation of the task's images, or nothing."""
+    """Return the allowed ranges of the tables, which include zero for the rows of other hospitals."""
     largest = BRIGHTER * task.largest_input
     return {"present": (0.0, 1.0), "means": (-largest, largest), "deviations": (0.0, largest)}
 
 
 def of_one_hospital(tensors: Tensors) -> None:
-    """Raise Refused when neither one hospital has such tables nor, where they were sealed, several of them."""
+    """Raise Refused unless the tables hold one hospital's statistics or, under secure aggregation, the mean over
+    several hospitals.
+    """
     present = tensors["present"]
     known = present > ROUNDED
     if abs(float(present.sum()) - 1) > ROUNDED or float(present.min()) < -ROUNDED:
@@ -240,9 +254,9 @@ def of_one_hospital(tensors: Tensors) -> None:
 
 
 def share_out(modules: Modules, came: bool) -> None:
-    """Hold on to the statistics of all hospitals."""
+    """Keep the statistics of all hospitals; raise Refused if this site has lost them."""
     norm = cast(ChannelNorm, modules[INPUT])
     if came:
         norm.share_out()
     elif not norm.present.any():
-        raise Refused("this site has lost the statistics of all hospitals; they are sent with the next request")
+        raise Refused("this site has lost the other hospitals' statistics; the server sends them with the next request")

@@ -1,5 +1,6 @@
-"""FedRoD: Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR
-2022."""
+"""FedRoD (Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image
+Classification, ICLR 2022).
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,10 +31,12 @@ from medsilo.extend.methods import (
 
 
 class FedRoD(SharedAndOwn):
-    """FedAvg of body φ and generic head g by balanced softmax; a head h_k of the site's own adds to g's scores.
+    """FedAvg of a body φ and a generic head g with balanced softmax. Each site also has its own head h_k, which adds to
+    the scores of g.
 
-    Generic: ℓ_b(g(φ(x)), y), with log n_c added to the score of each class c, of which the site has n_c cases. Own:
-    ℓ(g(φ(x)) + h_k(φ(x)), y), in which h_k alone learns. Both heads are linear, so that their sum is one head.
+    The generic loss is ℓ_b(g(φ(x)), y), where log n_c is added to the score of each class c with n_c cases at the site.
+    The site's own loss is ℓ(g(φ(x)) + h_k(φ(x)), y), which only trains h_k. The heads g and h_k are linear, so their
+    sum is a single head.
     """
 
     title = "FedRoD"
@@ -50,7 +53,7 @@ class FedRoD(SharedAndOwn):
         return modules | {"own-head": heads}
 
     def personalise(self, bench: TrainContext) -> None:
-        """The site's model is φ with the head g + h_k."""
+        """Set the site's own model to φ with the head g + h_k."""
         model = bench.modules["model"]
         copy_into(model, bench.modules["global"])
         with torch.no_grad():
@@ -59,18 +62,19 @@ class FedRoD(SharedAndOwn):
 
     @contextmanager
     def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:
-        """From each batch h_k learns first, so that both lessons know φ and g as they met the batch."""
+        """Yield the training steps of both heads. In each batch, h_k is trained first, so that both steps use φ and g
+        from before the batch.
+        """
         shared = bench.modules["global"]
 
         def own(heads: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-            """Return ℓ(g(φ(x)) + h_k(φ(x)), y) as an objective of h_k."""
             weights = {name: weight.detach() for name, weight in shared.named_parameters()}
             for name, more in zip(head_names(shared), heads.parameters(), strict=True):
                 weights[name] = weights[name] + more
             with keeping_statistics(shared):
                 return bench.loss(called_with(shared, weights, inputs), targets)
 
-        generic = OutputLoss(balanced_softmax(bench.loss, bench.labels()))
+        generic = OutputLoss(balanced_softmax(bench.loss, bench.cases.labels()))
         yield bench.lesson("own-head", own), bench.lesson("global", generic)
 
     def check(self, modules: Modules) -> None:

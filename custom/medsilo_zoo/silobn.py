@@ -1,4 +1,4 @@
-"""SiloBN: Andreux et al., Siloed Federated Learning for Multi-centric Histopathology Datasets, 2020."""
+"""SiloBN (Andreux et al., Siloed Federated Learning for Multi-centric Histopathology Datasets, 2020)."""
 
 from collections.abc import Callable, Iterable
 from typing import ClassVar, Literal
@@ -19,11 +19,12 @@ from medsilo.extend.methods import (
 
 
 class SiloBN(Averaging):
-    """FedAvg of all weights, batch norm's scale and shift among them; batch norm's statistics stay at the site.
+    """FedAvg of all weights, including batch norm's scale and shift. Batch norm's running statistics never leave the
+    site.
 
-    A hospital that did not train takes the shared weights, and measures the statistics on its own images without a
-    label and without a step (AdaBN, Li et al. 2017): each case counts the same, and a layer is measured behind those
-    before it, so its images are gone through once for each batch norm.
+    A hospital that did not train takes the shared weights. Batch norm's statistics are computed on the hospital's own
+    images, without labels or training (AdaBN, Li et al. 2017). Each case has the same weight. The statistics of a layer
+    depend on those of earlier layers, so all images are read once for each batch norm layer.
     """
 
     title = "SiloBN"

@@ -1,7 +1,7 @@
-"""NVFlare's 'deploy prepare' (Kubernetes or Docker), with the site's own policies in what comes out.
+"""NVFlare's 'deploy prepare' (Kubernetes or Docker) that keeps the site's own policies.
 
-NVFlare 2.9 builds the new kit's resources from its default and leaves the site's resources.json out, so that class
-allow-list, enforcement and log streaming would be NVFlare's again.
+NVFlare 2.9 builds the new kit's resources from its default and leaves the site's resources.json out. Class allow-list,
+enforcement and log streaming would then be NVFlare's again.
 """
 
 import argparse
@@ -15,7 +15,7 @@ POLICIES = ("class_allow_list", "class_list_enforcement_mode", "allow_log_stream
 
 
 def prepare(kit: Path, config: Path, output: Path) -> None:
-    """Make `output` from a kit; what NVFlare launches jobs with is new, everything else as the site has it."""
+    """Make `output` from a kit. Only the settings with which NVFlare starts jobs are new."""
     command = [sys.executable, "-m", "nvflare.cli", "deploy", "prepare", kit, "--config", config, "--output", output]
     subprocess.run([str(word) for word in command], check=True)
     own, default, new = (
@@ -26,7 +26,7 @@ def prepare(kit: Path, config: Path, output: Path) -> None:
             (output, "resources.json.default"),
         )
     )
-    left_out = _ids(default) - _ids(own)  # by the site, like the log streamer
+    left_out = _ids(default) - _ids(own)  # classes that the site left out
     components = [component for component in new["components"] if component["id"] not in left_out]
     components += [component for component in own["components"] if component["id"] not in _ids(default)]  # medsilo's
     policies = {key: own[key] for key in POLICIES if key in own}

@@ -1,32 +1,46 @@
-"""Reading a plan before it is approved: in words, and as a difference to the last one that was."""
+"""Describe a plan before it is approved: in words, and by its changes since the last plan of its study."""
 
+import re
 import time
 from collections.abc import Collection, Iterator
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from medsilo.check.at_home import KitAtHome, files_of
+from medsilo.check.at_home import KitAtHome, book_of_kit, files_of
 from medsilo.check.kit import Kit
 from medsilo.check.result import APPROVAL, Finding
+from medsilo.core.errors import MedsiloError
 from medsilo.core.package import in_words
 from medsilo.core.text import plain
-from medsilo.plan import Plan, keys_of
+from medsilo.runs.event_chain import REMEDY, EventChain
 from medsilo.site.accepted_settings import AcceptedSettings, check_there
-from medsilo.site.approvals import ApprovalLimits, study_in_words
+from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, study_in_words
+from medsilo.site.job_code import JobCode
 from medsilo.site.settings import SiteSettings
 
-LONGEST_VALUE = 200  # bytes of a plan's value, as it is shown
-ABSENT = "–"  # stands for the value of a key that a plan does not have
+if TYPE_CHECKING:  # settings can be accepted without training code
+    from medsilo.plan import Plan
+
+LONGEST_VALUE = 200  # the most bytes shown of a value in a plan
+UNAPPROVED = "approval: none in medsilo.yaml, so plans run here that nobody at this hospital has approved"
+ABSENT: Any = object()  # the value of a key that a plan does not have
+SENTENCE_END = re.compile(r"[:;] |\. (?=[A-Z`])|\.$")  # the end of a description's first sentence
+NAMES = {"algorithm.name": "the method", "task.name": "the task", "network.name": "the network"}
 
 
 def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterator[Finding]:
-    """Yield whether the settings are those that the engineer accepted; they are from now on where that is said."""
-    if kit.party != "hospital":  # of a person or a relay, which train nothing
+    """Compare the settings with those that the engineer accepted; with `accept`, accept them from now on."""
+    if kit.party != "hospital":  # of a person or a relay, which don't train
         return
-    check_there(kit.folder.parent / "local")
-    accepted = AcceptedSettings(files_of(kit))
+    local = kit.folder.parent / "local"
+    check_there(local)
+    book = book_of_kit(settings, local, kit.name)
+    accepted = AcceptedSettings(files_of(kit), book.folder if book else None)
     if not accept and (since := accepted.check()):
         yield Finding("settings", "ok", f"nothing in local/ changed since {since}")
-    elif not accepted.accept(settings):  # they promise nothing
+    # these settings promise no protection
+    elif not (accepted.accept(settings) if accept else accepted.begin(settings)):
         return
     elif accept:
         yield Finding("settings", "ok", "local/ is accepted as it is now")
@@ -35,37 +49,72 @@ def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterato
         yield Finding("settings", "note", what, "read it; a change from now on stops this site until --accept")
 
 
-def approval_findings(home: KitAtHome, plan: Plan) -> Iterator[Finding]:
-    """Yield whether a plan is approved, where this hospital wants that."""
-    if home.settings.approval == "none":
+def event_findings(kit: Kit, accept: bool) -> Iterator[Finding]:
+    """Verify events.log against the kit's signature; with `accept`, sign it as it is."""
+    if kit.party not in ("hospital", "server"):
         return
-    told, runs = standing(home, plan)
+    chain = EventChain(files_of(kit))
+    if accept:
+        chain.sign(accept=True)
+    try:
+        if told := chain.check():
+            yield Finding("events", "ok", told)
+    except MedsiloError as error:
+        yield Finding("events", "stops", str(error), REMEDY, (error.private,) if error.private else ())
+
+
+def approval_findings(home: KitAtHome, plan: "Plan", job_code: JobCode | None = None) -> Iterator[Finding]:
+    """Report whether a plan is approved, where this hospital requires approval. job_code: the job's code."""
+    if home.settings.approval_of(plan.task.synthetic) == "none":
+        if home.settings.protects(plan.task.synthetic):
+            yield Finding("settings", "note", UNAPPROVED, "write approval: required")
+        return
+    told, runs = standing(home, plan, job_code=job_code)
     remedy = "" if runs else f"medsilo approve {plan.hash} --kit KIT"
     yield Finding(APPROVAL, "ok" if runs else "note", told, remedy)
 
 
-def standing(home: KitAtHome, plan: Plan, sites: Collection[str] = ()) -> tuple[str, bool]:
-    """Return what the last decision about a plan means now, and whether it may run here. sites: those that take part,
-    where they are known."""
+def standing(
+    home: KitAtHome, plan: "Plan", sites: Collection[str] = (), job_code: JobCode | None = None
+) -> tuple[str, bool]:
+    """Return the present meaning of the last decision about a plan, and whether the plan may run here.
+
+    Args:
+        sites: the participants, where they are known
+        job_code: the job's code
+    """
     decision, own = home.approvals.last(plan.hash), plan.participation.everyone
     if decision is None:
         return "nobody has decided about this plan yet", False
-    if objection := decision.objection("this plan", own, sites, 0, plan.code, home.approvals.data, time.time()):
+    brought = job_code.facts() if job_code else None
+    data = home.approvals.data
+    if objection := decision.objection("this plan", own, sites, 0, plan.code, data, time.time(), brought):
         return f"this hospital {objection}", False
-    return ", ".join(["this plan is approved", *decision.limits.words()]), True
+    if why := _not_its_words(home, plan):
+        return why, False
+    approved = "this plan is approved with this code" if brought else "this plan is approved"
+    return ", ".join([approved, *decision.limits.words()]), True
 
 
-def never_runs(home: KitAtHome, plan: Plan, limits: ApprovalLimits, sites: Collection[str] = ()) -> str:
-    """Return why an approval with these limits would let nothing run here; nothing where it would."""
+def never_runs(home: KitAtHome, plan: "Plan", limits: ApprovalLimits, sites: Collection[str] = ()) -> str:
+    """The reason why an approval with these limits would let nothing run here; empty where the plan would run."""
     named = plan.participation.everyone
     if named and home.kit.name not in named:
         return f"{home.kit.name} is not in this plan, which names {plain(', '.join(named), 200)}"
+    if why := _not_its_words(home, plan):
+        return why
     others = sorted({*named, *sites} - set(limits.sites)) if named else ["sites that the plan does not name"]
     return f"--sites leaves out {plain(', '.join(others), 200)}" if limits.sites and others else ""
 
 
-def plan_in_words(plan: Plan) -> list[tuple[str, str]]:
-    """Return what a plan is, for people: a heading and its text."""
+def _not_its_words(home: KitAtHome, plan: "Plan") -> str | None:
+    from medsilo.federation.protection import not_its_words
+
+    return not_its_words(plan, home.settings) if home.settings.protects(plan.task.synthetic) else None
+
+
+def plan_in_words(plan: "Plan") -> list[tuple[str, str]]:
+    """Describe a plan for people: headings and texts."""
     training, who, own = plan.training, plan.participation, plan.privacy
     promise = f"ε = {own.epsilon:g} at δ = {own.delta:g} for each {own.unit}" if own else "none"
     return [
@@ -82,12 +131,100 @@ def plan_in_words(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def difference(plan: Plan, before: Plan) -> list[tuple[str, str, str]]:
-    """Return each key that differs, with the value before and the one now."""
+@dataclass(frozen=True)
+class Change:
+    """A key that differs between a plan and an earlier one: its name, its meaning, and the change, in words."""
+
+    key: str
+    meaning: str
+    words: str
+
+
+def changes_since(before: "Plan", plan: "Plan") -> list[Change]:
+    """Return each key in which a plan differs from an earlier one."""
+    from medsilo.plan import keys_of
+
     old, new = (dict(keys_of(own.resolved())) for own in (before, plan))
     differ = [key for key in sorted(old | new) if old.get(key, ABSENT) != new.get(key, ABSENT)]
-    return [(key, _shown(old.get(key, ABSENT)), _shown(new.get(key, ABSENT))) for key in differ]
+    return [
+        Change(key, _meaning(plan, key) or _meaning(before, key), _change(old.get(key, ABSENT), new.get(key, ABSENT)))
+        for key in differ
+    ]
+
+
+def approved_before(home: KitAtHome, asked: AskingPlan, plan: "Plan") -> "tuple[Decision, Plan] | None":
+    """The last approval of another plan of the same study, and that plan; None where none can be read.
+
+    Plans belong to one study if they state the same title, or if neither has a title and the study's name is the same.
+    The same lead must have submitted them, as far as that is known. A canary is of no study.
+    """
+    kept = {one.hash: one for one in home.approvals.asked()}
+    for decision in reversed(home.approvals.decisions()):
+        earlier = kept.get(decision.plan)
+        if decision.verdict != "approved" or earlier is None or earlier.hash == asked.hash or earlier.is_canary:
+            continue
+        if earlier.lead and asked.lead and earlier.lead != asked.lead:
+            continue
+        title = plain((earlier.plan.get("study") or {}).get("title") or "")
+        if title == plain(plan.study.title) and (title or (earlier.study and earlier.study == asked.study)):
+            with suppress(MedsiloError):
+                return decision, home.plan_of(earlier)
+    return None
+
+
+def _meaning(plan: "Plan", key: str) -> str:
+    """Return the first sentence of a key's description."""
+    within: Any = plan
+    description = ""
+    for part in key.split("."):
+        field = getattr(type(within), "model_fields", {}).get(part)
+        description, within = (field.description if field else "") or "", getattr(within, part, None)
+    return NAMES.get(key) or SENTENCE_END.split(description)[0].replace("`", "")
+
+
+def _change(old: Any, new: Any) -> str:
+    if old is ABSENT or new is ABSENT:
+        return f"new: {_shown(new)}" if old is ABSENT else f"no longer there; it was {_shown(old)}"
+    if isinstance(old, list) and isinstance(new, list):
+        return "; ".join(_list_changes(old, new)) or f"in another order: {_shown(new)}"
+    return _other(old, new)
+
+
+def _other(old: Any, new: Any) -> str:
+    now, then = _shown(new), _shown(old)
+    return f"{now}, before {then}" if now != then else f"{now}, and not what was approved: read it in the whole plan"
+
+
+def _list_changes(old: list[Any], new: list[Any]) -> Iterator[str]:
+    """Yield the additions to a list, its removals, and the changes under the same name."""
+    then, now = ({_name(one): one for one in several} for several in (old, new))
+    for told, names in (("now also", now.keys() - then.keys()), ("no longer", then.keys() - now.keys())):
+        if names:
+            yield f"{told} {plain(', '.join(sorted(names)), LONGEST_VALUE)}"
+    for name in sorted(then.keys() & now.keys()):
+        one, other = then[name], now[name]
+        if isinstance(one, dict) and isinstance(other, dict):
+            keys = [key for key in other | one if other.get(key) != one.get(key)]
+            differ = "; ".join(f"{key} {_other(one.get(key), other.get(key))}" for key in keys)
+            yield from [f"{name}: {differ}"] if keys else []
+        elif one != other:
+            yield _other(one, other)
+
+
+def _name(item: Any) -> str:
+    return plain(item["name"] if isinstance(item, dict) and "name" in item else _in_words(item), LONGEST_VALUE)
 
 
 def _shown(value: Any) -> str:
-    return plain(value, LONGEST_VALUE)
+    return plain(_in_words(value), LONGEST_VALUE) or "nothing"
+
+
+def _in_words(value: Any) -> str:
+    """Return a value as text without brackets and quotes."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "nothing"}[value]
+    if isinstance(value, list):
+        return ", ".join(map(_in_words, value))
+    if isinstance(value, dict):
+        return "; ".join(f"{key} {_in_words(own)}" for key, own in value.items())
+    return str(value)

@@ -1,4 +1,6 @@
-"""A hospital's kit with what belongs to it, read without what trains: `medsilo approve` and `ledger` answer at once."""
+"""A hospital's kit with its settings and records, read without training code, so that `medsilo approve` and `ledger`
+answer at once.
+"""
 
 from dataclasses import dataclass
 from importlib.metadata import distribution
@@ -9,6 +11,7 @@ from medsilo.check.kit import Kit, read_kit
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import ALWAYS, OURS, canonical, facts_of, is_here, is_installed, is_ours
 from medsilo.runs.paths import HOSPITAL
+from medsilo.site.accepted_settings import AcceptedSettings
 from medsilo.site.approvals import Approvals, AskingPlan, PlanCode, approvals_of
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import Ledger, ledger_of
@@ -23,7 +26,7 @@ ATTACHING = "medsilo."  # begins the groups of entry points that attach somethin
 
 @dataclass(frozen=True)
 class KitAtHome:
-    """A hospital's kit with what belongs to it: its settings, its memory and its approvals."""
+    """A hospital's kit with its settings, its query budget and its approvals."""
 
     kit: Kit
     local: Path
@@ -33,7 +36,7 @@ class KitAtHome:
 
     @classmethod
     def read(cls, folder: Path) -> "KitAtHome":
-        """Read a kit; raises MedsiloError where it is none of a hospital's."""
+        """Read a hospital's kit; raises MedsiloError for any other folder."""
         kit, local = read_kit(folder, "hospital"), folder / "local"
         files = files_of(kit)
         settings = SiteSettings.read(local)
@@ -43,8 +46,13 @@ class KitAtHome:
 
     @property
     def files(self) -> KitFiles:
-        """The files that the kit signs with."""
+        """Return the files with which the kit signs."""
         return files_of(self.kit)
+
+    @property
+    def accepted(self) -> AcceptedSettings:
+        """Return the settings that the hospital's engineer accepted."""
+        return AcceptedSettings(self.files, self.book.folder)
 
     def ledger(self, data: str) -> Ledger:
         """Return the ledger of a data set, as the kit's key signs it."""
@@ -52,11 +60,11 @@ class KitAtHome:
 
     @property
     def output(self) -> Path:
-        """The folder of this hospital's studies."""
-        return self.settings.output or self.local.parent / "medsilo"
+        """Return the folder with this hospital's studies."""
+        return self.settings.studies_in(self.local.parent)
 
     def plan_of(self, asked: AskingPlan) -> "Plan":
-        """Return the plan that asked; raises MedsiloError unless it has the hash that it is kept under."""
+        """Return a plan that was submitted to this hospital; raises MedsiloError if its hash has changed."""
         from medsilo.plan import parse_plan
 
         plan = parse_plan(asked.plan, allowed=self.settings.packages)
@@ -80,12 +88,12 @@ def attached() -> set[str]:
 
 
 def files_of(kit: Kit) -> KitFiles:
-    """Return what a kit signs with."""
+    """The files with which a kit signs."""
     return KitFiles(*(str(kit.folder / name) for name in (kit.certificate, kit.key, kit.root)))
 
 
 def book_of_kit(settings: SiteSettings, local: Path | None, site: str) -> QueryBudget | None:
-    """Return what the site of a kit remembers; None where no settings say where that is."""
-    output = settings.output or (local.parent / "medsilo" if local else None)
+    """The query budget of a kit's site; None where no settings name its folder."""
+    output = settings.studies_in(local.parent) if local else settings.output
     records = settings.state_dir or (output / HOSPITAL if output else None)
     return QueryBudget(records / site) if records else None

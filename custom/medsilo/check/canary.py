@@ -1,6 +1,6 @@
-"""A canary: a study of one round on synthetic data that says which hospitals are ready, and how fast their lines are.
+"""A canary: a study of one round on synthetic data that shows which hospitals are ready, and how fast their lines are.
 
-Nothing of a hospital's own data leaves: it tells whether they can be read, and nothing that is in them.
+It reports whether a hospital's data can be read, and nothing of their content.
 """
 
 import os
@@ -16,22 +16,22 @@ import torch
 from medsilo.check.rehearsal import free_memory
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import free_disk
-from medsilo.federation.channel import Channel, Missing, Outgoing, Receive
+from medsilo.exchange.channel import Channel, Missing, Outgoing, Receive
 from medsilo.federation.site_context import Site, SiteContext
 from medsilo.learning.compute import Stop
 from medsilo.runs.messages import StudyMessage
 from medsilo.runs.site_files import Readiness
 from medsilo.schedule.layer import Layer
-from medsilo.site.policy import Policy
+from medsilo.site.policy import Policy, code_senders
 from medsilo.site.settings import CANARY, SiteSettings
 
 NAME: Literal["canary"] = CANARY
-BYTES = 4 << 20  # that a line is measured with
+BYTES = 4 << 20  # bytes to send when measuring the speed of a connection
 GIB = 1 << 30
 
 
 class Canary(Layer):
-    """Has hospitals tell whether they are ready, and measures their lines."""
+    """Lets hospitals report whether they are ready, and measures their lines."""
 
     name: Literal["canary"] = "canary"
 
@@ -41,8 +41,8 @@ class Canary(Layer):
 
     def leaves(self, plan: Any) -> Iterable[str]:
         yield (
-            "Whether this hospital's own data can be read, its device and number of GPUs, and how many whole GiB of "
-            "memory and disk are free."
+            "Whether this hospital's own data can be read, whether jobs may bring code, its device and number of GPUs, "
+            "and how many whole GiB of memory and disk are free."
         )
 
     def site(self, inner: Site, place: SiteContext) -> Site:
@@ -53,7 +53,7 @@ class Canary(Layer):
 
 
 class ReadySite:
-    """A site that tells on joining whether it is ready."""
+    """A site that reports on joining whether it is ready."""
 
     def __init__(self, inner: Site, place: SiteContext) -> None:
         self.inner, self.place = inner, place
@@ -71,7 +71,7 @@ class LineMeter:
 
     def __init__(self, inner: Channel) -> None:
         self.inner = inner
-        self.load = {"bytes": torch.randint(256, (BYTES,), dtype=torch.uint8)}  # that no line makes smaller
+        self.load = {"bytes": torch.randint(256, (BYTES,), dtype=torch.uint8)}  # random bytes, which no line compresses
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
         sent: dict[str, float] = {}
@@ -85,7 +85,7 @@ class LineMeter:
 
         def coming(site: str, reply: StudyMessage) -> None:
             if site in sent:
-                worked = reply.facts.get("seconds")  # nothing of the answer has been checked yet
+                worked = reply.facts.get("seconds")  # the answer has not been checked yet
                 took = monotonic() - sent[site] - (worked if isinstance(worked, float) and worked > 0 else 0.0)
                 reply.facts["readiness"] = Readiness(line=BYTES / max(took, 1e-3)).as_json()
             receive(site, reply)
@@ -104,6 +104,7 @@ def readiness(place: SiteContext) -> Readiness:
         device, memory = f"none: {error}", psutil.virtual_memory().available
     return Readiness(
         data=data_state(settings),
+        code=code_state(place.kit.kit / "local", settings) if place.kit else None,
         device=device,
         gpus_promised=promised,
         gpus=torch.cuda.device_count(),
@@ -112,8 +113,15 @@ def readiness(place: SiteContext) -> Readiness:
     )
 
 
+def code_state(local: Path, settings: SiteSettings) -> Literal["none", "approved", "any"]:
+    """The kind of jobs whose code a hospital lets run."""
+    if not code_senders(local):
+        return "none"
+    return "any" if settings.approval_of() == "none" else "approved"
+
+
 def data_state(settings: SiteSettings) -> Literal["readable", "not readable", "not set"]:
-    """Return whether the first file of a hospital's own data opens."""
+    """Test whether the first file of a hospital's data opens."""
     if settings.data is None:
         return "not set"
     try:

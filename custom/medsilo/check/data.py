@@ -1,4 +1,4 @@
-"""A site's data in counts, as far as they may be told: small counts are not."""
+"""A site's data in counts, without small counts."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,16 +8,16 @@ from medsilo.plan import Plan
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survey import Survey
 
-SUPPRESSED, UNREAD = "suppressed", "not read"  # a count that would tell a small one; data that something stops
-HELD = " by structure and column"  # ends the title of a table
-SMALL = 10  # patients of whom a score says little
+SUPPRESSED, UNREAD = "suppressed", "not read"  # a count that would disclose a small one; data that could not be read
+HELD = " by structure and column"  # the end of a table's title
+SMALL = 10  # patients, below which a score means little
 LARGER = "bring more patients, or give these parts more of them (data.shares, where no table fixes the parts)"
 IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
-UNEVEN = 20  # times as many cases of one class as of another are worth a word
+UNEVEN = 20  # the ratio of two classes' cases above which the check warns
 
 
 def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
-    """Yield what the survey found, problem by problem, and how even the classes are."""
+    """Yield the problems of the survey, and the balance of the classes."""
     where, unit = "data", unit_of(plan)
     for problem in survey.problems:
         what, _, remedy = problem.what.partition("; ")
@@ -25,7 +25,7 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
         left += "; left out" if problem.severity == "left out" else ""
         severity: Severity = "stops" if problem.severity == "stops" else "note"
         yield Finding(where, severity, f"{what}{left}", remedy, problem.private)
-    if not survey.parts or not survey.usable:  # no conclusion from what may be wrong
+    if not survey.parts or not survey.usable:  # no conclusion from data with faults
         return
     if plan.task.goal.classifies:
         yield from _balance(survey.parts["train"].classes, plan.task.goal.classes, least, unit)
@@ -39,12 +39,12 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
 
 
 def unit_of(plan: Plan) -> str:
-    """Return what a network learns from one at a time, in words."""
+    """The word for one input of the network, in the plural."""
     return "slices" if plan.task.sliced else "cases"
 
 
 def _small(patients: Mapping[str, int], plan: Plan, least: int) -> Iterator[Finding]:
-    """Yield what is wrong with parts of few patients: their scores are not told, or say little."""
+    """Warn of parts with few patients: their scores stay here, or are imprecise."""
     scored = {name: patients[name] for name in ("validation", "test")}
     if few := [name for name, count in scored.items() if 0 < count < least]:
         told = f"{' and '.join(few)}: fewer than {least} patients, so their score stays here (min_patients_per_metric)"
@@ -111,20 +111,20 @@ def _classes(survey: Survey, labels: Sequence[str], unit: str, least: int, exclu
 
 
 def _note(least: int) -> str:
-    """Say which counts a table does not have."""
+    """A note on the counts that a table leaves out."""
     beside = "and where one of them would follow from the others, the next smallest"
     return f"Counts from 1 to {least - 1} are suppressed, {beside} (min_patients_per_metric)." if least > 1 else ""
 
 
 def _shown(count: int, least: int) -> Cell:
-    """Return a count, if it is none of the small ones."""
+    """Return a count as text; a small count is suppressed."""
     return shown_counts([count], least, exclusive=False)[0]
 
 
 def _presence(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
-    """Return how many cases have a structure or column, were drawn and have none of it, and lack it.
+    """The numbers of cases that have a structure or column, that were annotated without it, and that lack it.
 
-    A part's count that is not told is not told by a sum either.
+    A suppressed count of a part can't be computed from a sum either.
     """
     cases = sum(part.cases for part in survey.parts.values())
     if name in survey.absent:
@@ -149,7 +149,7 @@ def in_words(row: Sequence[Cell] | None, told: bool) -> Cell:
 
 
 def shown_counts(counts: list[int], least: int, exclusive: bool) -> list[Cell]:
-    """Counts without the small ones; where only one is hidden and the sum is known, the next smallest, too."""
+    """Suppress small counts; where only one is hidden and the sum is known, suppress the next smallest, too."""
     hidden = [0 < count < least for count in counts]
     shown: list[Cell] = [f"fewer than {least}" if small else count for count, small in zip(counts, hidden, strict=True)]
     others = [place for place, small in enumerate(hidden) if not small and counts[place]]

@@ -1,6 +1,7 @@
-"""A plan against a hospital's own limits and its privacy: what it asks for, what is allowed, what it would cost."""
+"""A plan against a hospital's limits and its privacy: the demands, the allowance, and the charges."""
 
 import secrets
+from collections import Counter
 from collections.abc import Iterator
 
 from medsilo.check.result import Finding
@@ -8,7 +9,14 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.text import epsilon_text, size_text
 from medsilo.federation.limits import LEAST_LEARNING, asked_of, learning_per_answer
 from medsilo.federation.private_site import COUNTS_REFUSED, NUMBERS, WHAT, how_told
-from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, read_for, with_own_split
+from medsilo.federation.protection import (
+    SHARES,
+    not_its_folds,
+    not_its_words,
+    planned_answers,
+    read_for,
+    with_own_split,
+)
 from medsilo.plan import Plan
 from medsilo.privacy.guarantees import PROTECTIVE_EPSILON
 from medsilo.site.kit import KitFiles
@@ -18,12 +26,14 @@ from medsilo.site.settings import PrivacyRequirements, SiteSettings, Told
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
 
+CASES = {"train": "training", "validation": "validation", "test": "test"}
+
 
 def source_of(
     plan: Plan, settings: SiteSettings, book: QueryBudget | None, only_tested: bool = False, at_hospital: bool = True
 ) -> DataSource | None:
-    """Return the data with the split that the site will have: a hospital's own, which is drawn once and kept; on a
-    machine where one person owns all sites the plan's, as 'medsilo run' reads them there.
+    """Return the data with the site's future split. A hospital has its own split, drawn once and kept. Where one person
+    owns all sites it is the plan's, as in 'medsilo run'.
 
     only_tested: whether the site does not train in this study; at_hospital: whether there is a hospital's kit.
     """
@@ -58,12 +68,14 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None,
         yield Finding(where, "stops", told, "ask the lead to remove it")
     if fold_refused := not_its_folds(plan, settings):
         yield Finding.stopping(where, fold_refused)
+    if words_refused := not_its_words(plan, settings):
+        yield Finding.stopping("data", words_refused)
     if book and book.has_key:
         yield from _budget(plan, settings, book)
 
 
 def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[Finding]:
-    """Compare the answers that the plan asks for with those that leads have left: a new one, and the one who used
+    """Compare the plan's answers with the answers that are left for leads: for a new lead, and for the lead who used
     most."""
     used = book.used(data_set(settings.data, plan.task.name))
     for part, planned in planned_answers(plan).items():
@@ -76,11 +88,23 @@ def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[F
             yield Finding("quotas", "note", told, "see answers in medsilo.yaml")
 
 
+def answers_wanted(plan: Plan, settings: SiteSettings, book: QueryBudget, lead: str) -> str:
+    """The number of scored answers that a plan needs, and the number that its lead has left, in one sentence."""
+    if not settings.protects(plan.task.synthetic):
+        return "not counted: no patient's data are read, or they are public"
+    used = book.used(data_set(settings.data, plan.task.name)).get(lead, Counter[str]())
+    parts = (
+        f"{planned:,} of {max(0, settings.most_answers(part) - used[part]):,} over {CASES[part]} cases"
+        for part, planned in planned_answers(plan).items()
+    )
+    return f"{', '.join(parts)}, which this lead has left"
+
+
 # ---------------------------------------------------------------------------------------------------- privacy
 def privacy_findings(
     plan: Plan, settings: SiteSettings, book: QueryBudget | None, kit: KitFiles | None = None
 ) -> Iterator[Finding]:
-    """Yield whether plan and hospital agree on privacy, what the study costs, and what is left."""
+    """Check that plan and hospital agree on privacy, and report the study's cost and the rest of the budget."""
     demands, where = settings.privacy, "privacy"
     if plan.privacy is None:
         if demands:
@@ -113,8 +137,8 @@ def privacy_findings(
 
 
 def floors_beside(plan: Plan, settings: SiteSettings) -> tuple[str, str] | None:
-    """Return that this hospital's floors hold beside the plan's noise, and when noise takes their place; None where it
-    does, or where no patients are behind the numbers."""
+    """Say that this hospital's minimum numbers hold beside the plan's noise, and when noise replaces them; None without
+    noise or patients."""
     if plan.privacy is None or not settings.protects(plan.task.synthetic):
         return None
     demands = settings.privacy
@@ -134,7 +158,7 @@ def floors_beside(plan: Plan, settings: SiteSettings) -> tuple[str, str] | None:
 
 
 def price_list(plan: Plan, settings: SiteSettings) -> list[tuple[str, str]]:
-    """Return what leaves and what it costs: noisy, declared public, suppressed, or not protected."""
+    """The outputs of a plan with their protection and charge: noisy, declared public, suppressed, or not protected."""
     phases = [stretch.phase for stretch in plan.course.stretches()]
     once = {group.name for phase in phases if phase.releases for group in phase.sent}
     prices = {}

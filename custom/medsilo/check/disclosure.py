@@ -1,13 +1,17 @@
-"""The disclosure report: every group of tensors that leaves a site under a plan, its bytes, and what it averages."""
+"""The disclosure report: every group of tensors that leaves a site under a plan, with its bytes and averages."""
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from medsilo.check.approving import UNAPPROVED
 from medsilo.check.demands import floors_beside, price_list
+from medsilo.check.own_data_set import data_set_table
 from medsilo.check.plan_words import words_table
 from medsilo.check.result import aligned
+from medsilo.check.script_report import script_lines
 from medsilo.core.rounding import Resolution
+from medsilo.core.tensors import packed
 from medsilo.core.text import counted
 from medsilo.federation.disclosure import CLASS, MOST, PAIR
 from medsilo.federation.protection import planned_answers
@@ -15,6 +19,7 @@ from medsilo.learning.training import Training
 from medsilo.plan import Plan
 from medsilo.schedule.algorithm import Algorithm
 from medsilo.schedule.phase import views
+from medsilo.site.kit import KitFiles
 from medsilo.site.policy import Policy
 from medsilo.site.query_budget import PARTS
 from medsilo.site.settings import SCORE_ROUNDING, SiteSettings
@@ -25,14 +30,18 @@ COUNTED = {
     CHANCES: "histograms of each class's probability: {} counts, for the area under the curve",
     RELIABILITY: "sums of probabilities, by tenths of them: {} numbers, for calibration",
 }
+BESIDE = "Numbers of cases, losses, scores and running times leave, too, as far as the hospital discloses them."
 STAYS = "No image, no label of a case, no file name, no patient's name leaves."
 BY_CODE = (
     "The job brings code of its own, which decides what leaves. medsilo can not tell what, and this hospital's limits "
-    "do not hold for it. Read the code; then accept the job by its folder's hash, or refuse it."
+    "do not hold for it. Read the code; then approve the plan with it, or decline ('medsilo approve')."
 )
-REMEDIES = (
-    "What can be done about each: medsilo.yaml (docs/study/join.md), privacy.json and resources.json (site_configs)."
-)
+NO_PART = {
+    "observe": "This hospital only observes (takes_part), so it rejects this plan, and nothing of what follows leaves.",
+    "test": "This hospital trains nothing (takes_part). Where the plan names it under participation.evaluation_sites, "
+    "only scores and numbers of test cases leave of what follows; else it rejects the plan.",
+}
+REMEDIES = "What can be done about each: medsilo.yaml, privacy.json, resources.json (medsilo docs study/join)."
 
 
 @dataclass(frozen=True)
@@ -52,24 +61,26 @@ class Leak:
 
     @property
     def when(self) -> str:
-        """Return its rounds in words."""
+        """Describe the rounds in which this group leaves."""
         return str(self.first) if self.rounds == 1 else f"{self.first} to {self.last}"
 
 
 def leaks(plan: Plan) -> list[Leak]:
-    """All groups that leave a site, in the order of the rounds."""
+    """Return all groups of tensors that leave a site, in the order of the rounds."""
     modules, secure = plan.layout(), plan.secure_aggregation.implementation
     found = []
     for stretch in plan.course.stretches():
         sealed = secure.layout(plan, stretch.phase, modules) if secure else {}
         for group, tensors in views(stretch.phase.sent, modules).items():
-            size = sum(plan.transport.packed(tensor).nbytes for tensor in sealed.get(group, tensors).values())
+            size = sum(
+                packed(tensor, plan.transport.precision).nbytes for tensor in sealed.get(group, tensors).values()
+            )
             found.append(Leak(stretch.first, stretch.last, stretch.phase.name, group, tuple(tensors), size))
     return found
 
 
 def leaving(algorithm: Algorithm) -> str:
-    """Return which groups leave a site under a method as its numbers are, in the order of its phases."""
+    """The groups that leave a site under a method without plan options, in the order of its phases."""
     if algorithm.pooled:
         return "all data are pooled"
     sent = (group for stretch in algorithm.course(Training()).stretches() for group in stretch.phase.sent)
@@ -77,7 +88,7 @@ def leaving(algorithm: Algorithm) -> str:
 
 
 def told_besides(plan: Plan) -> list[str]:
-    """Return what leaves besides trained weights and scores, one line each, in the order of the phases."""
+    """The further disclosures besides trained weights and scores, one line each, in the order of the phases."""
     modules = plan.layout()
     lines: list[str] = []
     for stretch in plan.course.stretches():
@@ -92,23 +103,34 @@ def told_besides(plan: Plan) -> list[str]:
     return list(dict.fromkeys([*lines, *plan.algorithm.outcome.disclosure_notes()]))
 
 
-def describe(plan: Plan, settings: SiteSettings, policy: Policy | None = None, carries_code: bool = False) -> list[str]:
-    """The report as lines. policy: the site's own, where it is known. carries_code: whether the job does."""
+def describe(
+    plan: Plan,
+    settings: SiteSettings,
+    policy: Policy | None = None,
+    carries_code: bool = False,
+    kit: KitFiles | None = None,
+) -> list[str]:
+    """The report as lines. policy: the site's own, where it is known. carries_code: whether the job does. kit: the
+    site's, whose key signed its acceptances."""
     found, own = leaks(plan), policy or Policy()
-    if plan.task.scripted:  # whose numbers leave as the script has them
+    if plan.task.scripted:  # a script's numbers leave as the script has them
         settings, carries_code = settings.model_copy(update={"public_data": True, "min_patients_per_metric": 1}), True
     prices = aligned([("what", "price"), *price_list(plan, settings)])
     parts = [
+        [NO_PART[settings.takes_part]] if settings.takes_part in NO_PART else [],
         [f"What leaves a site under {plan.algorithm.title}, task {plan.task.name} (plan {plan.hash[:12]})"],
+        [] if plan.task.synthetic else [line for table in data_set_table(settings, kit) for line in table.as_text()],
+        [f"{UNAPPROVED}."] if settings.approval == "none" and settings.protects(plan.task.synthetic) else [],
         _groups(found, own) if found else ["no tensor"],
         through_features(plan) if found else [],
         _numbers(plan, settings),
         _coarse(plan, settings) if settings.protects(plan.task.synthetic) else [],
-        ["What each costs (docs/trust/privacy.md):", *prices] if plan.privacy or settings.privacy else [],
+        ["What each costs (medsilo docs trust/privacy):", *prices] if plan.privacy or settings.privacy else [],
         told_besides(plan),
         list(_averages(plan, settings)),
         _logs(own),
         [BY_CODE if carries_code else STAYS],
+        script_lines(plan) if plan.task.scripted else [],
         words_table(plan).as_text(),
         [REMEDIES],
         _filters(policy) if policy else [],
@@ -117,7 +139,7 @@ def describe(plan: Plan, settings: SiteSettings, policy: Policy | None = None, c
 
 
 def left_in_short(plan: Plan, carries_code: bool = False) -> list[str]:
-    """Return what leaves each site, for readers who know neither tensors nor bytes; it names no site.
+    """The disclosures of each site, for readers who know neither tensors nor bytes; it names no site.
 
     carries_code: as in `describe`.
     """
@@ -127,13 +149,14 @@ def left_in_short(plan: Plan, carries_code: bool = False) -> list[str]:
         f"{leaving(plan.algorithm)}.",
         *through_features(plan),
         *told_besides(plan),
-        "Numbers of cases, losses and scores, as far as the hospital discloses them; running times.",
+        BESIDE,
         *([BY_CODE] if carries_code else []),
+        *(script_lines(plan) if plan.task.scripted else []),
     ]
 
 
 def through_features(plan: Plan) -> list[str]:
-    """Return what leaves, or is hidden, through what the plan has beside its method."""
+    """The disclosures and protections of the plan's features beside its method."""
     return [line for feature in plan.features for line in feature.leaves(plan)]
 
 
@@ -147,7 +170,7 @@ def _groups(found: list[Leak], policy: Policy) -> list[str]:
 
 
 def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
-    """Return what is told beside tensors, in the order in which it is."""
+    """The numbers that leave beside tensors, in the order of their leaving."""
     least = settings.least(plan.task.synthetic)
     few = f", unless they are fewer than {least}" if least > 1 else ""
     whose, times = ("patients", CLASS) if settings.protects(plan.task.synthetic) else ("cases", 1)
@@ -155,7 +178,8 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
     every = plan.model_selection.validate_every
     scored = f"after every {every} rounds and the last " if every > 1 else ""
     lines = [
-        "With every answer: the numbers of training, validation and test cases, seconds, the memory that training "
+        "With every answer: the numbers of training, validation and test cases, and of their patients, seconds, the "
+        "memory that training "
         f"took, version and hash of {', '.join(plan.code)}.",
         f"On joining: whether this site shares its personal model{classes if plan.task.goal.classifies else ''}; the "
         "versions of Python, NVFlare, torch, numpy and MONAI here, and which instructions the processor has; "
@@ -171,11 +195,25 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
             f"  {CONFUSION}, {CHANCES} and {RELIABILITY} only where each class that occurs has "
             f"{times * least} test {whose}"
         )
-    return [*lines, *_threshold(plan, settings)]
+    return [*lines, *_subgroups(plan, settings), *_threshold(plan, settings)]
+
+
+def _subgroups(plan: Plan, settings: SiteSettings) -> list[str]:
+    """The lines about the subgroups of patients that this hospital's data set declares."""
+    declared = settings.data.subgroups if settings.data and not plan.task.synthetic else {}
+    if not declared or plan.task.scripted:
+        return []
+    if plan.privacy or settings.privacy:
+        return ["No score of a subgroup leaves: the study promises privacy."]
+    named = "; ".join(f"{name}: {', '.join(own.words)}" for name, own in declared.items())
+    return [
+        f"At the end, too, of each level of these subgroups ({named}): patients, score and how far patients' scores "
+        f"differ. None where they are fewer than {settings.least(False)}, or would let a score of fewer be worked out.",
+    ]
 
 
 def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
-    """Return what is told of a threshold."""
+    """Describe what a site discloses about its decision threshold."""
     if not plan.task.goal.decides:
         return []
     if not plan.has_threshold:
@@ -188,7 +226,7 @@ def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
 
 
 def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
-    """Return how coarsely numbers leave, who decides the split, how many answers there are."""
+    """Describe how numbers are rounded, how the data are split, and how many answers leave a site."""
     unit, patients = settings.count_unit(False), SCORE_ROUNDING
     low, high = plan.task.goal.metric_range
     steps = ", ".join(f"{Resolution(1 / number, patients).step(low, high):g} with {number}" for number in (10, 50, 200))
@@ -202,8 +240,9 @@ def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
             f"patient is in, and only where that is at most {PAIR} / min_patients_per_metric."
         )
     lines.append(
-        f"Counts leave in multiples of {counted(unit, 'patient')} (min_patients_per_metric). Each counts for as many "
-        "cases as the part's median patient has, to one digit, and is divided among the classes of its cases."
+        f"Counts of patients leave in multiples of {unit} (min_patients_per_metric). In those of classes each patient "
+        f"counts for one, divided among the classes of its cases. Numbers of cases leave in multiples of {unit} times "
+        "those of the patient with most, in one digit."
     )
     if beside := floors_beside(plan, settings):
         lines.append(f"{beside[0]}; {beside[1]}.")
@@ -222,13 +261,14 @@ def _logs(policy: Policy) -> list[str]:
     if policy.streams_logs:
         log = "streamed to the server while a job runs (allow_log_streaming)"
     return [
-        "Error texts and warnings: in medsilo's own words, without file names; errors.log, which has the rest, stays.",
+        "Error texts: in medsilo's own words, without file names; errors.log, which has the rest, stays.",
+        "Warnings: one of a few kinds, with numbers of rounds and shares; the server has the words.",
         f"NVFlare's error log: {log}.",
     ]
 
 
 def _filters(policy: Policy) -> list[str]:
-    """Return what privacy.json does to every answer, whatever the job says."""
+    """The effects of privacy.json on every answer, whatever the job configures."""
     if policy.scope is None:
         return ["No privacy.json: nothing is held back or changed."]
     lines = [f"  {path.rpartition('.')[2]} {json.dumps(args)}" for path, args in policy.filters]
@@ -236,7 +276,7 @@ def _filters(policy: Policy) -> list[str]:
 
 
 def _averages(plan: Plan, settings: SiteSettings) -> Iterator[str]:
-    """Yield which groups are an average of a site's images, and when they leave."""
+    """Yield the groups that are averages of a site's images, with the rounds in which they leave."""
     for stretch in plan.course.stretches():
         once = stretch.first == stretch.last
         rounds = f"in round {stretch.first} only" if once else f"in rounds {stretch.first} to {stretch.last}"

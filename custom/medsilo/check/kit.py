@@ -15,17 +15,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from medsilo.check.result import Finding
 from medsilo.core.errors import MedsiloError
 
+if TYPE_CHECKING:
+    import psutil
+
 SEAL = "signature.json"
 SOON = timedelta(days=30)
 PATIENCE = 5.0  # seconds for the server to answer
+TRIES = 3  # handshakes that are tried before the check fails
 LOG = 1 << 20  # bytes of a log's end that are read
 PARTIES = {"fed_client": "hospital", "fed_server": "server", "fed_admin": "person", "fed_relay": "relay"}
 RELAY = Path("local/relay__resources.json")  # in the kit of a hospital that is behind a relay
+NVFLARE = "nvflare.private.fed.app."  # begins the names of its programs
+OF_A_JOB = (f"{NVFLARE}client.worker_process", f"{NVFLARE}server.runner_process")  # may live on without the kit's own
 AGAIN = "ask the consortium's lead for a new startup folder and replace yours"
 
 
@@ -35,7 +41,7 @@ class Kit:
 
     folder: Path  # startup/
     party: str  # hospital, server, person or relay
-    name: str  # of the party: what its certificate says, too
+    name: str  # the party's name, as in its certificate
     host: str
     port: int
     certificate: str
@@ -45,7 +51,7 @@ class Kit:
 
 
 def read_kit(kit: Path, wanted: str = "") -> Kit:
-    """The kit as its own files describe it; a MedsiloError when it is none. wanted: whose it has to be."""
+    """Read a kit from its own files; raises MedsiloError for other folders. wanted: the party it must belong to."""
     if not kit.is_dir():
         raise MedsiloError("there is no such folder; give the kit's", str(kit))
     startup = kit / "startup"
@@ -68,7 +74,7 @@ def _described(startup: Path, party: str, values: dict[str, Any]) -> Kit:
         own = (Path(admin[key]).name for key in ("client_cert", "client_key", "ca_cert"))
         return Kit(startup, party, admin["username"], admin["host"], int(admin["port"]), *own)
     if party == "relay":
-        names = ("client.crt", "client.key", "rootCA.pem")  # NVFlare's, which stand in no file of this kit
+        names = ("client.crt", "client.key", "rootCA.pem")  # NVFlare's, which no file of this kit names
         return _connected(startup, party, values["identity"], names, values["connect_to"])
     server = values["servers"][0]
     host, _, port = server["service"]["target"].rpartition(":")
@@ -91,7 +97,7 @@ def _connected(startup: Path, party: str, name: str, names: tuple[str, str, str]
 def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Finding]:
     """The certificate, its root and its key: dates, and that they belong together."""
     from cryptography import x509
-    from cryptography.exceptions import InvalidSignature
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from cryptography.x509.oid import NameOID
 
@@ -101,7 +107,9 @@ def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Findin
             x509.load_pem_x509_certificate((kit.folder / name).read_bytes()) for name in (kit.certificate, kit.root)
         )
         key = load_pem_private_key((kit.folder / kit.key).read_bytes(), None)
-    except (OSError, ValueError, TypeError) as error:
+        is_own = own.public_key() == key.public_key()
+        root.public_key()
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # of an unknown curve, too
         told = f"a certificate or the key in the kit can't be read ({type(error).__name__})"
         yield Finding(where, "stops", told, AGAIN, (str(error),))
         return
@@ -111,7 +119,7 @@ def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Findin
         own.verify_directly_issued_by(root)
     except (ValueError, TypeError, InvalidSignature):
         yield Finding(where, "stops", "the certificate is not of the kit's root", AGAIN)
-    if own.public_key() != key.public_key():
+    if not is_own:
         yield Finding(where, "stops", "the private key is not the certificate's", AGAIN)
     names = [attribute.value for attribute in own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if names != [kit.name]:
@@ -122,7 +130,7 @@ def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Findin
 
 
 def check_expelled(kit: Kit) -> Iterator[Finding]:
-    """Say what the server answered when this site connected last, which its own log has."""
+    """Report the server's answer to this site's last connection, from the kit's log."""
     log = kit.folder.parent / "log.txt"
     if kit.party == "server" or not log.is_file():
         return
@@ -141,12 +149,15 @@ def check_expelled(kit: Kit) -> Iterator[Finding]:
 def check_seal(kit: Kit) -> Iterator[Finding]:
     """The files of the startup folder are as the root signed them; NVFlare starts no kit where they aren't."""
     from cryptography import x509
-    from cryptography.exceptions import InvalidSignature
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
     path, changed = kit.folder / SEAL, []
-    root = x509.load_pem_x509_certificate((kit.folder / kit.root).read_bytes()).public_key()
+    try:
+        root = x509.load_pem_x509_certificate((kit.folder / kit.root).read_bytes()).public_key()
+    except (OSError, ValueError, UnsupportedAlgorithm):  # `check_certificates` says it
+        return
     if not path.exists() or not isinstance(root, rsa.RSAPublicKey):
         return
     scheme = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.MAX_LENGTH)
@@ -206,20 +217,64 @@ def _handshake(kit: Kit, plain: socket.socket, address: str) -> Finding:
 
 
 def trouble(kit: Kit) -> str | None:
-    """Return why a party is not up; None where this account listens as the server, or has a connection to it."""
+    """The reason why a party is not up; None where its server completes a handshake here, or its kit's process is
+    connected.
+
+    Processes of other parties, of jobs and of `medsilo status` may be connected from the same machine.
+    """
+    if kit.party == "server":
+        return _no_handshake(kit)
     import psutil
 
-    status, end = ("LISTEN", "laddr") if kit.party == "server" else ("ESTABLISHED", "raddr")
-    # those of this kit first: each that is asked reads the connections of the whole machine
-    named = str(kit.folder.parent.resolve())
-    found = psutil.process_iter(["cmdline"])
-    for process in sorted(found, key=lambda one: not any(named in word for word in one.info["cmdline"] or ())):
-        with suppress(psutil.Error):  # of another account, or gone
+    home = kit.folder.parent.resolve()
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or ()
+        if not any(word.startswith(NVFLARE) for word in line) or any(word in OF_A_JOB for word in line):
+            continue
+        with suppress(psutil.Error, OSError):  # the process belongs to another account, or has ended
+            if not any(Path(process.cwd(), word).resolve() == home for word in line):
+                continue
             lines = process.net_connections("tcp")
-            if any(line.status == status and getattr(line, end).port == kit.port for line in lines):
+            if any(line.status == "ESTABLISHED" and line.raddr.port == kit.port for line in lines):
                 return None
-    what = "nothing listens" if kit.party == "server" else f"no connection to {kit.meets}"
-    return f"{what} on port {kit.port}"
+    return f"no connection to {kit.meets} on port {kit.port}"
+
+
+def processes_of(kit: Path) -> "Iterator[psutil.Process]":
+    """Yield the other processes of this machine that were started with a kit."""
+    import psutil
+
+    named = str(kit.resolve())
+    for process in psutil.process_iter(["cmdline"]):
+        if process.pid != os.getpid() and is_of_kit(process.info["cmdline"], named):
+            yield process
+
+
+def is_of_kit(words: list[str] | None, kit: str) -> bool:
+    """True if a command line names a kit's folder, or one in it."""
+    return any(word == kit or word.startswith(f"{kit}/") for word in words or ())
+
+
+def _no_handshake(kit: Kit) -> str | None:
+    """The reason why a server on this machine accepts nobody; None where it does.
+
+    The port is open in any case. No certificate is sent, so that the server keeps no connection.
+    """
+    context = ssl.create_default_context(cafile=str(kit.folder / kit.root))
+    context.check_hostname = False
+    context.set_alpn_protocols(["h2", "http/1.1"])  # of gRPC and HTTP; NVFlare's own protocol over TCP ignores them
+    for _ in range(TRIES):  # a crowded server may end a connection that has not spoken yet
+        try:
+            with socket.create_connection(("127.0.0.1", kit.port), PATIENCE) as plain, context.wrap_socket(plain):
+                return None
+        except ConnectionRefusedError:
+            return f"nothing listens on port {kit.port}"
+        except (ssl.SSLEOFError, ConnectionResetError) as error:
+            told = type(error).__name__
+        except OSError as error:
+            told = type(error).__name__
+            break
+    return f"what listens on port {kit.port} makes no handshake ({told})"
 
 
 if __name__ == "__main__":

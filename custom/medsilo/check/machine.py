@@ -1,26 +1,28 @@
-"""The machine that is to train: Python, packages, medsilo itself, disk, device."""
+"""The machine for training: Python, packages, medsilo itself, disk, device."""
 
 import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from medsilo.check.result import Finding
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import ROOT
 from medsilo.core.text import counted, size_text
-from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 
+if TYPE_CHECKING:
+    from medsilo.plan import Plan
+
+CARDS = ("nvidia*", "nvmap", "kfd", "dxg")  # Linux's devices in /dev of a machine with a GPU
 PLATFORM = "nvflare"  # must be of the same release at all sites; the others may differ in digits
 ROOM = 1 << 30  # bytes beside the results for logs and NVFlare's own files
 
 
 def required_versions() -> dict[str, str]:
-    """The versions medsilo is tested with."""
+    """Return the package versions with which medsilo is tested."""
     pins = (line.partition("==") for line in (ROOT / "tested.txt").read_text("utf-8").splitlines())
     return {name: version for name, _, version in pins if version}
 
@@ -48,8 +50,8 @@ def check_environment(required: Mapping[str, str]) -> Iterator[Finding]:
     yield Finding(where, "ok", f"Python {python}, {len(required)} packages looked at")
 
 
-def check_disk(output: Path, plan: Plan | None, free: Callable[[Path], int]) -> Finding:
-    """The results' folder: writable, with room for what a run keeps there."""
+def check_disk(output: Path, plan: "Plan | None", free: Callable[[Path], int]) -> Finding:
+    """Check that the folder of results is writable and has room for a run."""
     while not output.exists():
         output = output.parent
     if not output.is_dir() or not os.access(output, os.W_OK):
@@ -64,20 +66,29 @@ def check_disk(output: Path, plan: Plan | None, free: Callable[[Path], int]) -> 
     return Finding("disk", "ok", told)
 
 
-def weights_of(plan: Plan) -> tuple[int, int]:
-    """Bytes of all the method's networks, and of what optimizers keep beside them at most."""
+def check_apart(settings: SiteSettings, local: Path | None) -> Iterator[Finding]:
+    """Yield a finding if the results' folder is also the folder of the data set or of its files."""
+    source, output = settings.data, settings.studies_in(local.parent) if local else settings.output
+    folders = [source.folder, source.data_set or source.folder] if source else []
+    if output and any(output.resolve().is_relative_to(folder.resolve()) for folder in folders):
+        told = "the folder for results is, or lies in, the folder of the data set, where results could pass for data"
+        yield Finding("disk", "note", told, "set 'output' in medsilo.yaml to another folder", (str(output),))
+
+
+def weights_of(plan: "Plan") -> tuple[int, int]:
+    """The bytes of all the method's networks, and the most that optimizers need beside them."""
     weights = sum(tensor.nbytes for module in plan.layout().values() for tensor in module.state_dict().values())
     remembered = int(plan.training.momentum > 0) if plan.training.optimizer == "sgd" else 2  # numbers of each weight
     return weights, remembered * weights
 
 
-def kept(plan: Plan) -> int:
+def kept(plan: "Plan") -> int:
     """The most bytes that a run leaves at a site: the state after three rounds, two models, the super model."""
     weights, slots = weights_of(plan)
     return 3 * (weights + slots) + 3 * weights
 
 
-def check_memory(plan: Plan, free: int) -> Finding | None:
+def check_memory(plan: "Plan", free: int) -> Finding | None:
     """Return a finding if networks, gradients and optimizers alone need too much memory, so that nobody need try."""
     weights, slots = weights_of(plan)
     if 2 * weights + slots <= free:
@@ -87,16 +98,52 @@ def check_memory(plan: Plan, free: int) -> Finding | None:
 
 
 def check_device(settings: SiteSettings) -> Iterator[Finding]:
-    """The device and precision of the settings."""
-    where = "device"
+    """The device and precision of the settings. PyTorch is asked only where there may be a GPU: it takes a second."""
+    where, cores, threads = "device", os.cpu_count() or 1, counted(settings.threads, "thread")
+    if settings.device == "cpu" or (settings.device == "auto" and not may_have_gpu()):
+        yield Finding(where, "ok", f"cpu, {settings.precision}, {cores} CPU cores, {threads}")
+        return
+    import torch
+
     try:
         compute = settings.compute()
     except MedsiloError as error:
         yield Finding(where, "stops", str(error))
         return
-    cores, kind = os.cpu_count() or 1, compute.device.type
     own = "" if compute.on_card else f", {cores} CPU cores"
-    told = f"{compute.description}{own}, {counted(settings.threads, 'thread')}"
-    yield Finding(where, "ok", told)
-    if kind == "cuda" and settings.precision == "bfloat16" and not torch.cuda.is_bf16_supported():
+    yield Finding(where, "ok", f"{compute.description}{own}, {threads}")
+    if compute.on_card and settings.precision == "bfloat16" and not torch.cuda.is_bf16_supported():
         yield Finding(where, "stops", "this GPU has no bfloat16", "set precision: float32 in medsilo.yaml")
+
+
+def check_airlock(settings: SiteSettings) -> Iterator[Finding]:
+    """Report the parts of the room for training scripts that this machine can make, where the hospital wants a room."""
+    from medsilo.airlock.room import ability
+
+    if settings.airlock == "off":
+        return
+    able = ability()
+    if not able.works:
+        told = f"no training script can run in a room here: {able.lacks[0]}"
+        if settings.airlock == "required":
+            yield Finding("airlock", "stops", told, "without it jobs with scripts are refused (airlock: required)")
+        else:
+            yield Finding("airlock", "note", told, "until then scripts run as this account (airlock: wanted)")
+        return
+    yield Finding("airlock", "ok", "training scripts run in a room without network, and read what room.reads names")
+    for lack in able.lacks:
+        yield Finding("airlock", "note", lack)
+
+
+def without_walls(settings: SiteSettings) -> str:
+    """The reason why scripts run here without the room that the hospital wants; empty where they don't."""
+    from medsilo.airlock.room import ability
+
+    if settings.airlock != "wanted" or ability().works:
+        return ""
+    return f"this hospital wants its airlock, and this machine can't make one: {ability().lacks[0]}"
+
+
+def may_have_gpu() -> bool:
+    """True if this machine may have a GPU that PyTorch can use."""
+    return sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in CARDS)

@@ -3,7 +3,8 @@
 MODEL, OWN, SHARED = "model", "own model", "shared model"
 STATISTICS = "model, running statistics"
 SELECTED = "global model, personal model, selector"
-# By method: what leaves a hospital, bytes per round relative to FedAvg, extra work at a site, when it is worth a try.
+# By method: the tensors that leave a hospital, bytes per round relative to FedAvg, extra work at a site, when to try
+# it.
 FACTS = {
     "local": ("nothing", "0", "none", "what every federation has to beat"),
     "fedavg": (MODEL, "1", "none", "first of all: hospitals whose images are alike"),
@@ -89,6 +90,12 @@ FACTS = {
         "1",
         "one pass for its weights, up to 30 the first time",
         "hospitals that gain from the last layers of others to different degrees",
+    ),
+    "fedmap": (
+        "contribution, model, running statistics",
+        "1 upwards; about 130 downwards, by the prior",
+        "the prior's slope in each step, which costs as much as 130 cases; one pass without training",
+        "small networks, for tables of hospitals that differ",
     ),
     "ditto": (SHARED, "1", "two networks learn", "a model of each hospital's own, and protection from a bad mean"),
     "apfl": (SHARED, "1", "two networks learn", "as Ditto, where the two are mixed for the answer"),

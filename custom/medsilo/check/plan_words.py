@@ -1,31 +1,42 @@
 """The words of a plan that may be a hospital's own, and that every other hospital reads."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from medsilo.check.result import Table
-from medsilo.plan import Plan
+from medsilo.plan import Plan, keys_of
 
 TITLE = "Words of the plan, which every hospital reads"
-NOTE = "None of them may be a person's, an address, a file or a record number."
+NOTE = (
+    "None of them may be a person's, an address, a file or a record number. Bounds that fit one patient alone point to "
+    "that patient."
+)
 
 
 def words_table(plan: Plan) -> Table:
-    """Return the study's description and the names of hospitals, classes, channels, columns and their levels."""
-    return Table(TITLE, ("key", "words"), [[key, ", ".join(words)] for key, words in _words(plan) if words], NOTE)
+    """Return the study's description, the names of hospitals and classes, and all that the task says of their data."""
+    return Table(TITLE, ("key", "words"), [[key, words] for key, words in _words(plan) if words], NOTE)
 
 
-def _words(plan: Plan) -> Iterator[tuple[str, list[str]]]:
-    yield from ((f"study.{name}", [told] if told else []) for name, told in plan.study.model_dump().items())
-    yield "participation.sites", [*plan.participation.sites]
-    yield "participation.evaluation_sites", [*plan.participation.evaluation_sites]
-    yield "labels", [*plan.task.goal.label_names]
-    for key, values in plan.task.model_dump(mode="json").items():
-        if key == "labels" or not isinstance(values, list):
-            continue
-        texts = [own if isinstance(own, str) else own.get("name", "") for own in values if isinstance(own, str | dict)]
-        yield f"task.{key}", [text for text in texts if text]
-        yield from (
-            (f"task.{key}, {own['name']}", own["levels"])
-            for own in values
-            if isinstance(own, dict) and "name" in own and own.get("levels")
-        )
+def _words(plan: Plan) -> Iterator[tuple[str, str]]:
+    yield from ((f"study.{name}", told or "") for name, told in plan.study.model_dump().items())
+    yield "participation.sites", ", ".join(plan.participation.sites)
+    yield "participation.evaluation_sites", ", ".join(plan.participation.evaluation_sites)
+    yield "labels", ", ".join(plan.task.goal.label_names)
+    whole, told = (plan.task.model_dump(mode="json", exclude_defaults=kind) for kind in (False, True))
+    met = {name: told.get(name, value) for name, value in whole.items() if name not in ("name", "labels")}
+    for key, value in keys_of(met):
+        yield f"task.{key}", _in_words(value)
+        for one in value if isinstance(value, list) else ():
+            if isinstance(one, dict) and "name" in one:
+                facts = (f"{what}: {_in_words(own)}" for what, own in one.items() if what != "name")
+                yield f"task.{key}, {one['name']}", "; ".join(facts)
+
+
+def _in_words(value: Any) -> str:
+    """A value in the plan's form, in full."""
+    if isinstance(value, list):
+        return ", ".join(map(_in_words, value))
+    if isinstance(value, dict):
+        return str(value["name"]) if "name" in value else "; ".join(f"{key}: {own}" for key, own in value.items())
+    return "" if value is None else str(value)

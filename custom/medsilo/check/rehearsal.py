@@ -1,6 +1,6 @@
 """A few batches of a site's own data, forward and backward as the method does it, before a study begins.
 
-Their time and memory tell those of the rounds to come.
+Their time and memory predict those of the rounds.
 """
 
 import math
@@ -15,10 +15,10 @@ import torch
 from torch.utils.data import Subset
 
 from medsilo.check.machine import weights_of
-from medsilo.check.result import Finding
+from medsilo.check.result import LESS_MEMORY, Finding
 from medsilo.core.parent_watch import forget_most, most_held
 from medsilo.core.text import duration, size_text
-from medsilo.federation.participant import Participant
+from medsilo.federation.participant import Participant, parts_of
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.trainer import SHUFFLE
 from medsilo.learning.compute import Compute
@@ -28,8 +28,7 @@ from medsilo.schedule.phase import Phase, views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import SiteData
 
-TIGHT = 0.8  # of the free memory
-REMEDY = "end other programs, use a larger device, or ask the lead for a smaller training.batch_size"
+TIGHT = 0.8  # share of the free memory above which the check warns
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,13 @@ class Rehearsal:
     rounds: int
     batch: float  # seconds per batch, after the first
     evaluation: float  # seconds per validation case
-    peak: int  # bytes taken at most
+    peak: int  # the largest number of bytes in use
 
 
 def round_seconds(tried: Rehearsal, plan: Plan, cases: dict[str, int]) -> float:
-    """Return how long a site will work in a round of this phase."""
+    """The expected seconds of a site's work in a round of this phase."""
     batches = plan.training.steps_of_round(steps_in(cases["train"], plan.training.batch_size))
-    validated = cases["validation"] * plan.validations / (plan.rounds + 1)  # in a round, on average
+    validated = cases["validation"] * plan.validations / (plan.rounds + 1)  # validation cases per round, on average
     return tried.batch * batches + tried.evaluation * validated
 
 
@@ -58,11 +57,11 @@ def free_memory(compute: Compute) -> int:
 
 
 def rehearsal_findings(tried: Sequence[Rehearsal], plan: Plan, cases: dict[str, int], there: int) -> Iterator[Finding]:
-    """The memory against what was free, the time against what the plan grants."""
+    """Compare the memory with the free memory, and the time with the plan's limit."""
     most = max(tried, key=lambda one: one.peak)
     told = f"a few batches took {size_text(most.peak)} at most; {size_text(there)} were free"
     if most.peak > TIGHT * there:
-        yield Finding("memory", "stops" if most.peak > there else "note", told, REMEDY)
+        yield Finding("memory", "stops" if most.peak > there else "note", told, LESS_MEMORY)
     else:
         yield Finding("memory", "ok", told)
     for one in tried:
@@ -84,25 +83,25 @@ BATCHES = 4
 
 
 class _Rehearsing(Participant):
-    """A site that trains on a few batches as in the study; nothing of it is kept or sent."""
+    """A site that trains on a few batches as in the study; its results are neither saved nor sent."""
 
     def passes(self, phase: Phase, number: int, cases: int) -> float:
-        """Seconds that training on so many cases takes."""
+        """The seconds of training on so many cases."""
         self.trainer.train = Subset(self.data.train, range(cases))
         started = time.monotonic()
-        phase.work(self.trainer.bench(SHUFFLE, number, lambda: None))
+        phase.train_round(self.trainer.bench(SHUFFLE, number, lambda: None))
         self._wait()
         return time.monotonic() - started
 
     def looks(self, cases: int) -> float:
-        """Seconds that validating so many cases takes."""
+        """The seconds of validating so many cases."""
         started = time.monotonic()
         self.evaluation.evaluate(Subset(self.data.validation, range(cases)), lambda: None, self.state.model)
         self._wait()
         return time.monotonic() - started
 
     def enters(self, phase: Phase) -> None:
-        """Receive what the server sends at first, so that everything has the form it will have."""
+        """Receive the server's first tensors, so that the site's state is as in the study."""
         self.state.take_over(views(phase.given, self.place.plan.build_networks()), phase, self.envelope.keeps_at_home)
 
     def _wait(self) -> None:
@@ -113,20 +112,23 @@ class _Rehearsing(Participant):
 def rehearse(
     plan: Plan, site: str, sites: Sequence[str], settings: SiteSettings, data: SiteData, folder: Path
 ) -> list[Rehearsal]:
-    """Every phase in which sites train, tried with a few batches; raises what training would raise.
+    """Try every phase with training on a few batches; raises training's errors.
 
-    The networks begin as they do in the study; what a site would be sent later is not known and left as it begins.
+    The networks begin as in the study; tensors that a site would receive later are unknown, and keep their initial
+    values.
     """
-    settings = settings.model_copy(update={"state_dir": folder, "approval": "none"})  # nothing of it counts, or leaves
+    # a rehearsal is neither counted nor sent
+    settings = settings.model_copy(update={"state_dir": folder, "approval": "none"})
     place = SiteContext(plan, site, sites, settings, folder)
-    Participant(place, data)  # all that is asked before the first round
+    parts_of(place, data)  # all that is asked before the first round
     short = plan.with_changes(["training.local_epochs=1", "training.local_steps=null", "training.truncate=false"])
     tried: dict[str, Rehearsal] = {}
     for stretch, short_stretch in zip(plan.course.stretches(), short.course.stretches(), strict=True):
         phase = short_stretch.phase
         if phase.trains and phase.name not in tried:
             rounds = sum(own.rounds for own in plan.course.phases if own.name == phase.name)
-            site_alone = _Rehearsing(replace(place, plan=short), data)
+            alone = replace(place, plan=short)
+            site_alone = _Rehearsing(alone, parts_of(alone, data))
             tried[phase.name] = _try(site_alone, phase, rounds, stretch.first)
     return [*tried.values()]
 

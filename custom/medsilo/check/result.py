@@ -1,17 +1,42 @@
 """Findings of a check, in lines for a terminal and as JSON. Nothing in them may not be mailed."""
 
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from medsilo.core.errors import MedsiloError, Unfit
 from medsilo.core.files import write_text
 from medsilo.core.text import counted
 
 Severity = Literal["ok", "note", "stops"]
 Cell = str | int | float
 APPROVAL = "approval"  # where a plan that nobody has approved yet is noted
-HELP = "look it up in docs/study/help.md, or ask the lead"
+LESS_MEMORY = "end other programs, use a larger device, or ask the lead for a smaller training.batch_size"
+HELP = "look it up with 'medsilo docs', or ask the lead"
+# Each place that a check's line names, and its checks.
+CHECKS = {
+    "settings": "`medsilo.yaml` exists and is well-formed; `local/` is as its engineer accepted it",
+    "environment": "Python and every required package, in the versions that medsilo is tested with",
+    "disk": "the output folder is writable, has room for the run, and lies outside the folder of the data set",
+    "device": "the device, precision and threads of the settings exist",
+    "airlock": "unless `airlock` is `off`: whether this machine can run "
+    "[training scripts in a room](../trust/airlock.md)",
+    "certificates": "dates, root, key, name and rights of the key's file; the signature of `startup/`",
+    "events": "`events.log` of the kit is whole, and goes on from the line that the key of the kit signed",
+    "network": "the server's name resolves, its port answers, and its certificate has the consortium's root",
+    "job, policy": "the job names this site; `resources.json` and `privacy.json` allow it",
+    "approval, privacy": "under `approval: required` you approved this plan; the privacy that you demand is left",
+    "data": "the data set's acceptance and files; unreadable files, missing labels, label values, patients in two "
+    "parts, copies, empty masks, one class only",
+    "quotas": "the plan stays within [your limits](join.md#your-limits); its timeout, not the estimate, counts as "
+    "minutes for a round",
+    "memory": "a few batches, forward and backward, against what is free",
+    "rehearsal": "whether a few batches were tried",
+    "time": "how long a round will take here, against the plan's `participation.timeout`",
+}
 MARKS: dict[Severity, str] = {"ok": "ok   ", "note": "note ", "stops": "STOPS"}
 
 
@@ -28,17 +53,17 @@ def aligned(rows: Sequence[Sequence[str | int | float]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: where, what was found, what to do. No path, no file name, no patient in them."""
+    """A finding of a check: its place, its description, and the remedy, without paths, file names or patients."""
 
     where: str
     severity: Severity
     what: str
     remedy: str = ""
-    private: tuple[str, ...] = ()  # what only the hospital may read: names of files
+    private: tuple[str, ...] = ()  # names of files, which only the hospital may read
 
     @classmethod
     def stopping(cls, where: str, told: str, private: str = "") -> "Finding":
-        """Return what stops a site, of an error's words: what is wrong, and after a semicolon what to do."""
+        """Convert an error's text, whose remedy follows a semicolon, to a finding that stops a site."""
         what, _, remedy = told.partition("; ")
         return cls(where, "stops", what, remedy or HELP, (private,) if private else ())
 
@@ -48,7 +73,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Table:
-    """Counts."""
+    """A table of counts in a check's report."""
 
     title: str
     columns: Sequence[str]
@@ -67,22 +92,22 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was found."""
+    """All findings and tables of one check."""
 
-    facts: dict[str, str]  # who, which job, which package, when
+    facts: dict[str, str]  # the party, the job, the package, the time
     findings: list[Finding] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # that a round takes here, by the phases that were tried
+    seconds: list[float] = field(default_factory=list)  # seconds of a round here, by the phases that were tried
     whole: bool = True  # whether a job was given, so that data were looked at
 
     @property
     def go(self) -> bool:
-        """Return whether nothing stops this site from joining."""
+        """True if no finding stops this site from joining."""
         return all(finding.severity != "stops" for finding in self.findings)
 
     @property
     def verdict(self) -> str:
-        """In one line."""
+        """The outcome of the check in one line."""
         stops, notes = (
             counted(sum(own.severity == kind for own in self.findings), word)
             for kind, word in (("stops", "finding"), ("note", "note"))
@@ -120,7 +145,8 @@ class Report:
         return "\n".join([*lines, "", self.verdict])
 
     def write_private(self, path: Path) -> bool:
-        """Write what only the hospital may read to a file of its owner's; return whether there was anything."""
+        """Write the findings for the hospital only to a file of its owner; returns False where there are no such
+        findings."""
         lines = [
             line
             for finding in self.findings
@@ -131,3 +157,22 @@ class Report:
             write_text(path, "\n".join(["Only for this hospital: it names files and may name patients.", *lines, ""]))
             path.chmod(0o600)
         return bool(lines)
+
+
+@contextmanager
+def guarded(where: str, report: Report) -> Iterator[None]:
+    """Turn an error inside into a finding in medsilo's words, because other libraries' messages name files."""
+    try:
+        yield
+    except MedsiloError as error:
+        why = error.__cause__ if isinstance(error.__cause__, Unfit) else error  # the cause, which no lead reads
+        report.findings.append(Finding.stopping(where, str(why), error.private))
+    except Exception as error:
+        private = tuple("".join(traceback.format_exception(error)).splitlines())
+        if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+            report.findings.append(
+                Finding("memory", "stops", f"{where}: the memory did not suffice", LESS_MEMORY, private)
+            )
+        else:
+            told = f"it failed with {type(error).__name__}"
+            report.findings.append(Finding(where, "stops", told, "the hospital's own file has the details", private))

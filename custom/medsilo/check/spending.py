@@ -1,20 +1,21 @@
 """The content of a hospital's ledger, for `medsilo ledger` and the hospital's page."""
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from medsilo.core.text import epsilon_text
+from medsilo.core.text import counted, epsilon_text
 from medsilo.privacy.accounting import epsilon_of
 from medsilo.site.ledger import Ledger, LedgerStanding
+from medsilo.site.query_budget import MESSAGES, QueryBudget
 from medsilo.site.settings import PrivacyRequirements
 
-DELTA = 1e-5  # where neither the hospital nor its ledger names one
+DELTA = 1e-5  # the δ if neither the hospital nor its ledger specifies one
 
 
 def spent(ledger: Ledger, demands: PrivacyRequirements | None) -> dict[str, Any]:
-    """Return what a ledger says, as programs read it; an ε is None where no bound holds. Raises MedsiloError where it
-    was changed."""
+    """Summarise a ledger for programs; an ε is None if no bound holds. Raises MedsiloError where it was changed."""
     standing = ledger.standing()
     named = [entry.delta for entry in standing.entries if entry.delta is not None]
     delta = demands.delta if demands else named[-1] if named else DELTA
@@ -23,19 +24,52 @@ def spent(ledger: Ledger, demands: PrivacyRequirements | None) -> dict[str, Any]
         "lines": len(standing.entries),
         "head": standing.head,
         "delta": delta,
-        "epsilon": _known(standing.epsilon(delta)),  # of all studies together
+        "epsilon": _known(standing.epsilon(delta)),  # the ε of all studies together
         "allowed": demands.epsilon if demands else None,
         "studies": [_of_study(standing, study, delta) for study in standing.studies()],
     }
 
 
 def _of_study(standing: LedgerStanding, study: str, delta: float) -> dict[str, Any]:
-    """Return the cost of one study by itself."""
+    """Return the privacy cost of one study alone."""
     entries = [entry for entry in standing.entries if entry.spending and entry.spending.study == study]
     spending = entries[-1].spending
     assert spending
     answers, cost = sum(entry.kind == "charged" for entry in entries), _known(epsilon_of(standing.of(study), delta))
-    return {**spending.model_dump(), "answers": answers, "epsilon": cost}
+    found = {**spending.model_dump(), "answers": answers, "epsilon": cost}
+    if sent := [entry for entry in entries if entry.kind == "sent"]:
+        bits: Counter[str] = Counter()
+        for entry in sent:
+            bits.update(entry.bits)
+        noisy = [entry.update_rho for entry in sent if entry.update_rho is not None]
+        found["script"] = {"messages": len(sent), "bits": dict(bits), "update_rho": sum(noisy) if noisy else None}
+    return found
+
+
+def answered(book: QueryBudget) -> list[dict[str, Any]]:
+    """Return the answers that left, by study, as programs read them; of a script all that its messages held."""
+    return [
+        {**vars(asker), "answers": dict(count.answered), **({"script": dict(count.sent)} if count.sent else {})}
+        for asker, count in book.counts().items()
+        if count.answered or count.sent
+    ]
+
+
+def answer_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List the answers that left the hospital, as lines of text."""
+    lines = []
+    for one in found:
+        lead = f", submitted by {one['lead']}" if one["lead"] else ""
+        scores = ", ".join(f"{number} over {part} cases" for part, number in one["answers"].items() if number)
+        lines.append(f"data set {one['data']}, study {one['study']}{lead}: answers with scores: {scores or 'none'}")
+        if sent := dict(one.get("script", {})):
+            messages = sent.pop(MESSAGES, 0)
+            lines.append(f"  its script sent {counted(messages, 'message')}; bits: {_bits(sent)}")
+    return lines
+
+
+def _bits(sent: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind} {bits:,}" for kind, bits in sent.items() if bits)
 
 
 def _known(epsilon: float) -> float | None:
@@ -43,7 +77,7 @@ def _known(epsilon: float) -> float | None:
 
 
 def spending_lines(found: Mapping[str, Any]) -> list[str]:
-    """Return what a ledger says, in lines."""
+    """Summarise a hospital's ledger as lines of text."""
     spending, allowed = found["epsilon"], ""
     if found["allowed"] is not None:
         left = None if spending is None else max(0.0, found["allowed"] - spending)
@@ -55,5 +89,10 @@ def spending_lines(found: Mapping[str, Any]) -> list[str]:
     for one in found["studies"]:
         lead = f", submitted by {one['lead']}" if one["lead"] else ""
         cost = f"answers: {one['answers']}, ε = {epsilon_text(one['epsilon'])} by itself"
+        cost = "a training script, of which no ε is known" if one.get("script") else cost
         lines.append(f"  {one['study']}: {one['method']}{lead}, {cost}")
+        if script := one.get("script"):
+            noise = script["update_rho"]
+            told = "" if noise is None else f"; noise on its updates, as wholes: ρ = {noise:.3g}"
+            lines.append(f"    {counted(script['messages'], 'message')}, bits: {_bits(script['bits'])}{told}")
     return lines

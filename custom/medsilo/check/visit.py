@@ -1,61 +1,69 @@
-"""The check of a site before it joins: machine, kit and data against a job. It tells counts and names nobody."""
+"""The check of a site before it joins: machine, kit and data against a job.
 
-import traceback
+Its output has counts and no names of patients.
+"""
+
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from shutil import disk_usage
-from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
-import psutil
-import torch
-
-from medsilo.check.approving import accepted_findings, approval_findings
-from medsilo.check.at_home import KitAtHome, book_of_kit, files_of
-from medsilo.check.data import data_findings, data_tables
-from medsilo.check.demands import limit_findings, privacy_findings, source_of
-from medsilo.check.disclosure import leaks
+from medsilo.check.approving import accepted_findings, event_findings
+from medsilo.check.at_home import files_of
 from medsilo.check.kit import Kit, check_certificates, check_expelled, check_network, check_seal
-from medsilo.check.machine import check_device, check_disk, check_environment, check_memory, required_versions
-from medsilo.check.plan_words import words_table
-from medsilo.check.rehearsal import REMEDY, free_memory, rehearsal_findings, rehearse, round_seconds
-from medsilo.check.result import Finding, Report
-from medsilo.core.errors import MedsiloError, Unfit
+from medsilo.check.machine import (
+    check_airlock,
+    check_apart,
+    check_device,
+    check_disk,
+    check_environment,
+    required_versions,
+)
+from medsilo.check.own_data_set import data_set_findings, data_set_table
+from medsilo.check.result import Finding, Report, guarded
+from medsilo.core.errors import MedsiloError
 from medsilo.core.files import check_unquoted
 from medsilo.core.package import ENGINE, facts_of, in_words
-from medsilo.learning.compute import Compute
-from medsilo.plan import Plan
+from medsilo.site.job_code import JobCode
 from medsilo.site.party import FILE_NAME
-from medsilo.site.policy import EXECUTOR, Policy, ways_around
+from medsilo.site.policy import ways_around
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.shares import PARTS
 from medsilo.tasks.sources import DataSource
+
+if TYPE_CHECKING:  # a check without a job needs no training code
+    from medsilo.learning.compute import Compute
+    from medsilo.plan import Plan
 
 UNSEEN = "no job was given, so the data were not looked at"
 
 
 @dataclass(frozen=True)
 class Visit:
-    """The site to check, and for what. The functions ask the machine; a test may answer in its place."""
+    """The site to check, and the purpose of the check. The functions query the machine; tests may replace them."""
 
     site: str
-    plan: Plan | None = None  # the job's
+    plan: "Plan | None" = None  # the plan of the job
     scope: str | None = None  # the privacy scope that the job asks for
-    carries_code: bool = False  # the job
+    code: JobCode | None = None  # the code that the job brings
     local: Path | None = None  # the folder with medsilo.yaml
     kit: Kit | None = None
     source: DataSource | None = None  # instead of the one in medsilo.yaml
     required: Mapping[str, str] = field(default_factory=required_versions)
     free_disk: Callable[[Path], int] = lambda folder: disk_usage(folder).free
-    free_memory: Callable[[Compute], int] = free_memory
+    free_memory: "Callable[[Compute], int] | None" = None  # by default, it asks the device
     accept: bool = False  # whether the engineer says that the settings are as they should be
+
+    @property
+    def carries_code(self) -> bool:
+        """True if the job brings code."""
+        return self.code is not None
 
 
 def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Report:
-    """Look at everything; what goes wrong in one place is a finding and hinders no other."""
+    """Check everything; a failure in one place is a finding and does not stop the other checks."""
     now = datetime.now(UTC)
     code = visit.plan.code if visit.plan else {ENGINE: facts_of(ENGINE)}
     facts = {"site": visit.site, **{name: in_words(own) for name, own in code.items()}}
@@ -65,7 +73,7 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
     report = Report(facts, whole=visit.plan is not None)
 
     def note(where: str, *found: Iterable[Finding]) -> None:
-        with _guarded(where, report):
+        with guarded(where, report):
             report.findings.extend(chain(*found))
 
     say("looking at the machine")
@@ -76,32 +84,36 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
     if hospital and is_read:
         note("settings", accepted_findings(hospital, settings, visit.accept))
     note("environment", check_environment(visit.required))
-    with _guarded("disk", report):
+    with guarded("disk", report):
         output = settings.output or (visit.local.parent if visit.local else Path.cwd())
         report.findings.append(check_disk(output.absolute(), visit.plan, visit.free_disk))
+    note("disk", check_apart(settings, visit.local))
     note("device", check_device(settings))
+    note("airlock", check_airlock(settings))
     if visit.kit:
         say("looking at the kit and the network")
-        with _guarded("environment", report):
+        with guarded("environment", report):
             check_unquoted(visit.kit.folder.parent.resolve(), "move the kit to another folder")
         note("certificates", check_certificates(visit.kit, now), check_seal(visit.kit))
         if visit.kit.party != "server":
-            with _guarded("network", report):
+            with guarded("network", report):
                 report.findings.append(check_network(visit.kit))
         note("network", check_expelled(visit.kit))
+        note("events", event_findings(visit.kit, visit.accept))
+    own = files_of(visit.kit) if hospital and visit.kit else None
+    if visit.source is None and not (visit.plan and (visit.plan.task.synthetic or visit.plan.task.scripted)):
+        note("data", data_set_findings(settings, visit.kit is not None, visit.plan is not None, own))
+        with guarded("data", report):
+            report.tables.extend(data_set_table(settings, own))
     if visit.plan is None:
-        with _guarded("data", report):
+        with guarded("data", report):
             if settings.data:
                 settings.data.check_folder()
             report.findings.append(Finding("data", "note", UNSEEN, "give a job or --plan"))
         return report
-    with _guarded("data", report):
-        _look_at_data(visit, visit.plan, settings, report, say)
-    report.tables.append(words_table(visit.plan))
-    note("policy", _policy(visit, visit.plan))
-    if hospital:
-        with _guarded("approval", report):
-            report.findings.extend(approval_findings(KitAtHome.read(hospital.folder.parent), visit.plan))
+    from medsilo.check.job_visit import check_job
+
+    check_job(visit, visit.plan, settings, report, say)
     return report
 
 
@@ -124,89 +136,8 @@ def _settings(visit: Visit, report: Report) -> SiteSettings:
 
 
 def _ways_around(visit: Visit, settings: SiteSettings) -> Iterator[Finding]:
-    """Yield how a job could take away what medsilo.yaml promises."""
-    promises = settings.approval != "none" or settings.privacy is not None
+    """Yield the ways in which a job could break promises of medsilo.yaml."""
+    promises = settings.promise(in_kit=visit.kit is not None)
     for told, remedy in ways_around(visit.local) if visit.local and promises else ():
-        yield Finding("policy", "stops", f"{told}; so approval and privacy in {FILE_NAME} hold nothing", remedy)
-
-
-def _policy(visit: Visit, plan: Plan) -> Iterator[Finding]:
-    """Yield what the plan and the hospital's own files say about this site."""
-    named = plan.participation.everyone
-    if named and visit.site not in named:
-        told = f"the job names {', '.join(named)}, not {visit.site}"
-        own = f"check it with --set 'participation.sites=[{visit.site}]'" if visit.kit else "give --site"
-        yield Finding("job", "stops", told, f"ask the lead to name this site in participation.sites, or {own}")
-    if visit.carries_code or plan.task.scripted:
-        yield Finding("job", "note", "the job brings code of its own, which this check does not look at", "read it")
-    if visit.local is None:
-        return
-    policy = Policy.read(visit.local, visit.scope)
-    if not policy.starts and not visit.carries_code:  # NVFlare asks the list only where a job brings no code
-        told = "class_allow_list in local/resources.json has none of medsilo's classes"
-        yield Finding("policy", "stops", told, f"add {EXECUTOR} to it, as the example site_configs do")
-    if policy.gpus > (there := torch.cuda.device_count()):
-        told = f"local/resources.json promises {policy.gpus} GPUs, and {there} are here; NVFlare will not start"
-        yield Finding("policy", "stops", told, "set num_of_gpus (and mem_per_gpu_in_GiB) to what is there, or 0")
-    if held := sorted({leak.group for leak in leaks(plan) if not policy.lets_out(leak.group)}):
-        told = f"privacy.json holds back {', '.join(held)}, which this method sends"
-        yield Finding("policy", "stops", told, "see 'medsilo disclosure': allow it, or ask for another method")
-
-
-def _look_at_data(visit: Visit, plan: Plan, settings: SiteSettings, report: Report, say: Callable[[str], None]) -> None:
-    """The data in counts, then a few batches of them."""
-    least, sites = settings.least(plan.task.synthetic), sorted({*plan.participation.everyone, visit.site})
-    say("reading the data")
-    book = book_of_kit(settings, visit.local, visit.site)
-    only_tested = visit.site in plan.participation.evaluation_sites
-    source = source_of(plan, settings, book, only_tested, visit.kit is not None)
-    if plan.task.synthetic and source is not None:
-        told = f"task {plan.task.name} draws its data; none of this hospital's own are read"
-        report.findings.append(Finding("data", "note", told, "check the study's own plan, too"))
-    survey = plan.task.survey(visit.site, sites, plan.seed, source)
-    report.findings.extend(data_findings(survey, plan, least))
-    report.tables.extend(data_tables(survey, plan, least))
-    with _guarded("quotas", report):
-        report.findings.extend(limit_findings(plan, settings, book, survey))
-    with _guarded("privacy", report):
-        report.findings.extend(privacy_findings(plan, settings, book, files_of(visit.kit) if visit.kit else None))
-    if not survey.usable or any(f.where == "device" and f.severity == "stops" for f in report.findings):
-        told = "no batch was tried, because the data or the device stop it"
-        report.findings.append(Finding("rehearsal", "note", told, "settle these first, then check again"))
-        return
-    if only_tested:
-        told = "no batch was tried, because this site does not train in the study (participation.evaluation_sites)"
-        report.findings.append(Finding("rehearsal", "note", told))
-        return
-    compute = settings.compute()
-    there = visit.free_memory(compute)
-    if settings.isolated and compute.device.type == "cpu":  # for a training process that is as large as this one
-        there = max(0, min(there, settings.most_memory - psutil.Process().memory_info().rss))
-    if too_much := check_memory(plan, there):
-        report.findings.append(too_much)
-        return
-    say("trying a few batches")
-    with _guarded("rehearsal", report), TemporaryDirectory(prefix="medsilo-") as folder:
-        data = plan.task.site_data(visit.site, sites, plan.seed, source)
-        cases = {part: len(getattr(data, part)) for part in PARTS}
-        tried = rehearse(plan, visit.site, sites, settings, data, Path(folder))
-        if tried:
-            report.findings.extend(rehearsal_findings(tried, plan, cases, there))
-            report.seconds.extend(round_seconds(one, plan, cases) for one in tried)
-
-
-@contextmanager
-def _guarded(where: str, report: Report) -> Iterator[None]:
-    """Turn what fails inside into a finding in our own words: other libraries' messages name files."""
-    try:
-        yield
-    except MedsiloError as error:
-        why = error.__cause__ if isinstance(error.__cause__, Unfit) else error  # which no lead reads
-        report.findings.append(Finding.stopping(where, str(why), error.private))
-    except Exception as error:
-        private = tuple("".join(traceback.format_exception(error)).splitlines())
-        if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
-            report.findings.append(Finding("memory", "stops", f"{where}: the memory did not suffice", REMEDY, private))
-        else:
-            told = f"it failed with {type(error).__name__}"
-            report.findings.append(Finding(where, "stops", told, "the hospital's own file has the details", private))
+        told += f"; so approval, privacy and takes_part in {FILE_NAME} hold nothing"
+        yield Finding("policy", "stops", told, remedy)

@@ -18,11 +18,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from medsilo import __version__
-from medsilo.cli import hospital, reviewing, running
-from medsilo.cli.show import Command, command, failure
+from medsilo.cli import documentation, hospital, reviewing
+from medsilo.cli.show import BAD, BOLD, Command, command, failure, tint
 from medsilo.core.errors import MedsiloError
+from medsilo.core.package import attach_again
 from medsilo.core.text import plain
+from medsilo.core.version import __version__
 from medsilo.registry import PluginTable
 
 EPILOG = "'medsilo COMMAND --help' says what a command needs. It ends with 0 only if everything succeeded."
@@ -31,39 +32,43 @@ Example = tuple[Callable[..., int | None], str]
 # Every command of the engine with an example, by the people it serves; other packages bring more.
 COMMANDS: dict[str, tuple[Example, ...]] = {
     "To begin with": (),
-    "With all data on one machine": ((running.run, "jobs/fedbn --set training.rounds=3 --set seed=1"),),
+    "With all data on one machine": (),
     "For a consortium's lead": (),
     "Of finished runs": (),
     "For a hospital's engineer": (
         (hospital.check, "jobs/fedavg --kit kits/st-anna"),
         (reviewing.disclosure, "jobs/harmofl --kit kits/st-anna"),
         (reviewing.approve, "3f9a01c2 --kit kits/st-anna --expires 30d --rounds 50"),
+        (reviewing.page, "--kit kits/st-anna"),
         (hospital.ledger, "show --kit kits/st-anna"),
         (hospital.logs, "--kit kits/st-anna --follow"),
         (hospital.prune, "runs --older-than 30 --yes"),
     ),
-    "Lists and templates": ((reviewing.list_, ""),),
+    "Lists and documentation": (
+        (reviewing.list_, ""),
+        (documentation.docs, "training.learning_rate"),
+    ),
 }
 PLUGGED_IN = PluginTable("medsilo.commands", "medsilo.cli.show:Command", {})
 HELP = {"help_option_names": ["--help", "-h"]}
-# What other programs call it: words that are typed in the first hour.
+# Names of these commands in other programs, which people type in the first hour.
 OTHERWISE = {
     "abort": "medsilo cancel ID --kit KIT",
     "evaluate": "medsilo release test RELEASE, or the test scores in a run's report",
     "export": "medsilo release export RUN",
     "fit": "medsilo run JOB",
     "log": "'medsilo status ID --watch --kit KIT' for a job's rounds; a run's are in its folder, rounds.jsonl",
-    "poc": "medsilo kits rehearse CONSORTIUM",
+    "poc": "medsilo kits make CONSORTIUM, with 'host: localhost' in that file",
     "provision": "medsilo kits make CONSORTIUM",
     "simulator": "medsilo run JOB",
     "start": "'medsilo run JOB' here, 'medsilo submit JOB --kit KIT' in a consortium; startup/start.sh starts a kit",
     "stop": "'medsilo cancel ID --kit KIT' for a job, Ctrl-C for a run; startup/stop_fl.sh stops a kit",
     "train": "medsilo run JOB",
 }
-# The order of the help in each group: what is typed first. Others follow as they come.
+# The order of the help in each group. Others follow as they come.
 ORDER = (
-    *("init", "demo", "run", "compare", "resume", "kits", "submit", "status", "download", "cancel", "release"),
-    *("check", "disclosure", "approve"),
+    *("init", "example", "demo", "run", "compare", "resume", "kits", "submit", "canary", "status", "download"),
+    *("cancel", "release", "check", "disclosure", "approve", "page"),
 )
 LAB = "medsilo-lab"  # brings most commands
 GPU_OPTIONS = ("--gpu", "--gpus", "--cuda")
@@ -96,7 +101,7 @@ class OneCommand(TyperCommand):
 class Commands(TyperGroup):
     """The commands in groups, by the people they serve; a wrong name gets a suggestion."""
 
-    others: Mapping[str, str | None] = {}  # commands of other packages, of which nothing is imported before they run
+    others: Mapping[str, str | None] = {}  # commands of other packages, which are imported only when they run
 
     def get_params(self, ctx: Any) -> Any:
         """Return the options; to check the None of typer's own flags, it would load pydantic."""
@@ -117,16 +122,20 @@ class Commands(TyperGroup):
         for name, package in self.others.items():
             sections.setdefault("Of other packages", []).append((name, f"a command of package {package}"))
         for title, rows in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(rows, col_max=14)
+            with formatter.section(tint(title, BOLD, sys.stdout)):
+                formatter.write_dl([(tint(name, BOLD, sys.stdout), line) for name, line in rows], col_max=14)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         whole = f"{ctx.command_path} {name}"
         if name not in self.commands and (other := OTHERWISE.get(whole.partition(" ")[2])):
             raise typer.BadParameter(f"{name!r} is no command; use {other}", ctx=ctx)
+        groups = {group: getattr(own, "commands", {}) for group, own in self.commands.items()}
+        if within := [f"{ctx.command_path} {group} {name}" for group, own in groups.items() if name in own]:
+            raise typer.BadParameter(f"{name!r} is no command; use {' or '.join(within)}", ctx=ctx)
         if name not in self.commands and not name.startswith("-"):
-            told = f"{name!r} is no command{_meant(name, list(self.commands))}"
+            waits = attach_again("medsilo.commands", name)
+            told = f"{name!r} is no command{f'; {waits}' if waits else _meant(name, list(self.commands))}"
             if find_spec(LAB.replace("-", "_")) is None:
                 told += f"; those for researchers and leads come with {LAB}, which is not installed"
             raise typer.BadParameter(told, ctx=ctx)
@@ -148,15 +157,15 @@ def _medsilo(
 
 
 def all_commands(wanted: str = "") -> dict[str, list[Command]]:
-    """Return the commands of the engine and of the plug-ins that come with it, by the people they serve.
+    """The commands of the engine and of its plug-ins, by the people they serve. wanted: the command to run.
 
-    wanted: the command that is to run. One of another package is imported for that only, and then among these.
+    A command of another package is imported and listed only when it is the wanted one.
     """
     found = {title: [Command(does, example, title) for does, example in own] for title, own in COMMANDS.items()}
     for name in PLUGGED_IN:
         asked = name.partition(".")[0] == wanted
         if asked or PLUGGED_IN.package_of(name) is None:
-            with suppress(*([] if asked else [MedsiloError])):  # what is broken stops nothing else
+            with suppress(*([] if asked else [MedsiloError])):  # a broken package does not stop others
                 found.setdefault(PLUGGED_IN[name].people, []).append(PLUGGED_IN[name])
     return {title: sorted(own, key=_rank) for title, own in found.items()}
 
@@ -190,7 +199,7 @@ def _program(wanted: str = "") -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 only when everything it promised happened, 1 if not, 2 after wrong use, 130 when stopped."""
     given = _by_options(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None:  # a command of its own: what it writes is for this account, and it may be ended as by Ctrl-C
+    if arguments is None:  # run as a command: its files are for this account, and Ctrl-C may end it
         os.umask(0o077)
         atexit.register(gc.freeze)  # else Python looks through all that is loaded as it ends: a fifth of `status`
         codecs.register_error("simplified", simplified)
@@ -205,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = one_line(error, given)
     except MedsiloError as error:  # a plug-in's command
         said = str(error)
-    print(f"medsilo: {plain(said)}", file=sys.stderr)
+    print(f"{tint('medsilo:', BAD, sys.stderr)} {plain(said)}", file=sys.stderr)
     if "--json" in given:
         print(json.dumps(failure(plain(said), 2, "usage"), indent=2))
     return 2
@@ -228,7 +237,7 @@ def _meant(given: str, known: Sequence[str]) -> str:
 
 
 def one_line(error: Any, given: Sequence[str]) -> str:
-    """Return what is wrong with a command line, and the remedy, in one line."""
+    """Describe the fault of a command line and its remedy in one line."""
     ctx = getattr(error, "ctx", None)
     # An option without its value is reported without its context.
     where = ctx.command_path if ctx else " ".join(["medsilo", *(word for word in given[:1] if word[:1] != "-")])
@@ -241,7 +250,12 @@ def _in_words(error: Any, given: Sequence[str]) -> str:
     param, option = getattr(error, "param", None), getattr(error, "option_name", None)
     ctx: Any = getattr(error, "ctx", None)
     if option is not None and hasattr(error, "possibilities"):
-        meant = _device_of(ctx, option, given) or _argument_of(ctx, option) or _option_like(ctx, option)
+        meant = (
+            _rows_of(ctx, option)
+            or _device_of(ctx, option, given)
+            or _argument_of(ctx, option)
+            or _option_like(ctx, option)
+        )
         if not meant and (key := _of_the_plan(ctx, option)):
             meant = f": it is in the plan, --set {key}=VALUE"
         return f"there is no option {option}{meant}"
@@ -271,8 +285,15 @@ def _params(ctx: Any, kind: str) -> list[Any]:
     return [one for one in ctx.command.params if one.param_type_name == kind] if ctx else []
 
 
+def _rows_of(ctx: Any, option: str) -> str:
+    """A hint for comparing several values of a key, where the command compares methods."""
+    compares = any("--methods" in one.opts for one in _params(ctx, "option"))
+    told = "; give each value a row: --methods fedprox:mu=0.1,fedprox:mu=1"
+    return told if compares and option in ("--sweep", "--grid", "--search") else ""
+
+
 def _option_like(ctx: Any, option: str) -> str:
-    """Return the option that is meant; dashes, which all have, make none alike."""
+    """The option that was probably meant; dashes don't count as similar letters."""
     names = {name.strip("-"): name for one in _params(ctx, "option") for name in one.opts}
     named = NVFLARE_OPTIONS.get(option, option).strip("-")
     near = get_close_matches(named.lower(), [name for name in names if len(name) > 1] + ["help"], 1)
@@ -302,7 +323,7 @@ def _device_of(ctx: Any, option: str, given: Sequence[str]) -> str:
 
 
 def _change_of(ctx: Any, unexpected: str, given: Sequence[str]) -> str:
-    """Return the change of the plan that is meant, where its value stands apart, or --set is missing."""
+    """The change of the plan that was probably meant, where its value stands apart or --set is missing."""
     if not ctx or not any("--set" in one.opts for one in ctx.command.params):
         return ""
     words = [*given]
@@ -326,11 +347,12 @@ def _of_the_plan(ctx: Any, option: str) -> str | None:
     """Return the plan's key that an option is taken for, where the command changes plans."""
     if not ctx or not any("--set" in one.opts for one in ctx.command.params):
         return None
+    from medsilo.cli.plan_keys import keys_of_plans
     from medsilo.core.wording import near_key
-    from medsilo.plan import Plan
 
     word = option.strip("-").replace("-", "_")
-    return near_key(word, ["seed"], Plan) or near_key(f"{word}s", [], Plan)
+    keys = keys_of_plans()
+    return near_key(word, ["seed"], keys) or near_key(f"{word}s", [], keys)
 
 
 def _name(param: Any) -> str:

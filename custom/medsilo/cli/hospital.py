@@ -25,7 +25,7 @@ def check(
     plan: options.PlanFile = None,
     changes: options.Changes,
     kit: options.SiteKit = None,
-    site_config: options.SiteConfig = None,
+    settings_folder: options.SettingsFolder = None,
     data: Annotated[Path | None, option("FOLDER", "another data folder than the settings name")] = None,
     site: Annotated[str | None, option("SITE", "this site's name in the job (default: the kit's)")] = None,
     private: Annotated[
@@ -33,26 +33,31 @@ def check(
     ] = Path("medsilo-check-private.txt"),
     accept: Annotated[
         bool,
-        typer.Option("--accept", help="accept the changes that this hospital made in the kit's local/"),
+        typer.Option("--accept", help="accept the kit's local/ and events.log as they are now"),
     ] = False,
 ) -> int:
     """At a hospital, before joining: look at machine, kit and data for a job.
 
-    Sends nothing; what it prints may be mailed (docs/study/join.md). 0: go, 1: no-go, 2: wrong command line.
+    Sends nothing; what it prints may be mailed (medsilo docs study/join). 0: go, 1: no-go, 2: wrong command line.
     """
-    screen.note("loading PyTorch")
     import sys
 
+    try:
+        options.check_changes(changes, job, plan)
+    except MedsiloError as error:
+        return screen.fail(error, 2)
+    if job or plan:
+        screen.note("loading PyTorch")
     from medsilo.check.visit import check
 
     try:
-        visit = _visit(job, plan, changes, kit, site_config, data, site, accept)
+        visit = _visit(job, plan, changes, kit, settings_folder, data, site, accept)
     except MedsiloError as error:
         return screen.fail(error, 2)
     found = check(visit, lambda line: print(f"{line} ...", file=sys.stderr, flush=True))
     kept = found.write_private(private)
     screen.say(text := found.as_text())
-    if kit and "--kit KIT" in text:  # a path is nothing to mail
+    if kit and "--kit KIT" in text:  # a path can't be mailed
         print(f"KIT is {kit} here", file=sys.stderr)
     if kept:
         print(f"names of files and patients, for this hospital only: {private}", file=sys.stderr)
@@ -71,14 +76,15 @@ def ledger(
         Path | None, option("KIT", "for accept: the earlier kit, whose key signed the ledger so far")
     ] = None,
 ) -> None:
-    """Show what studies have cost this hospital's patients.
+    """Show what studies have cost this hospital's patients, and how many answers left.
 
     With show, it checks every line, its signature, and the heads here and in the kit. Then it prints the ε of each data
-    set and study. With accept, the ledger continues with this kit's key, after a new kit or a restored copy.
+    set and study, and the answers that left. Of a training script it adds what its messages could hold. With accept,
+    the ledger continues with this kit's key, after a new kit or a restored copy.
     """
     screen.note("reading the ledger")
     from medsilo.check.at_home import KitAtHome
-    from medsilo.check.spending import spending_lines, spent
+    from medsilo.check.spending import answer_lines, answered, spending_lines, spent
     from medsilo.site.ledger import ledgers
 
     if old_kit and action != "accept":
@@ -92,11 +98,16 @@ def ledger(
         screen.say("no study has cost anything yet: the ledger begins with the first one that is counted")
     if action == "accept":
         _accept_ledgers(screen, found, old_kit)
+        if not home.accepted.file.exists():
+            home.accepted.accept(home.settings)
+            screen.say("local/ is accepted as it is now")
         return
     told = [spent(one, home.settings.privacy) for one in found]  # each line is checked
     for view in told:
         screen.say(*spending_lines(view))
-    screen.answer(ledgers=told)
+    answers = answered(home.book)
+    screen.say(*answer_lines(answers))
+    screen.answer(ledgers=told, answers=answers)
 
 
 def prune(
@@ -119,7 +130,7 @@ def prune(
     server's kit, in medsilo/.
     """
     screen.note(f"looking through {folder}")
-    from medsilo.runs.clean import find_old, remove
+    from medsilo.runs.clean import check_holds_runs, find_old, remove
 
     asked = folder, older_than, inf if unfinished is None else unfinished
     if (folder / "startup").is_dir():
@@ -127,6 +138,7 @@ def prune(
 
         old = find_in_kit(*asked)
     else:
+        check_holds_runs(folder)
         old = find_old(*asked)
     screen.say(*(f"{one.bytes:>14,} bytes {one.days:>5.0f} days  {one.path}  {one.why}" for one in old))
     total = f"{len(old)}, {sum(one.bytes for one in old):,} bytes"
@@ -166,7 +178,7 @@ def logs(
 
 
 def _accept_ledgers(screen: Console, found: "list[Ledger]", old_kit: Path | None) -> None:
-    """Let the kit's key sign what is there."""
+    """Let the kit's key sign the present ledgers."""
     from medsilo.check.at_home import files_of
     from medsilo.check.kit import read_kit
 
@@ -182,32 +194,36 @@ def _visit(
     plan_file: Path | None,
     changes: list[str],
     kit_folder: Path | None,
-    site_config: Path | None,
+    settings_folder: Path | None,
     data: Path | None,
     site: str | None,
     accept: bool,
 ) -> "Visit":
-    """Return who is checked for what; raise an error where the command line is wrong."""
+    """Parse the command line of a check into the site and its purpose; raises an error where it is wrong."""
     from medsilo.check.kit import read_kit
     from medsilo.check.visit import Visit
     from medsilo.core.text import is_safe_name
-    from medsilo.flare.jobs import find_job, has_code, plan_of, scope_of
-    from medsilo.plan import load_plan
     from medsilo.site.settings import SiteSettings
     from medsilo.tasks.sources import DataSource
 
     if accept and not kit_folder:
         raise MedsiloError("--accept is about a kit; give --kit")
-    job = find_job(job_name) if job_name else None
     kit = read_kit(kit_folder) if kit_folder else None
-    local = options.folder_of_settings(site_config, kit_folder)
+    local = options.folder_of_settings(settings_folder, kit_folder)
     own = options.folder_of_site(local, site) if site else local
-    plan, allowed = None, tuple[str, ...]()
-    with suppress(MedsiloError):  # what is wrong with the settings, the check says
+    plan, allowed, scope, code = None, tuple[str, ...](), None, None
+    with suppress(MedsiloError):  # the check reports faults of the settings
         allowed = SiteSettings.read(own).packages if own else ()
-    if job:
+    if job_name:
+        from medsilo.flare.job_source import find_job
+        from medsilo.flare.jobs import code_of, plan_of, scope_of
+
+        job = find_job(job_name)
         plan = plan_of(job, changes, plan_file, allowed)
+        scope, code = scope_of(job), code_of(job, plan)
     elif plan_file:
+        from medsilo.plan import load_plan
+
         plan = load_plan(plan_file, changes, allowed)
     elif changes:
         raise MedsiloError("--set changes a plan, and there is none; give a job or --plan")
@@ -219,6 +235,5 @@ def _visit(
     if not is_safe_name(site):
         raise MedsiloError(f"--site {site!r} has odd characters; use letters, digits, '.', '_' and '-'")
     local = options.folder_of_site(local, site)
-    scope, carries_code = (scope_of(job), has_code(job)) if job else (None, False)
     source = DataSource(folder=data) if data else None
-    return Visit(site, plan, scope, carries_code, local, kit, source, accept=accept)
+    return Visit(site, plan, scope, code, local, kit, source, accept=accept)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from medsilo.cli import completion
 from medsilo.core.errors import MedsiloError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 # ---------------------------------------------------------------------------------------------------- values
 def output_folder(value: object) -> Path:
-    """Return a folder that can be written to, or made; nothing is left behind by the trial."""
+    """A folder that can be written to, or made; the trial leaves no file."""
     path = Path(str(value))
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} can't be written: {path} is a file; choose a folder")
@@ -37,7 +38,7 @@ def output_file(value: object) -> Path:
 
 
 def _try_to_write(wanted: Path, folder: Path) -> None:
-    """Write a file into the nearest folder that exists: rights alone don't say whether a place takes files."""
+    """Try to write a file into the nearest existing folder, because rights alone don't show whether it takes files."""
     place = next((parent for parent in (folder, *folder.parents) if parent.exists()), folder)
     if not place.is_dir():
         raise ValueError(f"{wanted} can't be written: {place} is a file; choose another folder")
@@ -62,12 +63,13 @@ def several(metavar: str, help: str, *names: str, **more: Any) -> Any:
 
 
 DEVICES = "auto, cpu, cuda or cuda:<n>"
-SITE_CONFIG = "a folder with a medsilo.yaml, which describes the data and names the labels (docs/start/your-data.md)"
-SITE_CONFIGS = f"{SITE_CONFIG}. FOLDER/<site>/medsilo.yaml is for that site alone"
+SETTINGS_FOLDER = "a folder with a medsilo.yaml, which describes data and labels (medsilo docs start/your-data)"
+SETTINGS_OF_SITES = f"{SETTINGS_FOLDER}. FOLDER/<site>/medsilo.yaml is for that site alone"
 DATA = "folder with the sites' data, for tasks that need one"
 
 A_JOB = typer.Argument(
-    help="a job's folder, for example jobs/fedavg, or the name of one that comes with medsilo, for example fedavg"
+    help="a job's folder, for example jobs/fedavg, or the name of one that comes with medsilo, for example fedavg",
+    autocompletion=completion.jobs,
 )
 Job = Annotated[str, A_JOB]
 JobOrNone = Annotated[str | None, A_JOB]
@@ -81,8 +83,9 @@ Changes = Annotated[
     list[str],
     several(
         "KEY=VALUE",
-        "change the plan, as often as wanted: training.rounds=3 ('make docs': site/reference/keys.html has every key)",
+        "change the plan, as often as wanted: training.rounds=3 ('medsilo docs KEY' explains a key)",
         "--set",
+        autocompletion=completion.changes,
     ),
 ]
 _FOLDER = option("FOLDER", "output folder", "--out", "-o", parser=output_folder)
@@ -110,12 +113,25 @@ Device = Annotated[str | None, option("DEVICE", f"{DEVICES} (default: auto)")]
 DeviceOfRun = Annotated[str | None, option("DEVICE", f"{DEVICES} (default: the run's)")]
 Data = Annotated[Path | None, option("FOLDER", DATA)]
 DataOfRun = Annotated[Path | None, option("FOLDER", f"{DATA} (default: the run's)")]
-SiteConfig = Annotated[Path | None, option("FOLDER", SITE_CONFIG, "--settings")]
-SiteConfigs = Annotated[Path | None, option("FOLDER", SITE_CONFIGS, "--settings")]
+SettingsFolder = Annotated[Path | None, option("FOLDER", SETTINGS_FOLDER, "--settings")]
+SettingsOfSites = Annotated[Path | None, option("FOLDER", SETTINGS_OF_SITES, "--settings")]
 Model = Annotated[Path, typer.Argument(help="folder of a super model or of a run")]
 ModelOf = Annotated[str, option("SITE", "the run's model of this hospital instead of the shared one", "--site")]
 Runs = Annotated[list[Path], typer.Argument(help="folders of runs")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="the job's id, as submit printed it")]
+
+
+def check_changes(changes: list[str], job: Path | str | None = None, plan: Path | None = None, **sections: Any) -> None:
+    """Raise an error where --set names a key that the plan does not have, before PyTorch is loaded.
+
+    Args:
+        job, plan: as typed
+        sections: further known sections of the plan
+    """
+    if changes:
+        from medsilo.cli.plan_keys import as_written, check_keys
+
+        check_keys(changes, as_written(job, plan) | sections)
 
 
 def folder_of_settings(folder: Path | None, kit: Path | None = None) -> Path | None:
@@ -145,7 +161,7 @@ def settings_of_owner(*given: Any) -> "SiteSettings":
 def settings_of(
     device: str | None,
     data: Path | None,
-    site_config: Path | None = None,
+    settings_folder: Path | None = None,
     before: "SiteSettings | None" = None,
     **more: Any,
 ) -> "SiteSettings":
@@ -155,7 +171,7 @@ def settings_of(
     """
     from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings_of_all
 
-    local = folder_of_settings(site_config)
+    local = folder_of_settings(settings_folder)
     if local and not any(local.glob(FILE_NAME)) and not any(local.glob(f"*/{FILE_NAME}")):
         raise MedsiloError(f"the folder of settings has no {FILE_NAME}; give the one that has it", str(local))
     settings = read_settings_of_all(local) if local else before or SiteSettings()
@@ -167,8 +183,13 @@ def settings_of(
     return settings
 
 
+Live = Annotated[
+    bool, typer.Option("--live", help="serve a page on this machine with curves, rounds and a button that stops")
+]
+
+
 def run_settings(run: Path) -> "SiteSettings":
-    """Return what a run's sites computed with: those of the simulator, which keeps them, or the defaults."""
+    """The settings of a run's sites: those that the simulator kept, or the defaults."""
     from medsilo.runs import paths
     from medsilo.site.settings import read_settings_of_all
 

@@ -1,16 +1,16 @@
-"""Commands that say what there is and what leaves, before anything runs, and decide: approve, leak-report, list."""
+"""Commands that list, disclose and decide before anything runs: approve, page, disclosure, list."""
 
 import ast
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from medsilo.cli import options
+from medsilo.cli import completion, options
 from medsilo.cli.options import option
 from medsilo.cli.show import Console
 from medsilo.core.errors import MedsiloError
@@ -19,16 +19,19 @@ from medsilo.registry import PluginTable
 
 if TYPE_CHECKING:
     from medsilo.check.at_home import KitAtHome
+    from medsilo.plan import Plan
     from medsilo.registry import Registry
     from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, DecisionKind
+    from medsilo.site.job_code import JobCode
 
 HEXADECIMAL = "0123456789abcdefABCDEF"
 LINK, REFERENCE = re.compile(r"\[([^]]*)\]\([^)]*\)"), re.compile(r" \(\[[^]]*\]\([^)]*\)\)")  # in Markdown
 SAID = {"when": "worth a try", "leaves": "leaves a hospital", "bytes": "bytes a round", "work": "extra work"}
-# What serves a hospital's own page on its machine: gets the kit and a port, and returns a server.
+# Plug-ins that serve a hospital's own page on its machine: called with the kit and a port, they return a server.
 PAGES, SITE_PAGE = PluginTable("medsilo.pages", "types:FunctionType", {}), "site"
 HOURS = {"h": 1, "d": 24, "w": 168}
-INDENT = " " * 14  # of what belongs to a plan, below its hash
+INDENT = " " * 14  # the indentation of lines below a plan's hash
+QUOTED = "    | "  # before each line of a job's code, so that no line looks like medsilo's
 
 
 def lasting(value: object) -> int:
@@ -61,26 +64,21 @@ def approve(
     ] = None,
     sites: Annotated[str, option("SITE,SITE", "only these hospitals may take part")] = "",
     decline: Annotated[bool, typer.Option("--decline", help="reject the plan, or withdraw its approval")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="approve without asking, on a terminal, too")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="approve without asking")] = False,
     by: Annotated[str, option("NAME", "who decides (default: this account's name)")] = "",
-    page: Annotated[
-        bool, typer.Option("--page", help="serve a page on this machine to read plans, decide, and watch studies")
-    ] = False,
-    port: Annotated[int, option("PORT", "port of the page; 0: any free port", min=0, max=65_535)] = 0,
 ) -> None:
     """At a hospital: approve or decline a plan, or list the plans that asked to run here.
 
-    With 'approval: required' in medsilo.yaml, no other plan runs. The kit's key signs each decision, and the last one
-    counts. Without a plan, the command lists the plans that asked and all decisions. On a terminal, it shows the plan
-    and what would leave, and asks before it approves. --decline rejects a plan, or
+    With 'approval: required' in medsilo.yaml, no other plan runs, and no job's code but that which was approved with
+    its plan. The kit's key signs each decision, and the last decision counts. Without a plan, the command lists the
+    plans that wait for a decision, and all decisions. It shows the plan, what would leave, and every file of a job's
+    code. Then it asks before it approves; without a terminal it approves with --yes only. --decline rejects a plan, or
     withdraws its approval: the study stops here before its next answer leaves. What has left can not be taken back.
-    --page serves a page at a one-time address until Ctrl-C; studies go on.
     """
+    options.check_changes(changes, hash)
     from medsilo.site.approvals import ApprovalLimits
 
-    if page:
-        _show_page(screen, kit, port)
-    elif hash is not None:
+    if hash is not None:
         limits = ApprovalLimits.lasting(expires, rounds, sites)
         if decline and limits.words():
             raise MedsiloError("a plan that is declined has no limits; leave --decline or the limits out")
@@ -99,27 +97,37 @@ def _list(screen: Console, kit: Path) -> None:
     home = KitAtHome.read(kit)
     decided, asked = home.approvals.decisions(), home.approvals.asked()
     last = {one.plan: one for one in decided}
-    screen.say(f"approval: {home.settings.approval}" + ("" if decided or asked else "; no plan has asked yet"))
+    screen.say(f"approval: {home.settings.approval_of()}" + ("" if decided or asked else "; no plan has asked yet"))
     for one in asked:
-        verdict = last[one.hash].verdict if one.hash in last else "waits for a decision"
+        verdict = "waits for a decision" if one.waits(last.get(one.hash)) else last[one.hash].verdict
         parts = [str(one.plan.get(key, {}).get("name", "")) for key in ("algorithm", "task")]
         names = "a canary on synthetic data" if one.is_canary else ", ".join(parts)
         by = f", submitted by {one.lead}" if one.lead else ""
-        screen.say(f"{one.hash[:12]}  {verdict}: {names}, study {one.study or '–'}{by}, asked {moment(one.at)}")
+        code = f", with code {one.job_code[:12]}" if one.job_code else ""
+        screen.say(f"{one.hash[:12]}  {verdict}: {names}, study {one.study or '–'}{by}{code}, asked {moment(one.at)}")
         if one.hash not in last:
             screen.say(*(f"{INDENT}{name}: {words}" for name, words in study_in_words(one.plan.get("study", {}))))
     screen.say(*map(_line, decided))
     screen.answer(
-        approval=home.settings.approval,
+        approval=home.settings.approval_of(),
         asked=[one.model_dump(mode="json", exclude={"plan"}) for one in asked],
         decisions=[one.model_dump(mode="json") for one in decided],
     )
 
 
-def _show_page(screen: Console, kit: Path, port: int) -> None:
+def page(
+    screen: Console,
+    *,
+    kit: Annotated[Path, option("KIT", options.SITES_KIT)],
+    port: Annotated[int, option("PORT", "port of the page; 0: any free port", min=0, max=65_535)] = 0,
+) -> None:
+    """At a hospital: serve its own web page, to read plans, decide, and watch studies.
+
+    The page is on this machine, at an address for one use. It ends with Ctrl-C; studies go on.
+    """
     screen.in_lines = True
     if SITE_PAGE not in PAGES:
-        raise MedsiloError("the package medsilo_page is not installed; decide without --page")
+        raise MedsiloError("the package medsilo_page is not installed; decide by 'medsilo approve'")
     try:
         server = PAGES[SITE_PAGE](kit, port)
     except OSError as error:
@@ -145,72 +153,116 @@ def _decide(
     import getpass
 
     from medsilo.check.at_home import KitAtHome
-    from medsilo.runs.fields import SCRIPT
 
     home = KitAtHome.read(kit)
-    meant, asked = _meant(home, given, changes)
-    if asked and asked.plan["task"]["name"] == SCRIPT:
-        raise MedsiloError(
-            "a script of the job's own trains by this plan, and asks nobody; allow or refuse the job's code itself "
-            "(byoc in the kit's local/authorization.json)"
-        )
+    meant, asked, job_code = _meant(home, given, changes)
     if asked and verdict == "approved":  # the others need no plan that can be read
         from medsilo.check.approving import never_runs, plan_in_words
         from medsilo.check.disclosure import left_in_short
-        from medsilo.flare.jobs import find_job, has_code
+        from medsilo.check.own_data_set import data_set_words
+        from medsilo.check.plan_words import words_table
 
-        carries_code = bool(given.strip(HEXADECIMAL)) and has_code(find_job(given))
         plan = home.plan_of(asked)
+        if plan.task.scripted and job_code is None:
+            raise MedsiloError(
+                "a script trains by this plan, and its code is not here: give the job's folder in place of the hash"
+            )
         if why := never_runs(home, plan, limits, asked.sites):
             raise MedsiloError(f"it would never run here: {why}; nothing is approved")
-        screen.say(*(f"{name}: {words}" for name, words in plan_in_words(plan)), "What leaves this hospital:")
-        screen.say(*(f"{INDENT}{line}" for line in left_in_short(plan, carries_code)))
-        if screen.watched and sys.stdin.isatty() and not (yes or typer.confirm(f"Approve plan {meant[:12]}?")):
-            raise MedsiloError("nothing is approved, as you answered; --decline rejects the plan")
+        about = [*plan_in_words(plan), *([] if plan.task.synthetic else data_set_words(home.settings, home.files))]
+        screen.say(*(f"{name}: {words}" for name, words in about), "What leaves this hospital:")
+        screen.say(*(f"{INDENT}{line}" for line in left_in_short(plan, job_code is not None)))
+        screen.say(*words_table(plan).as_text(), *_changes(home, asked, plan))
+        if job_code:
+            _show_code(screen, home, asked, plan.study.title, job_code)
+    if verdict == "approved" and not yes:
+        _ask(screen, meant, asked is not None, job_code)
     if asked and given.strip(HEXADECIMAL):
-        home.approvals.keep(asked)  # also a plan that did not ask
+        home.approvals.keep(asked, job_code)  # also a plan that did not ask
     before = home.approvals.last(meant)
     if verdict == "declined" and before and before.verdict == "approved":
         verdict = "withdrawn"
-    code = home.code_of(asked) if verdict == "approved" else {}
-    decision = home.approvals.decide(meant, verdict, by or getpass.getuser(), limits, code)
+    approves = verdict == "approved"
+    code = home.code_of(asked) if approves else {}
+    decision = home.approvals.decide(
+        meant, verdict, by or getpass.getuser(), limits, code, job_code if approves else None
+    )
     screen.say(_line(decision))
-    if verdict == "approved" and home.settings.approval == "none":
+    if verdict == "approved" and home.settings.approval_of() == "none":
         screen.warn("medsilo.yaml has no 'approval: required', so plans without an approval run here, too")
     screen.answer(**decision.model_dump(mode="json"))
 
 
-def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str, AskingPlan | None]":
-    """Return the hash of the plan that is meant, and the plan where it is here."""
+def _changes(home: "KitAtHome", asked: "AskingPlan", plan: "Plan") -> Iterator[str]:
+    """Yield the changes since the last approved plan of the same study, if any."""
+    from medsilo.check.approving import approved_before, changes_since
+    from medsilo.site.accepted_settings import moment
+
+    if before := approved_before(home, asked, plan):
+        decision, earlier = before
+        yield f"Changed since plan {decision.plan[:12]} of this study, approved {moment(decision.at)}:"
+        lines = [f"{INDENT}{one.key}: {one.words}" for one in changes_since(earlier, plan)]
+        yield from lines or [f"{INDENT}nothing"]
+
+
+def _show_code(screen: Console, home: "KitAtHome", asked: "AskingPlan", title: str | None, code: "JobCode") -> None:
+    """Show every file of a job's code, and its abilities."""
+    from medsilo.check.code_review import code_words, review
+
+    before = home.approvals.code_approved(asked, title or "")
+    screen.say("The job's code:", *(f"{name}: {words}" for name, words in code_words(code, home.settings, before)))
+    for one in review(code, before[1] if before else None):
+        screen.say(one.head, *(f"{QUOTED}{line}" for line in one.lines))
+
+
+def _ask(screen: Console, plan: str, shown: bool, code: "JobCode | None") -> None:
+    """Ask at the terminal whether to approve a plan; raises MedsiloError without a yes."""
+    if not (screen.watched and sys.stdin.isatty()):
+        raise MedsiloError("nothing is approved: nobody can be asked without a terminal; read the plan, then add --yes")
+    what = f"plan {plan[:12]}" if shown else f"plan {plan[:12]}, which is not here to read"
+    what += f" with code {code.hash[:12]}" if code else ""
+    if not typer.confirm(f"Approve {what}?"):
+        raise MedsiloError("nothing is approved, as you answered; --decline rejects the plan")
+
+
+def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str, AskingPlan | None, JobCode | None]":
+    """The hash of the plan that was meant, and the plan where it is here, with the code of its job."""
     import time
 
-    from medsilo.flare.jobs import find_job, plan_of
+    from medsilo.flare.job_source import find_job
+    from medsilo.flare.jobs import app_at, code_of, plan_of
     from medsilo.site.approvals import AskingPlan
+    from medsilo.site.job_code import PLAN
 
     if given.strip(HEXADECIMAL):
-        plan = plan_of(find_job(given), changes, allowed=home.settings.packages)
-        asked = AskingPlan(plan=plan.resolved(), hash=plan.hash, at=int(time.time()))
-        return asked.hash, asked
+        app = app_at(given, home.kit.name)
+        job = app / PLAN if app else find_job(given)
+        plan = plan_of(job, changes, allowed=home.settings.packages)
+        code = code_of(job, plan, app)
+        told = plan.resolved()
+        asked = AskingPlan(plan=told, hash=plan.hash, at=int(time.time()), job_code=code.hash if code else "")
+        return asked.hash, asked, code
     if changes:
         raise MedsiloError(
             "--set changes a job's plan, and a hash names an unchanged one; give the job's folder, or leave out --set"
         )
     meant, found = given.lower(), home.approvals.asked(given.lower())
-    if len(meant) == 64:  # which need not have asked
-        return meant, found[0] if found else None
+    if len(meant) == 64 and not found:  # a whole hash need not have asked
+        return meant, None, None
     if len(meant) < 8 or len(found) != 1:
         raise MedsiloError(
             f"{plain(given, 70)} begins the hash of {counted(len(found), 'plan')} that asked here; give 8 digits at "
             "least, or all 64, or the job itself"
         )
-    return found[0].hash, found[0]
+    return found[0].hash, found[0], home.approvals.code_of(found[0])
 
 
 def _line(decision: "Decision") -> str:
     from medsilo.site.accepted_settings import moment
 
     limits = "".join(f", {words}" for words in decision.limits.words())
-    return f"{decision.plan}  {decision.verdict} by {decision.by}, {moment(decision.at)}{limits}"
+    code = f" with code {decision.job_code.hash[:12]}" if decision.job_code else ""
+    return f"{decision.plan}  {decision.verdict}{code} by {decision.by}, {moment(decision.at)}{limits}"
 
 
 def disclosure(
@@ -220,36 +272,55 @@ def disclosure(
     plan: options.PlanFile = None,
     changes: options.Changes,
     kit: options.SiteKit = None,
-    local: options.SiteConfig = None,
+    local: options.SettingsFolder = None,
+    site: Annotated[
+        str | None, option("SITE", "the hospital whose settings count, where the folder of settings has several")
+    ] = None,
 ) -> None:
-    """Say what leaves a site under a job, before anything runs.
+    """Say what leaves a site under a job, before anything runs, or what left under a run.
 
     The disclosure report lists every group of tensors with its bytes, and every number that a site sends.
-    docs/trust/privacy.md has the promises.
+    'medsilo docs trust/privacy' has the promises.
     """
+    options.check_changes(changes, job, plan)
     folder = options.folder_of_settings(local, kit)
     screen.note("reading the plan")
     import dataclasses
 
+    from medsilo.check.at_home import KitAtHome
     from medsilo.check.disclosure import describe, leaks
-    from medsilo.flare.jobs import find_job, has_code, plan_of, scope_of
+    from medsilo.check.script_report import most_that_leaves
+    from medsilo.flare.job_source import job_or_run
+    from medsilo.flare.jobs import app_at, has_code, plan_of, scope_of
     from medsilo.registry import ANY
+    from medsilo.site.job_code import PLAN
     from medsilo.site.policy import Policy
     from medsilo.site.settings import SiteSettings
 
-    found = find_job(job)
-    settings = SiteSettings.read(folder) if folder else SiteSettings(packages=ANY)
+    app = app_at(job, site or "")
+    found = app / PLAN if app else job_or_run(job)
+    own = options.folder_of_site(folder, site) if site else folder
+    settings = SiteSettings.read(own) if own else SiteSettings(packages=ANY)
     study = plan_of(found, changes, plan, settings.packages)
-    policy = Policy.read(folder, scope_of(found)) if folder else Policy()
-    lines = describe(study, settings, policy, has_code(found))
+    named = study.participation.everyone
+    if site and named and site not in named:
+        raise MedsiloError(f"--site {site!r}: the plan names {', '.join(named)}")
+    is_job = found.is_dir()
+    policy = Policy.read(folder, scope_of(found) if is_job else None) if folder else Policy()
+    signs = KitAtHome.read(kit).files if kit and settings.data and settings.data.data_set else None
+    lines = describe(study, settings, policy, has_code(found), signs)
     screen.say(*lines)
     groups = [{**dataclasses.asdict(leak), "leaves": policy.lets_out(leak.group)} for leak in leaks(study)]
-    screen.answer(plan=study.hash, groups=groups, lines=lines)
+    script = {"script": most_that_leaves(study)} if study.task.scripted else {}
+    screen.answer(plan=study.hash, groups=groups, **script, lines=lines)
 
 
 def list_(
     screen: Console,
-    method: Annotated[str | None, typer.Argument(metavar="METHOD", help="one method: its idea, keys and cost")] = None,
+    method: Annotated[
+        str | None,
+        typer.Argument(metavar="METHOD", help="one method: its idea, keys and cost", autocompletion=completion.methods),
+    ] = None,
 ) -> None:
     """List the methods, each with when to try it and what leaves a hospital, and the tasks.
 
@@ -288,7 +359,7 @@ def list_(
 
 
 def _title_of(table: "Registry", name: str) -> str:
-    """Return the title of a class as its source has it. Nothing is imported, and of other packages nothing read."""
+    """The title of a class from its source. No module is imported, and other packages are not read."""
     if package := table.package_of(name):
         return f"of package {package}"
     module, _, kind = table.place_of(name).partition(":")
@@ -342,6 +413,6 @@ def _default_of(value: Any) -> Any:
 
 
 def _meaning_of(kind: Any, key: str) -> str:
-    """Return what a key means: said where it was first declared."""
+    """The description of a key from the class that declares it first."""
     fields = (getattr(base, "model_fields", {}).get(key) for base in kind.__mro__)
     return next((field.description for field in fields if field and field.description), "")

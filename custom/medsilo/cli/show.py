@@ -1,4 +1,4 @@
-"""Write what a command says: lines for people, one JSON document for programs, and what goes on for a terminal.
+"""Write a command's output: lines for people, one JSON document for programs, and progress on a terminal.
 
 rich is imported only where a person watches: --help and pipes do without it.
 """
@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its function's name with dashes, its parameters are options, its docstring is what --help says.
+    """A command: its function's name with dashes, its parameters are options, its docstring is the text of --help.
 
     >>> from medsilo.extend import Command, Console
     >>> def count(screen: Console, number: int = 3) -> None:
@@ -47,13 +48,13 @@ class Command:
     OutFile = Annotated[Path, options.OUT_FILE]
 
     does: Callable[..., int | None]  # gets a Screen first; returns another code than 0 where it did not succeed
-    example: str  # the arguments of one
+    example: str  # arguments of an example
     people: str  # the heading that it is under
     of: str = ""  # the command that it is one of several acts of
 
     @property
     def name(self) -> str:
-        """Return what is typed."""
+        """The command's full name, as a user types it."""
         return f"{self.of} {self.does.__name__.rstrip('_')}".strip().replace("_", "-")
 
     @staticmethod
@@ -65,7 +66,17 @@ class Command:
         return SiteSettings.read(own) if own else SiteSettings()
 
 
-MOST_SILENCE = 4.5  # seconds; five are promised
+BOLD, BAD, CAUTION = "1", "1;31", "1;33"  # a terminal's codes for styles
+WARNING = "warning:"  # begins a line that a reader should see
+
+
+def tint(text: str, style: str, stream: Any) -> str:
+    """Return a text in bold or in colour, where a terminal shows it and NO_COLOR does not forbid it."""
+    shows = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return f"\x1b[{style}m{text}\x1b[0m" if shows else text
+
+
+MOST_SILENCE = 4.5  # seconds without output; the documentation promises at most five
 LOOK = 0.2  # seconds between looks at whether something has to be said
 STOPPED = "stopped"
 AsJson = Annotated[
@@ -87,22 +98,22 @@ class Console:
     """
 
     def __init__(self, as_json: bool = False, silence: float = MOST_SILENCE) -> None:
-        """silence: seconds after which a command that has begun something says how it goes on."""
+        """silence: seconds of silence after which a running command reports its progress."""
         self.as_json = as_json
-        self.in_lines = False  # JSON lines: one per event and the last one with the outcome
+        self.in_lines = False  # JSON lines: one per event, the last with the outcome
         self.document: Any = {}
-        self.goes_on = ""  # how to go on with what was stopped, in words
+        self.goes_on = ""  # in words, the way to continue stopped work
         self.watched = sys.stdout.isatty() and not as_json
-        self._print: Callable[[str], None] | None = None  # above what is live on the terminal
+        self._print: Callable[[str], None] | None = None  # prints a line above the live display
         self._silence, self._said = silence, time.monotonic()
         self._saying = threading.Lock()
-        self._doing: Progress | None = None  # what goes on, in words
+        self._doing: Progress | None = None  # the present work, in words
         self._aside = False  # whether that is for a person at the terminal alone
         self._watcher: threading.Thread | None = None  # breaks the silence
         self._ended = threading.Event()
 
     def say(self, *lines: str) -> None:
-        """Show lines to a person."""
+        """Print lines for a person to read."""
         if not lines:
             return
         text = "\n".join(map(printable, "\n".join(lines).split("\n")))
@@ -110,16 +121,21 @@ class Console:
             if self._print:
                 self._print(text)
             else:
-                print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+                stream = sys.stderr if self.as_json else sys.stdout
+                warning = tint(WARNING, CAUTION, stream)
+                print(re.sub(rf"^{WARNING}", lambda _: warning, text, flags=re.MULTILINE), file=stream, flush=True)
             self._said = time.monotonic()
 
     def begin(self, what: str) -> None:
-        """Say what begins now. If it takes long, say every few seconds that it goes on, until `close`."""
+        """Announce the beginning of some work.
+
+        If the work takes long, report every few seconds that it goes on, until `close`.
+        """
         self.say(what)
         self.doing(what)
 
     def doing(self, what: str | Progress, aside: bool = False) -> None:
-        """Tell what goes on from now on, or what tells it. aside: only to a person at the terminal."""
+        """Set the progress to report, a text or a function that gives one. aside: for a person at the terminal only."""
         self._aside = aside
         started = time.monotonic()
         self._doing = what if callable(what) else lambda: f"{what} ({time.monotonic() - started:.0f} s)"
@@ -128,21 +144,21 @@ class Console:
             self._watcher.start()
 
     def end(self) -> None:
-        """Say no more of what goes on."""
+        """Stop the progress reports that `begin` started."""
         self._ended.set()
         if self._watcher:
             self._watcher.join()
 
     def _break_silence(self) -> None:
-        """Say what goes on whenever nothing has been said for long and nothing on the terminal shows it."""
+        """Report progress whenever nothing was printed for long and the terminal shows no progress."""
         with suppress(OSError):  # a pipe that nobody reads any more
             while not self._ended.wait(LOOK):
                 if self._doing and self._print is None and time.monotonic() - self._said >= self._silence:
                     self.aside(self._doing()) if self._aside else self.say(self._doing())
 
     def warn(self, line: str) -> None:
-        """Show what went wrong."""
-        print(f"medsilo: {plain(line)}", file=sys.stderr, flush=True)
+        """Show a warning."""
+        print(f"{tint('medsilo:', BAD, sys.stderr)} {plain(line)}", file=sys.stderr, flush=True)
 
     def note(self, line: str) -> None:
         """Say on a terminal what is being waited for; a pipe gets results only."""
@@ -151,7 +167,7 @@ class Console:
             self.doing(line, aside=True)
 
     def aside(self, line: str) -> None:
-        """Say on stderr what is being done, to people and to logs."""
+        """Show the present work on stderr, for people and logs."""
         print(printable(line), file=sys.stderr, flush=True)
         self._said = time.monotonic()
 
@@ -166,7 +182,7 @@ class Console:
 
     @contextmanager
     def rounds(self, progress: "StudyProgress") -> Iterator[Callable[[Any], None]]:
-        """Show the rounds of a study, each given to the yielded function, and between them what goes on."""
+        """Show the rounds of a study, each passed to the yielded function, and the progress between them."""
 
         def on_round(record: Any) -> None:
             lines = progress.add(record)
@@ -178,7 +194,7 @@ class Console:
 
     @contextmanager
     def busy(self, what: str) -> Iterator[Callable[[Progress], None]]:
-        """Show that the work goes on, and for how long; yields what takes a function that tells more of it."""
+        """Show that the work goes on, and for how long; yields a function that adds a source of details."""
         more: list[Progress] = [lambda: ""]
         started = time.monotonic()
 
@@ -191,7 +207,7 @@ class Console:
 
     @contextmanager
     def _watching(self, words: Progress) -> Iterator[None]:
-        """Tell what goes on: on a terminal below what is said, else where nothing has been said for long."""
+        """Show progress: on a terminal below the output, else after a long silence."""
         self.doing(words)
         if not self.watched:
             yield
@@ -219,7 +235,7 @@ class Console:
 
 
 def failure(text: str, code: int, error: Exception | str) -> dict[str, Any]:
-    """Return what JSON says of a command that failed. kind: "usage", "stopped", "plan", "data", ...; else "error"."""
+    """The JSON of a failed command. kind: "usage", "stopped", "plan", "data", ...; else "error"."""
     kind = error if isinstance(error, str) else type(error).__name__.removesuffix("Error").lower()
     return {"error": text, "code": code, "kind": "error" if kind == "medsilo" else kind}
 
@@ -243,6 +259,12 @@ def command(does: Does) -> Does:
             return screen.close(130)
         except BrokenPipeError:
             return 1
+        except ModuleNotFoundError as error:  # a package that only some commands need is missing
+            from medsilo.core.package import extra_with
+
+            if not error.name or not (extra := extra_with(error.name)):
+                raise
+            return screen.close(screen.fail(MedsiloError(f"this needs the package {error.name}; install {extra}")))
         except OSError as error:  # a full disk, a folder that may not be read
             why = os.strerror(error.errno).lower() if error.errno else type(error).__name__
             told = MedsiloError(f"a file can't be read or written: {why}", error.filename or "")
@@ -259,7 +281,7 @@ REFRESHES = 4  # a second
 
 @contextmanager
 def _spinning(words: Callable[[], str]) -> Iterator[Callable[[str], None]]:
-    """Show words, which are asked for again at every look; yields what prints a line above them."""
+    """Show words that are updated at every look; yields the function that prints a line above them."""
     from rich.live import Live
     from rich.spinner import Spinner
     from rich.text import Text

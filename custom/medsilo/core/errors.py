@@ -1,19 +1,24 @@
-"""Errors that a person can act on: one line that says what is wrong, where, and what to do."""
+"""Define errors whose message names the fault, its place and the remedy in one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from medsilo.core.text import plain
 
-DIVERGED = "training diverged"  # begins a site's refusal of a round from whose weights it can't train
+# the beginning of a site's error message when training gives NaN or infinity
+DIVERGED = "training diverged"
 
 
 class MedsiloError(Exception):
-    """Wrong input or a promise that could not be kept. Its text is safe to show anywhere.
+    """The base class of medsilo's errors, whose messages are safe to show to anybody.
 
-    The text may leave a hospital (it becomes the reason of a refusal), so it never holds a path of a
-    hospital's disk, a file name or a patient's identifier. What only the hospital may read goes into `private`.
-    A value in it may come from anybody, so control characters are dropped and it is cut where it gets too long.
+    A hospital may send the message to the server, so it must not have paths, file names or patients' identifiers.
+    `private` has details for the hospital only. A message may quote values from another party, so control characters
+    are removed and long messages are truncated.
+
+    Args:
+        message: one line: the fault, its place, and the remedy
+        private: details for the hospital alone
 
     >>> from medsilo.extend import MedsiloError
     >>> str(MedsiloError("no images are there; give a folder with such", private="/data/ward-3"))
@@ -26,8 +31,17 @@ class MedsiloError(Exception):
 
     @staticmethod
     @contextmanager
+    def kept_back(told: str) -> Iterator[None]:
+        """Replace the message of an error raised in the context, because it may quote a hospital's data."""
+        try:
+            yield
+        except MedsiloError as error:
+            raise MedsiloError(told, f"{error} {error.private}".strip()) from error
+
+    @staticmethod
+    @contextmanager
     def needing(told: str) -> Iterator[None]:
-        """Say in one line what is to be installed, where a package that may be absent is imported inside."""
+        """Replace an ImportError raised in the context by this message, which names the extra to install."""
         try:
             yield
         except ImportError as error:
@@ -35,11 +49,11 @@ class MedsiloError(Exception):
 
 
 class PlanError(MedsiloError):
-    """The plan is wrong: names the key, the value and the fix."""
+    """The plan is invalid; the message names the key, the value and the remedy."""
 
 
 class YamlError(MedsiloError):
-    """A text is no YAML as it is read here: in which line, and why. Whoever reads the file says which file it is."""
+    """A text is not valid YAML, or has YAML that medsilo rejects; the message has the line and the reason."""
 
     def __init__(self, problem: str, line: int | None = None) -> None:
         self.problem, self.line = problem, line
@@ -47,7 +61,7 @@ class YamlError(MedsiloError):
 
 
 class DataError(MedsiloError):
-    """A site's data are absent or unusable.
+    """A site's data are missing or unusable.
 
     >>> raise DataError("no image fits images/*.png; correct data.images", private="/data/kidney")
     Traceback (most recent call last):
@@ -56,11 +70,14 @@ class DataError(MedsiloError):
 
 
 class Unfit(DataError):
-    """Cases that a plan can't be learned from. Which, and how many, tells of patients: a lead chooses the plan."""
+    """A site's cases do not fit the plan.
+
+    Details stay at the site, because a lead could choose plans to learn about patients from them.
+    """
 
 
 class Refused(MedsiloError):
-    """A message that must not enter a sum, with the reason.
+    """A message or request is rejected, with the reason.
 
     >>> raise Refused("weights of layer 3 are not finite")
     Traceback (most recent call last):
@@ -69,7 +86,7 @@ class Refused(MedsiloError):
 
 
 class Passing(Refused):
-    """A refusal whose reason passes: asked again, the same party may answer."""
+    """A rejection for a temporary reason, so that repeating the request may succeed."""
 
 
 class NoRoom(Passing):
@@ -77,24 +94,25 @@ class NoRoom(Passing):
 
 
 class Died(Passing):
-    """The process stopped while it was working on this request. A new one runs, and may answer if asked again."""
+    """The training process died during this request. A new process was started, so that repeating the request may
+    succeed."""
 
 
 class Lacks(Refused):
-    """A site lacks a file that the plan's network begins with: it is sent that file."""
+    """A site lacks a file of initial weights, which the server then sends."""
 
 
 class ParticipationError(MedsiloError):
-    """Fewer sites than the plan agreed on."""
+    """Fewer sites take part than the plan requires."""
 
 
 class Aborted(MedsiloError):
-    """The run was told to stop."""
+    """The run was asked to stop."""
 
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Say in one line that a file of ours is damaged, whatever goes wrong over its content."""
+    """Report any error in reading one of medsilo's own files as a damaged file."""
     try:
         yield
     except MedsiloError:

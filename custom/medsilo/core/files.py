@@ -1,6 +1,7 @@
-"""Files that are either whole or not there: atomic writing, tensors without pickle, folders with a lock.
+"""Write files atomically, and save tensors without pickle.
 
-Plug-ins write by `write_json`, `write_text` and `write_bytes`, for this account alone, and read by `read_bounded`.
+Plug-ins should write with `write_json`, `write_text` and `write_bytes`, whose files only this user account can read,
+and read with `read_bounded`.
 
 >>> from tempfile import TemporaryDirectory
 >>> from medsilo.extend import files
@@ -12,6 +13,7 @@ Plug-ins write by `write_json`, `write_text` and `write_bytes`, for this account
 
 import csv
 import errno
+import gc
 import io
 import json
 import os
@@ -23,17 +25,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from medsilo.core.errors import MedsiloError, NoRoom
+from medsilo.core.text import plain
 
-if TYPE_CHECKING:  # many commands write and read texts only, and torch takes a second and a half to import
+if TYPE_CHECKING:  # importing torch takes 1.5 seconds, and many commands don't need it
     from torch import Tensor
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk is
-UNASKED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)  # of file systems that sync no folders
-FOLDER, FILE = 0o700, 0o600  # what is written here is for this account alone: it may tell of patients
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk
+UNASKED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)  # errors of file systems that can't sync folders
+MOST_IN_TREE = 20_000  # most files and folders in another party's folder
+# permissions for this user account only, because files may be about patients
+FOLDER, FILE = 0o700, 0o600
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that lack, for this account alone; one that is there stays as it is."""
+    """Make a folder and its missing parents, accessible to this user account only; existing folders stay unchanged."""
     if folder.is_dir():
         return
     for place in (*reversed(folder.parents), folder):
@@ -43,18 +48,18 @@ def make_folder(folder: Path) -> None:
 
 
 def free_disk(folder: Path) -> int:
-    """The free bytes on the disk of a folder that may not be there yet."""
+    """Return the free bytes on the disk of a folder, which need not exist yet."""
     return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
 
 
 def check_unquoted(path: Path | str, remedy: str) -> None:
-    """Reject a path that NVFlare can't start a process in: its command lines have paths without quotes."""
+    """Reject a path with blanks or quotes, because NVFlare does not quote paths in command lines."""
     if torn := re.search(r"[\s'\"\\#]", str(path)):
         raise MedsiloError(f"NVFlare starts nothing where a path has {torn[0]!r}: {remedy}", str(path))
 
 
 def sync_names(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk: until then, a power cut may undo new and removed names."""
+    """Write a folder's entries to the disk, so that a power cut can't undo new or removed files."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -68,7 +73,7 @@ def sync_names(folder: Path) -> None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Say in one line that a file could not be written, and whether the disk is full, which may pass."""
+    """Turn an OSError in the context into NoRoom if the disk is full, and else into MedsiloError."""
     try:
         yield
     except OSError as error:
@@ -84,7 +89,8 @@ def _writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends well; else `path` stays as it was."""
+    """Yield a temporary path that replaces `path` if the context ends without an error; otherwise `path` stays
+    unchanged."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with _writing(path):
@@ -102,7 +108,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sweep(*folders: Path) -> None:
-    """Remove what a killed process left half-written in folders that nobody else writes to."""
+    """Remove the temporary files of killed processes from folders to which no other process writes."""
     for folder in folders:
         for path in folder.glob(".*.part"):
             path.unlink(missing_ok=True)
@@ -111,7 +117,8 @@ def sweep(*folders: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files need not be UTF-8
+        # Names of files in the text may not be valid UTF-8.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
@@ -121,7 +128,7 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a file and wait until it is on the disk; after one that was cut off it starts again."""
+    """Append a line to a file and wait until it is on the disk; an incomplete last line is ended first."""
     with _writing(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
         with os.fdopen(descriptor, "rb+") as file:
@@ -135,7 +142,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def write_passing(path: Path, value: Any) -> None:
-    """Write JSON that is of use for moments only: whole, without waiting for the disk; a failure is no error."""
+    """Write short-lived JSON atomically, without waiting for the disk; errors are ignored."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with suppress(OSError):
         temporary.touch(FILE)
@@ -144,12 +151,12 @@ def write_passing(path: Path, value: Any) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically; a number that is no number is an error and never a file that others can't read."""
+    """Write JSON atomically; raises ValueError for NaN or infinity, which JSON does not have."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Write rows as CSV atomically, under these columns and all others that any of them has."""
+    """Write rows as CSV atomically, with these columns first and then all other keys of the rows."""
     text, every = io.StringIO(), dict.fromkeys([*columns, *(key for row in rows for key in row)])
     writer = csv.DictWriter(text, list(every), restval="", lineterminator="\n")
     writer.writeheader()
@@ -160,14 +167,15 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[s
 def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any] | None = None) -> None:
     """Write named tensors and JSON facts into one safetensors file, atomically.
 
-    By hand for a reason: one tensor after another, so that those in mapped files are never in memory together; the
-    format's own library wants all of them at once.
+    Tensors in mapped files are read one after another, so that they are never all in memory, as the safetensors library
+    would require.
     """
     from medsilo.core.mmap_store import TYPES, bytes_of, let_go, stretches_of
 
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts or {}, allow_nan=False)}}
     end = 0
-    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # each number where it is aligned
+    # Larger types come first, so that all numbers are aligned.
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     for name in names:
         dtype, shape = tensors[name].dtype, tensors[name].shape
         if dtype not in TYPES:
@@ -186,13 +194,13 @@ def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str
 
 
 def load_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
-    """The tensors and facts of a file that `save_tensors` wrote."""
+    """Return the tensors and facts of a file that `save_tensors` wrote."""
     with _opened(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["facts"])  # noqa: SIM118
 
 
 def load_facts(path: Path) -> dict[str, Any]:
-    """The facts of a file that `save_tensors` wrote, without its tensors."""
+    """Return the facts of a file that `save_tensors` wrote, without reading its tensors."""
     with _opened(path) as file:
         return json.loads(file.metadata()["facts"])
 
@@ -205,13 +213,54 @@ def _opened(path: Path) -> Iterator[Any]:
         with safetensors.safe_open(path, framework="pt") as file:
             yield file
     except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MedsiloError(  # facts may be nested as deep as a file is long
+        # RecursionError: a malicious file may have deeply nested facts
+        raise MedsiloError(
             f"{path.name} cannot be read ({type(error).__name__}); it is missing or damaged", private=str(path)
         ) from error
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Make many small objects without a search for cycles among them, which would look at all of them many times."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def leads_out(path: Path, inside: Path) -> bool:
+    """True for a symbolic link to a path outside this resolved folder."""
+    return path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside)
+
+
+def check_tree(folder: Path, largest: int, what: str) -> None:
+    """Raise MedsiloError if a folder from another party has too many files, a file of more than `largest` bytes, or a
+    link out of it.
+
+    No file is opened. what: the folder's name in the error.
+    """
+    inside, seen = folder.resolve(), 0
+    for place, folders, names in os.walk(folder):
+        seen += len(folders) + len(names)
+        if seen > MOST_IN_TREE:
+            raise MedsiloError(
+                f"{what} has more than {MOST_IN_TREE:,} files and folders; take out what it does not need"
+            )
+        for path in (Path(place) / name for name in (*folders, *names)):
+            told = plain(path.relative_to(folder).as_posix(), 120)
+            if leads_out(path, inside):
+                raise MedsiloError(f"{told} of {what} is a link to another place; put a file there")
+            if not (path.is_file() or path.is_dir()):
+                raise MedsiloError(f"{told} of {what} is neither a file nor a folder; remove it")
+            if path.is_file() and path.stat().st_size > largest:
+                raise MedsiloError(f"{told} of {what} has more than {largest:,} bytes; take it out")
+
+
 def read_bounded(path: Path, largest: int) -> bytes:
-    """Return a file's content; raises ValueError for more than so many bytes."""
+    """Read a file; raises ValueError if it has more bytes than `largest`."""
     with path.open("rb") as file:
         content = file.read(largest + 1)
     if len(content) > largest:

@@ -1,4 +1,4 @@
-"""Tensors that wait in a file without a name: nothing to clean up after a crash, and gone with its last reader."""
+"""Store tensors in a nameless temporary file, which the system frees after the last use or a crash."""
 
 import mmap
 import os
@@ -13,8 +13,8 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, NoRoom
 
 ALIGNED = 64  # bytes
-MOST_SPARE, MOST_FILES = 1 << 30, 16  # bytes and number of files that nobody reads, kept for the next
-# What safetensors calls the types of numbers.
+MOST_SPARE, MOST_FILES = 1 << 30, 16  # most bytes and files kept for reuse
+# Names of torch's types in safetensors files.
 TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -30,9 +30,8 @@ TYPES = {
 
 
 class _File:
-    """A file without a name. It is handed on when nobody reads it any more: the system then has no new memory to find
-    for the next, which is a tenth of a round of 29 M parameters.
-    """
+    """A nameless temporary file. A file that is no longer used is reused. Allocating a new file takes a tenth of a
+    round with 29 million parameters."""
 
     spare: ClassVar[list[int]] = []
 
@@ -40,7 +39,8 @@ class _File:
         try:
             self.number = self.spare.pop()
         except IndexError:
-            with tempfile.TemporaryFile(buffering=0) as file:  # unbuffered: what does not fit must show at once
+            # without a buffer, so that a full disk is noticed at once
+            with tempfile.TemporaryFile(buffering=0) as file:
                 self.number = os.dup(file.fileno())
 
     def __del__(self) -> None:
@@ -52,17 +52,17 @@ class _File:
 
 
 class _Mapping(mmap.mmap):
-    """Some of a file to read, which stays for as long."""
+    """A memory mapping that keeps its file in use."""
 
     file: _File
 
 
 class Spill:
-    """The file. Numbers lie in it as they do in memory, one tensor after another."""
+    """A temporary file of tensors, stored one after another as in memory."""
 
     def __init__(self) -> None:
         self.end = 0
-        try:  # unbuffered: what does not fit must show at once, not in some later call
+        try:
             self._file = _File()
         except OSError as error:
             self._refuse(error)
@@ -75,7 +75,7 @@ class Spill:
         ) from error
 
     def append(self, tensor: Tensor) -> int:
-        """Return where the tensor begins. When the disk is full, what it had is still there."""
+        """Append a tensor and return its offset; raises NoRoom if the disk is full, and keeps earlier tensors."""
         begin = self.end
         try:
             self.end = self._write(bytes_of(tensor), begin)
@@ -85,16 +85,17 @@ class Spill:
         return begin
 
     def _write(self, content: memoryview, begin: int) -> int:
-        """Return where it ends."""
-        while content:  # a full disk takes a part of it, and says why when it is asked for the rest
+        """Write content at an offset, and return its end."""
+        # A full disk may accept a part of the content; the next write then raises the error.
+        while content:
             written = os.pwritev(self._file.number, [content], begin)
             content, begin = content[written:], begin + written
         return begin
 
     def put(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Return tensors as they lie in the file from now on, to which each is written as soon as it is there.
+        """Append tensors to the file, and return the mapped tensors.
 
-        When the disk is full, what it had is still there.
+        Raises NoRoom if the disk is full; earlier tensors stay intact.
         """
         self.end += -self.end % mmap.ALLOCATIONGRANULARITY
         begin, places = self.end, []
@@ -105,20 +106,19 @@ class Spill:
         except MedsiloError:
             self.shorten(begin)
             raise
-        if os.fstat(self._file.number).st_size < self.end:  # where an empty last one would begin
+        if os.fstat(self._file.number).st_size < self.end:  # the last tensor is empty, at an aligned offset
             self.shorten(self.end)
         content = self.mapped(begin)
         return [content[place : place + size].view(dtype).view(shape) for place, size, dtype, shape in places]
 
     def align(self) -> None:
-        """Let the next tensor begin where any type of numbers may be mapped."""
+        """Align the next tensor's offset for any type of number."""
         self.end += -self.end % ALIGNED
 
     def mapped(self, begin: int = 0) -> Tensor:
-        """Return all bytes from there on as a tensor that is read from the file when it is looked at, and outlives this
-        object.
+        """Return all bytes from an offset as a lazily read tensor, which may outlive this object.
 
-        It is not to be changed: what memory holds of it is dropped now and then (`let_go`), and read again.
+        The tensor must not be changed, because `let_go` would discard the changes.
         """
         if self.end == begin:
             return torch.empty(0, dtype=torch.uint8)
@@ -132,19 +132,20 @@ class Spill:
         return numbers
 
     def shorten(self, end: int) -> None:
-        """Give back what comes after."""
+        """Free the bytes after an offset."""
         os.truncate(self._file.number, end)
         self.end = end
 
 
-_MAPPED: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()  # by the address where a file begins
+# by the address where a mapping begins
+_MAPPED: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
 
 
-Slice = tuple[mmap.mmap, int, int]  # of a mapped file, from and to which byte
+Slice = tuple[mmap.mmap, int, int]  # a mapped file, first byte and end
 
 
 def stretches_of(tensors: Iterable[Tensor]) -> list[Slice]:
-    """Return where in mapped files tensors lie; nothing for those in memory."""
+    """Return the slices of mapped files that contain these tensors; tensors in memory have none."""
     found: dict[int, Slice] = {}
     for tensor in tensors:
         address = tensor.untyped_storage().data_ptr()
@@ -157,20 +158,21 @@ def stretches_of(tensors: Iterable[Tensor]) -> list[Slice]:
 
 
 def let_go(stretches: Iterable[Slice]) -> None:
-    """Let memory drop what it holds of files; it is read again when it is looked at."""
+    """Drop the mapped pages from memory; the system reads them again when needed."""
     for content, begin, end in stretches:
         begin -= begin % mmap.PAGESIZE
         content.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 def stored(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return tensors as they lie in a file of their own, to which each is written as soon as it is there."""
+    """Write tensors to a new file one by one, and return the mapped tensors."""
     return Spill().put(tensors)
 
 
-os.register_at_fork(after_in_child=_File.spare.clear)  # they are the parent's
+# A forked child must not reuse its parent's files.
+os.register_at_fork(after_in_child=_File.spare.clear)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The tensor's own memory (numpy has no bfloat16, therefore as bytes)."""
+    """Return a contiguous tensor's memory as bytes, without a copy; numpy has no type for bfloat16."""
     return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")

@@ -1,11 +1,11 @@
-"""Folders in which this process looks for files that networks begin with; weight_cache.py finds them there."""
+"""List the folders that weight_cache.py searches for files of initial weights."""
 
 from pathlib import Path
 
-FOLDER = "models"  # of files that a run needs, in its own folder
-FOLDERS: dict[Path, None] = {}  # in the order in which they were noted
+FOLDER = "models"  # subfolder of a run's folder for files of initial weights
+FOLDERS: dict[Path, None] = {}  # in the order of the search
 
 
 def look_in(*folders: Path) -> None:
-    """Note folders."""
+    """Add folders to the search."""
     FOLDERS.update(dict.fromkeys(folder.absolute() for folder in folders))

@@ -1,34 +1,39 @@
-"""Tell which packages are here: version and hash of each, so that all sites run the same code.
+"""Compute versions and hashes of installed packages, by which sites verify that they run the same code.
 
-A package is one that is imported, of ours (`medsilo`, `medsilo_dicom`), or an installed distribution of others
-(`acme-gait`). Each has a hash of its own, so that a change in one says nothing about another.
+A package is one of medsilo's import packages (`medsilo`, `medsilo_dicom`) or another installed distribution
+(`acme-gait`). Each package has its own hash, so a change of one package does not affect another.
 """
 
 import hashlib
+import importlib.util
 import json
 import platform
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES, SourcelessFileLoader
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
 
-from medsilo import __version__
 from medsilo.core.errors import MedsiloError
+from medsilo.core.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT.parent
 ENGINE = "medsilo"
-ALWAYS = (ENGINE, "nvflare_reliability")  # run in every study, where they are installed
-OURS = (ENGINE, "medsilo-lab")  # the distributions that our packages are in
-SUFFIXES = (".py", ".html", ".template", ".csv")  # of our files that run or are shown
-DECISIVE = ("nvflare", "torch", "numpy", "monai")  # libraries whose versions decide over the last digits
+ALWAYS = (ENGINE, "nvflare_reliability")  # packages that every study runs if they are installed
+OURS = (ENGINE, "medsilo-lab")  # the distributions with medsilo's packages
+# suffixes of compiled modules, which Python prefers to sources
+NATIVE = (*EXTENSION_SUFFIXES, ".so", ".pyd")
+# suffixes of medsilo's files that are executed or displayed
+SUFFIXES = (".py", ".pyc", *NATIVE, ".html", ".js", ".css", ".template", ".csv")
+DECISIVE = ("nvflare", "torch", "numpy", "monai")  # libraries whose versions may change results' last digits
 
 
 def check_nvflare() -> None:
-    """Reject an NVFlare of another release than the one medsilo is tested with: it would fail somewhere inside."""
+    """Raise MedsiloError unless NVFlare's release is the release with which medsilo is tested."""
     wanted = re.findall(r"(?m)^nvflare==(\S+)$", (ROOT / "tested.txt").read_text("utf-8"))[0]
     if (installed := version("nvflare")).split(".")[:2] != wanted.split(".")[:2]:
         raise MedsiloError(
@@ -37,23 +42,24 @@ def check_nvflare() -> None:
 
 
 def is_ours(name: str) -> bool:
-    """Return whether a package that is imported under this name is one of ours."""
+    """True if this is the name of one of medsilo's import packages."""
     return name in ALWAYS or name.startswith(f"{ENGINE}_")
 
 
 def ours_behind(thing: object) -> set[str]:
-    """Return which packages of ours the class of an object is made of, those that it is derived from included."""
+    """Return the packages of medsilo that define an object's class and its base classes."""
     return set(filter(is_ours, (kind.__module__.partition(".")[0] for kind in type(thing).__mro__)))
 
 
 def is_here(name: str) -> bool:
-    """Return whether a package of ours can be imported."""
+    """True if a package with this name can be imported."""
     return find_spec(name) is not None
 
 
 @cache
 def machine_facts() -> dict[str, str]:
-    """Return what numbers depend on beside this package: Python, libraries, and which instructions torch uses here."""
+    """Return facts of this machine on which results depend: versions of Python and libraries, and torch's processor
+    instructions."""
     from torch.backends.cpu import get_cpu_capability
 
     own = {name: version(name) for name in DECISIVE}
@@ -61,7 +67,7 @@ def machine_facts() -> dict[str, str]:
 
 
 def place_in_package(file: str) -> str | None:
-    """Return where one of our files lies, for people; None for a file of another package."""
+    """Return the path of one of medsilo's files within its package; None for a file of another package."""
     path = Path(file)
     place = path.relative_to(PLACE) if path.is_relative_to(PLACE) else None
     return place.as_posix() if place and is_ours(place.parts[0]) else None
@@ -71,32 +77,63 @@ METADATA = (".dist-info", ".egg-info")
 
 
 def canonical(name: str) -> str:
-    """Return the one spelling of a package's name: Acme_FL and acme-fl are the same package."""
+    """Return the canonical spelling of a distribution's name: Acme_FL and acme-fl are the same."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def is_installed(name: str) -> bool:
-    """Return whether a package of this name is installed here."""
+    """True if a distribution with this name is installed."""
     try:
         return bool(distribution(name))
     except (PackageNotFoundError, ValueError):
         return False
 
 
+def attach_again(group: str, name: str) -> str:
+    """Return a remedy if a checkout's pyproject.toml has an entry point that it lacked when it was installed; ""
+    otherwise."""
+    file = PLACE.parent / "pyproject.toml"
+    if PLACE.name != "custom" or not file.is_file():
+        return ""
+    import tomllib
+
+    listed = tomllib.loads(file.read_text("utf-8")).get("project", {}).get("entry-points", {}).get(group, {})
+    if name not in listed:
+        return ""
+    return "it is in pyproject.toml, and not attached yet; install it again ('make')"
+
+
+def extra_with(module: str) -> str | None:
+    """Return the extra of medsilo that installs a module, such as "medsilo[page]", or None."""
+    if not is_installed(ENGINE):
+        return None
+    for line in distribution(ENGINE).requires or ():
+        named, _, marker = line.partition(";")
+        extra, own = re.search(r"extra == .([\w-]+)", marker), re.match(r"[\w.-]+", named)
+        if extra and own and canonical(own[0]) == canonical(module.partition(".")[0]):
+            return f"{ENGINE}[{extra[1]}]"
+    return None
+
+
 @cache
 def facts_of(name: str) -> dict[str, str]:
-    """Return version and hash of a package of ours, or of an installed distribution of others.
+    """Return the version and hash of one of medsilo's packages or another installed distribution.
 
-    The hash is a SHA-256 over the names and contents of its files, and of others' packages over their entry points. It
-    does not depend on where or how the package was installed. It is computed once in a process.
+    The hash is a SHA-256 over the names and contents of the files, and over the entry points of other distributions. It
+    does not depend on how the package was installed. A process computes it once. Raises MedsiloError if Python would
+    load bytecode that differs from its source.
     """
     other = None if is_ours(name) else distribution(name)
     digest = hashlib.sha256()
     for path, place in sorted(files_of(name).items()):
         try:
             content = place.read_bytes()
-        except OSError as error:
+            is_true = place.suffix != ".py" or _has_true_bytecode(place, content)
+        except (OSError, SyntaxError, ValueError) as error:
             raise MedsiloError(f"a file of package {name} can't be read; install it again", str(place)) from error
+        if not is_true:
+            told = f"package {name}: the bytecode of {path} is not made of its source; remove __pycache__"
+            raise MedsiloError(told, str(place))
         digest.update(f"{path}\0{len(content)}\0".encode())
         digest.update(content)
     digest.update(((other and other.read_text("entry_points.txt")) or "").encode())
@@ -104,39 +141,72 @@ def facts_of(name: str) -> dict[str, str]:
 
 
 def files_of(name: str) -> dict[str, Path]:
-    """Return where each file of a package lies: of ours those that run, of others those that it was installed with.
+    """Return the files of a package by their relative paths: the code of medsilo's packages, or all files of others.
 
-    A package that is installed in place ("editable") has no such list: its folders are read instead.
+    An editable installation has no list of its files, so its folders are searched.
     """
     if is_ours(name):
-        return {path: place for path, place in _in_module(name) if place.suffix in SUFFIXES}
+        return {path: place for path, place in _in_module(name) if place.name.endswith(SUFFIXES)}
     found = distribution(name)
     recorded, origin = found.files, json.loads(found.read_text("direct_url.json") or "{}")
     if recorded is None or origin.get("dir_info", {}).get("editable"):
         return dict(_in_folders(found))
-    return {path.as_posix(): Path(str(found.locate_file(path))) for path in recorded if _is_content(path)}
+    own = {path.as_posix(): Path(str(found.locate_file(path))) for path in recorded if _is_content(path)}
+    return own | {f"{path}: {place.name}": place for path, one in own.items() for place in _taken_before(one)}
+
+
+def _taken_before(source: Path) -> Iterator[Path]:
+    """Yield existing files that Python would load instead of this source file."""
+    if source.suffix == ".py":
+        names = (*(f"{source.stem}{suffix}" for suffix in EXTENSION_SUFFIXES), f"{source.stem}/__init__.py")
+        yield from filter(Path.is_file, (source.parent / name for name in names))
+
+
+def _has_true_bytecode(source: Path, content: bytes) -> bool:
+    """True if Python has no bytecode for a source file, or if the bytecode was compiled from it."""
+    try:
+        place = importlib.util.cache_from_source(str(source))
+        cached = Path(place).read_bytes()
+    except (OSError, NotImplementedError):
+        return True
+    magic, kind, facts = cached[:4], int.from_bytes(cached[4:8], "little"), cached[8:16]
+    if magic != importlib.util.MAGIC_NUMBER:
+        return True
+    if kind & 1:
+        is_loaded = not kind & 2 or facts == importlib.util.source_hash(content)
+    else:
+        there = source.stat()
+        made_of = (int(there.st_mtime), there.st_size)
+        is_loaded = facts == b"".join((number & 0xFFFFFFFF).to_bytes(4, "little") for number in made_of)
+    if not is_loaded:  # Python compiles the source again
+        return True
+    try:
+        there_is = SourcelessFileLoader(source.stem, place).get_code(source.stem)  # this does not execute the code
+    except (ImportError, EOFError, ValueError, TypeError):  # the bytecode is damaged
+        return False
+    return there_is == compile(content, str(source), "exec", dont_inherit=True)
 
 
 def files_in(found: Distribution) -> set[Path]:
-    """Return the files that a distribution was installed with."""
+    """Return the resolved paths of a distribution's installed files."""
     return {Path(str(found.locate_file(path))).resolve() for path in found.files or ()}
 
 
 def name_that_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    """Return the first package that is not the same in both, medsilo itself before all others; None where all are."""
+    """Return the name of a package that differs between both mappings, preferably medsilo; None if all are equal."""
     differ = [name for name in {*one, *other} if one.get(name) != other.get(name)]
     return min(differ, key=lambda name: (name != ENGINE, str(name)), default=None)
 
 
 def in_words(facts: Any) -> str:
-    """Return version and hash of a package for people."""
+    """Return a package's version and shortened hash as text."""
     return f"{facts.get('version')} ({str(facts.get('hash'))[:12]})" if isinstance(facts, dict) else "no such package"
 
 
 def _is_content(path: PurePath) -> bool:
-    """Return whether a file is the package's own: no bytecode, no script outside, nothing that the installer wrote."""
+    """True if a file is part of the package itself, and not bytecode, a script or the installer's metadata."""
     written = path.parts[0].endswith(METADATA) or path.parts[0] == ".."
-    return not written and path.suffix != ".pyc" and "__pycache__" not in path.parts
+    return not written and "__pycache__" not in path.parts
 
 
 def _in_folders(found: Distribution) -> Iterator[tuple[str, Path]]:
@@ -146,7 +216,7 @@ def _in_folders(found: Distribution) -> Iterator[tuple[str, Path]]:
 
 
 def _in_module(module: str) -> Iterator[tuple[str, Path]]:
-    spec = find_spec(module)  # a module without a parent: looking for it imports nothing
+    spec = find_spec(module)  # find_spec imports no code for a top-level module
     if spec is None:
         raise MedsiloError(f"there is no module {module}, which an installed package says it has; install it again")
     for folder in map(Path, spec.submodule_search_locations or ()):

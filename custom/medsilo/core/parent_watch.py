@@ -1,7 +1,7 @@
-"""Processes that end with the one that started them, however that one dies; and the memory that this one has held.
+"""End a process when its parent dies, and measure the process's peak memory.
 
-Linux's own signal for this (PR_SET_PDEATHSIG) comes when the thread ends that started a process, and NVFlare starts
-jobs from threads that end early. So a thread here looks whether the parent is still the same, which works anywhere.
+Linux sends its signal for this (PR_SET_PDEATHSIG) when the starting thread ends, and NVFlare starts jobs from
+short-lived threads. So a thread checks regularly whether the parent has changed.
 """
 
 import ctypes
@@ -13,12 +13,13 @@ from pathlib import Path
 
 import psutil
 
-POLL = 0.5  # seconds between two looks
-_watching: set[int] = set()  # this process, once it looks; a fork of it has another number and looks for itself
+POLL = 0.5  # seconds between two checks
+# processes with a watching thread; a forked child has another number, and starts its own thread
+_watching: set[int] = set()
 
 
 def end_with(parent: int) -> None:
-    """End this process and all that it started, without a word, as soon as `parent` no longer is its parent."""
+    """End this process and its descendants silently when `parent` is no longer its parent."""
     if os.getpid() not in _watching:
         _watching.add(os.getpid())
         threading.Thread(target=_watch, args=(parent,), name="lifeline", daemon=True).start()
@@ -31,7 +32,7 @@ def _watch(parent: int) -> None:
 
 
 def end_family(pid: int) -> None:
-    """Kill a process and all that it started, the first one last: it may be this one."""
+    """Kill all descendants of a process and finally the process itself, which may be the current process."""
     with suppress(psutil.NoSuchProcess):
         first = psutil.Process(pid)
         while children := first.children(recursive=True):
@@ -39,17 +40,19 @@ def end_family(pid: int) -> None:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()
             if not psutil.wait_procs(children, timeout=1)[0]:
-                break  # what can't be killed now, as a process that waits for a disk, is the system's
+                # A process that waits for a disk, for example, can't be killed now.
+                break
         first.kill()
 
 
 STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's names for them
-LARGE = 32 << 20  # bytes; a reply with pieces has 8 million, and glibc takes no more
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's numbers of these options
+LARGE = 32 << 20  # bytes; the largest threshold that glibc accepts
 
 
 def most_held() -> int:
-    """In bytes, since `forget_most` or the process's beginning; where the system does not tell, what it holds now."""
+    """Return this process's peak memory in bytes since `forget_most` or its start, or its present memory if the system
+    records no peak."""
     try:
         lines = STATUS.read_text().splitlines()
     except OSError:
@@ -58,15 +61,15 @@ def most_held() -> int:
 
 
 def forget_most() -> None:
-    """Look at what comes from now on, where the system can."""
+    """Reset this process's peak memory, if the system supports it."""
     with suppress(OSError):
         FORGET.write_text("5")
 
 
 def reuse_blocks() -> None:
-    """Use blocks of a message's size again, and give larger ones back to the system at once.
+    """Let the C library reuse memory blocks of a message's size, and return larger blocks to the system.
 
-    The system zeroes whatever it gives, page by page: so what comes and goes all the time stays.
+    Reuse saves time, because the system zeroes new memory page by page.
     """
     with suppress(OSError, AttributeError, TypeError):
         set_option = ctypes.CDLL(None).mallopt

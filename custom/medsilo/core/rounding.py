@@ -1,15 +1,15 @@
-"""Round numbers over a group of patients before they leave, so that they reveal no single patient."""
+"""Round numbers over a group of patients so that they reveal no single patient."""
 
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-STEPS = (1, 2, 5)  # times a power of ten
+STEPS = (1, 2, 5)  # factors of a power of ten
 
 
 def step_of_at_least(width: float) -> float:
-    """Return the least of 1, 2, 5, 10, ..., 0.5, 0.2, 0.1, ... that is no smaller than this; 0 for 0."""
+    """Return the smallest of ..., 0.1, 0.2, 0.5, 1, 2, 5, 10, ... that is at least `width`; 0 for 0."""
     if width <= 0:
         return 0.0
     power = math.floor(math.log10(width))
@@ -19,39 +19,39 @@ def step_of_at_least(width: float) -> float:
 
 @dataclass(frozen=True)
 class Resolution:
-    """The steps to which numbers over one group of patients are rounded."""
+    """The rounding of means and counts over one group of patients."""
 
-    weight: float = 0.0  # the greatest share of the cases that one patient has
-    patients: int = 0  # who together move a rounded mean by one step at most; 0: means leave exactly
-    unit: int = 1  # counts are multiples of so many patients
-    usual: int = 1  # cases that each patient counts for, whatever number the patient has
-    size: int = 0  # number of patients; of cases where numbers leave exactly
+    weight: float = 0.0  # the largest share of the cases that one patient has
+    # number of patients who together move a rounded mean by at most one step; 0: means are exact
+    patients: int = 0
+    unit: int = 1  # counts are rounded to multiples of this number of patients
+    # the most cases of one patient, rounded to one digit, so that it seldom depends on one patient
+    largest: int = 1
+    size: int = 0  # number of patients
+    number: int = 0  # number of cases
 
     @classmethod
     def over(cls, names: Sequence[str], patients: int, unit: int) -> "Resolution":
-        """Return the resolution of a group of cases. names: the patient of each."""
+        """Return the rounding of numbers over a group of cases. names: each case's patient."""
         each = sorted(Counter(names).values()) or [0]
-        told = cls(each[-1] / max(len(names), 1), patients, unit, size=len(names))
-        if told.exact:
-            return told
-        usual = int(float(f"{each[(len(each) - 1) // 2]:.0e}"))  # one patient seldom moves a median's first digit
-        return replace(told, usual=usual, size=len(set(names)))
+        size = len(set(names))
+        return cls(each[-1] / max(len(names), 1), patients, unit, _one_digit(each[-1]), size, len(names))
 
     def among(self, share: float) -> "Resolution":
-        """Return the resolution of this share of the cases, where one patient counts for more."""
+        """Return the rounding for this share of the cases, of which one patient's share is larger."""
         return replace(self, weight=min(1.0, self.weight / share))
 
     @property
     def exact(self) -> bool:
-        """Return whether numbers leave exactly."""
+        """True if numbers are not rounded."""
         return not self.patients and self.unit == 1
 
     def step(self, low: float, high: float) -> float:
-        """Return the step of a mean over values that lie between these."""
+        """Return the rounding step of a mean over values between `low` and `high`."""
         return step_of_at_least(self.patients * self.weight * (high - low))
 
     def mean(self, value: float, low: float, high: float) -> float:
-        """Round a mean to a whole number of steps above `low`, and not above `high`."""
+        """Round a mean to `low` plus a whole number of steps, at most `high`."""
         step = self.step(low, high)
         if not step or math.isnan(value):
             return value
@@ -59,26 +59,48 @@ class Resolution:
         return min(float(f"{low + steps * step:.12g}"), high)
 
     def count(self, number: float) -> int:
-        """Round a number of patients to a multiple of the unit, 0 only for 0, and return it as cases."""
-        return max(self.unit, int(number / self.unit + 0.5) * self.unit) * self.usual if number > 0 else 0
+        """Round a number of patients to a multiple of the unit; a positive number gives at least one unit."""
+        return _multiple(number, self.unit)
+
+    @property
+    def counted(self) -> int:
+        """The rounded number of patients."""
+        return self.count(self.size)
 
     @property
     def cases(self) -> int:
-        """Return the rounded number of cases."""
-        return self.count(self.size)
+        """The number of cases, rounded to a multiple of the most cases that `unit` patients have, and at least the
+        rounded number of patients."""
+        return self.number if self.exact else max(_multiple(self.number, self.unit * self.largest), self.counted)
 
     def shared_out(self, counts: Sequence[float]) -> list[float]:
-        """Round counts that divide the patients, as classes do, so that they add up to the rounded total, in cases.
+        """Round counts that partition the patients, such as counts by class, so that they add up to the rounded total.
 
-        A count may hold parts of patients. The units go by the greatest remainders, of equal ones to the first.
+        Counts may be fractions, if a patient's cases are in several classes. Counts with the largest remainders are
+        rounded up; among equal remainders the first.
         """
-        total, step = round(sum(counts)), self.unit * self.usual
+        total = round(sum(counts))
         if self.exact or not total:
             return list(counts)
-        units = self.count(total) // step
+        units = self.count(total) // self.unit
         wanted = [count * units / total for count in counts]
         given = [math.floor(share) for share in wanted]
         order = sorted(range(len(counts)), key=lambda place: given[place] - wanted[place])
         for place in order[: units - sum(given)]:
             given[place] += 1
-        return [float(units * step) for units in given]
+        return [float(units * self.unit) for units in given]
+
+
+def _one_digit(number: int) -> int:
+    """Return a number rounded up to one significant digit, at least 1.
+
+    >>> [_one_digit(number) for number in (0, 1, 14, 40)]
+    [1, 1, 20, 40]
+    """
+    step = 10 ** (len(str(max(number, 1))) - 1)
+    return max(-(-number // step) * step, 1)
+
+
+def _multiple(number: float, step: int) -> int:
+    """Round to a multiple of a step; a positive number gives at least one step."""
+    return max(step, int(number / step + 0.5) * step) if number > 0 else 0

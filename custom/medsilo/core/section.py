@@ -1,4 +1,4 @@
-"""The base of every part of a plan, of a site's settings and of messages: a fixed, checked set of named values."""
+"""Define the base class of sections of plans, of sites' settings and of messages, whose values are validated."""
 
 import json
 from collections.abc import Iterable
@@ -8,7 +8,6 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from medsilo.core import optional
 from medsilo.core.errors import DataError, MedsiloError, Refused, YamlError
 from medsilo.core.files import read_bounded
 from medsilo.core.text import plain
@@ -16,8 +15,7 @@ from medsilo.core.yaml_text import LARGEST_YAML, load_yaml
 
 
 class Section(BaseModel):
-    """A part of the plan, of a file or of a message: values that are checked once. Unknown keys and infinities are
-    refused.
+    """A section of a plan, a file or a message. Unknown keys, NaN and infinity are rejected.
 
     >>> class Count(Section):
     ...     cases: int
@@ -32,16 +30,20 @@ class Section(BaseModel):
 
     @classmethod
     def from_values(cls, values: Any, origin: str) -> Self:
-        """Return the section that values are which came as YAML or JSON; raises DataError. origin: for people."""
+        """Return a validated section from YAML's or JSON's values; raises DataError. origin: the values' source, for
+        errors."""
         try:
             return checked(cls, values, origin)
         except ValidationError as error:
-            raise DataError(f"{origin}: {optional.in_words(error, cls)}") from error
+            from medsilo.core.wording import in_words
+
+            raise DataError(f"{origin}: {in_words(error, cls)}") from error
 
     @classmethod
     def received(cls, values: Any) -> Self:
-        """Return the section that another party sent, whose types are strict; raises Refused."""
-        strict = None if "strict" in cls.model_config else True  # a class that is strict itself has fields that are not
+        """Return a validated section from another party's values, with strict types; raises Refused."""
+        # a class with its own `strict` setting has exceptions for some fields
+        strict = None if "strict" in cls.model_config else True
         try:
             return cls.model_validate(values, strict=strict)
         except ValidationError as error:
@@ -49,11 +51,13 @@ class Section(BaseModel):
 
     @classmethod
     def in_file(cls, path: Path, what: str, remedy: str) -> Self:
-        """Return the section that a YAML file is; raises DataError. what: the file, as people know it."""
+        """Read a section from a YAML file; raises DataError. what: the file's name in errors."""
         try:
             return checked(cls, load_yaml(read_bounded(path, LARGEST_YAML).decode()) or {}, path.name)
         except ValidationError as error:
-            raise DataError(f"{what}: {optional.in_words(error, cls)}", str(path)) from error
+            from medsilo.core.wording import in_words
+
+            raise DataError(f"{what}: {in_words(error, cls)}", str(path)) from error
         except FileNotFoundError as error:
             raise DataError(f"{what}: there is no such file; {remedy}", str(path)) from error
         except (OSError, ValueError, YamlError) as error:
@@ -62,22 +66,23 @@ class Section(BaseModel):
 
 
 class Feature(Section):
-    """A part of a plan that says itself what it can't stand beside, and what it lets leave.
+    """A section of a plan that declares its conflicts with other sections and the numbers that sites send for it.
 
-    `plan` is a `medsilo.Plan`; `networks` are those of its method, without values. Plans and disclosure reports ask
-    every feature and name none.
+    `plan` is a `medsilo.Plan`; `networks` are its method's networks on torch's meta device. Plans and disclosure
+    reports call these methods of all features.
     """
 
     def conflicts(self, plan: Any, networks: Any) -> Iterable[str]:
-        """Yield why the plan can't have this: where, what, and what to do instead."""
+        """Yield a message for each conflict with the plan, with its key, cause and remedy."""
         return ()
 
     def warnings(self, plan: Any) -> Iterable[str]:
-        """Yield what the person who starts the study should know."""
+        """Yield warnings to the lead."""
         return ()
 
     def leaves(self, plan: Any) -> Iterable[str]:
-        """Yield lines of the disclosure report: what leaves a hospital through this, or is changed by it."""
+        """Yield lines of the disclosure report about tensors or numbers that this feature makes sites send, or
+        changes."""
         return ()
 
 
@@ -85,10 +90,10 @@ S = TypeVar("S", bound=Section)
 
 
 def checked(kind: type[S], values: Any, origin: str) -> S:
-    """Check values that came as YAML or JSON; raises ValidationError. origin: where they stand, for people.
+    """Return a validated section from YAML's or JSON's values; raises ValidationError. origin: the values' source, for
+    errors.
 
-    Strictly: true is no number, and 1 no truth value. They are checked as JSON, where a list stands for a tuple and
-    text for a path.
+    Types are strict: true is not a number, and 1 is not a truth value. A list may become a tuple, and a string a path.
     """
     try:
         text = json.dumps(values, default=str)
@@ -100,7 +105,7 @@ def checked(kind: type[S], values: Any, origin: str) -> S:
 
 
 def _in_its_words(detail: ErrorDetails) -> str:
-    """Return what is wrong with what another party sent; its own words are cut."""
+    """Describe a validation error of another party's message, without control characters and truncated."""
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
     where, said = plain(".".join(map(str, detail["loc"])), 80), plain(detail["msg"], 200)

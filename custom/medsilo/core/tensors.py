@@ -1,4 +1,4 @@
-"""Names for what holds tensors, and what tells one set of them from another."""
+"""Name types of collections of tensors, and hash, round and check tensors."""
 
 import hashlib
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from medsilo.core.mmap_store import bytes_of
 
 Tensors = dict[str, Tensor]
-Groups = dict[str, Tensors]  # named groups of tensors, as they travel
+Groups = dict[str, Tensors]  # named groups of tensors that are exchanged
 Modules = dict[str, nn.Module]  # a site's networks, by name
 
 
 def hash_of(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of named tensors, whatever file they lie in."""
+    """Return the SHA-256 of tensors' names, types, shapes and values."""
     found = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name}\x1f{tensor.dtype}\x1f{tuple(tensor.shape)}\x1f".encode())
@@ -22,8 +22,24 @@ def hash_of(tensors: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
+def precision_of(module: nn.Module) -> torch.dtype:
+    """Return the type of a network's first floating-point tensor, or torch's default type."""
+    tensors = module.state_dict().values()
+    return next((own.dtype for own in tensors if own.is_floating_point()), torch.get_default_dtype())
+
+
+def packed(tensor: Tensor, precision: str) -> Tensor:
+    """Return a tensor for sending: float32 becomes bfloat16 if that is the plan's transport.precision; other types
+    stay.
+
+    >>> packed(torch.zeros(2), "bfloat16").dtype, packed(torch.zeros(2).double(), "bfloat16").dtype
+    (torch.bfloat16, torch.float64)
+    """
+    return tensor.bfloat16() if precision == "bfloat16" and tensor.dtype == torch.float32 else tensor
+
+
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether every value is a finite number: exactly when the least and the greatest are. One pass, no copy."""
+    """True if all values are finite, which holds if the least and the greatest value are finite."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     return bool(torch.stack(tensor.aminmax()).isfinite().all())

@@ -1,31 +1,34 @@
-"""Texts from elsewhere, made fit to be shown: one line, no control characters, no longer than a reader needs."""
+"""Make text from other parties safe to display, in one short line without control characters."""
 
 import math
 import re
 import unicodedata
 
-LONGEST = 2000  # bytes of one text
-SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # name of a folder
-BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # letters that Unicode calls visible, and nobody sees
-STEERING = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # line breaks, and what else steers a terminal
+LONGEST = 2000  # most bytes of one text
+SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a name that is safe for a folder
+BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # invisible characters that Unicode classifies as printable
+WHOLE = str.maketrans({"ß": "ss", "ı": "i", "ł": "l", "Ł": "L", "ø": "o"})  # letters that Unicode does not decompose
+UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue"})
+STEERING = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # line breaks and other control characters
 ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\)|\x1b.", re.DOTALL)
 
 
 def composed(text: str) -> str:
-    """Return a text in the one of the two ways in which letters with marks are written."""
+    """Return a text in Unicode's composed form, in which a letter and its accent are one character."""
     return unicodedata.normalize("NFC", text)
 
 
 def printable(text: str) -> str:
-    """Return one line with its spaces, but without what steers a terminal or turns the order of letters."""
+    """Remove control sequences, and replace invisible and control characters by spaces."""
     seen = (letter if letter.isprintable() and letter not in BLANK else " " for letter in ESCAPES.sub("", text))
     return "".join(seen)
 
 
 def plain(text: object, most: int = LONGEST) -> str:
-    """Return a text from elsewhere as one line of at most so many bytes; an ellipsis stands for what is left out."""
+    """Return a text in one printable line of at most this many bytes; an ellipsis replaces the rest."""
     given = text if isinstance(text, str) else str(text)
-    line = " ".join(printable(given[: 4 * most]).split())  # a text of many megabytes is not looked through
+    # The text is truncated first, so that a huge text costs little time.
+    line = " ".join(printable(given[: 4 * most]).split())
     content = line.encode()
     if len(content) <= most and len(given) <= 4 * most:
         return line
@@ -33,7 +36,7 @@ def plain(text: object, most: int = LONGEST) -> str:
 
 
 def size_text(size: float) -> str:
-    """Return bytes in a unit that fits."""
+    """Return a number of bytes as text with a suitable unit."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
@@ -42,22 +45,42 @@ def size_text(size: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people read them."""
+    """Return a duration as text in seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def epsilon_text(value: float | None) -> str:
-    """Return a price in privacy; None, or infinity: no bound holds."""
+    """Return a value of ε as text; None and infinity give "no bound"."""
     return "no bound" if value is None or not math.isfinite(value) else f"{value:.3f}"
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number of things: 1 round, 2 rounds."""
+    """Return a number with its noun in the singular or plural, such as "1 round" or "2 rounds"."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
+def latin(text: str, also: str = "._+ -") -> str:
+    """Return a text in ASCII letters and digits and the characters of `also`; the default gives labels of plans.
+
+    >>> latin("Süd Klinik", "_-"), latin("bösartig (G3)")
+    ('Sued-Klinik', 'boesartig -G3')
+    """
+    spelt = unicodedata.normalize("NFC", text).translate(UMLAUTS).translate(WHOLE)
+    letters = unicodedata.normalize("NFKD", spelt).encode("ascii", "ignore").decode()
+    return re.sub(f"[^A-Za-z0-9{also}]+", "-", letters).strip(also)[:63]
+
+
+def safe_name(text: str) -> str:
+    """Return a hospital's name as a name for a site and its folder; "" if no character is usable.
+
+    >>> safe_name("Süd Klinik"), safe_name("st-anna")
+    ('Sued-Klinik', 'st-anna')
+    """
+    return text if is_safe_name(text) else latin(text, "_-")
+
+
 def is_safe_name(name: str) -> bool:
-    """Return whether a name of a site or a study may become the name of a folder."""
+    """True if the name of a site or a study is usable as a folder's name."""
     return SAFE.fullmatch(name) is not None and ".." not in name

@@ -1,6 +1,6 @@
-"""Large files that several studies need, such as pre-trained weights. Their SHA-256 says which one is meant.
+"""Find and save files of pre-trained weights by their SHA-256, so that studies can share them.
 
-A file is what its hash says, wherever it lies: model_folders.py has the folders.
+model_folders.py lists the folders to search.
 """
 
 import hashlib
@@ -14,15 +14,21 @@ from pathlib import Path
 from medsilo.core import model_folders
 from medsilo.core.errors import MedsiloError, Refused
 
-MOST = 20 << 30  # bytes of files that a server has sent
-IN_BUNDLES = ("models/model.safetensors", "models/model.pt")  # weights in a MONAI bundle
+MOST = 20 << 30  # most bytes of received files
+IN_BUNDLES = (
+    "models/model.safetensors",
+    "models/model.pt",
+    "model.safetensors",
+    # paths of weights in a model's folder of MONAI or Hugging Face
+)
 HASH = re.compile(r"[0-9a-f]{64}")
 
-_hashes: dict[tuple[str, int, int], str] = {}  # of files, by path, size and time of change
+# hashes of files by path, size and modification time
+_hashes: dict[tuple[str, int, int], str] = {}
 
 
 def hash_of_file(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, which are read again only when it has changed."""
+    """Return a file's SHA-256; an unchanged file is read once per process."""
     state = path.stat()
     key = str(path.absolute()), state.st_size, state.st_mtime_ns
     if key not in _hashes:
@@ -32,7 +38,7 @@ def hash_of_file(path: Path) -> str:
 
 
 def find(sha256: str, size: int) -> Path:
-    """Return a file with this hash and of so many bytes; no other is looked into."""
+    """Return the path of a file with this hash; only files of this size are read."""
     for folder in filter(Path.is_dir, model_folders.FOLDERS):
         for path in sorted(folder.iterdir()):
             with suppress(OSError):
@@ -45,9 +51,9 @@ def find(sha256: str, size: int) -> Path:
 
 
 def keep(sha256: str, content: memoryview, folder: Path, most: int = MOST) -> None:
-    """Keep a file that came, under its hash, in a folder of such files that may have so many bytes in all; the oldest
-    go first."""
-    from medsilo.core.files import write_bytes  # which takes time to import, and who reads names does without
+    """Save a received file under its hash; the folder's oldest files are removed if all would exceed `most` bytes."""
+    # Imported here, because the import takes time and most callers don't need it.
+    from medsilo.core.files import write_bytes
 
     if hashlib.sha256(content).hexdigest() != sha256:
         raise Refused("the file that arrived is not the plan's: its hash differs")
@@ -66,7 +72,7 @@ def keep(sha256: str, content: memoryview, folder: Path, most: int = MOST) -> No
 
 
 def keep_beside(files: Mapping[str, int], folder: Path) -> None:
-    """Have files in a folder too, under their hashes: as second names of the same bytes where the disk allows it."""
+    """Link or copy the files with these hashes into a folder."""
     from medsilo.core.files import make_folder
 
     for sha256, size in files.items():

@@ -1,4 +1,4 @@
-"""What is wrong with values for a section, in one line that names each key, the value and the fix."""
+"""Describe invalid values of a section in one line with each key, value and remedy."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -11,9 +11,9 @@ from pydantic_core import ErrorDetails
 from medsilo.core.section import Section
 from medsilo.core.text import plain
 
-SHOWN = 200  # bytes of a value
-MOST = 4  # faults that one line names
-Chosen = Mapping[Any, type[Section] | None]  # key of a section that is one of several → the one that is meant
+SHOWN = 200  # most bytes of a value in a message
+MOST = 4  # most errors in one message
+Chosen = Mapping[Any, type[Section] | None]  # classes of sections that are chosen by name, by their keys
 
 MEANINGS = {
     "greater_than_equal": "is too small; give {ge} or more",
@@ -35,8 +35,8 @@ MEANINGS = {
     "list_type": "is not a list; write [A, B]",
 }
 NUMBERS = ("int_type", "float_type")
-# What people call a key that has another name here.
-ALSO_CALLED = {  # in other tools, NVFlare's recipes first
+# Names that other tools have for the plan's keys.
+ALSO_CALLED = {  # NVFlare's recipes come first
     **dict.fromkeys(("n", "min_clients", "n_clients", "num_clients", "clients"), "minimum"),
     **dict.fromkeys(("num_rounds", "n_rounds"), "rounds"),
     **dict.fromkeys(("epochs", "num_epochs", "aggregation_epochs"), "local_epochs"),
@@ -47,13 +47,15 @@ ALSO_CALLED = {  # in other tools, NVFlare's recipes first
 def in_words(
     error: ValidationError, root: type[Section], chosen: Chosen | None = None, tells_values: bool = True
 ) -> str:
-    """Return what pydantic found wrong with values for `root`, in one line that names each key, the value and the fix.
+    """Describe pydantic's errors about a section `root` in one line with each key, value and remedy.
 
-    chosen: under the key of each section whose class its name decides, that class; None where the name is not known.
-    tells_values: false where a value may be a path of the hospital's.
+    Args:
+        chosen: the classes of sections that are chosen by name, by their keys; None for an unknown name
+        tells_values: false where a value may be a path of the hospital's
     """
     faults = error.errors()
-    lists = {one["loc"][:-1] for one in faults}  # those with a wrong value seem too short, too
+    # A list with an invalid value is also reported as too short.
+    lists = {one["loc"][:-1] for one in faults}
     faults = [one for one in faults if one["type"] != "too_short" or one["loc"] not in lists]
     words = list(dict.fromkeys(_in_words(one, root, chosen or {}, tells_values) for one in faults))
     more = [f"and {len(words) - MOST} more"] if len(words) > MOST + 1 else []
@@ -68,10 +70,7 @@ def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_v
         return str(context["error"]) if kind == "value_error" else f"write a YAML mapping with keys of these: {keys}"
     key, section = _place(detail["loc"], root, chosen)
     if kind == "extra_forbidden":
-        value = f" with value {given}" if tells_values else ""
-        name, known = key.rpartition(".")[2], list(section.model_fields)
-        remedy = _meant(name, known, root) or f" or use one of: {', '.join(known)}"
-        return f"{key}: unknown key{value}; remove it{remedy}"
+        return unknown_key(key, detail["input"], list(section.model_fields), _keys_of(root), tells_values)
     if kind == "missing":
         return f"{key}: is missing; add it"
     if kind in ("union_tag_not_found", "name_missing", "model_type", "model_attributes_type", "dict_type"):
@@ -95,8 +94,25 @@ def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_v
     return f"{key}: {given} is wrong: {detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 
+def unknown_key(
+    key: str, value: Any, known: Sequence[str], sections: Mapping[str, Sequence[str]], tells_value: bool = True
+) -> str:
+    """Return an unknown key's error message, which suggests a similar key. known: the keys of its section; sections:
+    keys by section."""
+    given = f" with value {plain(repr(value), SHOWN)}" if tells_value else ""
+    remedy = _meant(key.rpartition(".")[2], known, sections) or f" or use one of: {', '.join(known)}"
+    return f"{key}: unknown key{given}; remove it{remedy}"
+
+
+def _keys_of(root: type[Section]) -> dict[str, list[str]]:
+    """Return the keys of a section, each with the keys of the section that it contains, if any."""
+    kinds = {key: field.annotation for key, field in root.model_fields.items()}
+    is_section = {key: isinstance(kind, type) and issubclass(kind, Section) for key, kind in kinds.items()}
+    return {key: [*kinds[key].model_fields] if is_section[key] else [] for key in kinds}  # type: ignore[union-attr]
+
+
 def _has_name(field: FieldInfo | None) -> bool:
-    """Return whether a field's value is one of several sections, told apart by their names."""
+    """True if a field's value is one of several classes of sections, distinguished by `name`."""
     return any("name" in kind.model_fields for kind in _sections_in(field.annotation)) if field else False
 
 
@@ -107,24 +123,23 @@ def _sections_in(annotation: Any) -> Iterator[type[Section]]:
         yield from _sections_in(part)
 
 
-def near_key(given: str, known: Sequence[str], root: type[Section] | None = None) -> str | None:
-    """Return the nearest of the known words; with `root`, also a key of its sections."""
+def near_key(given: str, known: Sequence[str], sections: Mapping[str, Sequence[str]] | None = None) -> str | None:
+    """Return the known word most similar to `given`, or else a dotted key from `sections`; None without a similar
+    word."""
     names = [ALSO_CALLED.get(given.lower(), given), given.lower()]
     near = next((close[0] for name in names if (close := get_close_matches(name, known, 1))), None)
-    for key, field in root.model_fields.items() if root and not near else ():
-        kind = field.annotation
-        inner = kind.model_fields if isinstance(kind, type) and issubclass(kind, Section) else {}
-        near = near or next((f"{key}.{name}" for name in names if name in inner), None)
+    for section, keys in (sections or {}).items():
+        near = near or next((f"{section}.{name}" for name in names if name in keys), None)
     return near
 
 
-def _meant(given: str, known: Sequence[str], root: type[Section] | None = None) -> str:
-    near = near_key(given, known, root)
+def _meant(given: str, known: Sequence[str], sections: Mapping[str, Sequence[str]] | None = None) -> str:
+    near = near_key(given, known, sections)
     return f" (did you mean {near}?)" if near else ""
 
 
 def _place(location: tuple[int | str, ...], root: type[Section], chosen: Chosen) -> tuple[str, type[Section]]:
-    """The dotted key of an error, and the section that the key is in."""
+    """Return an error's dotted key, and the class of the section with this key."""
     section, within = chosen.get(location[0]) or root, location[:-1]
     for part in within[1:] if location[0] in chosen else within:
         if field := section.model_fields.get(str(part)):
@@ -135,7 +150,7 @@ def _place(location: tuple[int | str, ...], root: type[Section], chosen: Chosen)
 
 
 def _one_named(name: str, base: type[Section]) -> type[Section]:
-    """Return which of the sections that derive from one has this name; the one itself where none has."""
+    """Return the section's subclass whose `name` has this value, or else the section itself."""
     kinds = (kind for own in base.__subclasses__() for kind in (own, *own.__subclasses__()))
     fields = ((kind, kind.model_fields.get("name")) for kind in kinds)
     return next((kind for kind, field in fields if field and field.default == name), base)

@@ -1,4 +1,4 @@
-"""YAML of texts, numbers, truth values, lists and mappings, of bounded size: the one way in which it is read here."""
+"""Read and write a safe, bounded subset of YAML: strings, numbers, truth values, lists and mappings."""
 
 import os
 import re
@@ -10,20 +10,22 @@ import yaml
 from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import read_bounded
 
-# YAML 1.2's numbers, which PyYAML, of YAML 1.1, reads as text: 1e-4 has no point.
+# Numbers such as 1e-4 are valid in YAML 1.2, but PyYAML reads them as strings, because they have no decimal point.
 NUMBER = ("tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$"), list("-+.0123456789"))
 LARGEST_YAML = 262_144  # bytes
-MOST_NODES = 20_000  # of a YAML text: its keys, values, lists and mappings
-DEEPEST = 32  # lists and mappings within each other
+MOST_NODES = 20_000  # most keys, values, lists and mappings of a YAML text
+DEEPEST = 32  # most levels of nested lists and mappings
 LONGEST_NUMBER = 40  # digits
-ODD = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # controls, and halves of characters
+ODD = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters and surrogates
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML of texts, numbers, truth values, lists and mappings, of bounded size. Dates are texts.
+    """Loads a safe subset of YAML of bounded size.
 
-    It refuses names for parts (`&a`, `*a`, `<<`), which grow a short text without end; types of its own (`!!int`); and
-    a key given twice, instead of silently taking the last.
+    Dates are read as strings.
+
+    Aliases (`&a`, `*a`, `<<`) are rejected, because a short text with them can expand without limit. Explicit types
+    (`!!int`) and duplicate keys are rejected, too.
     """
 
     yaml_implicit_resolvers = {
@@ -75,7 +77,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML whose texts are quoted where the loader would take them for numbers."""
+    """Writes YAML, quoting strings that would be read as numbers."""
 
 
 _Loader.add_implicit_resolver(*NUMBER)
@@ -83,7 +85,7 @@ _Dumper.add_implicit_resolver(*NUMBER)
 
 
 def load_yaml(text: str) -> Any:
-    """Return the values of a YAML text, or raise YamlError: the one way in which the package reads YAML."""
+    """Return the values of a YAML text; raises YamlError."""
     if len(text.encode("utf-8", "replace")) > LARGEST_YAML:
         raise YamlError(f"it has more than {LARGEST_YAML} bytes")
     try:
@@ -96,7 +98,8 @@ def load_yaml(text: str) -> Any:
 
 
 def read_yaml(path: Path, name: str, wanted: str) -> Any:
-    """Return the values of a YAML file. name: what people call it; wanted: the file to give where it can't be read."""
+    """Return the values of a YAML file; raises MedsiloError. name: the file's name in errors; wanted: the file that the
+    user should give."""
     try:
         return load_yaml(read_bounded(path, LARGEST_YAML).decode())
     except YamlError as error:
@@ -108,13 +111,14 @@ def read_yaml(path: Path, name: str, wanted: str) -> Any:
 
 
 def dump_yaml(value: Any, in_line: bool = False) -> str:
-    """Return the value as YAML that `load_yaml` reads, its keys in their order; in one line on wish."""
+    """Return a value as YAML that `load_yaml` reads, with its keys in order. in_line: whether to write one line."""
     form: dict[str, Any] = {"default_flow_style": True, "width": LARGEST_YAML, "allow_unicode": True} if in_line else {}
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, **form)
 
 
 def why_unread(error: OSError | UnicodeDecodeError, wanted: str) -> str:
-    """Return why a file can't be read as text, and what to do, without its name. wanted: the file to give instead."""
+    """Describe the reason why a text file can't be read, with the remedy. wanted: the file that the user should
+    give."""
     if isinstance(error, UnicodeDecodeError):
         line, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
         return f"it is not UTF-8 (byte 0x{byte:02X} in line {line}); save it as UTF-8"

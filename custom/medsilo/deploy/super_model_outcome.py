@@ -1,4 +1,4 @@
-"""The super model as a study's outcome: who is shown whose personal model, how gamma is found, what is kept."""
+"""The super model as a study's outcome: the delivery of personal models, the choice of gamma, and the saved model."""
 
 import math
 from collections import Counter
@@ -25,7 +25,7 @@ from medsilo.schedule.site_end import SiteEnd
 from medsilo.tasks.task import check_absent
 
 ALWAYS_COMMON = 1.0  # gamma: no confidence is above it
-DETAILS = "super_model"  # the key in the summary's details
+DETAILS = "super_model"  # the super model's key in the details of a study's summary
 
 
 class Choices(MessageFacts):
@@ -37,7 +37,7 @@ class Choices(MessageFacts):
 
 
 class SuperModelNews(BaseModel):
-    """News for a site: with the delivery, whose personal models are in it; before the test, what was found."""
+    """News for a site: with the delivery, the owners of its personal models; before the test, the findings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -64,8 +64,10 @@ class Counting(nn.Module):
 class SuperModelOutcome(Outcome):
     """Groups "global", "personal", "experts" and "selector" become one super model, at every site and at the server.
 
-    rule: how it chooses. selector: the selector's network for cases such as a network reads. last: groups that are
-    delivered only when all is done; without any, the groups of the last phase are the outcome.
+    Args:
+        rule: how it chooses a model
+        selector: makes the selector's network for such a network's cases
+        last: groups that are delivered only at the end; without any, the groups of the last phase are the outcome
     """
 
     rule: Rule
@@ -75,7 +77,9 @@ class SuperModelOutcome(Outcome):
     personal: bool = True
     common: str | None = GLOBAL
     for_others: bool = True
-    advice: str = ""  # what else to try then
+    advice: str = ""  # the alternative to try then
+    # Completes the selector at the end, from the mean of group "sums".
+    finish: Callable[[nn.Module, Tensors], None] | None = None
     least: float = 0.0  # share of cases whose hospital the selector has to name, else the global model answers for all
 
     @property
@@ -97,12 +101,14 @@ class SuperModelOutcome(Outcome):
 
     # ------------------------------------------------------------------ at a site
     def take(self, end: SiteEnd, told: Facts) -> Facts:
-        """Keep the super model of what arrived, and tell how it does on the validation cases."""
+        """Assemble the super model from the delivery, and disclose its scores on the validation cases."""
         shown = SuperModelNews.model_validate(told).shown
         models = zip(end.plan.participation.sites, end.modules["experts"].children(), strict=True)
         personal = {site: expert.state_dict() for site, expert in models if site in shown}
         common, selector = (end.modules[name].state_dict() for name in ("global", "selector"))
         model = self._assemble(end.plan, end.modules, common, personal, selector)
+        if self.finish:
+            self.finish(model.selector, end.modules["sums"].state_dict())
         model.save(end.folder / paths.SUPER_MODEL)
         answer = self._score(_scorable(model, end, "validation"), end)
         if "validation" in end.suppressed:
@@ -181,6 +187,8 @@ class SuperModelOutcome(Outcome):
         personal = {site: end.server.mixers["personal"].current(site) for site in sites if site in sharing}
         absent = {site: tuple(names) for site in personal if (names := end.server.joined[site].absent)}
         model = self._assemble(end.plan, end.layout, common, personal, selector, tuning)
+        if self.finish:
+            self.finish(model.selector, end.server.mixers["sums"].current(end.server.sites[0]))
         assert model.origin
         model.origin = replace(model.origin, absent=absent)
         if common_only:
@@ -233,16 +241,16 @@ def _scorable(model: SuperModel, end: SiteEnd, part: Part) -> SuperModel:
 
 
 def _coarse(answer: Facts, of_one: tuple[float, float], resolution: Resolution) -> Facts:
-    """Return how often each model was chosen, and the sums of scores, as they are told."""
+    """Round the number of choices of each model, and the sums of scores, for disclosure."""
     if resolution.exact:
         return answer
     cases = sum(answer["chosen"].values())
     means = (resolution.mean(total / cases, *of_one) for total in answer["sums"])
-    return {"chosen": _shared_out(answer["chosen"], resolution), "sums": [mean * resolution.cases for mean in means]}
+    return {"chosen": _shared_out(answer["chosen"], resolution), "sums": [mean * resolution.counted for mean in means]}
 
 
 def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, int]:
-    """Return how often each model was chosen, as it is told; those that come to nothing are left out."""
+    """Round the number of choices of each model for disclosure; models rounded to 0 are left out."""
     counts = [float(count) for count in chosen.values()]
     if not resolution.exact:  # nobody knows here whose cases they are: all may be of the largest patients
         largest = Resolution(unit=max(1, round(resolution.unit * resolution.weight * sum(counts))))
@@ -253,7 +261,7 @@ def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, 
 
 
 def tuned(told: Sequence[Choices]) -> Tuning | None:
-    """Return the threshold from the pooled counts of these sites; None where the rule has none or nobody tells."""
+    """The threshold from the pooled counts of these sites; None where the rule has none or no site discloses counts."""
     cases = sum(sum(choices.chosen.values()) for choices in told)
     if not cases or not told[0].sums:
         return None
@@ -262,11 +270,11 @@ def tuned(told: Sequence[Choices]) -> Tuning | None:
 
 
 def recognised(told: Mapping[str, Choices]) -> float | None:
-    """Return the share of validation cases whose own hospital the selector names, mean over those that tell."""
+    """The share of validation cases whose own hospital the selector names, averaged over the sites that disclose it."""
     shares = [own.chosen.get(site, 0) / sum(own.chosen.values()) for site, own in told.items() if own.chosen]
     return sum(shares) / len(shares) if shares else None
 
 
 def _chosen(answers: Mapping[str, Choices]) -> dict[str, dict[str, int]]:
-    """Return how often each model answered, by site."""
+    """The number of choices of each model, by site."""
     return {site: answers[site].chosen for site in sorted(answers)}

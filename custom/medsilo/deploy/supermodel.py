@@ -22,7 +22,7 @@ from medsilo.models.network import Network
 from medsilo.plan import Plan, load_plan
 from medsilo.registry import NETWORKS
 
-THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)  # those that are tried by default
+THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)  # the thresholds that are tried by default
 EQUAL = 1e-9  # mean scores that are nearer to each other are equal
 
 
@@ -65,11 +65,11 @@ class Origin:
 
     plan: Plan
     selector: Network  # the selector's network, a section as the plan has them
-    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by site, what it has not
+    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by site, its missing labels
 
 
 class Manifest(Section):
-    """supermodel.json."""
+    """The content of a super model's supermodel.json."""
 
     format: Literal[1] = 1
     rule: Rule
@@ -80,18 +80,28 @@ class Manifest(Section):
     absent: dict[str, tuple[str, ...]] = Field({}, exclude_if=not_)
     plan_hash: str
     packages: dict[str, dict[str, str]]
-    files: dict[str, str]  # the SHA-256 of each
+    files: dict[str, str]  # the SHA-256 of each file, by name
 
 
 class SuperModel(nn.Module):
-    """One global model, personal models of the hospitals that agreed to share theirs, and the selector f_s (Alg. 2).
+    """One global model, personal models of the hospitals that agreed to share theirs, and the selector f_s.
 
-    `sites` are all hospitals that the selector tells apart, sorted; one that is not in `personal` is represented by
-    the global model. `origin` is needed for saving only. Rules:
-    - "threshold" (FedSM): the selector has one output per site; an image goes to the most likely site's model when
-      its probability is strictly above `threshold`, else to the global model.
-    - "argmax" (FedSM-extra): output 0 stands for the global model, 1 and on for the sites; the most likely answers.
+    It is FedSM's Alg. 2.
+
+    Rules:
+    - "threshold" (FedSM): the selector has one output per site. An image goes to the most likely site's model if its
+      probability is strictly above `threshold`, else to the global model.
+    - "argmax" (FedSM-extra): output 0 is the global model, the others are the sites; the most likely answers.
     - "mixture" (ensemble): outputs as for "argmax"; all models answer, and their probabilities are mixed.
+
+    Args:
+        global_model: the model for images that resemble no hospital's
+        personal: the shared personal models, by hospital
+        selector: the network that assigns an image to a hospital
+        threshold: the least probability of a personal model; only for "threshold"
+        sites: all hospitals of the selector; the global model represents those that are not in `personal`
+        rule: the rule of choice, see above
+        origin: facts about its study, which are needed for saving only
 
     >>> import torch
     >>> _ = torch.manual_seed(0)
@@ -128,12 +138,12 @@ class SuperModel(nn.Module):
         self.agreed = tuple(sorted(personal))  # the sites that share their personal models
         self.global_model, self.selector = global_model, selector
         self.personal = nn.ModuleList(personal[site] for site in self.agreed)  # names of sites may hold dots
-        # What each output of the selector stands for.
+        # The site of each output of the selector.
         answering = tuple(site if site in personal else GLOBAL for site in self.sites)
         self.labels = answering if rule == "threshold" else (GLOBAL, *answering)
 
     def expert(self, name: str) -> nn.Module:
-        """The model of that name: "global" or a site that agreed."""
+        """Return the global model for "global", or the personal model of a site that shares it."""
         return self.global_model if name == GLOBAL else self.personal[self.agreed.index(name)]
 
     def probabilities(self, x: Tensor) -> Tensor:
@@ -153,7 +163,7 @@ class SuperModel(nn.Module):
         return self.chosen(self.probabilities(x))
 
     def chosen(self, probabilities: Tensor) -> tuple[list[str], Tensor]:
-        """The choice that these probabilities of the selector lead to. Under "mixture": who has the greatest part."""
+        """The choice by these probabilities of the selector. Under "mixture": the model with the largest weight."""
         confidence, most_likely = probabilities.max(1)
         sure = [True] * len(confidence) if self.threshold is None else (confidence > self.threshold).tolist()
         picks = zip(most_likely.tolist(), sure, strict=True)
@@ -180,7 +190,10 @@ class SuperModel(nn.Module):
         return torch.cat(outputs)[torch.cat(rows).argsort()]
 
     def _mixed(self, x: Tensor, probabilities: Tensor) -> Tensor:
-        """log h, where h = sum_k y_k h_k (Sec. 3.1.1), from logarithms: nothing vanishes, and gradients flow."""
+        """log h, where h = sum_k y_k h_k (Sec.
+
+        3.1.1), from logarithms, so that no term underflows and gradients flow.
+        """
         logarithms = {name: functional.log_softmax(self.expert(name)(x), 1) for name in sorted(set(self.labels))}
         outputs = torch.stack([logarithms[name] for name in self.labels])  # [outputs, B, classes, ...]
         weights = probabilities.log().to(outputs.dtype).T
@@ -254,11 +267,12 @@ def assemble(
     def expert(name: str, tensors: Tensors) -> nn.Module:
         return filled(plan.network.build(plan.task.channels, plan.task.goal.outputs), name, tensors)
 
+    precision = next(tensor.dtype for tensor in selector.values() if tensor.is_floating_point())
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn, only to be replaced
         model = SuperModel(
             expert("the global model", global_model),
             {site: expert(f"the personal model of {site}", tensors) for site, tensors in personal.items()},
-            filled(origin.selector.build(plan.task.channels, outputs), "the selector", selector),
+            filled(origin.selector.build(plan.task.channels, outputs).to(precision), "the selector", selector),
             threshold,
             sites=sites,
             rule=rule,
@@ -268,7 +282,7 @@ def assemble(
 
 
 def filled(network: nn.Module, name: str, tensors: Tensors) -> nn.Module:
-    """Return a network with these tensors. name: of what it is."""
+    """Load these tensors into a network. name: of the model, for errors."""
     try:
         network.load_state_dict(dict(tensors))
     except RuntimeError as error:

@@ -1,19 +1,21 @@
 """The names that a plug-in imports of medsilo, and nothing else of it. docs/research/extend.md shows them in use.
 
+Plug-ins that read a data set for `medsilo init`, predict or export import from medsilo_lab.extend, too.
+
 Each is here once, and is loaded when it is first used, so that importing this module costs nothing.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from medsilo import __version__
-from medsilo.core.lazy import lazily, places_in
+from medsilo.core import files
+from medsilo.core.version import __version__
 
 if TYPE_CHECKING:
     from medsilo.cli.show import Command, Console
-    from medsilo.core import files
     from medsilo.core.errors import DataError, MedsiloError, Refused
     from medsilo.core.section import Section
-    from medsilo.federation.channel import Channel
+    from medsilo.exchange.channel import Channel
     from medsilo.federation.site_context import Site, SiteContext
     from medsilo.models.network import Network
     from medsilo.plan import Plan
@@ -34,11 +36,47 @@ if TYPE_CHECKING:
     from medsilo.tasks.sources import DataSource
     from medsilo.tasks.table_reader import TableReader
     from medsilo.tasks.task import Task
-    from medsilo_lab.deploy.exporter import Exporter
-    from medsilo_lab.deploy.predictor import Predictor
-    from medsilo_lab.start.dataset_layout import DatasetLayout
 
+# Where each name lies: a command's plug-in is loaded for the help, and may not load torch.
+PLACES = {
+    "Algorithm": "medsilo.schedule.algorithm",
+    "CaseIndex": "medsilo.tasks.case_index",
+    "Channel": "medsilo.exchange.channel",
+    "Classification": "medsilo.tasks.classification",
+    "Column": "medsilo.tasks.own.own_numbers",
+    "Command": "medsilo.cli.show",
+    "Console": "medsilo.cli.show",
+    "DataError": "medsilo.core.errors",
+    "DataSource": "medsilo.tasks.sources",
+    "Group": "medsilo.schedule.phase",
+    "Inference": "medsilo.tasks.inference",
+    "Layer": "medsilo.schedule.layer",
+    "MedsiloError": "medsilo.core.errors",
+    "Network": "medsilo.models.network",
+    "Objective": "medsilo.tasks.objective",
+    "OwnFolder": "medsilo.tasks.own.own_data",
+    "Phase": "medsilo.schedule.phase",
+    "Plan": "medsilo.plan",
+    "Refused": "medsilo.core.errors",
+    "Scan": "medsilo.tasks.scans",
+    "Section": "medsilo.core.section",
+    "Segmentation": "medsilo.tasks.segmentation",
+    "Site": "medsilo.federation.site_context",
+    "SiteContext": "medsilo.federation.site_context",
+    "SiteData": "medsilo.tasks.site_data",
+    "Standardised": "medsilo.tasks.own.own_numbers",
+    "StudyMessage": "medsilo.runs.messages",
+    "TableReader": "medsilo.tasks.table_reader",
+    "Task": "medsilo.tasks.task",
+    "VolumeFolder": "medsilo.tasks.own.volume_folder",
+}
+__all__ = ["__version__", "files", *PLACES]
 
-NAMES = places_in(__file__)
-__all__ = ["__version__", *NAMES]
-__getattr__ = lazily(__name__, __file__)
+if not TYPE_CHECKING:  # a type checker would take any name as there
+
+    def __getattr__(name: str) -> object:
+        """Import a name when it is first used."""
+        if name not in PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(PLACES[name]), name)
+        return found

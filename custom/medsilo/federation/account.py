@@ -1,9 +1,9 @@
-"""The ledger's layer: a site's account of privacy in one study, charged before an answer leaves.
+"""The privacy account of a site in one study: each answer is charged to the ledger before it leaves.
 
-The order at a site is: train; write the state and the answer, both with the attempt's name; enter the attempt in the
-ledger; send. Until it is entered, nothing that was written is used: not the answer, and not the state, from which
-later answers would follow. A process that dies anywhere leaves a ledger with as much as left, or with one answer more,
-and that answer is sent, as it was, when the server asks for it again.
+A site trains, and saves its state and its answer with the identifier of the attempt. Then the site charges the attempt
+to the ledger and sends the answer. A site does not use a saved state or answer that the ledger has not charged, because
+later answers would depend on them. If a site's process dies, the ledger has every answer that left the site, and at
+most one more. The site sends an answer in the ledger unchanged when the server asks again.
 """
 
 import secrets
@@ -30,16 +30,18 @@ from medsilo.site.ledger import WHOLE, CountedStudy, Ledger, Spending, ledger_of
 
 
 class PrivacyAccount:
-    """The account of one study at one hospital."""
+    """One hospital's privacy account of one study."""
 
     def __init__(self, ledger: Ledger, study: CountedStudy, folder: Path) -> None:
-        """folder: the site's, of the study."""
+        """Make the account; `folder` is the site's folder of the study."""
         self.ledger, self.study, self.folder, self.attempt = ledger, study, folder, ""
 
     @classmethod
     def of(cls, place: SiteContext) -> Self | None:
-        """Return the account of a study that is counted: where the hospital demands privacy, and where a plan promises
-        it to patients. Raises Refused, before data are read, where the promise can't be kept or is not left."""
+        """Return the account if the hospital demands privacy or the plan promises it to patients; otherwise None.
+
+        Raises Refused, before data are read, if the promise can't be kept or the privacy budget is spent.
+        """
         plan, folder, demands = place.plan, place.folder, place.settings.privacy
         protection, promise = Protection(place), agreed(plan, demands)
         if promise is None or (demands is None and not protection.on):
@@ -55,16 +57,16 @@ class PrivacyAccount:
         return account
 
     def begin(self) -> str:
-        """Begin an attempt at an answer; return its name."""
+        """Begin an attempt at an answer and return its identifier."""
         self.attempt = secrets.token_hex(16)
         return self.attempt
 
     def counts(self, attempt: str) -> bool:
-        """Return whether what an attempt wrote may be used: its ledger entry is there."""
+        """True if the ledger has an entry for the attempt, so that its state may be used."""
         return self.ledger.standing().has(self.study.name, attempt)
 
     def again(self, request: StudyMessage) -> StudyMessage | None:
-        """Return the answer that this very request got already, where it was entered."""
+        """Return the saved answer to this request if its attempt is in the ledger; otherwise None."""
         path = self._path(request)
         if not path.exists():
             return None
@@ -79,22 +81,22 @@ class PrivacyAccount:
             return StudyMessage(groups, facts["facts"])
 
     def settle(self, request: StudyMessage, reply: StudyMessage, what: str, charges: Sequence[Charge]) -> None:
-        """Write the answer, in the place of the last one of its kind, and enter it: when this returns, it may leave.
-        Raises Refused when nothing is left."""
+        """Save the answer in place of the previous answer to the same task, and charge it to the ledger.
+
+        The answer may leave the site when this method returns. Raises Refused when the budget is spent.
+        """
         own = {"request": digest_of(request), "attempt": self.attempt, "groups": list(reply.groups)}
         save_tensors(self._path(request), flat(reply.groups), {**own, "facts": reply.facts})
         self._tell_hospital(charges)
-        # The last thing before sending: a death in between counts an answer that did not leave.
+        # The charge is the last step before sending. If the process dies between the two, the ledger charges an answer
+        # that did not leave.
         self.ledger.charge(self.study, what, self.attempt, charges)
 
     def _path(self, request: StudyMessage) -> Path:
         return self.folder / ANSWER_FILES.replace("*", str(request.facts["task"]))
 
     def _tell_hospital(self, charges: Sequence[Charge]) -> None:
-        """Write how much is spent, these charges included, beside the site's results, for its own report.
-
-        It never leaves the site.
-        """
+        """Write the spent budget, with these charges, to a file in the site's folder, for the hospital's report."""
         standing, added = self.ledger.standing(), counted(charges)
         delta = self.study.demands.delta if self.study.demands else 1e-5
         study, spent = standing.of(self.study.name) + added, standing.charged + added
@@ -109,10 +111,10 @@ class PrivacyAccount:
 
 
 class Accounting:
-    """A site whose answers are charged: each leaves once, and again as it was when it is asked for again.
+    """A site that charges each answer to its ledger and repeats an answer unchanged when the server asks again.
 
-    Two things cross the layers between it and the participant: what an answer costs, and the attempt's name, under
-    which the site's state is kept and without which it is not used.
+    The participant and this layer share an answer's charges and the attempt's identifier. The site saves its state
+    under that identifier, and uses the state only if the ledger has the identifier.
     """
 
     def __init__(self, inner: Site, account: PrivacyAccount, participant: Participant) -> None:
@@ -121,10 +123,12 @@ class Accounting:
         participant.state.counts = account.counts
 
     def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
-        """Answer, and send the head of the ledger along, so that the server notices when an old copy is restored.
+        """Answer a request, and attach the ledger's signed head.
 
-        The heads that the server sends back are not part of the request: a repeated request is the same with or without
-        them.
+        The server compares ledger heads, and notices if a hospital restores an old copy of its ledger.
+
+        The digest of a request leaves out the ledger heads that the server sends, so a repeated request has the same
+        digest.
         """
         asked, ledger = Request.received(parcel.facts), self.account.ledger
         ledger.check_heads([head.model_dump() for head in asked.ledgers])
@@ -141,16 +145,16 @@ class Accounting:
         state.attempt = account.begin()
         reply = self.inner.answer(parcel, stop)
         if self._numbers.counted:
-            drawn = self._numbers.counted[0]  # once, and part of every answer
+            drawn = self._numbers.counted[0]  # the noise is drawn once
             account.ledger.charge(account.study, "numbers of cases", drawn, self._numbers.count_charges)
-        done, state.done = state.done, -1  # unless it is charged, it does not leave, and its state is void
+        done, state.done = state.done, -1  # An answer that is not charged does not leave, and its state is void.
         what = f"{asked.task} {asked.round}" if asked.task == "round" else asked.task
         account.settle(parcel, reply, what, charges)
         state.done = done
         return reply
 
     def planned(self) -> list[Charge]:
-        """Return what all answers of the study cost."""
+        """Return the charges of all answers of the study."""
         rounds = [("round", number) for number in range(1, self.participant.place.plan.rounds + 1)]
         asked = [("join", 0), *rounds, ("deliver", 0), ("test", 0)]
         trained = (charge for own in rounds for charge in self._trained(*own))
@@ -162,11 +166,11 @@ class Accounting:
         return self.participant.disclosure.numbers
 
     def _beside(self, task: str, number: int) -> list[Charge]:
-        """Return what the plan's layers charge for an answer."""
+        """Return the charges that the plan's layers add to an answer."""
         layers = self.participant.place.plan.layers
         return [Charge.normal(*told) for layer in layers for told in layer.charges(task, number).items()]
 
     def _trained(self, task: str, number: int) -> list[Charge]:
-        """Return what training costs; a hospital that does not train pays for its numbers alone."""
+        """Return the charges of a round's training; a hospital that does not train has no charge."""
         private, phase_of = self.participant.trainer.private, self.participant.place.plan.course.phase_of
         return private.charges(number, phase_of(number)) if private and task == "round" else []

@@ -1,4 +1,7 @@
-"""Round counts over a hospital's test cases before they leave: each patient counts for one, in multiples of a unit."""
+"""Round counts over a hospital's test cases before they leave it.
+
+Each patient has weight one, and counts are multiples of a unit.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +18,12 @@ from medsilo.tasks.objective import Objective
 def coarse_counts(
     goal: Objective, measures: Measures, patients: Sequence[str], resolution: Resolution, least: int, of_class: int
 ) -> Counts:
-    """Return the rounded counts. least: patients that a mean must cover; of_class: those that each class must have."""
+    """Return the rounded counts.
+
+    Args:
+        least: patients that a mean must cover
+        of_class: patients that each class must have
+    """
     pairs = {name for name, length in goal.layout.items() if length == 2}
     cut = {name: own.clamp(*goal.told_range(name)) if name in pairs else own for name, own in measures.items()}
     told = {}
@@ -24,7 +32,7 @@ def coarse_counts(
         people = int(own[1]) if name.endswith(BY_PATIENT) else len({*compress(patients, known.tolist())})
         if name in pairs and not 0 < people < least:
             told[name] = _coarse_mean(goal, name, own, people, len(patients), resolution) if people else [0.0, 0.0]
-    # An error beyond the metric's range, such as a distance, would look perfect where it is rounded to nothing.
+    # A distance has no upper bound, and an error that is rounded to 0 would look perfect.
     errors = {name for name in told if goal.told_range(name) != goal.metric_range}
     told = {name: own for name, own in told.items() if own[0] or not own[1] or name not in errors}
     whole = goal.counts(cut, patients, of_class)
@@ -40,16 +48,17 @@ def coarse_counts(
 def _coarse_mean(
     goal: Objective, name: str, own: Sequence[float], people: int, cases: int, resolution: Resolution
 ) -> list[float]:
-    """Return the rounded sum and number of cases (or patients) of a mean. people: the patients behind it."""
+    """Return a mean as the rounded sum and the rounded number of patients."""
     total, number = own
-    if name.endswith(BY_PATIENT):  # each patient has one value
-        cases, resolution = resolution.size, replace(resolution, weight=1 / resolution.size, usual=1)
+    # This mean is over patients, each with one value.
+    if name.endswith(BY_PATIENT):
+        cases, resolution = resolution.size, replace(resolution, weight=1 / resolution.size)
     mean = resolution.among(number / cases).mean(total / number, *goal.told_range(name.removesuffix(BY_PATIENT)))
     return [mean * resolution.count(people), float(resolution.count(people))]
 
 
 def coarse_chances(histograms: Sequence[float], classes: int, resolution: Resolution) -> list[float]:
-    """Return histograms of BROAD places each, in whole units that add up to the rounded total of each class."""
+    """Return histograms with BROAD bins, in multiples of the unit that add up to the rounded total of each class."""
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, WIDE).sum(-1)
     told = torch.zeros(classes, 2, BROAD, WIDE, dtype=torch.float64)
     for label in range(classes):
@@ -61,10 +70,13 @@ def coarse_chances(histograms: Sequence[float], classes: int, resolution: Resolu
 def coarse_reliability(
     sums: Sequence[float], histograms: Sequence[float], told: Sequence[float], classes: int, resolution: Resolution
 ) -> list[float]:
-    """Return the rounded sums: for each place the rounded number of cases, times a rounded mean.
+    """Return, for each bin, its rounded number of cases times its rounded mean.
 
-    histograms: exact; told: rounded. Where one patient would move a place's mean by as much as the place is wide, the
-    middle of the place takes the mean's place.
+    The middle of a bin replaces its mean if one patient could move the mean by the width of the bin.
+
+    Args:
+        histograms: the exact histograms
+        told: the rounded histograms
     """
     cases, shown = (places_of(one, classes).sum(1).flatten().tolist() for one in (histograms, told))
     everyone = sum(cases) / len(judged(classes))

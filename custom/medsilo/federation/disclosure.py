@@ -1,73 +1,99 @@
-"""Disclosure: the layer that decides what of a site's numbers leaves, how it is rounded, and what counts as reported.
+"""The disclosure layer decides which numbers leave a site, rounds them, and counts them as disclosed.
 
-Scores, losses, counts, choices of a threshold, and numbers of cases: a participant finds them
-exactly (exact.py), and every field of an answer is made of that here. Where a plan promises privacy, private_site.py
-adds noise and says its price; who asked for how much is in the hospital's book (protection.py). Noise that the hospital
-did not demand itself comes on top of its floors and takes the place of none.
+A participant computes exact scores, losses, counts, thresholds and numbers of cases (raw_results.py). This layer makes
+each field of an answer from them. If a plan promises privacy, private_site.py adds noise and charges it. The hospital's
+query budget counts the answers to each requester (protection.py). If the hospital did not demand noise, its minimum
+counts and rounding apply beside the noise.
 """
 
 import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from medsilo.core import optional
 from medsilo.core.package import machine_facts
 from medsilo.core.rounding import Resolution
 from medsilo.federation.protection import Protection
-from medsilo.federation.raw_results import ExactDelivery, ExactMessage, ExactResult, ExactRound, ExactScores, ExactTest
+from medsilo.federation.raw_results import (
+    ExactDelivery,
+    ExactMessage,
+    ExactResult,
+    ExactRound,
+    ExactScores,
+    ExactTest,
+    write_levels,
+    write_measures,
+)
 from medsilo.federation.site_context import SiteContext
-from medsilo.runs.messages import Counted
-from medsilo.site.party import FILE_NAME
+from medsilo.federation.subgroup_scores import Group, Level, levels_of, safe_levels, scores_of, some_of
+from medsilo.runs.messages import Counted, SiteWarning, SubgroupScore
+from medsilo.runs.own_files import Weighed
+from medsilo.schedule.weighting import update_weight
 from medsilo.site.query_budget import PARTS
 from medsilo.site.settings import DataPart
 from medsilo.tasks.measuring import threshold_of
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, WEIGHT, Counts, Measures
 from medsilo.tasks.site_data import SiteData, labels_of, patients_of
+from medsilo.tasks.subgroups import Members
 
-if TYPE_CHECKING:  # only under a promise of privacy
+if TYPE_CHECKING:  # only studies with a promise of privacy load this module
     from medsilo.federation.private_site import How, PrivateNumbers
 
-MOST = 2.0  # loss of a patient's case, from where on it is all one in what is told
-CLASS = 4  # times the least: the patients of each class of a part where patients' classes are told apart
-LOSS = "loss"  # of each case
-PAIR = 2  # cases of a pair: of n patients each is in 2 / n of all pairs
+MOST = 2.0  # bound on a case's loss in a disclosed mean over patients
+CLASS = 4  # a part whose classes are counted needs at least CLASS times the minimum count of patients in each class
+LOSS = "loss"  # name of the measure that holds each case's loss
+PAIR = 2  # cases of a pair: among n patients, each patient is in 2 / n of all pairs
 Part = Literal["validation", "test"]
 SCORED: tuple[Part, ...] = ("validation", "test")
-Told = dict[str, Any]  # fields of an answer
+Told = dict[str, Any]  # the fields of an answer to the server
 NOTHING: Told = {"validation": None, "validation_loss": None}
 
 
 def finite(value: float) -> float | None:
-    """Return a number that JSON can hold; None stands for one that could not be computed, never 0."""
+    """Return the number if it is finite; otherwise None, because a missing value must not become 0."""
     return value if math.isfinite(value) else None
 
 
 class Disclosure:
-    """A site's numbers, as they may leave."""
+    """Makes a site's answers from its exact results."""
 
     def __init__(
-        self, place: SiteContext, data: SiteData, protection: Protection, numbers: "PrivateNumbers | None" = None
+        self,
+        place: SiteContext,
+        data: SiteData,
+        protection: Protection,
+        numbers: "PrivateNumbers | None" = None,
+        members: Members | None = None,
     ) -> None:
-        """numbers: how they are told in a study that promises privacy."""
+        """Make the disclosure of one site in one study.
+
+        Args:
+            numbers: the noisy numbers, in a study that promises privacy
+            members: the patients of the hospital's subgroups
+        """
         self.plan, self.task, self.data, self.settings = place.plan, place.plan.task, data, place.settings
         self.protection, self.numbers = protection, numbers
-        self.protected = protection.on  # whether patients are behind the numbers
+        self.protected = protection.on  # whether the data are of patients
         self.least = self.settings.least(self.task.synthetic)  # cases that a metric must cover before it leaves
         self.patients: dict[DataPart, Sequence[str]] = {part: patients_of(getattr(data, part)) for part in PARTS}
         self.cases = {part: len(getattr(data, part)) for part in PARTS}
         self.sway = {part: self.task.goal.sway(getattr(data, part), self.patients[part]) for part in PARTS}
         self.resolution: dict[str, Resolution] = {part: self._resolution(part) for part in PARTS}
         near = protection.book.near(protection.asker.data, self.patients, self.least) if self.protected else set()
-        self.too_near = {part for part in near if not self._noise_alone(part)}  # another study had nearly the same
+        # parts that nearly equal a part in another study
+        self.too_near = {part for part in near if not self._noise_alone(part)}
+        declared = self.settings.data.subgroups if self.settings.data and members else {}
+        self.levels = levels_of(declared, members or {}, self.patients["test"], place.site)
 
     def disclose(self, found: ExactResult) -> Told:
-        """Return what an answer tells of what was found, and count it as told."""
+        """Return an answer's fields from an exact result, and count the disclosed numbers."""
         match found:
             case ExactMessage(secagg=secagg):
                 return {"secagg": secagg}
@@ -93,35 +119,40 @@ class Disclosure:
 
     @property
     def steps(self) -> dict[Part, float]:
-        """Return in what steps the scores of each part leave, where they leave rounded and without noise."""
+        """Return the rounding step of each part whose score leaves rounded and without noise."""
         told = [part for part in SCORED if self.tells(part) and part not in self.noisy]
         steps = {part: self.resolution[part].step(*self.task.goal.metric_range) for part in told}
         return {part: step for part, step in steps.items() if step}
 
     # ------------------------------------------------------------------ validation
     def scored(self, rounds: int, loss: float, score: float, measures: Measures) -> ExactScores:
-        """Return the scores of the model after so many rounds; with noise where that leaves: another release."""
+        """Return the scores of the model after this many rounds.
+
+        A noisy score is included if only that leaves; each noisy score is one more release.
+        """
         noisy = self.noisy_score("validation", rounds, measures) if measures and "validation" in self.noisy else None
         return ExactScores(loss, score, measures, noisy)
 
     def rank(self, rounds: int, scored: ExactScores) -> float:
-        """Return by what this site chooses among its models. Which one it chooses leaves, so the choice follows from
-        what is told, or is the last one."""
+        """Return the rank of a round's model if this site chooses among its models.
+
+        The selected round leaves the site. So the rank depends only on scores that also leave; without such scores, the
+        last round ranks highest.
+        """
         if self._how("validation") != "exact":
             return float(rounds) if scored.noisy is None else scored.noisy
         return scored.score if math.isfinite(scored.score) else -sys.float_info.max
 
     # ------------------------------------------------------------------ answers
-    def warnings(self) -> list[str]:
-        """Say what the lead should know: of the split, and of parts of which another study had nearly the same
-        patients, so that no score over them leaves."""
+    def warnings(self) -> list[SiteWarning]:
+        """Return the warnings for the lead.
+
+        Some warnings concern the hospital's own split. Others name a part whose scores do not leave, because another
+        study used nearly the same patients.
+        """
         return [
             *self.protection.warnings(),
-            *(
-                f"no score over this hospital's {part} cases is told: they are those of an earlier study but for fewer "
-                f"than {self.least} patients (min_patients_per_metric in its {FILE_NAME})"
-                for part in sorted(self.too_near)
-            ),
+            *(SiteWarning(kind="near", numbers=(PARTS.index(part), self.least)) for part in sorted(self.too_near)),
         ]
 
     def _trained(self, found: ExactRound) -> Told:
@@ -131,7 +162,7 @@ class Disclosure:
         return {"samples": self.samples(found.samples), **told}
 
     def validated(self, scored: ExactScores | None) -> Told:
-        """Return a validation as it is told."""
+        """Return the fields that disclose a validation."""
         if scored is None or not self.tells("validation"):
             return NOTHING
         if scored.noisy is not None:
@@ -140,50 +171,151 @@ class Disclosure:
         return {"validation": finite(self.score("validation", scored.score)), "validation_loss": finite(loss)}
 
     def tested(self, selected: int, scored: ExactScores) -> Told:
-        """Return what is told of the test of the model of a round: counts, and no single case."""
+        """Return the fields that disclose the test of a round's model: counts and means, but no single case."""
         counts, loss, score = Counts(), math.nan, math.nan
         if "test" in self.noisy:
             score = self.noisy_score("test", selected, scored.measures)
         elif self.tells("test"):
             counts = self.counts(scored.measures)
             loss, score = self.loss("test", scored.loss, scored.measures), self.score("test", scored.score)
-        return {"test": finite(score), "test_loss": finite(loss), "selected": selected, "counts": counts}
+        told = {"test": finite(score), "test_loss": finite(loss), "selected": selected, "counts": counts}
+        return {**told, "subgroups": self.subgroups(scored.measures)}
 
     def loss_within(self, loss: float, samples: int) -> float | None:
-        """Return a loss over training cases that a method asks for within a round, and count it."""
+        """Return a loss over training cases that a method requests within a round, and count it as disclosed."""
         told = finite(self.train_loss(loss, samples))
         self.protection.note(train=told is not None)
         return told
 
     def score_within(self, score: float) -> float | None:
-        """Return a score over validation cases that a method asks for within a round, and count it."""
+        """Return a score over validation cases that a method requests within a round, and count it as disclosed."""
         self.protection.note(validation=1)
         return finite(self.score("validation", score))
 
     @property
     def scores_within(self) -> bool:
-        """Return whether such a score may leave."""
+        """True if a validation score may leave within a round."""
         return self.cases["validation"] > 0 and self.tells("validation") and not self.noisy
 
-    # ------------------------------------------------------------------ single numbers
+    # ------------------------------------------------------------------ subgroups
     @property
-    def counted(self) -> Counted:
-        """The numbers of cases, as they are told."""
+    def tells_subgroups(self) -> bool:
+        """True if the hospital declares subgroups, and its test score leaves without noise."""
+        return bool(self.levels) and self.numbers is None and self.tells("test")
+
+    @cached_property
+    def told_levels(self) -> dict[Level, Resolution]:
+        """Return the rounding of each subgroup level whose test score leaves; empty if scores have noise."""
+        if not self.tells_subgroups:
+            return {}
+        data, names, found = self.data.test, self.patients["test"], dict[Level, Resolution]()
+
+        def may(level: Level) -> bool:
+            places = [place for place, who in enumerate(names) if who in self.levels[level]]
+            own = [names[place] for place in places]
+            sway = self.task.goal.sway(some_of(data, places), own)
+            if (sway is None) != (self.sway["test"] is None) or (self.protected and (sway or 0) * self.least > PAIR):
+                return False
+            resolution = self.settings.resolution(own, self.task.synthetic)
+            found[level] = replace(resolution, weight=max(resolution.weight, sway or 0))
+            if resolution.patients * found[level].weight > 1:  # a rounding step is wider than the range of scores
+                return False
+            return not (
+                self.protected and self.protection.book.near(self.protection.asker.data, {"test": own}, self.least)
+            )
+
+        kept = safe_levels(self.levels, [frozenset(names), *self._classes_of_patients()], self.least, may)
+        return {level: found[level] for level in kept}
+
+    def _classes_of_patients(self) -> list[Group]:
+        """Return the test patients of each class, because the scores of classes follow from the counts of decisions."""
+        labels = labels_of(self.data.test) if self.task.goal.classifies else None
+        pairs = [*zip(self.patients["test"], [] if labels is None else labels.tolist(), strict=labels is not None)]
+        return [frozenset(who for who, own in pairs if own == label) for label in sorted({own for _, own in pairs})]
+
+    def subgroups(self, measures: Measures) -> list[SubgroupScore]:
+        """Return the scores of subgroups in the form in which they leave."""
+        if not self.tells_subgroups:
+            return []
+        return scores_of(self.task.goal, measures, self.patients["test"], self.levels, self.told_levels)
+
+    def write_cases(self, folder: Path, measures: Measures) -> None:
+        """Save the measures of single test cases, and the patients of the levels whose scores leave."""
+        write_measures(folder, measures, self.patients["test"])
+        if self.tells_subgroups:
+            told = {level: own if level in self.told_levels else frozenset() for level, own in self.levels.items()}
+            write_levels(folder, told, self.patients["test"])
+
+    # ------------------------------------------------------------------ single numbers
+    @cached_property
+    def told_cases(self) -> Counted:
+        """The numbers of cases that may be sent."""
+        return self._counts("cases")
+
+    @cached_property
+    def told_patients(self) -> Counted:
+        """The numbers of patients that may be sent."""
+        return self._counts("patients")
+
+    def _counts(self, of: Literal["cases", "patients"]) -> Counted:
         if self.numbers and self.numbers.counted:
             return Counted(**self.numbers.counted[1])
-        return Counted(**{part: own.cases for part, own in self.resolution.items()})
+        found: dict[str, int] = {}
+        for part in PARTS:
+            own = self.resolution[part]
+            found[part] = self._once(part, {"cases": own.cases, "patients": own.counted})[of]
+        return Counted(**found)
+
+    def _once(self, part: DataPart, numbers: Told) -> Mapping[str, Any]:
+        """Return the numbers that were first disclosed over a part with patients, so that all plans get the same."""
+        names = self.patients[part]
+        if not self.protected or not names:
+            return numbers
+        return self.protection.book.told_once(self.protection.asker.data, names, self.least, numbers)
+
+    @property
+    def by_patient(self) -> bool:
+        """True if patients, each with weight one, are counted in classes and decisions, instead of cases."""
+        return not self.resolution["test"].exact
+
+    @property
+    def counted(self) -> Counted:
+        """The total numbers behind the counts of classes and decisions."""
+        return self.told_patients if self.by_patient else self.told_cases
+
+    def weight(self, cases: int) -> int:
+        """Return the weight of an update from this many cases."""
+        told = self.told_cases.train, self.told_patients.train
+        return update_weight(self.plan.weighting, self.samples(cases), *told)
+
+    def weighed(self) -> Weighed:
+        """Return the disclosed and the exact weight of the site's updates, for the hospital itself."""
+        cases, patients, by = self.cases["train"], len(set(self.patients["train"])), self.plan.weighting
+        return Weighed(
+            by=by,
+            patients=patients,
+            told_patients=self.told_patients.train,
+            cases=cases,
+            told_cases=self.told_cases.train,
+            weight=update_weight(by, cases, cases, patients),
+            told_weight=self.weight(cases),
+        )
 
     def tells(self, part: DataPart) -> bool:
-        """Return whether a score over a part may leave. It may not if it covers too few patients, alone or as the
-        difference to another score, or mostly one. Nor if the study promises privacy, and it has no noise and is not
-        public."""
+        """True if a score over a part may be sent.
+
+        A score stays if it covers too few patients, or if one patient has most of its weight. It also stays if its
+        difference to another score covers too few patients. If the study promises privacy, a score leaves only with
+        noise, or if it is public.
+        """
         if self._how(part) == "silent" or not self.cases[part]:
             return False
         if self._noise_alone(part):
             return True
         if part in self.too_near or (self.protected and (self.sway[part] or 0) * self.least > PAIR):
             return False
-        if self.resolution[part].patients * self.resolution[part].weight > 1:  # a step is wider than all scores are
+        # a rounding step is wider than the range of scores
+        if self.resolution[part].patients * self.resolution[part].weight > 1:
             return False
         return (len(set(self.patients[part])) if self.protected else self.cases[part]) >= self.least
 
@@ -191,27 +323,27 @@ class Disclosure:
         return self.numbers.how(part) if self.numbers else "exact"
 
     def _noise_alone(self, part: DataPart) -> bool:
-        """Return whether noise stands in the place of the minimum count, the rounding and the memory of groups."""
+        """True if noise replaces the minimum count, the rounding and the memory of earlier groups."""
         return self.numbers is not None and self.numbers.suffices and self._how(part) == "noisy"
 
     @property
     def noisy(self) -> list[Part]:
-        """Return the parts of which a score leaves with noise, and nothing else."""
+        """The parts whose scores leave only with noise."""
         return [part for part in SCORED if self._how(part) == "noisy" and self.tells(part)]
 
     def samples(self, cases: int) -> int:
-        """Return the number of training cases on which tensors rest, as it is told."""
-        told = self.counted.train
+        """Return the disclosed number of training cases behind a site's tensors."""
+        told = self.told_cases.train
         return told if cases == self.cases["train"] or (self.numbers and self.numbers.counted) else min(told, cases)
 
     def noisy_score(self, part: Part, number: int, measures: Measures) -> float:
-        """Return a part's score with noise; every call is another release."""
+        """Return a part's score with noise; each call is another release."""
         assert self.numbers
         values, between = measures[self.task.goal.metric], self.task.goal.metric_range
         return self.numbers.score(part, number, values, *between, step=self._step_of_units(part))
 
     def _step_of_units(self, part: Part) -> float:
-        """Return in what steps a mean over units leaves; 0 where noise is enough."""
+        """Return the rounding step of a mean over privacy units; 0 if the noise suffices."""
         assert self.numbers
         if self._noise_alone(part):
             return 0.0
@@ -221,62 +353,84 @@ class Disclosure:
 
     @property
     def suppressed(self) -> list[Part]:
-        """The parts that have too few cases to tell a score."""
+        """The parts with too few patients or cases to disclose a score."""
         return [part for part in SCORED if not self.tells(part)]
 
     def score(self, part: Part, score: float) -> float:
-        """Return a part's mean score as it is told."""
+        """Return the disclosed mean score of the training, validation or test cases."""
         return self.resolution[part].mean(score, *self.task.goal.metric_range)
 
     def loss(self, part: Part, loss: float, measures: Measures) -> float:
-        """Return a part's mean loss as it is told: where patients are behind it, no case counts for more than MOST."""
+        """Return the disclosed mean loss of a part.
+
+        If the cases are of patients, each loss is clamped to MOST.
+        """
         resolution = self.resolution[part]
         return resolution.mean(float(measures[LOSS].clamp(0, MOST).mean()), 0, MOST) if resolution.patients else loss
 
     def train_loss(self, loss: float, samples: int) -> float:
-        """Return the mean loss over so many training cases as it is told; nan where it may not be."""
+        """Return the disclosed mean loss over this many training cases; NaN if it may not leave."""
         if not self.tells("train") and (self.protected or self.numbers):
             return math.nan
         return self.resolution["train"].among(samples / self.cases["train"]).mean(loss, 0, MOST)
 
     def counts(self, measures: Measures) -> Counts:
-        """Return the counts over the test cases as they are told."""
+        """Return the disclosed counts over the test cases."""
+        from medsilo.federation.coarse_counts import coarse_counts
+
         goal, resolution, patients = self.task.goal, self.resolution["test"], self.patients["test"]
         if resolution.exact:
             return goal.counts(measures, patients, self.least)
         own = {**measures, WEIGHT: self._weights("test")}
-        return optional.coarse_counts(goal, own, patients, resolution, self.least, CLASS * self.least)
+        return coarse_counts(goal, own, patients, resolution, self.least, CLASS * self.least)
 
     def _weights(self, part: DataPart) -> Tensor:
-        """Return for how much each case counts: of patients each counts for one, divided among its cases."""
+        """Return the weight of each case; under rounding, the weights of a patient's cases add up to one."""
         each, exact = Counter(self.patients[part]), self.resolution[part].exact
         weights = [1.0 if exact else 1 / each[patient] for patient in self.patients[part]]
         return torch.tensor(weights, dtype=torch.float64)
 
     @property
     def tells_threshold(self) -> bool:
-        """Return whether a threshold that follows from validation cases may leave; never under a promise of privacy."""
+        """True if a threshold computed from validation cases may leave; always False under a promise of privacy."""
         asked = self.task.goal.decides and self.numbers is None
         return asked and self.cases["validation"] > 0 and self.tells("validation")
 
     def threshold(self, measures: Measures) -> float | None:
-        """Return the threshold of validation cases as it is told: of patients one of the few between the broad places.
+        """Return the disclosed threshold, computed from the validation cases.
 
-        None where a class has too few patients.
+        For patients' data, the threshold is one of the few bounds between the broad bins.
+
+        Returns None if a class has too few patients.
         """
         exact, own = self.resolution["validation"].exact, {**measures, WEIGHT: self._weights("validation")}
         counts = self.task.goal.counts(own, self.patients["validation"], self.least * (1 if exact else CLASS))
         return threshold_of(counts[CHANCES], BINS if exact else BROAD) if CHANCES in counts else None
 
     def classes(self) -> dict[str, list[int] | None]:
-        """Return the cases of each class in every part; None where there are none, or one has too few patients."""
+        """Return the cases of each class in every part; None for a part in which no class has enough patients.
+
+        A class with too few patients counts as absent and does not suppress the other classes, because the suppression
+        would disclose a single patient.
+        """
         goal = self.task.goal
         if (self.numbers and (self.numbers.guarded or self.numbers.counted)) or not goal.classifies:
-            return dict.fromkeys(PARTS)  # each would be one more release, and `counts` declares numbers of cases alone
+            # the counts of each class would be one more release, and `counts` in the plan covers only numbers of cases
+            return dict.fromkeys(PARTS)
         told: dict[str, list[int] | None] = dict.fromkeys(PARTS)
         for part in PARTS:
             labels = labels_of(getattr(self.data, part))
             own = [] if labels is None else torch.bincount(labels, self._weights(part), minlength=goal.classes).tolist()
-            if any(own) and round(min(filter(None, own)), 6) >= self.least:
-                told[part] = [int(count) for count in self.resolution[part].shared_out(own)]
+            if self.resolution[part].exact:
+                enough = any(own) and round(min(filter(None, own)), 6) >= self.least
+            else:
+                own = [count if round(count, 6) >= self.least else 0.0 for count in own]
+                enough, whole = any(own), sum(own)
+                own = [count * getattr(self.told_patients, part) / whole for count in own] if enough else own
+            if enough:
+                counts = [int(count) for count in self.resolution[part].shared_out(own)]
+                names = [*map(str, goal.label_names)]
+                key = f"classes {sorted(names)}"  # independent of the order in which the plan names the labels
+                known = self._once(part, {key: dict(zip(names, counts, strict=True))}).get(key)
+                told[part] = known and [known[name] for name in names]
         return told

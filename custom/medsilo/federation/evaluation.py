@@ -1,4 +1,4 @@
-"""Scoring models on a site's cases: what is measured, kept and drawn."""
+"""Evaluate models on a site's cases, and save their measures and pictures."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
-from medsilo.core import optional
 from medsilo.core.errors import DataError
 from medsilo.core.tensors import is_finite
 from medsilo.federation.disclosure import LOSS
@@ -26,14 +25,14 @@ from medsilo.tasks.site_data import Cases, SiteData, names_of
 
 PICTURES = 3
 Measure = Callable[[Tensor, Tensor], Measures]
-Measuring = Callable[[Dataset], Measure]  # of cases in order
+Measuring = Callable[[Dataset], Measure]  # makes the measure for cases in a known order
 
 
 class Evaluation:
-    """A site's cases, as they are scored: exact numbers, of which disclosure.py decides what leaves."""
+    """Computes exact scores over a site's cases; disclosure.py decides which of them leave."""
 
     def __init__(self, place: SiteContext, data: SiteData, compute: Compute, protected: bool) -> None:
-        """protected: whether patients are behind the data, so that each case's loss is measured, too."""
+        """Make the evaluation; `protected` is True for patients' data, and adds each case's loss to the measures."""
         self.plan, self.task, self.site, self.data = place.plan, place.plan.task, place.site, data
         self.settings, self.compute, self.protected = place.settings, compute, protected
         self.folder = place.folder
@@ -43,17 +42,21 @@ class Evaluation:
                 continue
             if cases == 0:
                 raise DataError(f"the {part} part of task {self.task.name} has no cases at this site; check its split")
-            _check_inputs(part, self.pieces(getattr(data, part), "check"), self.task.shape)
+            if not self.plan.network.embedding:  # inputs of embeddings were checked before
+                check_inputs(part, self.pieces(getattr(data, part), "check"), self.task.shape)
 
     def pieces(self, part: Dataset, purpose: str) -> Dataset:
-        """Return the cases of a part in the task's shape, always the same."""
+        """Return the cases of a part in the task's shape, with the same random pieces in every call."""
         names = names_of(part) if self.plan.privacy else None
         return drawn_cases(part, self.task.piece, seed_for(self.plan.seed, self.site, purpose), names)
 
     def evaluate(
         self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
     ) -> tuple[float, float, Measures]:
-        """Return mean loss and score, NaN of no cases, and what is measured of each case, by default the metric."""
+        """Return the mean loss, the mean score and the measures of each case.
+
+        Without cases, both means are NaN. The measure is the task's metric by default.
+        """
         if not len(part):  # type: ignore[arg-type]
             return math.nan, math.nan, {}
         task, goal, order = self.task, self.task.goal, self._order(part, model)
@@ -72,11 +75,11 @@ class Evaluation:
         return loss, goal.score(measures[goal.metric]), measures
 
     def in_order(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the cases as this model is evaluated on them."""
+        """Yield the cases in the order in which this model is evaluated on them."""
         return self._in_order(part, self._order(part, model))
 
     def _with_places(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
-        """Yield inputs, targets, and places in the part, of its cases as this model is evaluated on them."""
+        """Yield inputs, targets and indices of a part's cases, in the order of this model's evaluation."""
         order, first = self._order(part, model), 0
         for inputs, targets in self._in_order(part, order):
             here = range(first, first + len(inputs))
@@ -88,7 +91,10 @@ class Evaluation:
             return self.task.infer(model.eval(), inputs).float()
 
     def _order(self, part: Dataset, model: nn.Module) -> Tensor | None:
-        """Return the order of a part's cases: mixed, always in the same way, where a batch norm judges by the batch."""
+        """Return the evaluation order of a part's cases; None for the data's own order.
+
+        The order is shuffled, with a fixed seed, if a batch norm uses the statistics of the batch.
+        """
         if not judges_by_batch(model):
             return None
         drawn = generator_for(self.plan.seed, self.site, "evaluation")
@@ -100,22 +106,24 @@ class Evaluation:
     # ------------------------------------------------------------------ pictures, which never leave
     @property
     def draws(self) -> bool:
-        """Return whether pictures of this site's images may be kept beside its results."""
+        """True if pictures of this site's images may be saved with its results."""
         return self.settings.pictures or self.task.synthetic
 
     def draw_inputs(self, layer: nn.Module | None, folder: Path) -> None:
-        """Draw some training images before and after the input layer."""
+        """Save pictures of some training images before and after the input layer."""
+        from medsilo.tasks.overlays import draw_images
+
         if layer is None or not self.draws or not len(self.data.train):  # type: ignore[arg-type]
             return
         cases = self.pieces(self.data.train, "pictures")
         images = torch.stack([cases[case][0] for case in range(min(PICTURES, len(cases)))])  # type: ignore[arg-type]
-        optional.draw_images(layer, images.to(self.compute.device), folder / paths.PICTURES)
+        draw_images(layer, images.to(self.compute.device), folder / paths.PICTURES)
 
     @torch.no_grad()
     def draw_found(self, model: nn.Module, judged: nn.Module, measures: Measures, folder: Path) -> None:
-        """Draw the best, the median and the worst test case with what was found in them.
+        """Draw the best, the median and the worst test case with the network's predicted structures.
 
-        judged: the model by which the cases were ordered when they were tested.
+        The `judged` model is the model that was used for the test and ranked the cases.
         """
         goal: Any = self.task.goal
         if not goal.structures or not self.draws:
@@ -123,22 +131,26 @@ class Evaluation:
         ranked = measures[goal.metric].argsort(stable=True)
         places = {"worst": 0, "median": len(ranked) // 2, "best": len(ranked) - 1}
         chosen = {which: int(ranked[place]) for which, place in places.items()}
-        for inputs, targets, cases in self._with_places(self.data.test, judged):  # in the batches that were tested
+        for inputs, targets, cases in self._with_places(self.data.test, judged):  # use the same batches as in the test
             if here := {which: cases.index(case) for which, case in chosen.items() if case in cases}:
                 output = self._output(model, inputs)
                 found, right = (goal.masks(labels) for labels in (goal.predicted(output, targets), targets))
                 for which, n in here.items():
-                    optional.draw_found(inputs[n], found[n], right[n], folder / paths.PICTURES / f"test-{which}.png")
+                    from medsilo.tasks.overlays import draw_found
+
+                    draw_found(inputs[n], found[n], right[n], folder / paths.PICTURES / f"test-{which}.png")
 
 
 def _ordered(part: Dataset, order: Tensor | None) -> Dataset:
     return part if order is None else Subset(part, order.tolist())
 
 
-def _check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> None:
-    """Raise a DataError unless inputs are what the task says; counts, and no names of files, may leave the site.
+def check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> None:
+    """Raise a DataError unless the inputs have the task's shape.
 
-    Of data that are not in memory only the first training case is looked at: test data wait for the end.
+    The error may leave the site, because it names counts and no files.
+
+    If the data are not in memory, only the first training case is checked, because test data are read at the end.
     """
     own = shape
     if isinstance(data, Cases):

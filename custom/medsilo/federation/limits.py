@@ -1,4 +1,4 @@
-"""What any hospital gives a plan at most, held against what the plan asks for before anything of it is made."""
+"""The limits that every hospital sets for a plan; they are checked before the site is made."""
 
 import time
 from collections.abc import Iterator
@@ -15,10 +15,11 @@ from medsilo.plan import Plan
 from medsilo.site.party import FILE_NAME
 from medsilo.site.settings import SiteSettings
 
-MOST_MINUTES = 1440.0  # of work for one answer
+MOST_MINUTES = 1440.0  # of work on one answer
 MOST_DISK = 100 << 30  # bytes of a study's folder
-LEAST_LEARNING = 1e-5  # learning rate × optimizer steps at a site for each answer with scores, on average
-MODELS, STATE = 2, 8 / 3  # of a study's files at a site, in float32 models: the models, and a state with an optimizer's
+LEAST_LEARNING = 1e-5  # smallest learning rate × optimizer steps at a site, on average for each answer with scores
+# sizes of a study's files at a site, in float32 models: the saved models, and a saved state with its optimizer
+MODELS, STATE = 2, 8 / 3
 
 
 def check_limits(
@@ -29,10 +30,15 @@ def check_limits(
     free: int | None = None,
     patients: int | None = None,
 ) -> None:
-    """Raise Refused, in one line that may leave the site, where the plan asks for more than this hospital allows.
+    """Raise Refused if the plan demands more than this hospital allows.
 
-    parameters: of all networks; train: this site's training cases, None where it does not train; free: bytes on
-    the disk of its results; patients: whose these cases are, where that is known.
+    The error is one line that may leave the site.
+
+    Args:
+        parameters: the number of parameters of all networks
+        train: this site's training cases; None if it does not train
+        free: free bytes on the disk that holds the site's results
+        patients: the number of patients of these cases, if known
     """
     for one in asked_of(plan, parameters):
         if one.asked > one.most:
@@ -53,7 +59,8 @@ def check_limits(
             "this hospital has fewer training cases or patients than it trains with (min_patients_per_metric in its "
             f"{FILE_NAME}); bring more patients, or lower it there"
         )
-    if learning_per_answer(plan, Resolution(unit=unit).count(train)) < LEAST_LEARNING:  # of the rounded number
+    # uses the rounded number of cases
+    if learning_per_answer(plan, Resolution(unit=unit).count(train)) < LEAST_LEARNING:
         raise Refused(
             f"learning rate × steps is less than a hospital demands for each answer, {LEAST_LEARNING:g}; raise "
             "training.learning_rate or training.local_epochs"
@@ -62,7 +69,7 @@ def check_limits(
 
 @dataclass(frozen=True)
 class QuotaCheck:
-    """One thing that a plan asks of a hospital, against the most that it gives."""
+    """A resource that a plan demands of a hospital, with its demand and its limit."""
 
     name: str
     asked: float
@@ -72,12 +79,12 @@ class QuotaCheck:
 
 
 def disk_needed(plan: Plan, parameters: int) -> int:
-    """Return the bytes that a study's files take at a site."""
+    """Return the number of bytes that a study's files take at a site."""
     return int((MODELS + STATE * kept_states(plan.rounds)) * 4 * parameters)
 
 
 def asked_of(plan: Plan, parameters: int) -> list[QuotaCheck]:
-    """Return what a plan asks for that is known before anything runs."""
+    """Return the demands of a plan that are known before anything runs."""
     minutes, disk = plan.participation.timeout / 60, disk_needed(plan, parameters) / 2**30
     return [
         QuotaCheck("time", minutes, MOST_MINUTES, "minutes for a round", "lower participation.timeout"),
@@ -86,10 +93,10 @@ def asked_of(plan: Plan, parameters: int) -> list[QuotaCheck]:
 
 
 def learning_per_answer(plan: Plan, train: int) -> float:
-    """Return learning rate × optimizer steps at a site with so many training cases, for each round's scores on average.
+    """Return the learning rate times the optimizer steps of a study at one site, divided by the rounds.
 
-    Weights move by no more than that times the gradient's length (with Adam, in each weight by about that). A plan
-    that moves them by next to nothing gets its own model back with scores of it: it asks and doesn't train.
+    This product bounds how far the weights can move, relative to the length of the gradient (with Adam, for each
+    weight). A plan that almost stops the weights would only query the scores of its initial model.
     """
     training = plan.training
     steps = training.steps_of_round(steps_in(train, training.batch_size))
@@ -98,22 +105,22 @@ def learning_per_answer(plan: Plan, train: int) -> float:
 
 
 def check_disk(folder: Path) -> None:
-    """Raise Refused where a study's folder has grown over what a hospital gives."""
+    """Raise Refused if a study's folder exceeds the hospital's limit."""
     taken = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if taken > MOST_DISK:
         raise Refused(f"the study's folder is larger than a hospital gives ({size_text(MOST_DISK)})")
 
 
 class Clock:
-    """The time that a site works for one answer."""
+    """Measures the time that a site works on one answer."""
 
     def __init__(self) -> None:
         self.most = MOST_MINUTES
-        self.started: float | None = None  # of the answer that is being made
+        self.started: float | None = None  # start of the work on the present answer
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count what happens inside as work."""
+        """Count the time in the block as work."""
         self.started = time.monotonic()
         try:
             yield
@@ -121,6 +128,6 @@ class Clock:
             self.started = None
 
     def check(self) -> None:
-        """Raise Refused when this answer has had its time; to be asked often."""
+        """Raise Refused if the work on this answer has exceeded its time limit; callers check often."""
         if self.started is not None and time.monotonic() - self.started > 60 * self.most:
             raise Refused(f"this answer took longer than the {self.most:g} minutes that a hospital gives")

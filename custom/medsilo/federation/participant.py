@@ -1,24 +1,25 @@
-"""A site's side of a study: does what the coordinator asks, exactly, and keeps what never leaves.
+"""A site's part in a study: it answers the coordinator's requests with exact results, and saves its local state.
 
-No word here of how parcels travel, nor of what of a number may leave: the same participant works in a plain loop and
-behind NVFlare, and layers stand around it (site_stack.py).
+A participant knows neither the transport of messages nor the rules of disclosure. So the same class works in a plain
+loop and over NVFlare. Layers wrap a participant (site_stack.py).
 """
 
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 
 from torch import Tensor, nn
 
-from medsilo.core import optional
 from medsilo.core.errors import DIVERGED, Refused
 from medsilo.core.files import free_disk, sweep, write_json
-from medsilo.core.tensors import Groups, Tensors
-from medsilo.federation.checks import check_ranges
+from medsilo.core.tensors import Groups
+from medsilo.exchange.checks import check_ranges
 from medsilo.federation.disclosure import Disclosure, finite
+from medsilo.federation.embeddings import Embedding
 from medsilo.federation.evaluation import Evaluation
 from medsilo.federation.limits import check_disk, check_limits
+from medsilo.federation.own_choice import OwnChoice
 from medsilo.federation.protection import Protection
 from medsilo.federation.raw_results import (
     ExactDelivery,
@@ -27,64 +28,96 @@ from medsilo.federation.raw_results import (
     ExactRound,
     ExactScores,
     ExactTest,
-    write_measures,
 )
 from medsilo.federation.site_context import SiteContext, UpdateCodec, promises_privacy
 from medsilo.federation.site_state import SiteState
 from medsilo.federation.trainer import Trainer
-from medsilo.learning.compute import Compute, Stop
-from medsilo.learning.loop import evaluate
+from medsilo.learning.compute import Stop
 from medsilo.learning.seeds import seed_for
 from medsilo.runs import paths
-from medsilo.runs.messages import LETTERED, Request
+from medsilo.runs.messages import LETTERED, Request, SiteWarning
 from medsilo.runs.provenance import write_provenance
 from medsilo.schedule.phase import Phase
 from medsilo.schedule.site_end import SiteEnd
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.site_data import SiteData
+from medsilo.tasks.subgroups import Members, members_of
+
+EMBEDDED = ("round", "deliver", "test")  # tasks that need the embeddings
+
+
+@dataclass(frozen=True)
+class SiteParts:
+    """The components of a participant."""
+
+    data: SiteData
+    state: SiteState
+    disclosure: Disclosure
+    evaluation: Evaluation
+    trainer: Trainer
+    choice: OwnChoice
+    embedding: Embedding | None = None  # computes embeddings of the cases, if the plan's network needs them
+
+
+def parts_of(
+    place: SiteContext,
+    data: SiteData | None = None,
+    trainer: Callable[..., Trainer] = Trainer,
+    evaluation: Callable[..., Evaluation] = Evaluation,
+    embeds: Callable[..., Embedding | None] = Embedding.of,
+) -> SiteParts:
+    """Return the components of a hospital's site; `data` replaces the data that its settings name."""
+    plan, folder, protection = place.plan, place.folder, Protection(place)
+    sweep(folder, *(path for path in folder.glob("*") if path.is_dir()))
+    compute = place.settings.compute()
+    if data is None:
+        protection.admit()
+        with protection.fitting():
+            data = plan.task.site_data(place.site, sorted(place.sites), plan.seed, protection.source())
+    embedding = embeds(place, data, compute)
+    data = embedding.data if embedding else data
+    numbers = None
+    if promises_privacy(place):
+        from medsilo.federation.private_site import PrivateNumbers, PrivateSite
+
+        numbers = PrivateNumbers.of(plan, place.site, place.settings, folder, data)
+    with protection.fitting():
+        members = subgroup_members(place)
+    disclosure = Disclosure(place, data, protection, numbers, members)
+    scoring = evaluation(place, data, compute, protection.on)
+    trained = disclosure.cases["train"] if place.trains else None
+    patients = None if plan.task.mixes_patients else len(set(disclosure.patients["train"]))
+    with protection.fitting():
+        check_limits(plan, place.settings, plan.parameters, trained, free_disk(folder), patients)
+    private = PrivateSite(numbers, data.train) if numbers and place.trains else None
+    state = SiteState(plan, place.site, folder, compute)
+    training = trainer(place, data, state, protection, private, disclosure, scoring)
+    with protection.fitting():
+        training.check_averages()
+    return SiteParts(data, state, disclosure, scoring, training, OwnChoice(place, state, disclosure), embedding)
+
+
+def subgroup_members(place: SiteContext) -> Members:
+    """Return the patients of each level of the subgroups that the hospital's data set declares."""
+    source, task = place.settings.data, place.plan.task
+    if source is None or not source.subgroups or task.synthetic:
+        return {}
+    return members_of(source, source.folder_of(place.site, task.deals))
 
 
 class Participant:
-    """One site of a study. Its state after a round lies in its folder, so any process may take over from there."""
+    """One site of a study, whose state is saved after each round, so that any process can continue."""
 
-    trainer_kind = Trainer
-
-    def __init__(self, place: SiteContext, data: SiteData | None = None, envelope: UpdateCodec | None = None) -> None:
-        """data: instead of those of the settings; envelope: what tensors travel in, by default none."""
-        plan, folder, protection = place.plan, place.folder, Protection(place)
-        sweep(folder, *(path for path in folder.glob("*") if path.is_dir()))
-        compute = place.settings.compute()
-        if data is None:
-            protection.admit()
-            with protection.fitting():
-                data = plan.task.site_data(place.site, sorted(place.sites), plan.seed, protection.source())
-        self.place, self.data = place, data
+    def __init__(self, place: SiteContext, parts: SiteParts, envelope: UpdateCodec | None = None) -> None:
+        """Make the participant; the codec of tensors is plain by default."""
+        self.place, self.data, self.state = place, parts.data, parts.state
+        self.disclosure, self.evaluation = parts.disclosure, parts.evaluation
+        self.trainer, self.choice, self.embedding = parts.trainer, parts.choice, parts.embedding
         self.envelope = envelope or UpdateCodec()
-        self.warnings: list[str] = []  # what the lead should know of the answer that is being made
-        numbers = (
-            optional.PrivateNumbers.of(plan, place.site, place.settings, folder, data)
-            if promises_privacy(place)
-            else None
-        )
-        self.disclosure = Disclosure(place, data, protection, numbers)
-        self.evaluation = self.evaluates(compute, protection.on)
-        trained = self.disclosure.cases["train"] if place.trains else None
-        patients = None if plan.task.mixes_patients else len(set(self.disclosure.patients["train"]))
-        with protection.fitting():
-            check_limits(plan, place.settings, plan.parameters, trained, free_disk(folder), patients)
-        private = optional.PrivateSite(numbers, data.train) if numbers and place.trains else None
-        self.state = SiteState(plan, place.site, folder, compute)
-        tells = self._told_loss, self._told_score
-        self.trainer = self.trainer_kind(place, data, self.state, protection, private, tells)
-        with protection.fitting():
-            self.trainer.check_averages()
-
-    def evaluates(self, compute: Compute, protected: bool) -> Evaluation:
-        """Return what scores models on this site's cases. protected: whether patients are behind them."""
-        return Evaluation(self.place, self.data, compute, protected)
+        self.warnings: list[SiteWarning] = []  # warnings for the lead about the present answer
 
     def find(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
-        """Do what is asked. `stop` is asked before every batch and raises to end the work."""
+        """Carry out a request; `stop` is called before every batch and raises an error to end the work."""
         work = {"join": self._join, "round": self._round, "deliver": self._deliver, "test": self._test}
         work |= dict.fromkeys(LETTERED, lambda asked, groups, stop: ExactMessage(self.envelope.letter(asked)))
         doing, self.warnings = self.trainer.doing, []
@@ -97,17 +130,24 @@ class Participant:
             check_disk(self.place.folder)
             seed = seed_for(self.trainer.drawn_from, self.place.site, "work", asked.round)
             with self.state.compute.reproducible(seed):
+                if self.embedding and asked.task in EMBEDDED:
+                    doing.begin("measuring")
+                    self.embedding.complete(step)
                 return work[asked.task](asked, groups, step)
 
     # ------------------------------------------------------------------ the kinds of work
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
         write_provenance(self.place.folder, self.place.plan, self.state.compute.description)
         if self.data.survey:
-            write_json(self.place.folder / paths.DATA, asdict(self.data.survey))  # names files: it stays at the site
+            # the survey names files, so it stays at the site
+            write_json(self.place.folder / paths.DATA, asdict(self.data.survey))
+        if self.place.trains and (self.disclosure.protected or self.disclosure.numbers):
+            # exact numbers, which stay at the site
+            write_json(self.place.folder / paths.WEIGHT, self.disclosure.weighed().as_json())
         return ExactResult()
 
     def _round(self, asked: Request, groups: Groups, stop: Stop) -> ExactRound:
-        """Take over what was merged, validate it, train, and give back what this phase sends."""
+        """Load the aggregated tensors, validate, train, and return the tensors that the phase sends."""
         if not self.place.trains:
             raise Refused("this hospital does not train in this study (participation.evaluation_sites)")
         started, number, trainer = time.monotonic(), asked.round, self.trainer
@@ -117,7 +157,7 @@ class Participant:
         scored = self._validate(number - 1, stop)
         learns = phase.trains_at(self.place.site, number, self.place.trainers, self.place.plan.seed)
         loss = trainer.work(number, phase, stop) if learns else math.nan
-        scored = self._scored_late(number - 1) or scored
+        scored = self.choice.scored_late(number - 1) or scored
         self.state.refuse_divergence(number)
         self._refuse_impossible(number, phase)
         self.envelope.check(asked, phase, self.state.modules)
@@ -125,11 +165,11 @@ class Participant:
         self.state.save()
         self._write_row(number, phase.name, scored, time.monotonic() - started, train_loss=finite(loss))
         given = self.state.sent(phase) if learns else {}
-        sent = self.envelope.seal(asked, phase, given, self.disclosure.samples(trainer.samples))
+        sent = self.envelope.seal(asked, phase, given, self.disclosure.weight(trainer.samples))
         return ExactRound(loss, trainer.samples, scored, groups=sent)
 
     def _deliver(self, asked: Request, groups: Groups, stop: Stop) -> ExactDelivery:
-        """Take over and validate the outcome of the last round."""
+        """Load and validate the result of the last round."""
         number, plan, folder = asked.round, self.place.plan, self.place.folder
         self._stand_after(number, asked)
         self._receive(asked, groups, plan.course.delivery)
@@ -155,17 +195,19 @@ class Participant:
         scores = ExactScores(*self.evaluation.evaluate(self.data.test, stop, model, task.goal.measuring))
         told = outcome.after_test(end, model)
         self.evaluation.draw_found(model, self.state.modules["model"], scores.measures, folder)
-        write_measures(folder, scores.measures, self.disclosure.patients["test"])  # of single cases: they stay here
-        made_of = selected if told is None else asked.round  # an outcome is made of what was delivered
+        self.disclosure.write_cases(folder, scores.measures)  # measures of single cases, which stay at the site
+        made_of = selected if told is None else asked.round  # a delivered model counts as the model of the last round
         return ExactTest(made_of, scores, self.decisive(model, stop), told)
 
     # ------------------------------------------------------------------ models
     def _take_selected(self, asked: Request, groups: Groups) -> int:
-        """Take the selected model: the one the coordinator sends, the last, or this site's own choice; return its
-        round."""
+        """Load the model to test, and return its round.
+
+        The model is this site's own selection, the model that the coordinator sends, or else the last model.
+        """
         self.state.reload()
-        self.state.done = -1  # what lies in memory from here on is the model under test
-        if self._chooses:
+        self.state.done = -1  # from here on, memory holds the model under test instead of the state after a round
+        if self.choice.chooses:
             return self.state.load_model(paths.BEST)["round"]
         self.state.load_model(paths.LAST)
         if not groups or asked.selected is None:
@@ -173,43 +215,25 @@ class Participant:
         self.state.take_over(groups, self.place.plan.course.last, self.envelope.keeps_at_home)
         return asked.selected
 
-    @property
-    def _chooses(self) -> bool:
-        plan = self.place.plan
-        return plan.algorithm.outcome.personal and plan.model_selection.keep == "best"
-
     def decisive(self, model: nn.Module, stop: Stop) -> Measures | None:
-        """Return the validation cases by which it is chosen from where on a probability counts as found; None where
-        that is not told."""
+        """Measure the validation cases that determine the threshold; None if no threshold leaves."""
         if not self.disclosure.tells_threshold:
             return None
         return self.evaluation.evaluate(self.data.validation, stop, model, self.place.plan.task.goal.measuring)[2]
 
     def _validate(self, rounds: int, stop: Stop) -> ExactScores | None:
-        """Score the model as it is after so many rounds; a site that chooses for itself keeps it when it is best."""
+        """Score the model after this many rounds; a site that selects its own model saves the best model."""
         if not self.place.plan.validates(rounds):
             return None
         self.trainer.doing.begin("validating")
         if self.disclosure.cases["train"]:
             self.place.plan.algorithm.personalise(self.trainer.bench("personalise", rounds, stop))
         scored = self.disclosure.scored(rounds, *self.evaluation.evaluate(self.data.validation, stop, self.state.model))
-        self._consider(rounds, scored)
+        self.choice.consider(rounds, scored)
         return scored
 
-    def _consider(self, rounds: int, scored: ExactScores, model: Tensors | None = None) -> None:
-        """Keep a model, by default the one that is there, where this site chooses for itself and has none better."""
-        rank = self.disclosure.rank(rounds, scored)
-        usable = self._chooses and self.place.plan.course.used_as_scored(rounds)
-        if usable and (self.state.best is None or rank > self.state.best):
-            self.state.best = rank
-            self.state.save_model(paths.BEST, rounds, model)
-
-    def _scored_late(self, rounds: int) -> ExactScores | None:
-        """Return scores of the model as it arrived that are known only once it was trained; by default none."""
-        return None
-
     def _end(self, stop: Stop) -> SiteEnd:
-        """Return what an outcome works with; a site that did not train shows its images' spacing to no study."""
+        """Return the state of the site at the end of a study, from which the method makes the outcome."""
         place, disclosure = self.place, self.disclosure
 
         def validation() -> Iterator[tuple[Tensor, Tensor]]:
@@ -231,12 +255,13 @@ class Participant:
 
     # ------------------------------------------------------------------ tensors in and out
     def _receive(self, asked: Request, groups: Groups, phase: Phase) -> None:
-        self.state.done = -1  # until the work is whole, what lies in memory is the state after no round
+        self.state.done = -1  # until the work is complete, memory does not hold the state after any round
         opened = self.envelope.open(asked, groups, self.state.modules)
-        self.state.take_over(opened, phase, self.envelope.keeps_at_home)  # what it makes by itself is not sent
+        # groups that the site makes locally were not sent
+        self.state.take_over(opened, phase, self.envelope.keeps_at_home)
 
     def _refuse_impossible(self, number: int, phase: Phase) -> None:
-        """Raise Refused for numbers that the server would refuse, while the reason is still known."""
+        """Raise Refused for numbers that the server would reject, while the reason is still known."""
         if not phase.trains:
             return
         for own in phase.sent:
@@ -246,7 +271,7 @@ class Participant:
             except Refused as error:
                 raise Refused(f"{DIVERGED} in round {number}: {error}; lower the learning rate") from error
 
-    # ------------------------------------------------------------------ the state, and what the hospital reads
+    # ------------------------------------------------------------------ the state, and the hospital's files
     def _stand_after(self, number: int, asked: Request) -> None:
         with self.trainer.protection.fitting():
             self.trainer.truncate(asked.train_cases)
@@ -260,16 +285,12 @@ class Participant:
         metrics = dict(zip(("validation", "validation_loss"), found, strict=True)) | more
         self.state.write_row(number, phase, self.trainer.samples, metrics, seconds)
 
-    # ------------------------------------------------------------------ within a round
-    def _told_loss(self, model: nn.Module, stop: Stop) -> float | None:
-        """Return a network's mean loss over the training cases as it may leave, and count it as told."""
-        data = self.trainer.in_order(self.trainer.train, stop)
-        loss, _ = evaluate(model, data, self.trainer.loss, lambda output, target: {}, self.state.compute, stop)
-        return self.disclosure.loss_within(loss, self.trainer.samples)
 
-    def _told_score(self, model: nn.Module, stop: Stop) -> float | None:
-        """Return a network's score over the validation cases as it may leave, and count it as told."""
-        if not self.disclosure.scores_within:
-            return None
-        whole = self.place.plan.algorithm.whole({**self.state.modules, "model": model})
-        return self.disclosure.score_within(self.evaluation.evaluate(self.data.validation, stop, whole)[1])
+def participant_of(
+    place: SiteContext,
+    data: SiteData | None = None,
+    envelope: UpdateCodec | None = None,
+    trainer: Callable[..., Trainer] = Trainer,
+) -> Participant:
+    """Return a hospital's participant; `data` replaces the data that its settings name."""
+    return Participant(place, parts_of(place, data, trainer), envelope)

@@ -1,14 +1,18 @@
-"""A hospital's permission for a study: needed before its data are read, between batches, before an answer leaves."""
+"""A hospital's permission for a study.
+
+The permission is checked before data are read, between batches, and before an answer leaves.
+"""
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from medsilo.core import optional
 from medsilo.core.errors import Refused
 from medsilo.federation.protection import book_of
 from medsilo.federation.site_context import Site, SiteContext
 from medsilo.learning.compute import Stop
+from medsilo.runs.events import NOT_APPROVED
 from medsilo.runs.messages import Request, StudyMessage, digest_of
 from medsilo.site.accepted_settings import AcceptedSettings
 from medsilo.site.party import FILE_NAME
@@ -17,89 +21,141 @@ from medsilo.site.settings import CANARY
 if TYPE_CHECKING:
     from medsilo.plan import Plan
     from medsilo.site.approvals import Approvals, Decision
+    from medsilo.site.job_code import CodeFacts
+    from medsilo.site.query_budget import QueryBudget
 
-LOOK = 1.0  # seconds between two looks at whether a decision has changed
+# The fields of a request, besides its tensors, on which the numbers of its answer depend.
+ANSWERED_WITH = {
+    "round": {"study", "round", "last", "train_cases"},
+    "deliver": {"study", "round", "last", "outcome"},
+    "test": {"study", "round", "selected", "outcome"},
+}
+LOOK = 1.0  # seconds between two checks whether a decision has changed
 
 
 def is_canary(plan: "Plan") -> bool:
-    """Return whether a plan is a canary: one round on synthetic data, of medsilo's own code and no files."""
+    """True if a plan is a canary: one round on synthetic data, with medsilo's code alone and without files."""
     named = [layer.name for layer in plan.layers]
     return plan.task.synthetic and plan.rounds == 1 and named == [CANARY] and not (plan.packages or plan.network.files)
 
 
 class Permission:
-    """A site that answers what its hospital has approved. Where `approval` is `none`, there is nothing to ask for."""
+    """A site that answers only the requests that its hospital has approved, if approval is required."""
 
-    inner: Site  # behind it, put there when permission was given: it reads data
+    inner: Site  # the wrapped site; it reads data, so it is made after the hospital's permission
 
     def __init__(self, place: SiteContext) -> None:
-        """Raises Refused where approval is required and no kit is there, with whose key decisions are signed."""
+        """Check the hospital's settings.
+
+        Raises Refused if the hospital does not take this part in studies. Also raises Refused if approval is required
+        and there is no startup kit, because the kit's key signs decisions.
+        """
         self.place = place
-        self.approvals: Approvals | None = None
-        self.accepted = AcceptedSettings(place.kit) if place.kit else None
+        by_code = (
+            place.asked.task.scripted or place.job_code is not None
+        )  # a lead's code may train even at a site that only evaluates
+        if refusal := place.settings.refuses(place.trains or by_code):
+            raise Refused(refusal)
+        self._book: QueryBudget | None = None  # None if no approval is required
+        book = book_of(place.settings, place.site, place.folder)
+        self.accepted = AcceptedSettings(place.kit, book.folder) if place.kit else None
         self._looked = time.monotonic()
-        if place.settings.approval == "none" or (place.settings.approval == "except-canary" and is_canary(place.asked)):
+        wanted = place.settings.approval_of(place.asked.task.synthetic, place.kit is not None)
+        if wanted == "none" or (wanted == "except-canary" and is_canary(place.asked)):
             return
         if place.kit is None:
             raise Refused(
                 f"this hospital demands approvals (approval in its {FILE_NAME}), and no kit's key is here to check them"
             )
-        book = book_of(place.settings, place.site, place.folder)
-        self.approvals = optional.approvals_of(book, place.kit, place.settings)
+        self._book = book
+
+    @property
+    def approvals(self) -> "Approvals | None":
+        """The hospital's approvals, verified by the present key of its startup kit, which may be renewed."""
+        place = self.place
+        if not self._book or not place.kit:
+            return None
+        from medsilo.site.approvals import approvals_of
+
+        return approvals_of(self._book, place.kit, place.settings)
 
     def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         asked = Request.received(parcel.facts)
 
-        def look() -> None:  # now and then, between batches
+        def look() -> None:  # called often, between batches
             stop()
             if time.monotonic() - self._looked >= LOOK:
                 self.check(number=asked.round)
 
-        decision = self.check(asked.sites, asked.round)
-        if self.approvals and decision and decision.limits.rounds and asked.task == "round":
-            own = asked.model_dump(include={"study", "round", "last", "train_cases"})  # on what training rests
-            self.approvals.count(decision, digest_of(StudyMessage(parcel.groups, own))[:32])  # the same is no other
+        decision, approvals = self.check(asked.sites, asked.round), self.approvals
+        if approvals and decision and decision.limits.rounds and asked.task in ANSWERED_WITH:
+            own = asked.model_dump(mode="json", include=ANSWERED_WITH[asked.task])
+            # a repeated request has the same digest and counts once
+            made = digest_of(StudyMessage(parcel.groups, own))[:32]
+            approvals.count(decision, made, asked.task, self.place.asked.rounds)  # type: ignore[arg-type]
         reply = self.inner.answer(parcel, look)
-        self.check(asked.sites, asked.round)  # the last thing before it leaves
+        self.check(asked.sites, asked.round)  # the last step before the answer leaves
         return reply
 
     def check(self, sites: Sequence[str] | None = None, number: int = 0) -> "Decision | None":
-        """Raise Refused unless the plan is approved with these sites up to this round, and the settings are as they
-        were accepted; keep a plan that is new."""
+        """Raise Refused unless the plan is approved for these sites and this round.
+
+        Also raises Refused if the settings have changed since the hospital accepted them.
+
+        A new plan is saved, so that the hospital can decide.
+        """
         self._looked, plan = time.monotonic(), f"plan {self.place.asked.hash[:12]}"
         if self.accepted:
             self.accepted.check()
-        if self.approvals is None:
+        approvals = self.approvals
+        if approvals is None:
             return None
-        decision = self.approvals.last(self.place.asked.hash)
+        decision = approvals.last(self.place.asked.hash)
         if decision is None:
             self._keep()
-            raise Refused(self._refusal(f"has not approved {plan}"))
+            brings = ", whose job brings code" if self.place.job_code else ""
+            raise Refused(self._refusal(f"{NOT_APPROVED} {plan}{brings}"))
         told = self.place.sites if sites is None else sites
         own = self.place.asked.participation.everyone
-        code = self.place.asked.code
-        if objection := decision.objection(plan, own, told, number, code, self.approvals.data, time.time()):
+        packages = self.place.asked.code
+        if objection := decision.objection(
+            plan, own, told, number, packages, approvals.data, time.time(), self._job_code
+        ):
+            if self.place.job_code:
+                self._keep()
             raise Refused(self._refusal(objection))
         return decision
 
+    @cached_property
+    def _job_code(self) -> "CodeFacts | None":
+        return self.place.job_code.facts() if self.place.job_code else None
+
     def begin(self) -> None:
-        """Keep the plan for people to read, also one that is approved already; raises Refused as `check` does."""
-        if self.approvals:
+        """Save the plan for people to read, even if it is approved already.
+
+        Raises Refused under the same conditions as `check`.
+        """
+        if self._book:
             self._keep()
         self.check()
 
     def _refusal(self, objection: str) -> str:
         command = f"medsilo approve {self.place.asked.hash[:12]} --kit KIT"
-        return f"this hospital {objection}; its engineer decides there: {command}"
+        reads = "reads the code, and decides there" if self.place.job_code else "decides there"
+        return f"this hospital {objection}; its engineer {reads}: {command}"
 
     def _keep(self) -> None:
-        assert self.approvals
-        asked = optional.AskingPlan(
+        from medsilo.site.approvals import AskingPlan
+
+        approvals = self.approvals
+        assert approvals
+        asked = AskingPlan(
             plan=self.place.asked.resolved(),
             hash=self.place.asked.hash,
             study=self.place.study[:200],
             lead=self.place.lead[:200],
             sites=tuple(self.place.sites),
             at=int(time.time()),
+            job_code=self.place.job_code.hash if self.place.job_code else "",
         )
-        self.approvals.keep(asked)
+        approvals.keep(asked, self.place.job_code)

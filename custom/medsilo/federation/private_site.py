@@ -1,9 +1,9 @@
-"""A site under a promise of privacy: the noise of its training and of the numbers that it tells, and what each costs.
+"""Compute the noise on a site's training and on its numbers under differential privacy, and their privacy charges.
 
-Each kind of number is told as it is, where the hospital declared it public; with noise and an account of its own, where
-the plan offers that; or not at all. A unit (a record, or a patient with all cases) counts for one: in a count, and in
-the mean of a score. Noise stands in the place of a hospital's own floors (minimum count, rounding, memory of groups)
-only where the hospital demands privacy; elsewhere both hold (disclosure.py).
+A number that the hospital declared public is sent exactly. Other numbers get separately charged noise if the plan
+offers it, or are suppressed. The privacy unit is a record or a patient with all cases, and counts as one in counts and
+mean scores. If the hospital demands differential privacy, noise replaces minimum counts and rounding; otherwise both
+apply (disclosure.py).
 """
 
 import json
@@ -36,10 +36,10 @@ from medsilo.site.query_budget import PARTS
 from medsilo.site.settings import PrivacyRequirements, SiteSettings, Told
 from medsilo.tasks.site_data import SiteData, patients_of, records_of
 
-DIGITS = 4  # of a score with noise
-STEPS = 1000  # in half of a score's range
+DIGITS = 4  # decimal digits of a noisy score
+STEPS = 1000  # number of steps in half of a score's range
 How = Literal["exact", "noisy", "silent"]
-# What an answer tells in numbers, by what it answers.
+# The kinds of numbers in the answer to each task
 NUMBERS: dict[str, tuple[Told, ...]] = {
     "join": ("counts",),
     "round": ("counts", "train", "validation"),
@@ -65,7 +65,8 @@ NOBODY_NAMED = (
 
 
 def agreed(plan: Plan, demands: PrivacyRequirements | None) -> PrivacyGuarantee | None:
-    """Return what is promised to a hospital that demands this; raises Refused where the plan promises nothing then."""
+    """Return the privacy guarantee for a hospital; raises Refused if the plan promises less than the hospital
+    demands."""
     if plan.privacy:
         return plan.privacy.under(demands)
     if demands is None:
@@ -77,16 +78,18 @@ def agreed(plan: Plan, demands: PrivacyRequirements | None) -> PrivacyGuarantee 
 
 
 def units_of(cases: Dataset, unit: Unit) -> Sequence[str] | None:
-    """Return the unit of each case: its patient, or its record (a file, a line). None: each case is a record."""
+    """Return each case's privacy unit, a patient or a record; None if each case is a record."""
     return patients_of(cases) if unit == "patient" else records_of(cases)
 
 
 def how_told(plan: Plan, demands: PrivacyRequirements | None, told: Told, guarded: bool) -> How:
-    """Return how a plan that promises privacy lets one kind of number out. guarded: of patients that are protected."""
+    """Return the form in which a plan with differential privacy discloses a kind of number. guarded: whether the data
+    are of protected patients."""
     offer = plan.privacy
     assert offer
     if guarded and told in ("validation", "test") and plan.private.exact_networks:
-        return "silent"  # a model that learns by exact steps is scored, so its score tells of training cases, too
+        # The score of a model trained without noise would disclose training cases.
+        return "silent"
     if demands and told in demands.public:
         return "exact"
     if (told == "counts" and offer.counts) or (told in ("validation", "test") and offer.scores):
@@ -96,20 +99,22 @@ def how_told(plan: Plan, demands: PrivacyRequirements | None, told: Told, guarde
 
 @dataclass(frozen=True)
 class PrivateNumbers:
-    """The numbers of one site in one study that promises privacy."""
+    """A site's noisy numbers in a study with differential privacy, and their charges."""
 
     plan: Plan
     site: str
     demands: PrivacyRequirements | None
     promise: PrivacyGuarantee
-    guarded: bool  # whether patients are behind the numbers: what is neither public nor noisy is not told
+    # True for protected data, whose numbers leave the site only if they are public or noisy.
+    guarded: bool
     folder: Path
-    units: Mapping[str, Sequence[str]] = field(repr=False)  # by part, the unit of each case
-    step: int = 1  # numbers of units are rounded to multiples of it before they get noise
+    units: Mapping[str, Sequence[str]] = field(repr=False)  # the privacy unit of each case, by part
+    # Numbers of units are rounded to multiples of this step before noise is added.
+    step: int = 1
 
     @classmethod
     def of(cls, plan: Plan, site: str, settings: SiteSettings, folder: Path, data: SiteData) -> "PrivateNumbers | None":
-        """Return them where the plan promises privacy."""
+        """Return a site's private numbers, or None without differential privacy."""
         demands, synthetic = settings.privacy, plan.task.synthetic
         promise = agreed(plan, demands)
         if promise is None:
@@ -126,39 +131,41 @@ class PrivateNumbers:
 
     @property
     def suffices(self) -> bool:
-        """Return whether the noise stands in the place of this hospital's floors; else both hold."""
+        """True if noise replaces this hospital's minimum counts and rounding."""
         return self.promise.suffices(self.demands)
 
     def how(self, told: Told) -> How:
-        """Return how one kind of number is told."""
+        """Return the form in which a kind of number is disclosed."""
         return how_told(self.plan, self.demands, told, self.guarded)
 
-    # ------------------------------------------------------------------ what it costs
+    # ------------------------------------------------------------------ charges
     @cached_property
     def counting(self) -> Geometric:
-        """Return the noise on the numbers of units. One unit is in one part: all parts together change by one."""
+        """The noise on the numbers of units. Each unit is in one part only, so it changes all counts together by
+        one."""
         assert self.plan.privacy and self.plan.privacy.counts
         return Geometric(scale=1 / self._scaled(self.plan.privacy.counts.epsilon))
 
     @cached_property
     def scoring(self) -> Geometric:
-        """Return the noise on the sum behind one score, in whole steps; all scores of the study keep to their ε."""
+        """The noise on the sum behind a score, in whole steps, so that all scores of the study together keep their
+        ε."""
         assert self.plan.privacy and self.plan.privacy.scores
         epsilon = self._scaled(self.plan.privacy.scores.epsilon)
         return Geometric(scale=geometric_for(epsilon, self.promise.delta, self._scores, STEPS), sensitivity=STEPS)
 
     def _scaled(self, epsilon: float) -> float:
-        """Return a part of the plan's ε in proportion to what is promised here, where the hospital demands less."""
+        """Scale a share of the plan's ε down if the hospital demands a smaller ε."""
         assert self.plan.privacy
         return epsilon * self.promise.epsilon / self.plan.privacy.epsilon
 
     @property
     def _scores(self) -> int:
-        """Return the scores with noise that the study asks for."""
+        """The number of noisy scores that the study requests."""
         return self.plan.validations * (self.how("validation") == "noisy") + (self.how("test") == "noisy")
 
     def charges(self, task: str, number: int) -> list[Charge]:
-        """Return what the numbers of an answer in a round cost, but for the counts, which are drawn once."""
+        """Return the charges of the numbers in an answer, without the counts, whose noise is drawn once per study."""
         found = []
         for told in NUMBERS.get(task, ()):
             if (task, told) == ("round", "validation") and not self.plan.validates(number - 1):
@@ -171,22 +178,22 @@ class PrivateNumbers:
 
     @property
     def count_charges(self) -> list[Charge]:
-        """Return the charge for the study's numbers of cases, which are drawn once."""
+        """The charge for the noisy numbers of cases, which are drawn once per study."""
         return [Charge(what=WHAT["counts"], of=self.counting)] if self.how("counts") == "noisy" else []
 
     def planned(self) -> list[Charge]:
-        """Return what all numbers of the study cost."""
+        """Return the charges of all numbers that the study requests."""
         last = self.plan.rounds
         rounds = [charge for number in range(1, last + 1) for charge in self.charges("round", number)]
         return [*self.count_charges, *rounds, *self.charges("deliver", last), *self.charges("test", last)]
 
-    # ------------------------------------------------------------------ what is told
+    # ------------------------------------------------------------------ disclosure
     @cached_property
     def counted(self) -> tuple[str, dict[str, int]] | None:
-        """Return the numbers of units with noise, and the name of their draw; None where they have none.
+        """The noisy numbers of units by part, and an identifier of their draw; None if counts have no noise.
 
-        Drawn once and kept on the disk: each draw costs, and two would tell more than one. In all that leaves, and in
-        the training, they take the place of the true numbers.
+        They are drawn once and saved, because each further draw would disclose more and be charged. The noisy numbers
+        replace the true numbers in every answer and in training.
         """
         if self.how("counts") != "noisy":
             return None
@@ -196,7 +203,8 @@ class PrivateNumbers:
                 kept = json.loads(path.read_text("utf-8"))
                 return str(kept["draw"]), {part: int(kept["counts"][part]) for part in PARTS}
         secret, rounding = self.secret("counts"), Resolution(unit=self.step)
-        noise = self.counting.scale * self.counting.sensitivity  # in steps: one unit moves a rounded count by one
+        # The noise is in rounding steps; one unit moves a rounded count by at most one step.
+        noise = self.counting.scale * self.counting.sensitivity
         found: dict[str, int] = {
             part: max(self.step, rounding.count(len(set(self.units[part]))) + self.step * secret.geometric(noise))
             for part in PARTS
@@ -207,16 +215,18 @@ class PrivateNumbers:
         return draw, found
 
     def size(self, part: str) -> int:
-        """Return the number of a part's units as everybody may know it."""
+        """Return a part's number of units, noisy if counts have noise."""
         return self.counted[1][part] if self.counted else len(set(self.units[part]))
 
     def score(self, part: str, number: int, values: Tensor, low: float, high: float, step: float = 0.0) -> float:
         """Return a part's mean score with noise: the mean over units of each unit's mean over its cases.
 
-        Each unit's distance from the middle of the range is at most half of the range, in whole steps of a thousandth
-        of that, and so is what it changes in their sum.
-        step: in which scores leave this hospital. The mean is rounded first, and the noise is added to that, so that no
-        number of answers, averaged, tells more than one without noise; one unit then moves it by whole steps.
+        Each unit moves the sum by at most half of the score's range, in steps of a thousandth of this half. The mean is
+        rounded before noise is added, so that averaging many answers reveals only the rounded mean. One unit then moves
+        the rounded mean by whole rounding steps.
+
+        Args:
+            step: the rounding step of this hospital's scores
         """
         middle, half = (low + high) / 2, (high - low) / 2
         own: dict[str, list[float]] = defaultdict(list)
@@ -224,17 +234,19 @@ class PrivateNumbers:
         for unit, value in zip(self.units[part], cut, strict=True):
             own[unit].append(value)
         total = sum(round((sum(found) / len(found) - middle) / half * STEPS) for found in own.values())
-        secret, each = self.secret("score", part, number), half / self.size(part)  # most that one unit moves the mean
+        # `each` is half of the most by which one unit moves the mean.
+        secret, each = self.secret("score", part, number), half / self.size(part)
         if not step:
             noise = secret.geometric(self.scoring.scale * STEPS)
             return round(min(max(middle + (total + noise) / STEPS * each, low), high), DIGITS)
         rounded = round((min(max(middle + total / STEPS * each, low), high) - low) / step)
         noise = secret.geometric(self.scoring.scale * STEPS * math.ceil(each / step))
-        told = rounded + (noise + STEPS // 2) // STEPS  # as wide for each: a tie to the even one would tell the parity
+        # Intervals have equal width; rounding ties to even would disclose the parity.
+        told = rounded + (noise + STEPS // 2) // STEPS
         return round(min(max(low + told * step, low), high), DIGITS)
 
     def secret(self, *purpose: str | int) -> NoiseSource:
-        """Return the random numbers of one release: nobody's, or with drawn hospitals the seed's."""
+        """Return the random numbers of one release: secret, or from the plan's seed if the data are synthetic."""
         if self.plan.task.synthetic:
             return NoiseSource.from_seed(self.plan.seed, self.site, *purpose)
         return NoiseSource()
@@ -242,43 +254,43 @@ class PrivateNumbers:
 
 @dataclass(frozen=True)
 class PrivateSite:
-    """The meaning of a promise for the training at one site."""
+    """The sampling and noise of private training at one site."""
 
-    numbers: PrivateNumbers  # what else leaves, and how much that costs
+    numbers: PrivateNumbers  # the site's noisy numbers, and their charges
     train: Dataset  # all training cases
 
     def sample(self, secret: NoiseSource) -> PoissonSample:
-        """Return what draws this site's cases; on average as many as the plan's batches have."""
+        """Return a Poisson sampler of the training cases, whose batches have the plan's size on average."""
         cases, units = len(self.train), units_of(self.train, self.numbers.promise.unit)  # type: ignore[arg-type]
         return PoissonSample(units, cases, self.numbers.plan.training.batch_size, secret, self.size)
 
     @cached_property
     def size(self) -> int:
-        """Return the training cases as everybody may know them; where counts have noise, the units with that noise.
+        """The disclosed number of training cases, or of units if counts have noise.
 
-        Rate, steps and what sums are divided by follow from it, so that they tell nothing more.
+        The sampling rate, the number of steps and the divisor of sums depend only on this number.
         """
         counted = self.numbers.counted
         return counted[1]["train"] if counted else len(self.train)  # type: ignore[arg-type]
 
     @cached_property
     def rate(self) -> float:
-        """Return the chance of a unit to be in a step's batch."""
+        """The probability that a unit is in a step's batch."""
         return min(1.0, self.numbers.plan.training.batch_size / self.size)
 
     @property
     def steps(self) -> int:
-        """Return the steps of one round."""
+        """The number of training steps in a round."""
         return self.numbers.plan.training.steps_of_round(self.steps_in_epoch)
 
     @property
     def steps_in_epoch(self) -> int:
-        """Return the steps of one local epoch."""
+        """The number of training steps in a local epoch."""
         return steps_in(self.size, self.numbers.plan.training.batch_size)
 
     @cached_property
     def effective(self) -> float:
-        """Return the noise with which a single gradient a step would keep the promise over all rounds."""
+        """The noise multiplier that keeps the privacy guarantee over all rounds if each step has one gradient."""
         rounds = sum(phase.rounds for phase in self.numbers.plan.course.phases if phase.trains)
         beside = [*self.numbers.planned(), *self._releases(self._released)]
         return noise_for(
@@ -287,7 +299,8 @@ class PrivateSite:
 
     @cached_property
     def noise(self) -> float:
-        """Return the noise on each gradient over its bound: all gradients of a batch keep the promise together."""
+        """The noise multiplier of each gradient, so that all gradients of a step together keep the privacy
+        guarantee."""
         noise = self.effective * math.sqrt(self.numbers.plan.gradients)
         if noise > MOST_NOISE:
             raise Refused(
@@ -296,25 +309,26 @@ class PrivateSite:
         return noise
 
     def charges(self, number: int, phase: Phase) -> list[Charge]:
-        """Return what a round's training costs, whatever of it leaves."""
+        """Return the charges of a round's training, regardless of which tensors are sent."""
         released = self._releases(phase.releases)
         if not phase.trains:
             return released
         noise = self.noise / math.sqrt(
             self.numbers.plan.gradients
-        )  # of a single gradient that costs what all cost together
+            # One gradient with this noise has the same charge as all gradients of a step together.
+        )
         of = SampledGaussian(noise=noise, rate=self.rate, steps=self.steps)
         names = ", ".join(self.numbers.plan.private.networks)
         return [*released, Charge(what=f"training of {names} in round {number}", of=of)]
 
     @property
     def _released(self) -> int:
-        """Return the means over cases that leave in all rounds."""
+        """The number of released means over cases in all rounds."""
         return sum(phase.releases * phase.rounds for phase in self.numbers.plan.course.phases)
 
     @cached_property
     def releasing(self) -> float:
-        """Return the noise on each of these means over the bound, so that all keep to their part of the promise."""
+        """The noise multiplier of each released mean over cases, so that all means together keep their share of ε."""
         assert self.numbers.plan.privacy and self.numbers.plan.privacy.statistics
         share = self.numbers.plan.privacy.statistics.epsilon / self.numbers.plan.privacy.epsilon
         return noise_for(share * self.numbers.promise.epsilon, self.numbers.promise.delta, 1.0, self._released)
@@ -323,7 +337,7 @@ class PrivateSite:
         return [Charge.normal("mean over cases", self.releasing, count)] if count else []
 
     def training(self, number: int) -> PrivateSteps:
-        """Return how the networks of this site learn in one attempt at a round."""
+        """Return the private training steps of this site's networks for one attempt at a round."""
         secret = self.numbers.secret("round", number)
         assert self.numbers.plan.privacy
         clip = self.numbers.plan.privacy.clip

@@ -1,39 +1,58 @@
-"""Protect a hospital's patients from a lead who asks much: a split of its own, and counted answers."""
+"""Limit what a lead learns of a hospital's patients from many studies: fix the split, and count answers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from medsilo.core.errors import DataError, Refused, Unfit
+from medsilo.core.errors import DataError, MedsiloError, Refused, Unfit
+from medsilo.federation.script_bits import bits_of
 from medsilo.federation.site_context import SiteContext
 from medsilo.plan import Plan
+from medsilo.runs.messages import SiteWarning, StudyMessage
 from medsilo.runs.paths import hospital_folder
+from medsilo.site.data_set import DataSet, check_accepted, check_unchanged
 from medsilo.site.party import FILE_NAME
 from medsilo.site.query_budget import QueryBudget, Requester, data_set
 from medsilo.site.settings import DataPart, SiteSettings
 from medsilo.tasks.sources import DataSource
 
+if TYPE_CHECKING:  # few studies need it
+    from medsilo.site.ledger import Ledger
+
 UNFIT = (
     "this hospital's data do not fit the plan, or are too few for it; its engineer sees why with "
     "'medsilo check JOB --kit KIT'"
 )
-SHARES = (0.6, 0.2, 0.2)  # of patients, where a hospital names none
+UNREAD = "this hospital's data set can't be read; its engineer sees why with 'medsilo data check DATASET'"
+NO_OUTCOME = (
+    "this hospital's table has no declared outcome, and no plan may choose what is learned of patients; its engineer "
+    "makes a data set: medsilo data TABLE"
+)
+DESCRIBED = (
+    f"this hospital's {FILE_NAME} describes its data by keys, which no person accepted; its engineer makes a data set: "
+    "medsilo data FOLDER"
+)
+SHOWN = 5  # most words of a plan that a refusal lists
+SHARES = (0.6, 0.2, 0.2)  # shares of patients in each part, if a hospital's settings have none
 
 
 class Protection:
-    """A site's protection in one study; it does nothing where nobody needs it."""
+    """The rules that protect a site's patients in one study; inactive if the data need no protection."""
 
     def __init__(self, place: SiteContext) -> None:
         self.plan, self.site, self.settings, self.folder = place.plan, place.site, place.settings, place.folder
+        self.kit = place.kit
         self.on = self.settings.protects(self.plan.task.synthetic)
-        self.book = book_of(self.settings, self.site, self.folder)
+        self.is_let_in = place.book is not None
+        self.book = place.book or book_of(self.settings, self.site, self.folder)
         source = self.settings.data
+        self._ledger: Ledger | None = None  # the data set's ledger, opened for a script's first answer
         self.asker = Requester(place.lead, data_set(source, self.plan.task.name), place.study)
 
     def admit(self) -> None:
-        """Raise Refused, before data are read, for a study that asks for more than this hospital answers."""
-        if not self.on:
+        """Raise Refused, before data are read, if the hospital's rules forbid the study's requests."""
+        if not self.on or self.is_let_in:
             return
         if self.plan.task.deals:
             raise Refused(
@@ -42,53 +61,99 @@ class Protection:
             )
         if fold_refused := not_its_folds(self.plan, self.settings):
             raise Refused(fold_refused)
+        if self.kit and self.settings.describes_data:
+            raise Refused(DESCRIBED)
+        if self.settings.data and self.settings.data.data_set:
+            with MedsiloError.kept_back(UNREAD):
+                DataSet.read(self.settings.data.data_set)
+            check_accepted(self.settings.data.data_set, self.kit.key_for("data set") if self.kit else None)
+            if words_refused := not_its_words(self.plan, self.settings):
+                # A lead must not learn a hospital's words by trying some.
+                raise DataError(UNFIT, words_refused)
+            check_unchanged(self.settings.data.data_set)
+        if self.plan.task.names_outcome and self.settings.data and not self.settings.data.outcome:
+            raise Refused(NO_OUTCOME)
         self.book.admit(self.asker, planned_answers(self.plan), self.settings)
 
     @contextmanager
     def fitting(self) -> Iterator[None]:
-        """Refuse data that do not fit the plan, without a word of how many cases, or which columns, are the reason: a
-        lead who chooses columns and levels would read patients from that."""
+        """Within the context, hide the details of errors about data that do not fit the plan. A lead who chooses
+        columns and levels could infer facts about patients from such details.
+
+        Errors about an accepted data set may quote its words, so their details stay at the site, too.
+        """
         try:
             yield
-        except Unfit as error:
-            if not self.on and self.settings.privacy is None:
+        except DataError as error:
+            accepted = bool(self.settings.data and self.settings.data.data_set)
+            protected = self.on or self.settings.privacy is not None
+            if not (protected and (accepted or isinstance(error, Unfit))):
                 raise
             raise DataError(UNFIT, private=f"{error} {error.private}") from error
 
     def source(self) -> DataSource | None:
-        """Return where the data are, with the split that this hospital decides by itself."""
+        """Return the hospital's data source, split by the hospital's own seed if its patients are protected."""
         source = read_for(self.plan, self.settings.data, self.site in self.plan.participation.evaluation_sites)
         if not self.on or source is None or not self.plan.task.split_by_site:
             return source
         return with_own_split(source, self.book, self.asker.data)
 
-    def warnings(self) -> list[str]:
-        """Return what the lead should know of the split."""
+    def warnings(self) -> list[SiteWarning]:
+        """Warn the lead if the hospital's shares of the split replace the plan's."""
         source = self.settings.data
         own = (source and source.shares) or SHARES
         if not self.on or not self.plan.task.split_by_site or getattr(self.plan.task, "shares", own) == own:
             return []
-        return [
-            f"this hospital divides its patients by itself ({', '.join(map(str, own))}); task.shares is not used here"
-        ]
+        return [SiteWarning(kind="own split", numbers=tuple(own))]
 
-    def note(self, **parts: int) -> None:
-        """Count what is about to leave; raises Refused when nothing is left of this hospital's budget."""
+    def note(self, sent: Mapping[str, int] | None = None, **parts: int) -> None:
+        """Count an answer before it is sent; raises Refused if the hospital's query budget is spent.
+
+        sent: the bits that a training script sends, by kind.
+        """
         told: Any = {part: int(times) for part, times in parts.items() if times}
-        if self.on and told:
-            self.book.note(self.asker, told, self.settings)
+        if self.on and (told or sent is not None):
+            self.book.note(self.asker, told, self.settings, sent)
+
+    def note_script(
+        self, answer: StudyMessage, bits: Mapping[str, int] | None = None, rho: float | None = None
+    ) -> None:
+        """Count a training script's answer by its capacity in bits, in the query budget and the signed ledger.
+
+        bits: the capacity by kind, if an airlock reduced it. rho: the privacy charge of an airlock's noise on the
+        update.
+        """
+        if not self.on:
+            return
+        bits = bits_of(answer) if bits is None else bits
+        scores = {"train": "train_loss", "validation": "validation", "test": "test"}
+        self.note(bits, **{part: answer.facts.get(name) is not None for part, name in scores.items()})
+        task, number = answer.facts["task"], answer.facts["round"]
+        self.enter(f"a script's answer to {task} {number}" if number else f"a script's answer to {task}", bits, rho)
+
+    def enter(self, what: str, bits: Mapping[str, int], rho: float | None = None) -> None:
+        """Enter the bits that a training script may have sent into the signed ledger."""
+        if not self.on:
+            return
+        from medsilo.site.ledger import CountedStudy, Spending, ledger_of
+
+        self._ledger = self._ledger or ledger_of(self.book, self.asker.data, self.kit)
+        own, plan = self.asker, self.plan
+        spending = Spending(study=own.study, plan=plan.hash, method=plan.algorithm.title, lead=own.lead)
+        self._ledger.enter(CountedStudy(spending), what, bits, rho)
 
 
 def read_for(plan: Plan, source: DataSource | None, only_tested: bool = False) -> DataSource | None:
-    """Return the data as a plan has them read: where it promises privacy, each patient by itself.
+    """Return the data source as a plan requires it; with differential privacy, each patient is assigned to a part
+    independently.
 
-    only_tested: whether the site does not train in this study.
+    only_tested: whether this is an evaluation site.
     """
     return source and source.for_study(only_tested, bool(plan.privacy) and plan.task.split_by_site)
 
 
 def not_its_folds(plan: Plan, settings: SiteSettings) -> str | None:
-    """Return why a plan may not move this hospital's patients between parts; None where it may or doesn't."""
+    """Return a refusal if the plan's cross-validation does not match the hospital's number of folds; None otherwise."""
     fold, own = plan.task.fold, settings.data.folds if settings.data else None
     if fold is None or fold.of == own:
         return None
@@ -99,23 +164,44 @@ def not_its_folds(plan: Plan, settings: SiteSettings) -> str | None:
     )
 
 
+def not_its_words(plan: Plan, settings: SiteSettings) -> str | None:
+    """Return a refusal that lists the plan's words that the accepted data set lacks; None if it has all of them.
+
+    The refusal depends on the data set's description only, so it does not disclose which words occur in the data.
+    """
+    folder = settings.data.data_set if settings.data else None
+    unknown = DataSet.read(folder).unknown(plan.task.words) if folder else []
+    if not unknown:
+        return None
+    more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+    return (
+        f"the plan has words that this hospital's data set does not: {', '.join(map(repr, unknown[:SHOWN]))}{more}; "
+        f"ask for another plan, or say in {DataSet.FILE} what each is here, add it to words, and accept the set"
+    )
+
+
 def book_of(settings: SiteSettings, site: str, folder: Path) -> QueryBudget:
-    """Return what a site remembers. folder: the site's part of a run."""
+    """Return the query budget of a site. folder: the site's folder in a run."""
     return QueryBudget((settings.state_dir or hospital_folder(folder)) / site)
 
 
 def acquire_lock(plan: Plan, site: str, settings: SiteSettings, folder: Path) -> Callable[[], None]:
-    """Take a study's place among those that a hospital works for at once; returns what gives it back. Raises Refused
-    when all are taken."""
+    """Reserve one of the hospital's slots for concurrent studies, and return the function that frees the slot.
+
+    Raises Refused if all slots are taken.
+    """
     if settings.studies is None and not settings.protects(plan.task.synthetic):
-        return lambda: None  # a machine of one's own, where nothing is counted
+        # The data need no protection, and the settings set no limit.
+        return lambda: None
     return book_of(settings, site, folder).begin(folder.parents[1].name, settings.studies).release
 
 
 def with_own_split(source: DataSource, book: QueryBudget, data: str, writes: bool = True) -> DataSource:
-    """Return the data with this hospital's own drawing, and its own shares where its settings name none.
+    """Return the data source split by this hospital's secret seed, with default shares unless its settings have shares.
 
-    data: what stands for the data set; writes: whether parts that are drawn now are remembered.
+    Args:
+        data: the data set's identifier
+        writes: whether new assignments are saved
     """
     split = book.number("split")
     own = source.model_copy(update={"shares": source.shares or SHARES})
@@ -123,8 +209,7 @@ def with_own_split(source: DataSource, book: QueryBudget, data: str, writes: boo
 
 
 def planned_answers(plan: Plan) -> dict[DataPart, int]:
-    """Return how many answers with scores over each part a plan asks for; a threshold is one over validation
-    cases."""
+    """Return the number of scores over each part that a plan requests; a threshold counts as a validation score."""
     outcome = plan.algorithm.outcome
     return {
         "train": plan.rounds,

@@ -1,21 +1,21 @@
-"""The exact results of a site's work: they go to disclosure.py, which decides what of them leaves, and nowhere else."""
+"""Define the exact results of a site's work, from which disclosure.py makes answers."""
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from medsilo.core.files import write_text
 from medsilo.core.tensors import Groups
-from medsilo.runs.paths import CASES
+from medsilo.runs.paths import CASES, SUBGROUPS
 from medsilo.tasks.metrics import Measures
 
 
 @dataclass(frozen=True)
 class ExactScores:
-    """A model's exact scores over a part's cases, and its score with noise where that is what leaves."""
+    """A model's exact scores over a part's cases, and its noisy score if only that may be sent."""
 
     loss: float
     score: float
@@ -25,21 +25,22 @@ class ExactScores:
 
 @dataclass(frozen=True)
 class ExactResult:
-    """The result of a piece of work: of "join" there is nothing but this."""
+    """The exact result of a request."""
 
-    groups: Groups = field(default_factory=dict, kw_only=True)  # as they travel
+    groups: Groups = field(default_factory=dict, kw_only=True)  # the tensors to send, as encoded
 
 
 @dataclass(frozen=True)
 class ExactMessage(ExactResult):
-    """A letter of secure aggregation, which holds keys and masks and no number of a patient."""
+    """A message of secure aggregation with keys and masks, but no numbers about patients."""
 
     secagg: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ExactRound(ExactResult):
-    """A round of training; validated: the model as it arrived, None where the plan does not look at it."""
+    """The exact result of a training round. validated: scores of the received model; None if the plan does not validate
+    it."""
 
     loss: float
     samples: int
@@ -48,7 +49,7 @@ class ExactRound(ExactResult):
 
 @dataclass(frozen=True)
 class ExactDelivery(ExactResult):
-    """The outcome, as it was taken over. outcome: what a method's outcome tells, within the site's resolution."""
+    """The exact scores of the final model. outcome: the method's facts, rounded like the site's numbers."""
 
     validated: ExactScores | None
     outcome: dict[str, Any] | None
@@ -56,7 +57,7 @@ class ExactDelivery(ExactResult):
 
 @dataclass(frozen=True)
 class ExactTest(ExactResult):
-    """A test of the model of a round. decisive: validation cases that a threshold follows from, where one is told."""
+    """The exact result of the test. decisive: validation measures for a threshold; None if no threshold may be sent."""
 
     selected: int
     scores: ExactScores
@@ -65,10 +66,11 @@ class ExactTest(ExactResult):
 
 
 CASE, PATIENT = "case", "patient"
+SUBGROUP, LEVEL = "subgroup", "level"
 
 
 def write_measures(folder: Path, measures: Measures, patients: Sequence[str]) -> None:
-    """One line per test case, with numbers for names: the case's, and its patient's in order of appearance."""
+    """Write each test case's measures to a CSV file, with numbers instead of cases' and patients' names."""
     numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -77,3 +79,16 @@ def write_measures(folder: Path, measures: Measures, patients: Sequence[str]) ->
     for case, (patient, *row) in enumerate(zip(patients, *columns, strict=True)):
         writer.writerow([case, numbers[patient], *("" if value != value else value for value in row)])
     write_text(folder / CASES, text.getvalue())
+
+
+def write_levels(folder: Path, levels: Mapping[tuple[str, str], Collection[str]], patients: Sequence[str]) -> None:
+    """Write the patients of each subgroup level to a CSV file, by the patients' numbers in the file of test cases. A
+    level with a suppressed score has one line without a patient."""
+    numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([SUBGROUP, LEVEL, PATIENT])
+    for (name, word), own in levels.items():
+        told: list[int | str] = [*sorted(numbers[patient] for patient in own)]
+        writer.writerows((name, word, number) for number in told or [""])
+    write_text(folder / SUBGROUPS, text.getvalue())

@@ -1,4 +1,5 @@
-"""Say what may leave a site about an error: our own words, or the kind of error and the place in our code."""
+"""Describe an error in words that a site may send: medsilo's message, or the error's type and line in medsilo's
+code."""
 
 import errno
 import traceback
@@ -10,7 +11,7 @@ from medsilo.runs.paths import ERRORS
 
 
 def public_reason(error: Exception) -> str:
-    """One line without names of files: messages of other libraries hold them, and files are named after patients."""
+    """Return an error's reason in one line, without messages of other libraries, whose file names may name patients."""
     if isinstance(error, MedsiloError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
@@ -26,7 +27,7 @@ def public_reason(error: Exception) -> str:
 
 
 def passes(error: Exception) -> bool:
-    """Return whether what keeps a site from its answer may be over when it is asked again."""
+    """True if the same request may succeed later, because the error's cause may pass."""
     return isinstance(error, Passing) or _is_full(error)
 
 
@@ -35,7 +36,7 @@ def _is_full(error: Exception) -> bool:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether memory ran out, on a GPU or beside it; torch says so on the CPU in its text only."""
+    """True if the GPU or the CPU ran out of memory; torch reports the latter in the error's text only."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     told = isinstance(error, RuntimeError) and "allocate memory" in str(error)
@@ -43,5 +44,5 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def details(error: Exception) -> str:
-    """The whole story, for the site's own eyes: it may name files and patients."""
+    """Return the traceback and private details, which may name patients and stay at the site."""
     return "".join(traceback.format_exception(error)) + getattr(error, "private", "")

@@ -1,6 +1,6 @@
-"""The interface of a site: it answers a parcel. All that is optional wraps it. And the place of a site in a study.
+"""Define a site, which answers the server's messages, and its context in a study.
 
-A layer around a site is a site (site_stack.py has their order).
+Layers wrap a site and have the same interface (site_stack.py has their order).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from medsilo.core import optional
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups, Modules
 from medsilo.learning.compute import Stop
@@ -18,13 +17,15 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Request, StudyMessage
 from medsilo.runs.paths import MODELS
 from medsilo.schedule.phase import Phase
+from medsilo.site.job_code import JobCode
 from medsilo.site.kit import KitFiles
+from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import SiteSettings
 
 
 @dataclass(frozen=True)
 class SiteContext:
-    """The place of a site in a study: its plan, its hospital's settings, its folder.
+    """A site's plan, settings, folder and other facts of one study.
 
     >>> from pathlib import Path
     >>> SiteContext(None, "a", ["a", "b"], None, Path("runs/my-study/sites/a")).study
@@ -33,22 +34,28 @@ class SiteContext:
 
     plan: Plan
     site: str
-    sites: Sequence[str]  # of the study
+    sites: Sequence[str]  # the study's sites
     settings: SiteSettings
-    folder: Path  # the site's, of the study
-    lead: str = ""  # who submitted the study, as far as it is known
-    kit: KitFiles | None = None  # what the site signs with
-    submitted: Plan | None = None  # the job's, where it names no hospitals and `plan` does
+    folder: Path  # the site's folder in the study's run
+    lead: str = ""  # the person who submitted the study, if known
+    kit: KitFiles | None = None  # the startup kit whose key signs decisions and the ledger
+    # the plan before the study's hospitals were added to it
+    submitted: Plan | None = None
+    job_code: JobCode | None = None  # the custom code of the NVFlare job
+    # The query budget of another process, which has already admitted the study
+    book: QueryBudget | None = None
 
     @property
     def asked(self) -> Plan:
-        """Return the plan that hospitals are asked to approve: as it was submitted."""
+        """The plan as it was submitted, which hospitals approve."""
         return self.submitted or self.plan
 
     @staticmethod
     def with_noise(exact: Tensor, deviation: float) -> Tensor:
-        """Return numbers with normal noise of this standard deviation, which is secret and new in every answer."""
-        return optional.NoiseSource().with_normal(exact, deviation)
+        """Add secret normal noise of this standard deviation to a tensor; each call draws new noise."""
+        from medsilo.privacy.noise import NoiseSource
+
+        return NoiseSource().with_normal(exact, deviation)
 
     @property
     def study(self) -> str:
@@ -57,21 +64,21 @@ class SiteContext:
 
     @property
     def trains(self) -> bool:
-        """Return whether the site trains, or only sees the outcome."""
+        """False for an evaluation site, which receives and tests the final model only."""
         return self.site not in self.plan.participation.evaluation_sites
 
     @property
     def trainers(self) -> list[str]:
-        """The sites that train in this study, in sorted order."""
+        """The sites that train in this study, sorted."""
         return sorted(set(self.sites) - set(self.plan.participation.evaluation_sites))
 
     @property
     def models(self) -> Path:
-        """The folder with files that networks begin with, those that were sent among them."""
+        """The folder of files with initial weights, including files that the server sent."""
         return self.folder.parents[2] / MODELS
 
     def to_facts(self) -> dict[str, Any]:
-        """Return the place as another process of the site is told of it."""
+        """Return the context as JSON values, for another process of the site."""
         return {
             "plan": self.plan.resolved(),
             "site": self.site,
@@ -83,21 +90,23 @@ class SiteContext:
         }
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> "SiteContext":
-        """Return the place that the site's first process told of."""
+    def read(cls, told: Mapping[str, Any], book: QueryBudget | None = None) -> "SiteContext":
+        """Restore the context from another process's values. book: the query budget, if another process keeps it."""
         settings = SiteSettings.model_validate(told["settings"])
         plan = parse_plan(told["plan"], allowed=settings.packages)
         kit = KitFiles(**told["kit"]) if told["kit"] else None
-        return cls(plan, told["site"], told["sites"], settings, Path(told["folder"]), told["lead"], kit)
+        return cls(plan, told["site"], told["sites"], settings, Path(told["folder"]), told["lead"], kit, book=book)
 
 
 def promises_privacy(place: SiteContext) -> bool:
-    """Return whether the plan promises differential privacy, or this hospital demands it."""
+    """True if the plan promises differential privacy, or this hospital demands it."""
     return place.plan.privacy is not None or place.settings.privacy is not None
 
 
 class Site(Protocol):
-    """A site of a study. Layers wrap one, and are one.
+    """A site of a study.
+
+    A layer wraps a site and has the same interface.
 
     >>> class Counting:  # a layer
     ...     def __init__(self, inner: Site) -> None:
@@ -108,25 +117,26 @@ class Site(Protocol):
     """
 
     def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
-        """Answer a parcel. `stop` is asked before every batch, and raises to end the work."""
+        """Answer a message. `stop` is called before every batch, and raises an error to end the work."""
 
 
 class UpdateCodec:
-    """Tensors in clear."""
+    """Sends and receives tensors without encoding; secure aggregation overrides it."""
 
-    keeps_at_home = False  # whether groups that a site can make by itself are not sent to it
+    # whether the server omits groups of tensors that a site can compute itself
+    keeps_at_home = False
 
     def letter(self, asked: Request) -> dict[str, Any]:
-        """Answer a letter that is no round."""
+        """Answer a request of secure aggregation between rounds."""
         raise Refused("the server asks for masked numbers, and the plan has no secure aggregation")
 
     def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
-        """Return what came, with what only this site or all hospitals can read opened."""
+        """Decrypt received groups of tensors that the server cannot read."""
         return groups
 
     def check(self, asked: Request, phase: Phase, modules: Modules) -> None:
-        """Raise Refused, before anything is kept, where numbers that would be sent can't be."""
+        """Raise Refused, before the round's state is saved, if the tensors can't be encoded."""
 
     def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
-        """Return what is sent. samples: the training cases that it rests on, as the site tells them."""
+        """Encode the groups of tensors to send. samples: the update's aggregation weight."""
         return groups

@@ -1,27 +1,29 @@
-"""The layers around a site, and their order, which this file says once. server_stack.py has those of the server.
+"""Build the layers around a site in their order. server_stack.py builds the server's layers.
 
-From outside to inside, an order passes
+A request passes these layers from outside to inside:
 
-    permission      no data are read, and nothing is answered, for a plan that the hospital has not approved
-    supply          files that the network begins with: who lacks one says so, and keeps what the plan's hash names
-    isolation       a process of its own, whose death is an answer; what is exact or in clear never leaves it
-    ledger          an answer that is charged leaves once, after its charge is written
-    layers of the plan, in its order
-    disclosure      makes the answer of what was found exactly: what of it may leave, and how it is rounded
-    participant     does the study, exactly; tensors come and go in the plan's envelope (secure aggregation)
+    permission      rejects requests until the hospital has approved the plan
+    supply          requests a missing file of initial weights, and saves it if it has the plan's hash
+    isolation       runs the inner layers in a separate process, and reports its death. Exact numbers and unmasked
+                    tensors never leave this process. In an airlock, the process has no network, and its answer is
+                    checked again (airlock/study.py)
+    ledger          charges an answer to the privacy budget before it is sent, and sends it once
+    plan's layers   in the plan's order
+    disclosure      chooses and rounds the numbers of the exact results that may be sent
+    participant     trains, validates and tests exactly; decodes and encodes tensors (secure aggregation)
 
-and an answer passes them the other way round. The site's `UpdateCodec` (place.py) is inside of a round, since secure
-aggregation needs what the round has. That is a package of its own, of which this file takes a site's part by its entry
-point.
+An answer passes the layers in the opposite order. The participant calls the `UpdateCodec` (site_context.py) itself,
+since secure aggregation needs the round's phase and weight. Secure aggregation is a separate package, found by its
+entry point.
 """
 
 import time
 from collections.abc import Callable
 from functools import partial
 
-from medsilo.core import model_folders, optional
+from medsilo.core import model_folders
 from medsilo.core.parent_watch import forget_most, most_held
-from medsilo.federation.participant import Participant
+from medsilo.federation.participant import Participant, participant_of
 from medsilo.federation.permission import Permission
 from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.site_context import Site, SiteContext, UpdateCodec, promises_privacy
@@ -30,7 +32,7 @@ from medsilo.runs.messages import ANSWERS, Request, StudyMessage
 
 
 class DisclosingSite:
-    """A site that answers with what its participant found, as it may leave."""
+    """Answers requests by disclosing its participant's exact results."""
 
     def __init__(self, inner: Participant) -> None:
         self.inner = inner
@@ -47,7 +49,9 @@ class DisclosingSite:
             packages=disclosure.plan.code,
             seconds=time.monotonic() - started,
             memory=most_held(),
-            cases=disclosure.counted,
+            cases=disclosure.told_cases,
+            patients=disclosure.told_patients,
+            by_patient=disclosure.by_patient,
             suppressed=disclosure.suppressed,
             noisy=disclosure.noisy,
             warnings=[*self.inner.warnings, *(disclosure.warnings() if asked.task == "join" else [])],
@@ -57,7 +61,7 @@ class DisclosingSite:
 
 
 class TrainingSite:
-    """A site as it is in the process that trains: the participant, behind its disclosure and layers."""
+    """The participant with its disclosure and layers, in the process that trains."""
 
     def __init__(self, participant: Participant) -> None:
         self.participant = participant
@@ -68,24 +72,28 @@ class TrainingSite:
         return self.site.answer(parcel, stop)
 
     def offload(self) -> None:
-        """Let go of all networks: the next answer takes over from the folder."""
+        """Free the networks' memory; the next answer restores them from the folder."""
         self.participant.state.offload()
 
 
-def training_site(place: SiteContext, kind: Callable[..., Participant] = Participant) -> TrainingSite:
-    """Return a site with the layers that see what is exact."""
+def training_site(place: SiteContext, kind: Callable[..., Participant] = participant_of) -> TrainingSite:
+    """Return the site for the training process: a participant with the layers that read exact numbers."""
     model_folders.look_in(place.models)
-    account = optional.PrivacyAccount.of(place) if promises_privacy(place) else None  # before data are read
+    account = None
+    if promises_privacy(place):
+        from medsilo.federation.account import Accounting, PrivacyAccount
+
+        account = PrivacyAccount.of(place)  # before data are read
     whole = TrainingSite(kind(place, envelope=envelope_of(place)))
     for layer in reversed(place.plan.layers):
         whole.site = layer.site(whole.site, place)
     if account:
-        whole.site = optional.Accounting(whole.site, account, whole.participant)
+        whole.site = Accounting(whole.site, account, whole.participant)
     return whole
 
 
 def envelope_of(place: SiteContext) -> UpdateCodec:
-    """Return what the plan has tensors travel in."""
+    """Return the codec of the tensors that a plan's sites send and receive."""
     secure = place.plan.secure_aggregation.implementation
     return secure.site(place) if secure else UpdateCodec()
 
@@ -93,12 +101,20 @@ def envelope_of(place: SiteContext) -> UpdateCodec:
 def answering(
     place: SiteContext,
     permission: Permission,
-    kind: type[Participant] = Participant,
+    kind: Callable[..., Participant] = participant_of,
     tell: Callable[[str], None] = lambda why: None,
+    room: Callable[[], Site] | None = None,
 ) -> Site:
-    """Return what answers on NVFlare, behind a hospital's permission, which was given. tell: see isolated.py."""
+    """Return the site that answers over NVFlare, with its hospital's permission as the outermost layer."""
     make: Callable[[], Site] = partial(training_site, place, kind)
-    if place.settings.isolated:
+    if room:
+        make = room
+    elif place.settings.isolated:
         make = partial(IsolatedParticipant, place, kind, tell)
-    permission.inner = optional.SuppliedSite(place, make) if place.plan.network.files else make()
+    if place.plan.network.files:
+        from medsilo.federation.file_supply import SuppliedSite
+
+        permission.inner = SuppliedSite(place, make)
+    else:
+        permission.inner = make()
     return permission

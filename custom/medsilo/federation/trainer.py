@@ -1,6 +1,6 @@
-"""A site's training: its cases and networks, and passes of the one over the other."""
+"""Train a site's networks on its cases."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
-from medsilo.core import optional
 from medsilo.core.errors import Unfit
+from medsilo.federation.disclosure import Disclosure
+from medsilo.federation.evaluation import Evaluation
 from medsilo.federation.protection import Protection
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_state import SiteState, StatusFile
 from medsilo.learning.compute import LossFunction, Stop
 from medsilo.learning.drawn import drawn_cases
-from medsilo.learning.loop import TrainStep, batches, passed_through, steps_in, train_epoch
+from medsilo.learning.loop import TrainStep, batches, evaluate, passed_through, steps_in, train_epoch
 from medsilo.learning.optimizers import begin_round
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.schedule.phase import Phase
@@ -24,15 +25,15 @@ from medsilo.schedule.train_context import TrainContext
 from medsilo.site.party import FILE_NAME
 from medsilo.tasks.site_data import SiteData, label_counts, names_of, patients_of
 
-if TYPE_CHECKING:  # only under a promise of privacy
+if TYPE_CHECKING:  # needed only with differential privacy
     from medsilo.federation.private_site import PrivateSite
 
-SHUFFLE = "shuffle"  # for what data are drawn in training
-Tells = Callable[[nn.Module, Stop], float | None]  # a network's number, as it may leave
+# purpose from which the seeds of the training order are derived
+SHUFFLE = "shuffle"
 
 
 class Trainer:
-    """A site of a study, as far as it trains."""
+    """Trains a site's networks for the rounds of a study."""
 
     def __init__(
         self,
@@ -41,35 +42,36 @@ class Trainer:
         state: SiteState,
         protection: Protection,
         private: "PrivateSite | None",
-        tells: tuple[Tells, Tells],
+        disclosure: Disclosure,
+        evaluation: Evaluation,
     ) -> None:
-        """tells: a network's loss over the training cases and its score over the validation cases."""
         self.place, self.data, self.state, self.protection = place, data, state, protection
-        self.private, self.tells = private, tells
+        self.private, self.disclosure, self.evaluation = private, disclosure, evaluation
         self.train: Dataset = data.train  # the training cases of this study
         self.doing = StatusFile(place.folder, device=str(self.state.compute.device))
 
     @cached_property
     def drawn_from(self) -> int:
-        """Return the number from which chance in training follows: the plan's seed, or, where real patients were
-        promised privacy, one that only this hospital knows."""
+        """The seed of random choices in training: the plan's seed, or the hospital's secret seed under differential
+        privacy of real patients."""
         plan = self.place.plan
         return self.protection.book.number("draws") if self.private and not plan.task.synthetic else plan.seed
 
     @property
     def samples(self) -> int:
-        """Return the cases that this site trains on."""
+        """The number of training cases in this study."""
         return len(self.train)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------------ whose cases
     def truncate(self, cases: int | None) -> None:
-        """Train on so many cases, always the same ones, when the plan asks for sites of one size."""
+        """Keep this number of training cases, always the same cases, if the plan requires sites of equal size."""
         self.train = self.data.train
         all_of_them: int = len(self.train)  # type: ignore[arg-type]
         if not self.place.plan.training.truncate or cases is None or cases >= all_of_them:
             return
         seed = self.place.plan.seed
-        if self.protection.on:  # always the same cases, in steps that are no single patient's
+        # The cases are always the same, and their number is rounded, so that it reveals no single patient.
+        if self.protection.on:
             unit = self.place.settings.count_unit(False)
             seed, cases = self.protection.book.number("truncate"), max(cases // unit, 1) * unit
         drawn = torch.randperm(all_of_them, generator=generator_for(seed, self.place.site, "truncate"))
@@ -82,7 +84,7 @@ class Trainer:
         self.check_averages()
 
     def check_averages(self) -> None:
-        """Raise Unfit unless an average that leaves the site covers as many images, and patients, as demanded."""
+        """Raise Unfit if an average that the site sends covers fewer images or patients than the hospital demands."""
         plan = self.place.plan
         least = self.place.settings.least_averaged(plan.task.synthetic)
         if not self.place.trains:
@@ -99,7 +101,7 @@ class Trainer:
 
     # ------------------------------------------------------------------ a round
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
-        """Do what a phase does in a round; returns the mean training loss."""
+        """Train a round of this phase, and return the mean training loss."""
         plan = self.place.plan
         if plan.training.optimizer_state == "reset":
             self.state.make_optimizers()
@@ -107,85 +109,121 @@ class Trainer:
             begin_round(plan.training, optimizer, number, plan.rounds)
         bench = self.bench(SHUFFLE, number, stop)
         if phase.trains:
-            self.doing.begin("training", plan.training.steps_of_round(bench.steps))
+            self.doing.begin("training", plan.training.steps_of_round(bench.cases.steps))
         else:
             self.doing.begin("measuring")
-        return phase.work(bench)
+        return phase.train_round(bench)
 
     def bench(self, purpose: str, number: int, stop: Stop) -> TrainContext:
-        """Return what the method works with; the order of the data is drawn for this purpose and round."""
+        """Return the context in which a method trains; purpose and round determine the order of the data."""
         plan, site = self.place.plan, self.place.site
-        layer = plan.algorithm.input_layer(self.state.modules)
-        size, task = plan.training.batch_size, plan.task
-        steps = self.private.steps_in_epoch if self.private else steps_in(self.samples, size)
-        if task.draws:  # there are no passes to start again
-            steps = plan.training.local_steps or steps
-        private = self.private.training(number) if self.private and purpose == SHUFFLE else None
-        compute = self.state.compute
-        rounded = self.place.settings.resolution
+        step = None
+        if perturbed := plan.algorithm.perturbation:
+            from medsilo.learning.perturbation import perturbed_step
 
-        def epoch(lessons: Sequence[TrainStep], local_epoch: int, most: int | None = None) -> float:
-            order = generator_for(plan.seed, site, purpose, number, local_epoch)
-            drawn = seed_for(self.drawn_from, site, "augment", purpose, number, local_epoch)
-            number_of = steps if most is None else min(most, steps)
-            cases = drawn_cases(self.train, task.variation, drawn, self._names(self.train))
-            if private:
-                drawn_batches = private.sample.batches(cases, number_of, compute)
-                if layer:  # its amplitude was released before, so that a case is changed by nothing of another
-                    drawn_batches = passed_through(layer, drawn_batches, learns=False)
-                return train_epoch(drawn_batches, lessons, compute, stop)
-            data: Iterator[tuple[Tensor, Tensor]]
-            if task.draws:
-                data = batches(task.draw_batches(cases, size, number_of, drawn), size, compute)
-            else:
-                data = islice(batches(cases, size, compute, order), most)
-            if layer:
-                data = passed_through(layer, data, learns=purpose == SHUFFLE)
-            return train_epoch(data, lessons, compute, stop)
-
+            step = partial(perturbed_step, perturbed.alpha)
+        cases = RoundCases(self, purpose, number, stop)
         return TrainContext(
-            site,
-            self.place.trainers,
-            self.state.modules,
-            self.state.optimizers,
-            plan.training,
-            self.loss,
-            compute,
-            epoch,
-            lambda: self.in_order(self.data.train, stop),
-            lambda: self.private.size if self.private else rounded(patients_of(self.data.train), task.synthetic).cases,
-            steps,
-            generator_for(self.drawn_from, site, "method", number),
-            partial(optional.perturbed_step, perturbed.alpha) if (perturbed := plan.algorithm.perturbation) else None,
-            private,
-            self._labels,
-            lambda model: self.tells[0](model, stop),
-            lambda model: self.tells[1](model, stop),
+            site=site,
+            sites=self.place.trainers,
+            modules=self.state.modules,
+            optimizers=self.state.optimizers,
+            training=plan.training,
+            loss=self.loss,
+            compute=self.state.compute,
+            cases=cases,
+            random=generator_for(self.drawn_from, site, "method", number),
+            rule=step,
+            private=cases.private,
         )
 
     @cached_property
     def loss(self) -> LossFunction:
-        """Return what training minimises: the task's loss, with the weights that the plan gives classes."""
+        """The task's loss with the plan's class weights."""
         task, weights = self.place.plan.task, self.place.plan.training.class_weights
         if weights == "none":
             return task.goal.loss
-        counted = optional.balanced(self._labels()) if weights == "balanced" else weights
-        return optional.weighted(task.goal.loss, torch.as_tensor(counted), task.goal.cross_entropy)
+        from medsilo.learning.class_weights import balanced, weighted
+
+        counted = balanced(self.labels()) if weights == "balanced" else weights
+        return weighted(task.goal.loss, torch.as_tensor(counted), task.goal.cross_entropy)
 
     def in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield a part's cases once, behind the input layer."""
+        """Yield each case of a part once, in batches, after the input layer."""
         plan = self.place.plan
         layer = plan.algorithm.input_layer(self.state.modules)
         seed = seed_for(self.drawn_from, self.place.site, "in order")
-        cases = drawn_cases(part, plan.task.piece, seed, self._names(part))
+        cases = drawn_cases(part, plan.task.piece, seed, self.names(part))
         for inputs, targets in batches(cases, plan.task.evaluation_batch, self.state.compute):
             stop()
             yield layer.eval()(inputs) if layer else inputs, targets
 
-    def _names(self, cases: Dataset) -> Sequence[str] | None:
-        """Return what a case's chance follows from where privacy is promised; None: from its place."""
+    def names(self, cases: Dataset) -> Sequence[str] | None:
+        """Return the cases' names, from which random changes of a case follow under differential privacy; None without
+        it."""
         return names_of(cases) if self.private else None
 
-    def _labels(self) -> list[int]:
-        """Return how often each label occurs among the training cases."""
+    def labels(self) -> list[int]:
+        """Return the number of training cases of each class."""
         return label_counts(self.data.train, self.place.plan.task.goal.classes)
+
+
+class RoundCases:
+    """Passes a site's training cases through networks in one round."""
+
+    def __init__(self, trainer: Trainer, purpose: str, number: int, stop: Stop) -> None:
+        """purpose: the purpose from which the order's seed is derived."""
+        self.trainer, self.purpose, self.number, self.stop = trainer, purpose, number, stop
+        self.learns = purpose == SHUFFLE
+        self.private = trainer.private.training(number) if trainer.private and self.learns else None
+
+    @property
+    def steps(self) -> int:
+        own, training = self.trainer, self.trainer.place.plan.training
+        steps = own.private.steps_in_epoch if own.private else steps_in(own.samples, training.batch_size)
+        # If the task draws batches at random, a round is a single pass of local_steps.
+        return training.local_steps or steps if own.place.plan.task.draws else steps
+
+    def epoch(self, lessons: Sequence[TrainStep], number: int, most: int | None = None) -> float:
+        own, site, compute = self.trainer, self.trainer.place.site, self.trainer.state.compute
+        plan, task, size = own.place.plan, own.place.plan.task, own.place.plan.training.batch_size
+        drawn = seed_for(own.drawn_from, site, "augment", self.purpose, self.number, number)
+        steps = self.steps if most is None else min(most, self.steps)
+        cases = drawn_cases(own.train, task.variation, drawn, own.names(own.train))
+        data: Iterator[tuple[Tensor, Tensor]]
+        if self.private:
+            data = self.private.sample.batches(cases, steps, compute)
+        elif task.draws:
+            data = batches(task.draw_batches(cases, size, steps, drawn), size, compute)
+        else:
+            order = generator_for(plan.seed, site, self.purpose, self.number, number)
+            data = islice(batches(cases, size, compute, order), most)
+        if layer := plan.algorithm.input_layer(own.state.modules):
+            # Under differential privacy, the layer must not learn here, since one case would change the others.
+            data = passed_through(layer, data, learns=self.learns and self.private is None)
+        return train_epoch(data, lessons, compute, self.stop)
+
+    def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.trainer.in_order(self.trainer.data.train, self.stop)
+
+    def count(self) -> int:
+        own, place = self.trainer, self.trainer.place
+        if own.private:
+            return own.private.size
+        return place.settings.resolution(patients_of(own.data.train), place.plan.task.synthetic).cases
+
+    def labels(self) -> Sequence[int]:
+        return self.trainer.labels()
+
+    def told_loss(self, model: nn.Module) -> float | None:
+        own = self.trainer
+        data = own.in_order(own.train, self.stop)
+        loss, _ = evaluate(model, data, own.loss, lambda output, target: {}, own.state.compute, self.stop)
+        return own.disclosure.loss_within(loss, own.samples)
+
+    def told_score(self, model: nn.Module) -> float | None:
+        own = self.trainer
+        if not own.disclosure.scores_within:
+            return None
+        whole = own.place.plan.algorithm.whole({**own.state.modules, "model": model})
+        return own.disclosure.score_within(own.evaluation.evaluate(own.data.validation, self.stop, whole)[1])

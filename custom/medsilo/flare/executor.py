@@ -1,4 +1,4 @@
-"""The one executor of all methods: gives the participant its place in NVFlare's client."""
+"""Run a site of any method as an executor of NVFlare's client."""
 
 import json
 import math
@@ -26,10 +26,10 @@ from medsilo.core.files import FILE, make_folder
 from medsilo.core.package import ENGINE, facts_of
 from medsilo.core.parent_watch import end_with, reuse_blocks
 from medsilo.core.text import counted, is_safe_name, plain
-from medsilo.federation.bounds import Bounds, request_bounds
-from medsilo.federation.checks import check_packages
+from medsilo.exchange.bounds import Bounds, request_bounds
+from medsilo.exchange.checks import check_packages
 from medsilo.federation.limits import Clock
-from medsilo.federation.participant import Participant
+from medsilo.federation.participant import Participant, participant_of
 from medsilo.federation.permission import Permission
 from medsilo.federation.protection import acquire_lock
 from medsilo.federation.refusals import details, passes, public_reason
@@ -39,20 +39,21 @@ from medsilo.flare.site_settings import settings_of_site
 from medsilo.flare.study_events import StudyEvents
 from medsilo.flare.timeouts import timeouts_of
 from medsilo.flare.wire import let_tensors_travel, refusal, to_parcel, to_shareable
-from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, submitter_of
+from medsilo.flare.workspace import code_of_job, kit_of, output_folder, plan_of_job, submitter_of
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.event_reading import RUNNING, fates
-from medsilo.runs.messages import MOST_ROUNDS, Request, StudyMessage
+from medsilo.runs.messages import MOST_ROUNDS, Request, SiteWarning, StudyMessage
 from medsilo.runs.own_files import LogEntry
+from medsilo.site.settings import SiteSettings
 from nvflare_reliability.chunking import RetryingRequests
 from nvflare_reliability.forked import has_started
 from nvflare_reliability.message_limits import Gate
-from nvflare_reliability.patches import GARBAGE
+from nvflare_reliability.patches import GARBAGE, audit_without_fail
 
 
 def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> None:
-    """Add a line to a site's diary. The study goes on when it can't be written."""
+    """Append a line to a site's log of answers, ignoring errors of the disk."""
     if asked is not None:
         number = asked.get("round")
         known = isinstance(number, int) and 0 <= number <= MOST_ROUNDS
@@ -65,20 +66,22 @@ def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> N
             file.write(json.dumps(line).encode() + b"\n")
 
 
-QUIET = 600.0  # seconds: an error that a site reported is reported again only after so long without it
-MOST_KINDS = 20  # of errors that one job may write down, so that a server which provokes them fills no log
+# seconds without an error after which the same error is logged again
+QUIET = 600.0
+# most kinds of errors that one job may log, so that a server can't fill the log by provoking errors
+MOST_KINDS = 20
 
 
 class SiteEvents(StudyEvents):
-    """Writes how a study goes at this site."""
+    """Logs a study's progress at this site as events of its startup kit."""
 
     def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
         super().__init__(kit, job, study)
-        self.runs = False  # this site's last word was that it began
-        self.wrong = dict[str, float]()  # what keeps this site from its answers, and when it did last
+        self.runs = False  # whether the last logged event was the job's begin
+        self.wrong = dict[str, float]()  # kinds of recent errors, each with its last time
 
     def begin(self, text: str) -> None:
-        """Write that a site begins with a job, or goes on with one; and that its process ended, if without a word."""
+        """Log that the site begins or continues a job, and that an earlier process of the job ended silently."""
         before = fates(self.kit).get(self.job) if self.kit else None
         if before in RUNNING:
             self.tell("failed", "this site's process for the job was ended; another goes on")
@@ -86,21 +89,24 @@ class SiteEvents(StudyEvents):
         self.runs = True
 
     def end(self, text: str) -> None:
-        """Write once that this site's part in the job is over."""
+        """Log once that the job ended at this site."""
         if self.runs:
             self.runs = False
             self.tell("ended", text)
 
     def on_answer(self, wrong: str = "", died: bool = False, passing: bool = False) -> None:
-        """Write why this site can't answer, once until it can again for a while. wrong: why, where it could not.
+        """Log a failure once, until answers have succeeded for a while.
 
-        died, passing: the kind of error, told once whatever its text: a full disk fails at another file each time.
+        Args:
+            wrong: the reason of the failure, or "" after a success
+            died: whether the training process died
+            passing: whether the reason may pass, such as a full disk; its text may then differ each time
         """
         now = time.monotonic()
         if not wrong:
             self.wrong = {kind: then for kind, then in self.wrong.items() if now - then < QUIET}
             return
-        kind = "died" if died else "passing" if passing else re.sub(r"\d+", "", wrong)  # numbers differ each time
+        kind = "died" if died else "passing" if passing else re.sub(r"\d+", "", wrong)  # ignore numbers in the text
         if kind not in self.wrong:
             if len(self.wrong) == MOST_KINDS:
                 return
@@ -108,33 +114,36 @@ class SiteEvents(StudyEvents):
         self.wrong[kind] = now
 
 
-STOOD_STILL = 600.0  # seconds without work after which a site gives up an answer, where the plan sets no limit
-LOOK = 10.0  # seconds between two looks at whether there is work
-LEAST = 0.05  # of a core that works
-ABORT_POLL = 0.2  # seconds until an abort is seen, however long a batch takes
+# seconds of idleness after which a site gives up an answer, if the plan sets no time limit
+STOOD_STILL = 600.0
+LOOK = 10.0  # seconds between two checks for processor time
+LEAST = 0.05  # least share of a core's time that counts as work
+ABORT_POLL = 0.2  # seconds between two checks for an abort
 
 
 class MedsiloExecutor(Executor):
-    """Answers the coordinator's parcels; every failure becomes a refusal whose text is fit to leave the site."""
+    """Answers the server's messages, and turns each error into a rejection whose text the site may send."""
 
-    participant_class: type[Participant] = Participant  # the benchmarks' has another
+    participant: Callable[..., Participant] = staticmethod(participant_of)  # benchmarks replace it
 
     def __init__(self) -> None:
         super().__init__()
-        self.working: tuple[Site, Clock] | None = None  # this site in the study, and how long it works for that
-        self.folder: Path | None = None  # of this site in the study
-        self.give_back: Callable[[], None] | None = None  # the study's place at this hospital
-        self.gate: Gate | None = None  # where the job's plan can be read
+        self.working: tuple[Site, Clock] | None = None  # the site of the present study, and its clock
+        self.folder: Path | None = None  # the site's folder in the study's run
+        self.give_back: Callable[[], None] | None = None  # frees the study's slot at this hospital
+        self.gate: Gate | None = None  # set if the job's plan is valid
         self.events = SiteEvents(None)
-        self.measured = False  # the plan sets no limit for an answer
-        self.worker = ThreadPoolExecutor(1)  # one piece of work at a time, while this thread watches for aborts
+        self.measured = False  # whether the plan sets no time limit for an answer
+        self.worker = ThreadPoolExecutor(1)  # works while the calling thread checks for aborts
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             let_tensors_travel()
             reuse_blocks()
-            os.umask(0o077)  # logs, too, are for this account alone
-            end_with(os.getppid())  # NVFlare's own process at this site, whose end is the hospital's will
+            os.umask(0o077)  # only this user account may read logs
+            audit_without_fail()
+            # The parent is NVFlare's client, which the hospital can end.
+            end_with(os.getppid())
             self._guard(fl_ctx)
             self.events = SiteEvents.of(fl_ctx, "client")
             GARBAGE.begin()
@@ -147,7 +156,8 @@ class MedsiloExecutor(Executor):
             self.give_back()
 
     def _guard(self, fl_ctx: FLContext) -> None:
-        """Take no more from the server than the plan needs. What is wrong with a plan is said on joining."""
+        """Limit the messages that the site accepts from the server to the sizes in the plan. The answer to "join"
+        reports faults of the plan."""
         cell = fl_ctx.get_engine().get_cell()
         gate = Gate(cell, Bounds())
         gate.guard_site()
@@ -160,7 +170,7 @@ class MedsiloExecutor(Executor):
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         started, parcel = time.monotonic(), StudyMessage()
-        checks: list[Callable[[], None]] = []  # of this work, as soon as it has begun
+        checks: list[Callable[[], None]] = []  # checks during the present work
 
         def stop() -> None:
             if abort_signal.triggered:
@@ -177,7 +187,7 @@ class MedsiloExecutor(Executor):
                 reply = site.answer(parcel, stop)
             self.events.on_answer()
             for warning in reply.facts.get("warnings", []):
-                self.log_warning(fl_ctx, plain(warning))
+                self.log_warning(fl_ctx, SiteWarning.received(warning).text)
             if parcel.facts.get("task") == "test":
                 self.events.end("this site answered the test, the study's last task")
             if self.folder:
@@ -193,26 +203,26 @@ class MedsiloExecutor(Executor):
         except Exception as error:
             reason = plain(public_reason(error))
             self.log_error(fl_ctx, reason)
-            with suppress(OSError):  # a disk that is full
-                add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
+            add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
             self._write_private(error, fl_ctx)
             died = isinstance(error, Died)
-            own = reason.replace("--kit KIT", f"--kit {self.events.kit or 'KIT'}")  # what leaves has no path
+            own = reason.replace("--kit KIT", f"--kit {self.events.kit or 'KIT'}")  # the sent text has no path
             self.events.on_answer(own, died, passes(error))
             if self.folder:
                 note(self.folder, parcel.facts, kind="died" if died else "refused", reason=own)
             return refusal(reason, passes(error), isinstance(error, Lacks))
 
     def _begin(self, parcel: StudyMessage, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
-        """Return this site in the parcel's study, and its clock; asked once per process, unless it is refused."""
+        """Return this site for the message's study, with the clock of its time limit."""
         study, site = parcel.facts["study"], fl_ctx.get_identity_name()
         if not is_safe_name(study):
             raise Refused("the study's name has odd characters")
         self.events.study = study
         served = parcel.facts.get("packages")
         engine = served.get(ENGINE) if isinstance(served, dict) else None
-        check_packages({ENGINE: facts_of(ENGINE)}, {ENGINE: engine})  # of another medsilo it may not even read the plan
-        settings = settings_of_site(fl_ctx)
+        # Another version of medsilo might fail to read the plan.
+        check_packages({ENGINE: facts_of(ENGINE)}, {ENGINE: engine})
+        settings = self._settings(fl_ctx)
         submitted = plan_of_job(fl_ctx, settings)
         self.events.plan = submitted.hash
         plan = self._among(submitted, Request.received(parcel.facts).sites, site)
@@ -220,24 +230,36 @@ class MedsiloExecutor(Executor):
         self.folder = paths.site_folder(output_folder(fl_ctx, settings) / study, site)
         if plan.hash != parcel.facts["plan"]:
             raise Refused("the job's plan at this site differs from the server's; submit the job again")
-        lead = submitter_of(fl_ctx) or ""
-        place = SiteContext(plan, site, parcel.facts["sites"], settings, self.folder, lead, kit_of(fl_ctx), submitted)
+        lead, kit = submitter_of(fl_ctx) or "", kit_of(fl_ctx)
+        code = code_of_job(fl_ctx, submitted) if kit and settings.approval_of() != "none" else None
+        place = SiteContext(plan, site, parcel.facts["sites"], settings, self.folder, lead, kit, submitted, code)
         permission = Permission(place)
         permission.begin()
         self.give_back = self.give_back or acquire_lock(plan, site, settings, self.folder)
         clock = Clock()
         self.events.begin(f"{plan.algorithm.title}, {counted(plan.rounds, 'round')}")
         note(self.folder, kind="began", plan=plan.hash, method=plan.algorithm.title, rounds=plan.rounds, lead=lead)
-        return answering(place, permission, self.participant_class, self._died_between), clock
+        return self._answering(place, permission, fl_ctx), clock
+
+    def _settings(self, fl_ctx: FLContext) -> SiteSettings:
+        return settings_of_site(fl_ctx)
+
+    def _answering(self, place: SiteContext, permission: Permission, fl_ctx: FLContext) -> Site:
+        room: Callable[[], Site] | None = None
+        if place.settings.room.studies:
+            from medsilo.airlock.study import room_of
+
+            room = room_of(place)
+        return answering(place, permission, self.participant, self._died_between, room)
 
     def _died_between(self, reason: str) -> None:
-        """Write that the process which trains died between two requests."""
+        """Log that the training process died between two requests."""
         self.events.tell("failed", reason)
         if self.folder:
             note(self.folder, kind="died", reason=reason)
 
     def _among(self, plan: Plan, sites: Sequence[str], site: str) -> Plan:
-        """Return the plan for the sites that the server tells, where it names none itself."""
+        """Return the plan with the server's list of sites, if it names no sites itself."""
         if plan.participation.sites:
             return plan
         if site not in sites:
@@ -248,7 +270,8 @@ class MedsiloExecutor(Executor):
         return plan
 
     def _write_private(self, error: Exception, fl_ctx: FLContext) -> None:
-        """The whole story, which may name files and patients, into a file of this site: NVFlare's logs may leave it."""
+        """Write the error's details to a private file, because they may name patients, and a site may send NVFlare's
+        logs."""
         try:
             folder = self.folder or output_folder(fl_ctx, settings_of_site(fl_ctx))
             make_folder(folder)
@@ -259,14 +282,14 @@ class MedsiloExecutor(Executor):
 
 
 class Busy:
-    """Looks at whether the processes that train here work."""
+    """Checks that the training processes use processor time."""
 
     def __init__(self) -> None:
         self.looked = self.worked = time.monotonic()
         self.used = _used()
 
     def check(self) -> None:
-        """Raise Died where they have done nothing for too long."""
+        """Raise Died if the training processes have been idle for too long."""
         now = time.monotonic()
         if now - self.looked > LOOK:
             used = _used()
@@ -278,16 +301,17 @@ class Busy:
 
 
 def _used() -> float:
-    """Return the seconds of processors that training took so far: of its own processes, or of this one."""
+    """Return the processor time of all child processes, or of this process if it has none, in seconds."""
     own, used = psutil.Process(), 0.0
     for process in own.children(recursive=True) or [own]:
-        with suppress(psutil.Error):  # it has ended
+        with suppress(psutil.Error):  # the process has ended
             used += sum(process.cpu_times()[:2])
     return used
 
 
 def _await(work: Future, stop: Callable[[], None]) -> Shareable:
-    """Wait for the work, or leave it at once when told to stop; it ends by itself before its next batch."""
+    """Wait for the work's result, calling `stop` regularly; after an error from `stop`, the work ends before its next
+    batch."""
     while True:
         try:
             return work.result(timeout=ABORT_POLL)

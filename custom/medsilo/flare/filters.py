@@ -1,6 +1,6 @@
-"""The filter that a hospital names in its `local/privacy.json`: it holds for every job, whatever the job says.
+"""Filter answers of all jobs, if a hospital's `local/privacy.json` names this filter.
 
-NVFlare turns what it raises into a refusal, so nothing of such an answer leaves, and both audit logs have the reason.
+NVFlare turns the filter's errors into rejections without tensors, and both audit logs have the reason.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from medsilo.flare.wire import META
 
 
 class OnlyTheseGroups(Filter):
-    """Lets an answer out when every group of tensors in it is on the hospital's list; refusals pass.
+    """Passes an answer only if all its groups of tensors are on the hospital's list; rejections always pass.
 
-    `medsilo disclosure` names a job's groups.
+    `medsilo disclosure` lists a job's groups of tensors.
     """
 
     def __init__(self, groups: Sequence[str]) -> None:

@@ -1,119 +1,89 @@
-"""The plans of the jobs that come with medsilo, as they were written: in `medsilo/jobs`.
+"""Where a job is found; those that come with medsilo are a checkout's `jobs/`, or in the wheel of medsilo-lab."""
 
-A plan may name another as its `base` and then says what is different, key by key; comments above it and behind values
-come along. `_name.yaml` is a base only. `method.yaml` is the plan of a method's job, `method/name.yaml` a further one.
-"""
-
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+import os
+from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
-
-import yaml
+from typing import Any
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.yaml_text import load_yaml
-from medsilo.plan import Plan
+from medsilo.core.files import check_tree
+from medsilo.core.package import PLACE, ROOT
+from medsilo.runs import paths
 
-SHIPPED = Path(__file__).resolve().parents[1] / "jobs"
-
-
-@dataclass
-class PlanEntry:
-    """A key as it was written: with its value, or with the entries below it."""
-
-    text: str
-    comment: str
-    below: dict[str, "PlanEntry"] = field(default_factory=dict)
-
-    def rows(self, depth: int = 0) -> list[tuple[str, str]]:
-        """Return its lines and those below it, each with its comment."""
-        own = ("  " * depth + self.text, self.comment)
-        return [own, *(row for entry in self.below.values() for row in entry.rows(depth + 1))]
-
-
-@dataclass
-class PlanSource:
-    """A plan as it was written, with what its bases say."""
-
-    header: list[str]
-    entries: dict[str, PlanEntry]
-
-    @classmethod
-    def read(cls, path: Path) -> "PlanSource":
-        """Read a plan and its bases."""
-        lines = path.read_text(encoding="utf-8").splitlines()
-        body = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
-        if hidden := [line for line in lines[body:] if line.lstrip().startswith("#")]:
-            raise MedsiloError(f"{path.name}: write the comment {hidden[0].strip()!r} above the plan or behind a value")
-        plan = yaml.compose("\n".join(lines))
-        assert isinstance(plan, yaml.MappingNode)
-        own = cls([line for line in lines[:body] if line], _entries(plan, lines))
-        base = own.entries.pop("base", None)
-        if base is None:
-            return own
-        below = cls.read(path.parent / base.text.removeprefix("base: "))
-        return cls([*own.header, *below.header], _merged(below.entries, own.entries))
-
-    def text(self, *more: str) -> str:
-        """Return the whole plan, its sections in a plan's order; comments of a section stand below each other.
-
-        more: comments behind those above the plan.
-        """
-        lines: list[str] = []
-        after_section = True
-        known = [key for key in Plan.model_fields if key in self.entries]
-        for entry in (self.entries[key] for key in dict.fromkeys([*known, *self.entries])):
-            rows = entry.rows()
-            width = max((len(text) for text, comment in rows if comment), default=0)
-            lines += [""] * (after_section or bool(entry.below))
-            lines += [f"{text:{width}}  {comment}" if comment else text for text, comment in rows]
-            after_section = bool(entry.below)
-        return "\n".join([*self.header, *more, *lines]) + "\n"
-
-
-def _entries(node: yaml.MappingNode, lines: list[str]) -> dict[str, PlanEntry]:
-    entries = {}
-    for key, value in node.value:
-        has_more = isinstance(value, yaml.MappingNode) and not value.flow_style
-        end = key.end_mark if has_more else value.end_mark
-        written = [*lines[key.start_mark.line : end.line], lines[end.line][: end.column + has_more]]
-        text = "\n".join([written[0][key.start_mark.column :], *written[1:]])
-        comment = lines[end.line][end.column + has_more :].strip()
-        entries[key.value] = PlanEntry(text, comment, _entries(value, lines) if has_more else {})
-    return entries
-
-
-def _merged(base: dict[str, PlanEntry], own: dict[str, PlanEntry]) -> dict[str, PlanEntry]:
-    """Return the base's entries with own ones in their place; a new one stands behind the key that it stood behind."""
-    order, place = list(base), 0
-    for key in own:
-        if key not in base:
-            order.insert(place, key)
-        place = order.index(key) + 1
-    entries = {key: own.get(key) or base[key] for key in sorted(order, key=lambda key: key != "name")}
-    for key in own.keys() & base.keys():
-        if own[key].below:
-            entries[key] = replace(own[key], below=_merged(base[key].below, own[key].below))
-    return entries
+CONFIG = Path("app/config")
+PLAN = CONFIG / paths.PLAN
+JOBS = Path("jobs")  # folder in which a job is searched by its name
+YAML = (".yaml", ".yml")  # suffixes of a plan's file
+LARGEST_FILE = 1 << 28  # most bytes of each file of a job
+SHIPPED = ROOT / "jobs" if (ROOT / "jobs").is_dir() else PLACE.parent / "jobs"
 
 
 def shipped_jobs() -> list[str]:
-    """Return the names of the methods that have a job."""
-    return sorted(path.stem for path in SHIPPED.glob("[!_]*.yaml"))
-
-
-def shipped_plans() -> Iterator[Path]:
-    """Yield the plans of all jobs, each at its place in `SHIPPED`; further ones come last."""
-    yield from sorted(SHIPPED.glob("[!_]*.yaml"))
-    yield from sorted(SHIPPED.glob("*/[!_]*.yaml"))
+    """Return the names of the jobs that come with medsilo."""
+    return sorted(path.parents[2].name for path in SHIPPED.glob(f"*/{PLAN}"))
 
 
 def shipped(job: Path) -> Path | None:
-    """Return the plan that a job's name stands for, such as `fedavg`, `jobs/fedavg` or `fedsm/prostate`."""
-    parts = job.parts[1:] if job.parts[:1] == ("jobs",) else job.parts
-    return next((path for path in shipped_plans() if path.relative_to(SHIPPED).with_suffix("").parts == parts), None)
+    """Return the folder of medsilo's included job with a name such as `fedavg` or `jobs/fedavg`; None for other
+    names."""
+    name = "/".join(job.parts[1:] if job.parts[:1] == ("jobs",) else job.parts)
+    return SHIPPED / name if name in shipped_jobs() else None
 
 
-def values_of(plan: Path) -> object:
-    """Return a shipped plan with what its bases say, as it is read from YAML."""
-    return load_yaml(PlanSource.read(plan).text())
+def values_of(job: Path, read: Callable[[Path], Any]) -> Any:
+    """Return the unchecked values of the plan in a job's folder or a plan's file. read: reads a file."""
+    return read(job / PLAN if (job / PLAN).is_file() else job)
+
+
+def find_job(job: str | Path) -> Path:
+    """Return the folder of a job, given by its path, its name in ./jobs, or the name of an included job.
+
+    Raises MedsiloError with similar jobs' names if there is no such job.
+    """
+    folder = _named(job)
+    check_tree(folder, LARGEST_FILE, "the job")
+    return folder
+
+
+def _named(job: str | Path) -> Path:
+    folder = Path(job)
+    if os.path.lexists(folder / PLAN):
+        return folder
+    inside = next((above for above in folder.parents if (above / PLAN).is_file()), None)
+    if inside:
+        raise MedsiloError(f"{folder} lies in a job; give the job's folder, {inside}, and another plan with --plan")
+    if folder.is_file() and folder.suffix == ".py":
+        raise MedsiloError(f"{folder} is a script and no job; for your own script: medsilo docs research/own-script")
+    if folder.is_file():
+        raise MedsiloError(f"{folder} is a file; give the job's folder, and a plan with --plan")
+    if (folder / paths.PLAN).is_file() and (folder / paths.ROUNDS).is_file():
+        raise MedsiloError(f"{folder} is a run, not a job; to train it further: medsilo run {folder} --more 20")
+    if folder.parent == Path() and (JOBS / folder / PLAN).is_file():
+        return JOBS / folder
+    if not folder.exists() and (own := shipped(folder)):
+        return own
+    if folder.name == "central":
+        raise MedsiloError(
+            "central pools all data, so it is no job: medsilo run local --set algorithm.name=central --engine "
+            "inprocess, or beside others: medsilo compare --methods central,fedavg"
+        )
+    there = {path.parents[2].name: path.parents[2] for path in folder.parent.glob(f"*/{PLAN.as_posix()}")}
+    known = there or {name: Path(name) for name in shipped_jobs()}
+    near = get_close_matches(folder.name, known, 1)
+    listed = f"jobs: {', '.join(sorted(known))}" if known else "the jobs of methods come with medsilo-lab"
+    hint = f"did you mean {known[near[0]]}?" if near else listed
+    if folder.is_dir():
+        names = sorted(path.parents[2].name for path in folder.glob(f"*/{PLAN.as_posix()}"))
+        if not names:
+            raise MedsiloError(f"{folder} is a folder, and no job; if it holds data, make a job: medsilo init {folder}")
+        hint = f"jobs in it: {', '.join(names)}"
+    raise MedsiloError(f"no job at {folder}: it needs {PLAN}; {hint}")
+
+
+def job_or_run(job: str | Path) -> Path:
+    """Return the folder of a job, or of the job that a run was made of; for a run without a job, its plan's file."""
+    run = Path(job)
+    if not (run / paths.ROUNDS).is_file() or not (run / paths.PLAN).is_file():
+        return find_job(job)
+    return run / paths.JOB if (run / paths.JOB / PLAN).is_file() else run / paths.PLAN

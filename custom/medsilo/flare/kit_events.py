@@ -1,60 +1,98 @@
-"""What writes into a kit's events.log in the kit's own process; study_events.py has what studies write."""
+"""Log events of a startup kit's own process in its events.log; study_events.py logs events of studies."""
 
 import math
+import os
+import re
+import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from nvflare.apis.app_validation import AppValidationKey
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_launcher_spec import JobHandleSpec, JobLauncherSpec
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
+from medsilo.core.errors import MedsiloError, Passing
+from medsilo.core.files import read_bounded, write_bytes
 from medsilo.core.text import plain
-from medsilo.flare.workspace import kit_folder
-from medsilo.runs.events import SILENCE, Event, write
+from medsilo.flare.certificates import TOLD, CertificateEnds, end_of, own_certificate
+from medsilo.flare.leftovers import studies_of
+from medsilo.flare.workspace import kit_folder, kit_of, settings_folder
+from medsilo.runs import paths
+from medsilo.runs.event_chain import REMEDY, EventChain
+from medsilo.runs.events import SILENCE, Event, tell_counts, write
 from nvflare_reliability.cleanup import LostConnections
+from nvflare_reliability.kit_patches import (
+    beat_when_connected,
+    hear_of_expulsion,
+    is_expelled,
+    say_why,
+    tell_with_heartbeats,
+)
+from nvflare_reliability.liveness import EXPELLED, REFUSES, WAITS, Silent
+from nvflare_reliability.returning_sites import hear_of_processes
+from nvflare_reliability.revocation import LARGEST, LIST, is_newer, list_in
 
-LOOK = 2.0  # seconds between two looks at the connections
-GRACE = 10.0  # seconds without a connection until a party is away: one that broke is often made again
-SETTLED = 60.0  # seconds after a return in which its processes may still register
-AGAIN = 3600.0  # seconds until it is written once more that the same party is refused, which asks every few seconds
-TWICE = 30.0  # seconds in which the process of a kit that is stopped may still be heard beside the next one
+LOOK = 2.0  # seconds between two checks of the connections
+# seconds until a party without a connection counts as absent, because lost connections are often restored
+GRACE = 10.0
+# seconds without a heartbeat after which a party is called; heartbeats come every ten seconds
+LATE = 11.0
+# seconds after a party's return in which further registrations of its processes are expected
+SETTLED = 60.0
+# A message in the error log of a job's process
+NOT_ALLOWED = re.compile(r"Component '([\w.]{1,200})'[^\n]{0,300} is not in allow_list(?!; allowing)")
+MOST_READ = 1 << 20  # most bytes of the error log to read
+# NVFlare's request to stop: a file in the kit, some seconds before its process is killed
+STOP = "shutdown.fl"
+# counts rejections of all names together, because a rejected party may give any name
+REGISTERING = "those who register"
+# seconds in which a stopping process of a kit may still send messages besides its successor
+TWICE = 30.0
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A party at one look: whether a connection to it is open, and when it was heard, by a clock that may jump."""
+    """A party's state at one check: its connection, and its last message's time by the wall clock."""
 
     connected: bool
     last_heard: float
-    token: str = ""  # is another one after its processes were started again
+    token: str = ""  # changes when the party's processes are restarted
+    cell: str = ""  # the name of the party's cell in NVFlare
 
 
 @dataclass
 class Attendance:
-    """Who is there, who is away and since when nothing was seen of them."""
+    """The connected and the absent parties, each with the time of its last message."""
 
-    direct: set[str] = field(default_factory=set)  # whose connection was seen once
-    heard: dict[str, tuple[float, float]] = field(default_factory=dict)  # last_heard, and when it was new
-    lost: dict[str, float] = field(default_factory=dict)  # since when a connection is gone
+    direct: set[str] = field(default_factory=set)  # sites with a direct connection at any time
+    heard: dict[str, tuple[float, float]] = field(default_factory=dict)  # last_heard, and the time at which it changed
+    lost: dict[str, float] = field(default_factory=dict)  # the time at which each connection was lost
     there: dict[str, bool] = field(default_factory=dict)
     returned: dict[str, float] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
 
-    def look(self, seen: Mapping[str, Seen], now: float) -> Iterator[Event]:
-        """Yield what changed since the last look. now: in seconds of a clock that nobody sets."""
+    def look(
+        self, seen: Mapping[str, Seen], now: float, expelled: Collection[str] = (), deaf: Collection[str] = ()
+    ) -> Iterator[Event]:
+        """Yield events for changes since the last check. now: monotonic seconds. deaf: parties that do not answer
+        calls."""
         for name, one in seen.items():
             if self.heard.get(name, (None,))[0] != one.last_heard:
                 self.heard[name] = one.last_heard, now
         self.direct.update(name for name, one in seen.items() if one.connected)
         for name in sorted({*seen, *self.there}):
-            why = self._missing(name, seen.get(name), now)
+            why = EXPELLED if name in expelled else self._missing(name, seen.get(name), now, name in deaf)
             was = self.there.get(name)
             if why is None and was is not True:
                 self.there[name] = True
@@ -71,51 +109,149 @@ class Attendance:
         self.returned[name] = now
         return Event("back", text, name)
 
-    def _missing(self, name: str, seen: Seen | None, now: float) -> str | None:
-        """Return why one is away, None where it is there, and "" where a lost connection may be made again."""
+    def late(self, seen: Mapping[str, Seen], now: float) -> dict[str, str]:
+        """Return the parties whose heartbeats are late, with the names of their cells."""
+        return {name: one.cell for name, one in seen.items() if now - self.heard.get(name, (0, now))[1] > LATE}
+
+    def _missing(self, name: str, seen: Seen | None, now: float, is_deaf: bool) -> str | None:
+        """Return the reason why a party is absent; None if it is connected, and "" while a lost connection may be
+        restored."""
         if seen is None:
             return "it signed off, or the server gave it up"
         if seen.connected or name not in self.direct:
             self.lost.pop(name, None)
             silent = now - self.heard[name][1]
-            return f"it was silent for {silent:.0f} s" if silent > SILENCE else None
+            return f"it was silent for {silent:.0f} s" if silent > (LATE if is_deaf else SILENCE) else None
         since = self.lost.setdefault(name, now)
         return f"its connection is gone for {now - since:.0f} s" if now - since > GRACE else ""
 
 
+class WorkingTime:
+    """A clock of the seconds in which this process ran; while it was suspended, it could not receive messages."""
+
+    def __init__(self) -> None:
+        self.at, self.worked = time.monotonic(), 0.0
+
+    def __call__(self) -> float:
+        now = time.monotonic()
+        self.worked += min(now - self.at, 2 * LOOK)
+        self.at = now
+        return self.worked
+
+
+class EventKeeper:
+    """Signs a startup kit's events.log every hour and at the end, and logs counts of rejections."""
+
+    def __init__(self, kit: Path | None, chain: EventChain | None) -> None:
+        """chain: signs the log; None for a kit without a key."""
+        self.kit, self.chain, self.has_ended = kit, chain, False
+
+    @classmethod
+    def of(cls, fl_ctx: FLContext, party: str) -> Self:
+        """Return the event keeper of this process's startup kit, which also handles SIGTERM."""
+        files = kit_of(fl_ctx, party)
+        keeper = cls(kit_folder(fl_ctx), EventChain(files) if files else None)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, partial(keeper._end_by_signal, os.getpid()))
+        return keeper
+
+    def look(self) -> None:
+        """Log counted rejections, and sign the log if an hour has passed or the kit stops."""
+        with suppress(Exception):  # the next check repeats a failed check
+            if self.kit:
+                tell_counts(self.kit)
+                stops = (self.kit / STOP).exists()
+                if self.chain and not stops:
+                    self._sign(self.chain.sign_in_time)
+                elif stops:
+                    self.end()
+
+    def end(self) -> None:
+        """Sign the log at the end; repeated calls do nothing."""
+        if self.chain and not self.has_ended:
+            self.has_ended = True
+            with suppress(Exception):  # errors must not keep the process from ending
+                self._sign(self.chain.sign)
+
+    def _sign(self, sign: Callable[[], None]) -> None:
+        try:
+            sign()
+        except Passing:
+            raise  # temporary, while the kit is renewed
+        except MedsiloError as error:
+            if self.kit:
+                write(self.kit, Event("refused", f"{error}; {REMEDY}", needs_somebody=True, by="events.log"))
+
+    def _end_by_signal(self, process: int, number: int, frame: object) -> None:
+        if os.getpid() == process:
+            self.end()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
 class ServerEvents(FLComponent):
-    """Writes who is there, and who is refused."""
+    """Logs connections and rejections of parties as the server's events."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.refused: dict[str, float] = {}  # by reason, when it was written
-        self.attendance = Attendance()
-        self.twice: dict[str, tuple[float, float]] = {}  # hospitals with two processes: heard first and last so
+        self.attendance, self.keeper = Attendance(), EventKeeper(None, None)
+        self.certificates: CertificateEnds | None = None  # set when the server starts
+        # hospitals with two processes, each with the first and the last time of the conflict
+        self.twice: dict[str, tuple[float, float]] = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
+            self.keeper = EventKeeper.of(fl_ctx, "server")
             write(kit_folder(fl_ctx), Event("started", "the server, to which nobody is connected yet"))
+            self.certificates = CertificateEnds(kit_folder(fl_ctx))
+            tell_with_heartbeats(fl_ctx.get_engine().server, partial(revoked_in, kit_folder(fl_ctx)))
+            hear_of_processes(fl_ctx.get_engine(), partial(self._process_of_job, kit_folder(fl_ctx)))
             threading.Thread(target=self._watch, args=(fl_ctx.get_engine(), kit_folder(fl_ctx)), daemon=True).start()
+        elif event_type == EventType.SYSTEM_END:
+            self.keeper.end()
         elif event_type == EventType.CLIENT_REGISTER_PROCESSED:
             self._registered(fl_ctx)
         elif event_type == EventType.CLIENT_HEARTBEAT_PROCESSED:
+            peer = fl_ctx.get_peer_context()
+            if peer and self.certificates:
+                self.certificates.heard(peer.get_identity_name(), peer.get_prop(TOLD))
             self._heard(fl_ctx)
 
     def _watch(self, engine: Any, kit: Path) -> None:
+        silent, clock = Silent(engine.get_cell()), WorkingTime()
+        silent.listen()
         while not engine.server.shutdown:
-            with suppress(Exception):  # one look that fails is made good by the next
-                for event in self.attendance.look(connections(engine), time.monotonic()):
+            self.keeper.look()
+            with suppress(Exception):  # the next check repeats a failed check
+                expelled = [name for name in self.attendance.there if is_expelled(engine, name)]
+                seen, now = connections(engine), clock()
+                for event in self.attendance.look(seen, now, expelled, silent.deaf):
+                    write(kit, event)
+                silent.call(self.attendance.late(seen, now))
+                for event in self.certificates.look(time.time()) if self.certificates else ():
                     write(kit, event)
             time.sleep(LOOK)
 
+    @staticmethod
+    def _process_of_job(kit: Path, job: str, hospital: str, runs: bool) -> None:
+        """Log that a job's process died at a connected hospital, or that it was started again."""
+        listed = studies_of(kit).glob(f"*/{paths.JOBS}")
+        study = next((file.parent.name for file in listed if job in file.read_text("utf-8", "replace").split()), job)
+        if runs:
+            write(kit, Event("back", "its process was started again", hospital, study, job))
+        else:
+            told = "its process died; it is started again"
+            write(kit, Event("away", told, hospital, study, job, needs_somebody=True))
+
     def _registered(self, fl_ctx: FLContext) -> None:
-        """Write down whom the server did not let in."""
-        self._refuse(plain(fl_ctx.get_prop(FLContextKey.UNAUTHENTICATED) or ""), fl_ctx)
+        """Log that the server rejected a party's registration."""
+        self._refuse(plain(fl_ctx.get_prop(FLContextKey.UNAUTHENTICATED) or ""), REGISTERING, fl_ctx)
 
     def _heard(self, fl_ctx: FLContext) -> None:
-        """See to a kit that was started twice: NVFlare knows the process that registered last, and none of the other.
+        """Handle two processes of one startup kit, of which NVFlare knows only the last to register.
 
-        Where that one is away, the other takes its place at its next heartbeat; NVFlare lets it wait ten minutes.
+        If that process is gone, it is logged out, so that the other process can register at its next heartbeat; NVFlare
+        would wait ten minutes.
         """
         name = (fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR) or "").rpartition(": ")[2]
         if not name:
@@ -127,44 +263,172 @@ class ServerEvents(FLComponent):
             for gone in [client.token for client in engine.get_clients() if client.name == name]:
                 engine.server.logout_client(gone)
         elif now - self.twice[name][0] > TWICE:
-            self._refuse(f"two processes run with the kit of {name}; the later one has its jobs: end the other", fl_ctx)
+            told = f"two processes run with the kit of {name}; the later one has its jobs: end the other"
+            self._refuse(told, name, fl_ctx)
 
-    def _refuse(self, reason: str, fl_ctx: FLContext) -> None:
-        now = time.monotonic()
-        self.refused = {reason: then for reason, then in self.refused.items() if now - then < AGAIN}
-        if reason and reason not in self.refused:
-            self.refused[reason] = now
-            write(kit_folder(fl_ctx), Event("refused", reason, needs_somebody=True))
+    def _refuse(self, reason: str, by: str, fl_ctx: FLContext) -> None:
+        if reason:
+            write(kit_folder(fl_ctx), Event("refused", reason, needs_somebody=True, by=by))
+
+
+def reason_of_failure(kit: Path, job: str) -> str:
+    """Return the reason why a job's process failed at a hospital, if the server may know it.
+
+    Other reasons give "", because they may name files and patients.
+    """
+    end = end_of(own_certificate(kit))
+    if end is not None and end <= time.time():
+        return f"{WAITS} on {datetime.fromtimestamp(end, UTC):%Y-%m-%d %H:%M} UTC; its studies wait for a renewed kit"
+    try:
+        with (kit / job / "error_log.txt").open("rb") as file:
+            text = file.read(MOST_READ).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    refused = NOT_ALLOWED.search(text)
+    return f"{REFUSES}: {refused[1]} is not in its class_allow_list (local/resources.json)" if refused else ""
 
 
 def connections(engine: Any) -> dict[str, Seen]:
-    """Return the hospitals that are registered at the server."""
+    """Return the state of each hospital that is registered at the server."""
     cell = engine.get_cell()
     return {
-        client.name: Seen(cell.is_cell_connected(client.get_fqcn()), client.last_connect_time or 0.0, client.token)
+        client.name: Seen(
+            cell.is_cell_connected(its := client.get_fqcn()), client.last_connect_time or 0.0, client.token, its
+        )
         for client in engine.get_clients()
     }
 
 
+def launcher_of_code(local: Path) -> JobLauncherSpec | None:
+    """Return the launcher for a job with code at this hospital; None for NVFlare's launcher. local: the kit's `local`
+    folder."""
+    from medsilo.airlock.room import ability
+    from medsilo.flare.airlock_executor import AirlockLauncher
+    from medsilo.site.settings import SiteSettings
+
+    if (wanted := SiteSettings.read(local).airlock) == "off":
+        return None
+    able = ability()
+    if able.works:
+        return AirlockLauncher()
+    told = f"this hospital runs training scripts in its airlock alone, and its machine can't: {able.lacks[0]}"
+    return RefusingLauncher(plain(told)) if wanted == "required" else None
+
+
+def revoked_in(kit: Path) -> str:
+    """Return the text of the server's list of revoked certificates, or ""."""
+    with suppress(OSError, ValueError, MedsiloError):
+        return read_bounded(kit / LIST, LARGEST).decode()
+    return ""
+
+
+def take_revoked(kit: Path, told: object) -> None:
+    """Save the server's list of revoked certificates, if the root authority signed it and it is newer."""
+    with suppress(OSError, ValueError):
+        if isinstance(told, str) and len(told) <= LARGEST and is_newer(text := told.encode(), kit):
+            write_bytes(kit / LIST, text)
+            write(kit, Event("certificate", f"the consortium has revoked {len(list_in(kit) or [])} certificates"))
+
+
+class RefusingLauncher(JobLauncherSpec):
+    """Rejects a job with a reason. A launcher can do so, whereas NVFlare ignores an event handler's errors."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.reason = reason
+
+    def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
+        raise MedsiloError(self.reason)
+
+
+class OnlyLauncher(list[JobLauncherSpec]):
+    """A list to which NVFlare's components can't add their launchers, because NVFlare requires exactly one launcher."""
+
+    def append(self, launcher: JobLauncherSpec) -> None:
+        pass
+
+
 class HospitalEvents(LostConnections):
-    """Writes when a hospital's connection to the server is made, lost, and made again, and why jobs are refused."""
+    """Logs a hospital's connections to the server and rejections of jobs as events.
+
+    A hospital that approves plans starts a job with code only after approving its plan with this code. If the hospital
+    has an airlock, the job's script runs there.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.attendance, self.last_heard = Attendance(), 0.0
+        self.attendance, self.last_heard, self.keeper = Attendance(), 0.0, EventKeeper(None, None)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
-        if event_type == EventType.AFTER_CLIENT_HEARTBEAT:
-            self.last_heard = time.monotonic()
+        # Before connecting, which fails if the certificate has expired.
+        if event_type == EventType.SYSTEM_BOOTSTRAP:
+            ends = CertificateEnds(kit_folder(fl_ctx))
+            threading.Thread(target=self._watch_certificate, args=(ends,), daemon=True).start()
+        elif event_type == EventType.BEFORE_CLIENT_HEARTBEAT:
+            fl_ctx.set_prop(TOLD, own_certificate(kit_folder(fl_ctx)), private=False, sticky=False)
         elif event_type == EventType.AFTER_CLIENT_REGISTER:
             self.last_heard = time.monotonic()
-            threading.Thread(target=self._watch, args=(fl_ctx.get_engine(), kit_folder(fl_ctx)), daemon=True).start()
+            from medsilo.flare.code_gate import ask_when_deploying
 
-    def _watch(self, engine: Any, kit: Path) -> None:
+            self.keeper = EventKeeper.of(fl_ctx, "client")
+            ask_when_deploying(fl_ctx.get_engine())
+            say_why(fl_ctx.get_engine(), partial(self._why, kit_folder(fl_ctx)))
+            kit = kit_folder(fl_ctx)
+            hear_of_expulsion(
+                fl_ctx.get_engine(), partial(self._hear_of_expulsion, kit), partial(self._hear_of_server, kit)
+            )
+            beat_when_connected(fl_ctx.get_engine())
+            threading.Thread(target=self._watch, args=(fl_ctx.get_engine(), kit_folder(fl_ctx)), daemon=True).start()
+        elif event_type == EventType.BEFORE_JOB_LAUNCH:
+            from medsilo.flare.code_gate import why_not_started
+
+            meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
+            launcher: JobLauncherSpec | None = None
+            if meta.get(AppValidationKey.BYOC):
+                reason = why_not_started(fl_ctx, meta)
+                launcher = RefusingLauncher(reason) if reason else launcher_of_code(settings_folder(fl_ctx))
+            if isinstance(launcher, RefusingLauncher):
+                write(kit_folder(fl_ctx), Event("refused", launcher.reason, needs_somebody=True))
+            if launcher:
+                fl_ctx.set_prop(FLContextKey.JOB_LAUNCHER, OnlyLauncher([launcher]), private=True, sticky=False)
+        elif event_type == EventType.SYSTEM_END:
+            self.keeper.end()
+
+    @staticmethod
+    def _watch_certificate(ends: CertificateEnds) -> None:
         while True:
             with suppress(Exception):
-                server = Seen(engine.get_cell().is_cell_connected(FQCN.ROOT_SERVER), self.last_heard)
-                for event in self.attendance.look({"the server": server}, time.monotonic()):
+                for event in ends.look(time.time()):
+                    write(ends.kit, event)
+            time.sleep(LOOK)
+
+    @staticmethod
+    def _why(kit: Path, job: str) -> str:
+        reason = reason_of_failure(kit, job)
+        if reason:
+            write(kit, Event("refused", reason, job=job, needs_somebody=True))
+        return reason
+
+    def _hear_of_server(self, kit: Path, told: object) -> None:
+        self.last_heard = time.monotonic()
+        if told is not None:
+            take_revoked(kit, told)
+
+    @staticmethod
+    def _hear_of_expulsion(kit: Path) -> None:
+        told = "the consortium expelled this hospital, so its jobs were ended; ask the consortium's lead"
+        write(kit, Event("refused", told, "the server", needs_somebody=True, by="the server"))
+
+    def _watch(self, engine: Any, kit: Path) -> None:
+        silent, clock, where = Silent(engine.get_cell()), WorkingTime(), FQCN.ROOT_SERVER
+        silent.listen()
+        while True:
+            self.keeper.look()
+            with suppress(Exception):
+                connected = engine.get_cell().is_cell_connected(where)
+                seen, now = {"the server": Seen(connected, self.last_heard, cell=where)}, clock()
+                for event in self.attendance.look(seen, now, deaf=silent.deaf):
                     write(kit, event)
+                silent.call(self.attendance.late(seen, now))
             time.sleep(LOOK)

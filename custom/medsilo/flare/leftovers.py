@@ -1,4 +1,4 @@
-"""What grows in kits of a server and of hospitals, and may go; `medsilo.runs.clean` knows studies."""
+"""Find old files of jobs and studies in startup kits that may be removed; `medsilo.runs.clean` finds files of runs."""
 
 import json
 import math
@@ -11,20 +11,21 @@ import psutil
 from medsilo.core.errors import reading
 from medsilo.runs import paths
 from medsilo.runs.clean import Old, find_old, is_finished, is_left
+from medsilo.runs.ends import OVER, is_over
 from medsilo.site.party import FILE_NAME
 from medsilo.site.settings import SiteSettings
 
-JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # as NVFlare names jobs and their folders
-ENDED = "FINISHED:"  # so begins the status of a job that runs no more
+# NVFlare's identifiers of jobs, which also name their folders
+JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 RUNS = ("DISPATCHED", "RUNNING")
-AUDIT = "audit.log"  # of a job, by NVFlare: who asked for what, and each rejection
+AUDIT = "audit.log"  # NVFlare's log of a job: requests, requesters and rejections
 
 
 def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Old]:
-    """Return what may go from the kit of a server or a hospital: files of its studies, and what NVFlare left.
+    """Return the removable files of a server's or hospital's startup kit: old studies' files, and ended jobs' folders.
 
-    That are the folders of jobs that ran here, and at the server also jobs that have ended, with what leads download
-    of them. A job stays while a process runs it, and while a study that has not ended could go on with it.
+    At the server, stored jobs with their downloads are removable, too. A job is kept while a process runs it or an
+    unfinished study may continue from it.
     """
     studies = studies_of(kit)
     found = find_old(studies, days, unfinished) if studies.is_dir() else []
@@ -40,14 +41,13 @@ def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Ol
 
 
 def studies_of(kit: Path) -> Path:
-    """Return where a kit's party keeps its studies."""
+    """Return the folder of a startup kit's studies."""
     local = kit / "local"
-    output = SiteSettings.read(local).output if (local / FILE_NAME).is_file() else None
-    return output or kit / "medsilo"
+    return (SiteSettings.read(local) if (local / FILE_NAME).is_file() else SiteSettings()).studies_in(kit)
 
 
 def storage_of(kit: Path) -> Path | None:
-    """Return where a server keeps jobs and what leads download; None in the kit of another."""
+    """Return the folder of a server's stored jobs and downloads; None in another party's startup kit."""
     path = kit / "local/resources.json"
     if not (kit / "startup/fed_server.json").is_file() or not path.is_file():
         return None
@@ -58,12 +58,12 @@ def storage_of(kit: Path) -> Path | None:
 
 
 def command_lines() -> str:
-    """Return the command lines of all processes; that of a job's process names the job."""
+    """Return the command lines of all processes, in which a job's process has the job's identifier."""
     return "\n".join(word for one in psutil.process_iter(["cmdline"]) for word in one.info["cmdline"] or ())
 
 
 def _needed(studies: Path, unfinished: float) -> set[str]:
-    """Return the jobs that studies which have not ended, and were not left, could go on with."""
+    """Return the jobs from which unfinished studies may continue, without abandoned studies."""
     needed: set[str] = set()
     for path in studies.glob(f"*/{paths.JOBS}"):
         goes_on = any((path.parent / paths.CHECKPOINTS).glob(paths.ROUND_FILES)) and not is_finished(path.parent)
@@ -79,8 +79,8 @@ def _stored(jobs: Path, running: str, needed: set[str]) -> Iterator[Old]:
         try:
             status = str(json.loads((folder / "meta").read_text(encoding="utf-8"))["status"])
         except (OSError, ValueError, LookupError, TypeError):
-            continue  # one that comes in now
-        if status.startswith(ENDED):
-            yield Old.of(folder, f"a job that has ended ({status.removeprefix(ENDED).lower()}), and its results")
+            continue  # a job that is being received
+        if is_over(status):
+            yield Old.of(folder, f"a job that has ended ({status.removeprefix(OVER).lower()}), and its results")
         elif status in RUNS:
             yield Old.of(folder, "a job that was forgotten: no process runs it")

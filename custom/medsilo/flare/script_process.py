@@ -1,16 +1,20 @@
-"""The process in which a user's own script trains: its gate towards the server, what it logs, and why it ended.
+"""Guard the process in which a user's own script trains: limit received messages and logged numbers, and log the reason
+of its end.
 
-NVFlare receives in it: the site's own process or, with launch_external_process, one of the script's.
+This is the process that receives NVFlare's messages: the site's own or, with launch_external_process, the script's.
 """
 
 import logging
+import os
+import signal
 import threading
 import traceback
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, TrackConst
-from nvflare.apis.dxo import from_shareable
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType, LogWriterName, TrackConst
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -18,46 +22,124 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
 from nvflare.fuel.f3.cellnet.cell import Cell
 
-from medsilo.federation.bounds import Bounds, request_bounds
+from medsilo.core.text import plain
+from medsilo.exchange.bounds import Bounds, request_bounds
+from medsilo.federation.permission import Permission
+from medsilo.federation.script_bits import MOST_LOGGED, STEP, logged_names
+from medsilo.federation.site_context import SiteContext
+from medsilo.flare.code_gate import place_of_job
 from medsilo.flare.wire import let_tensors_travel
-from medsilo.flare.workspace import file_of_job
+from medsilo.flare.workspace import file_of_job, kit_in, kit_of
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
+from medsilo.site.settings import SiteSettings
 from nvflare_reliability.message_limits import Gate
+from nvflare_reliability.patches import audit_without_fail, hear_of_killed_script
 
+NUMBERS = {  # kinds of logged values that are numbers
+    *(AnalyticsDataType.SCALAR, AnalyticsDataType.SCALARS, AnalyticsDataType.METRIC, AnalyticsDataType.METRICS)
+}
+TRACKERS = (*LogWriterName, *(own.value for own in LogWriterName))
+TOO_MANY = f"no more of what the script logs leaves in this round: {MOST_LOGGED:,} numbers have; log fewer"
+MOST_SILENT = 50
 LOG = logging.getLogger(__name__)
 ENDED = (
     "the training script ended within a round; where no line above says why, let it loop while is_running(), and call "
     "send() in each round"
 )
-_gates: list[Gate] = []  # the one of this process
+KILLED = "the training script's process was killed, so this one ends, too; both are started again"
+_gates: list[Gate] = []  # this process's gate, if it was made
 
 
 class ScriptProcess(ConvertToFedEvent):
-    """A part of a recipe's job at each site. What the script logs goes to the server's tracker, as in NVFlare."""
+    """A component of a recipe's job at each site, which sends the script's permitted logged numbers to the server's
+    tracker."""
 
     def __init__(self) -> None:
         super().__init__([ANALYTIC_EVENT_TYPE])
-        self._told = False  # that the script ended: every later round fails, too
+        self._names: set[str] | None = None  # names of the numbers that may be sent
+        self._silent: set[str] = set()  # names for which a warning was logged
+        self._logged = 0  # logged numbers sent in this round
+        self._told = False  # whether the script's end was reported
+        self._killed = 0  # signal that killed the script's process, or 0
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Guard and listen, before the script starts and the first task is asked for."""
+        """Limit messages before the script starts, filter its logged numbers, and report its end."""
         if event_type == EventType.ABOUT_TO_START_RUN:
             threading.excepthook = write_error
+            audit_without_fail()
+            hear_of_killed_script(partial(setattr, self, "_killed"))
             guard(fl_ctx.get_engine().get_cell(), file_of_job(fl_ctx, paths.PLAN))
-        elif event_type == ANALYTIC_EVENT_TYPE:  # MONAI's names are an enum, which the server does not know
-            logged = from_shareable(fl_ctx.get_prop(FLContextKey.EVENT_DATA)).data
-            logged[TrackConst.TRACK_KEY] = str.__str__(logged[TrackConst.TRACK_KEY])
+        elif event_type == ANALYTIC_EVENT_TYPE:
+            told = self._named(from_shareable(fl_ctx.get_prop(FLContextKey.EVENT_DATA)), fl_ctx)
+            if told is None:
+                return
+            fl_ctx.set_prop(FLContextKey.EVENT_DATA, told.to_shareable(), private=True, sticky=False)
+        elif event_type == EventType.BEFORE_TASK_EXECUTION:
+            self._logged = 0
         elif event_type == EventType.AFTER_TASK_EXECUTION and not self._told:
             answer: Shareable = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
             self._told = answer.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
             if self._told:
+                self._end_with_script(fl_ctx)
                 LOG.error("SystemExit: %s", ENDED)
+        elif event_type == EventType.FATAL_SYSTEM_ERROR:  # the script ended before its answer arrived
+            self._end_with_script(fl_ctx)
         super().handle_event(event_type, fl_ctx)
+
+    def _end_with_script(self, fl_ctx: FLContext) -> None:
+        """Kill this process at a hospital if the script's process was killed, so that the server has both restarted."""
+        if self._killed and kit_of(fl_ctx):
+            LOG.error("%s (signal %s)", KILLED, self._killed)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _named(self, logged: DXO, fl_ctx: FLContext) -> DXO | None:
+        """Return the logged numbers that the plan permits, or None."""
+        if self._names is None:
+            self._names = logged_names(load_plan(file_of_job(fl_ctx, paths.PLAN)))
+        tag = str.__str__(logged.data[TrackConst.TRACK_KEY])  # MONAI uses an enum that the server can't decode
+        value, kind = logged.data[TrackConst.TRACK_VALUE], logged.get_meta_prop(TrackConst.DATA_TYPE_KEY)
+        several = value if isinstance(value, dict) else {tag: value}
+        numbers = {name: float(own) for name, own in several.items() if isinstance(own, int | float)}
+        told = {name: own for name, own in numbers.items() if name in self._names}
+        if tag not in self._names or not told or kind not in NUMBERS:
+            if tag not in self._silent and len(self._silent) < MOST_SILENT:
+                self._silent.add(tag)
+                LOG.warning("%s stays here: the recipe's logs= does not name it, or it is no number", plain(tag, 60))
+            return None
+        self._logged += len(told)
+        if self._logged > MOST_LOGGED:
+            if TOO_MANY not in self._silent:
+                self._silent.add(TOO_MANY)
+                LOG.warning(TOO_MANY)
+            return None
+        data = {TrackConst.TRACK_KEY: tag, TrackConst.TRACK_VALUE: told if isinstance(value, dict) else told[tag]}
+        step = logged.data.get(TrackConst.GLOBAL_STEP_KEY)
+        if isinstance(step, int) and 0 <= step < 1 << STEP:
+            data[TrackConst.GLOBAL_STEP_KEY] = step
+        meta = {TrackConst.DATA_TYPE_KEY: kind}
+        if (tracker := logged.get_meta_prop(TrackConst.TRACKER_KEY)) in TRACKERS:
+            meta[TrackConst.TRACKER_KEY] = tracker
+        return DXO(DataKind.ANALYTIC, data, meta)
+
+
+def hospital_of(app: Path, site: str, plan: Plan) -> SiteContext | None:
+    """Return the site's context of a script's job, or None in a simulation, which has no startup kit. Raises Refused if
+    the hospital approves plans, but did not approve this plan with this code.
+
+    app: the job's unpacked app.
+    """
+    kit = app.parents[1]
+    if kit_in(kit / "startup") is None:
+        return None
+    place = place_of_job(app, kit, plan, site, SiteSettings.read(kit / "local"), has_run=True)
+    Permission(place).check()
+    return place
 
 
 def guard(cell: Cell, plan: Path) -> None:
-    """Take no more from the server than the plan needs. What is wrong with a plan is said on joining."""
+    """Limit the messages that this process accepts from the server to the sizes in the plan. The answer to "join"
+    reports faults of the plan."""
     let_tensors_travel(plainly=True)
     gate = Gate(cell, Bounds())
     gate.guard_site()
@@ -67,14 +149,14 @@ def guard(cell: Cell, plan: Path) -> None:
 
 
 def take_next(plan: Plan) -> None:
-    """Count the next task from zero: all of the one before has come. plan: for the sites that the server names."""
+    """Reset the count of received bytes before the next task. plan: the plan with the server's list of sites."""
     for gate in _gates:
         gate.taken.clear()
         gate.allow(request_bounds(plan))
 
 
 def write_error(ended: threading.ExceptHookArgs) -> None:
-    """Write what ended a thread where NVFlare does not: an import that fails, and what sys.exit says."""
+    """Log errors that end a thread and that NVFlare does not log: failed imports, and messages of sys.exit."""
     error = ended.exc_value
     if isinstance(error, ImportError):
         LOG.error("%s", "".join(traceback.format_exception(error)))

@@ -1,36 +1,48 @@
-"""A hospital's settings for a job, as its engineer accepted them."""
+"""Read a hospital's settings for a job, and check that its engineer accepted them."""
 
 from nvflare.apis.fl_context import FLContext
 
-from medsilo.flare.workspace import file_of_job, kit_of, plan_of_job, settings_folder
+from medsilo.core.errors import MedsiloError
+from medsilo.flare.workspace import file_of_job, kit_of, output_folder, plan_of_job, settings_folder
 from medsilo.runs import paths
 from medsilo.site.accepted_settings import AcceptedSettings, check_there
+from medsilo.site.kit import KitFiles
 from medsilo.site.party import FILE_NAME
 from medsilo.site.settings import SiteSettings
 
+UNREAD = f"this hospital's {FILE_NAME} can't be used; its engineer sees why with 'medsilo check --kit KIT'"
+
 
 def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
-    """The medsilo.yaml in the kit's `local/` folder, which studies do not change; a simulated site may have its own.
+    """Return the settings in the startup kit's `local/medsilo.yaml`; a simulated site may have its own file.
 
-    Raises MedsiloError where a hospital's kit has none, or where it changed and nobody said so.
+    Raises MedsiloError if a hospital's kit has no settings, or has changed settings that were not accepted.
     """
     local, kit = settings_folder(fl_ctx), kit_of(fl_ctx)
     if kit is None:
         own = local / fl_ctx.get_identity_name()
         return SiteSettings.read(own if (own / FILE_NAME).is_file() else local)
     if not (local / FILE_NAME).exists() and _needs_no_settings(fl_ctx):
-        AcceptedSettings(kit).check()  # it has not just gone
-        return SiteSettings()
-    check_there(local)
-    settings = SiteSettings.read(local)
-    AcceptedSettings(kit).begin(settings)
+        settings = SiteSettings()  # the file does not exist
+    else:
+        check_there(local)
+        with MedsiloError.kept_back(UNREAD):
+            settings = SiteSettings.read(local)
+    accept_at_first(kit, settings, fl_ctx)
     return settings
 
 
-def _needs_no_settings(fl_ctx: FLContext) -> bool:
-    """Return whether settings say nothing of the job's data: they are synthetic, or a training script's own.
+def accept_at_first(kit: KitFiles, settings: SiteSettings, fl_ctx: FLContext) -> None:
+    """Accept a startup kit's settings before its first study; raises Refused if they changed later without being
+    accepted."""
+    records = settings.state_dir or output_folder(fl_ctx, settings) / paths.HOSPITAL
+    AcceptedSettings(kit, records / fl_ctx.get_identity_name()).begin(settings)
 
-    So it runs with a kit such as `nvflare poc` makes.
+
+def _needs_no_settings(fl_ctx: FLContext) -> bool:
+    """True if the job needs no settings, because its data are synthetic or read by a training script.
+
+    Such a job also runs with a kit that `nvflare poc` made.
     """
     if not file_of_job(fl_ctx, paths.PLAN).exists():
         return False

@@ -1,7 +1,7 @@
-"""The timeouts of a study, from what its plan says.
+"""Derive a study's timeouts from its plan.
 
-`participation.heartbeat_timeout`: how long a site may be silent. `participation.timeout`: for one answer.
-`transport.slowest`: how slow a line may be.
+`participation.heartbeat_timeout` limits a site's silence. `participation.timeout` limits the time of one answer.
+`transport.slowest` is the slowest expected connection.
 """
 
 from medsilo.plan import Plan
@@ -9,7 +9,7 @@ from nvflare_reliability.timeouts import ASK_AGAIN, DOWN, LONGEST, Timeouts
 
 
 def timeouts_of(plan: Plan) -> Timeouts:
-    """Return what a plan grants; nobody is waited for longer than for an answer."""
+    """Return the timeouts of a plan; the limit of silence is at most the limit of an answer."""
     own = plan.participation
     silence = float(min(own.longest_silence or DOWN, own.limit or LONGEST))
     away = own.retry_timeout if own.when_missing == "wait" else 0

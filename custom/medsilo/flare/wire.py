@@ -1,8 +1,9 @@
-"""A parcel as NVFlare carries it: a DXO collection with one WEIGHTS member per group.
+"""Convert messages to and from NVFlare's DXO collections, with one member of kind WEIGHTS per group of tensors.
 
-So NVFlare's own filters (a site's privacy policies, quantisation) see every tensor; facts travel as meta.
+NVFlare's filters, such as a site's privacy policies, can process every tensor; a message's facts are the DXO's meta.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
 from torch import Tensor
 
-from medsilo.core import optional
 from medsilo.core.errors import Lacks, MedsiloError, Passing, Refused
 from medsilo.core.mmap_store import TYPES, Spill
 from medsilo.core.text import plain
@@ -22,13 +22,22 @@ from nvflare_reliability.errors import Rejected
 from nvflare_reliability.patches import send_tensors_by
 
 META = "medsilo"
-TASK = "medsilo"  # the name of every task
-SENT_AS = {str(dtype): dtype for dtype in TYPES}  # types that tensors may travel as
+TASK = "medsilo"  # the name of all tasks
+# except rounds of a training script, since filters of NVFlare's recipes and examples expect this name
+TRAIN = "train"
+SENT_AS = {str(dtype): dtype for dtype in TYPES}  # types of tensors that may be sent
 REFUSAL, PASSES, LACKS = "medsilo.refusal", "medsilo.passes", "medsilo.lacks"
 
 
+LACKING = "a pre-trained file that the network begins with is not here"
+# The name of a tensor in the first message only. A script that uses NVFlare's client instead of medsilo's fails with an
+# error that contains this name. Without this tensor, NVFlare's patch of Lightning's trainer would receive the same
+# message forever.
+NOT_JOINED = "this script has not joined: use medsilo.client in place of nvflare's (medsilo docs research/own-script)"
+
+
 class _ArrivalFile(Spill):
-    """The nameless file of tensors that arrive."""
+    """A nameless temporary file for arriving tensors."""
 
     def append(self, tensor: Tensor) -> int:
         try:
@@ -38,10 +47,11 @@ class _ArrivalFile(Spill):
 
 
 def let_tensors_travel(to_files: bool = False, plainly: bool = False) -> None:
-    """Have NVFlare send this process's tensors as they are, in pieces.
+    """Make NVFlare send this process's tensors unchanged, in pieces.
 
-    to_files: whether those that arrive here lie in nameless files, since many may be on their way at once. plainly: by
-    NVFlare's own decomposer, which a training script's process knows.
+    Args:
+        to_files: whether arriving tensors lie in nameless files, because many may be on their way at once
+        plainly: by NVFlare's own decomposer, which a training script's process knows
     """
     ChunkedTensors.store = _ArrivalFile if to_files else None
     send_tensors_by(PlainTensors if plainly else ChunkedTensors)
@@ -49,28 +59,37 @@ def let_tensors_travel(to_files: bool = False, plainly: bool = False) -> None:
 
 
 def to_shareable(parcel: StudyMessage) -> Shareable:
-    """Wrap a parcel. Tensors are referenced and not copied; dicts are new, since filters change them in place."""
+    """Return a message as NVFlare's Shareable. Tensors are not copied, but mappings are, because filters change them in
+    place."""
     groups = {group: DXO(DataKind.WEIGHTS, data=dict(tensors)) for group, tensors in parcel.groups.items()}
     dtypes = {group: {name: str(tensor.dtype) for name, tensor in parcel.groups[group].items()} for group in groups}
     meta = {META: {"facts": parcel.facts, "dtypes": dtypes}}
     return DXO(DataKind.COLLECTION, data=groups, meta=meta).to_shareable()
 
 
-ENDS = {  # what NVFlare answers for a site whose code did not
+ENDS = {  # NVFlare's return codes when medsilo's code did not answer
     ReturnCode.TASK_RESULT_FILTER_ERROR: "a privacy filter of the site held the answer back",
     ReturnCode.TASK_ABORTED: "the site's training stopped before it sent an answer",
     ReturnCode.EXECUTION_EXCEPTION: "the site answered EXECUTION_EXCEPTION: its training ended without an answer",
 }
 
 
-def to_parcel(shareable: Shareable) -> StudyMessage:
-    """Unwrap what came over the wire; raises Refused for a refusal or for something that is no parcel."""
+def to_parcel(shareable: Shareable, of_script: bool = False) -> StudyMessage:
+    """Return a received message; raises Refused for a rejection or an invalid message.
+
+    A rejection by medsilo's executor has a reason. NVFlare's own rejections, for example over a full disk, have none,
+    and raise Passing, since a repeated request may succeed.
+
+    Args:
+        of_script: whether it is a training script's, whose exception ends it
+    """
     code = shareable.get_return_code(ReturnCode.OK)
     if code != ReturnCode.OK:
         reason = ENDS.get(code, f"the site answered {code}")
         told = shareable.get_header(REFUSAL)
         reason = plain(told if isinstance(told, str) and told else f"{reason}; its own log says why")
-        if shareable.get_header(PASSES) is True:
+        of_nvflare = code == ReturnCode.EXECUTION_EXCEPTION and told is None and not of_script
+        if shareable.get_header(PASSES) is True or of_nvflare:
             raise Passing(reason)
         if shareable.get_header(LACKS) is True:
             raise Lacks(reason)
@@ -78,7 +97,7 @@ def to_parcel(shareable: Shareable) -> StudyMessage:
     try:
         collection = from_shareable(shareable)
         if collection.data_kind == DataKind.WEIGHTS:
-            return optional.unflat(collection.data, collection.meta)
+            return unflat(collection.data, collection.meta)
         if collection.data_kind != DataKind.COLLECTION:
             raise ValueError(collection.data_kind)
         content, members = collection.meta[META], collection.data.items()
@@ -91,9 +110,26 @@ def to_parcel(shareable: Shareable) -> StudyMessage:
         raise Refused(f"the answer is not a message of medsilo ({type(error).__name__})") from error
 
 
+def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> StudyMessage:
+    """Return the message in a model that a script received or sent; raises Refused if there is none."""
+    try:
+        if LACKS in meta:
+            raise Lacks(LACKING)  # without the script's own text
+        content = meta[META]
+        groups: dict[str, dict[str, Any]] = {str(group): {} for group in content["dtypes"]}
+        for name, value in tensors.items():
+            if name == NOT_JOINED:
+                continue
+            group, _, own = name.partition("/")
+            groups[group][own] = as_sent(value, content["dtypes"][group][own])
+        return StudyMessage(groups, dict(content["facts"]))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Refused(f"the answer is not a message of medsilo ({type(error).__name__})") from error
+
+
 def as_sent(value: Any, dtype: str) -> Any:
-    """Some of NVFlare's filters turn tensors into numpy arrays, counts into fractions, and values into half of their
-    bytes: that is undone here. What is no tensor, or no number of its type, is refused later, by name."""
+    """Restore a tensor's original type, because some of NVFlare's filters convert tensors to numpy arrays,
+    floating-point numbers or half precision. Values that can't be restored are rejected later."""
     tensor = torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
     if not isinstance(tensor, Tensor) or str(tensor.dtype) == dtype or str(tensor.dtype) not in SENT_AS:
         return tensor
@@ -106,13 +142,13 @@ def as_sent(value: Any, dtype: str) -> Any:
 
 
 def refuse(reply: Shareable, reason: str) -> None:
-    """Make of an answer one that was refused."""
+    """Turn a reply into a rejection with this reason."""
     reply.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
     reply.set_header(REFUSAL, reason)
 
 
 def refusal(reason: str, passes: bool = False, lacks: bool = False) -> Shareable:
-    """A site's answer when it could not do the work."""
+    """Return a site's rejection of a request."""
     reply = Shareable()
     refuse(reply, reason)
     reply.set_header(PASSES, passes)

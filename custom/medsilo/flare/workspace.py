@@ -1,88 +1,112 @@
-"""Find things in NVFlare's workspace: the job's plan, the site's settings, the place for results."""
+"""Find a job's plan, a party's settings and the folder for results in NVFlare's workspace."""
 
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from nvflare.apis.app_validation import AppValidationKey
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 
 from medsilo.core.files import write_text
-from medsilo.plan import Plan, parse_plan, read_plan
 from medsilo.runs import paths
+from medsilo.site.job_code import JobCode, as_brought, has_code
 from medsilo.site.kit import KitFiles
 from medsilo.site.party import PartySettings
 
+# a startup kit's own process needs no plan, and starts in half the time without PyTorch
+if TYPE_CHECKING:
+    from medsilo.plan import Plan
 
-def _workspace(fl_ctx: FLContext) -> Workspace:
+
+def workspace_of(fl_ctx: FLContext) -> Workspace:
+    """Return NVFlare's workspace of this process."""
     return fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT) or fl_ctx.get_engine().get_workspace()
 
 
-def plan_of_job(fl_ctx: FLContext, settings: PartySettings) -> Plan:
-    """The plan.yaml beside the job's configuration; refused where it uses a package that this party doesn't allow."""
+def plan_of_job(fl_ctx: FLContext, settings: PartySettings) -> "Plan":
+    """Return the job's plan; raises an error if it uses a package that this party does not allow."""
+    from medsilo.plan import parse_plan, read_plan
+
     return parse_plan(read_plan(file_of_job(fl_ctx, paths.PLAN), beside=True), allowed=settings.packages)
 
 
+def code_of_job(fl_ctx: FLContext, plan: "Plan") -> JobCode | None:
+    """Return the job's code, which is already running; None without code. Raises MedsiloError."""
+    app = as_brought(Path(workspace_of(fl_ctx).get_app_dir(fl_ctx.get_job_id())))
+    return JobCode.read(app, plan.network.files, has_run=True) if has_code(app) else None
+
+
 def file_of_job(fl_ctx: FLContext, name: str) -> Path:
-    """Return a file beside the job's configuration."""
-    return Path(_workspace(fl_ctx).get_app_config_dir(fl_ctx.get_job_id())) / name
+    """Return the path of a file beside the job's configuration."""
+    return Path(workspace_of(fl_ctx).get_app_config_dir(fl_ctx.get_job_id())) / name
 
 
 def settings_folder(fl_ctx: FLContext) -> Path:
-    """Return the `local/` folder of a kit, which studies do not change."""
-    return Path(_workspace(fl_ctx).get_site_config_dir())
+    """Return the startup kit's `local/` folder, which studies do not change."""
+    return Path(workspace_of(fl_ctx).get_site_config_dir())
 
 
 def settings_of_server(fl_ctx: FLContext) -> PartySettings:
-    """Read the medsilo.yaml in `local/`; a simulated server shares it with the sites."""
+    """Return the server's settings in `local/medsilo.yaml`; in a simulation, the sites share this file."""
     return PartySettings.read(settings_folder(fl_ctx), with_others=kit_of(fl_ctx, "server") is None)
 
 
 def kit_of(fl_ctx: FLContext, of: str = "client") -> KitFiles | None:
-    """Return where a hospital's kit, or the server's, has its certificate and key; None in a simulation."""
-    startup = Path(_workspace(fl_ctx).get_startup_kit_dir())
+    """Return the certificate and key in this party's startup kit; None in a simulation."""
+    return kit_in(Path(workspace_of(fl_ctx).get_startup_kit_dir()), of)
+
+
+def kit_in(startup: Path, of: str = "client") -> KitFiles | None:
+    """Return the certificate and key in a startup kit's `startup/`; None if files are missing."""
     files = [startup / name for name in (f"{of}.crt", f"{of}.key", "rootCA.pem")]
     return KitFiles(*map(str, files)) if all(file.is_file() for file in files) else None
 
 
 def kit_folder(fl_ctx: FLContext) -> Path:
-    """Return the folder of this party's kit."""
-    return Path(_workspace(fl_ctx).get_root_dir())
+    """Return the folder of this party's startup kit."""
+    return Path(workspace_of(fl_ctx).get_root_dir())
 
 
 def output_folder(fl_ctx: FLContext, settings: PartySettings) -> Path:
-    """Return where this party keeps its studies; outside NVFlare's run folder, which goes when a job ends."""
-    return settings.output or kit_folder(fl_ctx) / "medsilo"
+    """Return the folder of this party's studies, which is outside NVFlare's run folder, because NVFlare removes that
+    after a job."""
+    return settings.studies_in(kit_folder(fl_ctx))
 
 
 def cloned_from(fl_ctx: FLContext) -> str | None:
-    """The job that this one is a clone of, as 'medsilo resume' makes them."""
+    """Return the job of which this job is a clone, made by 'medsilo resume'; None for other jobs."""
     return _meta(fl_ctx).get("cloned_from")
 
 
 def submitter_of(fl_ctx: FLContext) -> str | None:
-    """Return who submitted the job, as NVFlare authenticated them; None in a simulation."""
+    """Return the authenticated name of the person who submitted the job; None in a simulation."""
     return _meta(fl_ctx).get("submitter_name")
 
 
+def brings_code(fl_ctx: FLContext) -> bool:
+    """True if the job contains code, so that NVFlare has checked the lead's permission to send code."""
+    return _meta(fl_ctx).get(AppValidationKey.BYOC) is True
+
+
 def _meta(fl_ctx: FLContext) -> dict[str, Any]:
-    path = Path(_workspace(fl_ctx).get_job_meta_path(fl_ctx.get_job_id()))
+    path = Path(workspace_of(fl_ctx).get_job_meta_path(fl_ctx.get_job_id()))
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def publish_refusal(reason: str, fl_ctx: FLContext) -> None:
-    """Leave for the lead why the job failed, also when it led no study."""
-    write_text(Path(_workspace(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / paths.REFUSED, reason)
+    """Write the reason of a job's failure to NVFlare's run folder, which the lead can download."""
+    write_text(Path(workspace_of(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / paths.REFUSED, reason)
 
 
 def publish(run: Path, fl_ctx: FLContext) -> None:
-    """Copy into NVFlare's own run folder, which the lead can download, what no hospital keeps to itself.
+    """Copy the files that are not private to NVFlare's run folder, which the lead can download.
 
-    The server's checkpoints stay behind: they may hold hospitals' personal models.
+    The server's checkpoints are not copied, because they may contain hospitals' personal models.
     """
-    destination = Path(_workspace(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / "medsilo" / run.name
+    destination = Path(workspace_of(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / "medsilo" / run.name
     for name in paths.PUBLISHED:
         if (run / name).is_dir():
             shutil.copytree(run / name, destination / name)

@@ -1,4 +1,4 @@
-"""HarmoFL's amplitude normalisation: images keep their phase and take the amplitude spectrum that all sites share."""
+"""HarmoFL's amplitude normalisation: images keep their phase and get the amplitude spectrum that all sites share."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,22 +10,26 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import DataError, MedsiloError
 
-# Added to every Fourier coefficient: gives those that are zero the phase 0, and is far below the rounding of others.
+# Added to every Fourier coefficient, so that a coefficient of zero gets the phase 0. The number is smaller than the
+# rounding error of other coefficients.
 NO_PHASE = 1e-15
-CACHED = 1 << 20  # pixels
+CACHED = 1 << 20  # pixels whose spectra fit into a CPU's cache
 
 
 class AmplitudeNorm(nn.Module):
-    """Ψ of Eqs. 2 to 4: x ↦ Re F⁻¹(A · exp(j P(x))), P being the phase of x and A the average amplitude.
+    """HarmoFL's Ψ (Eqs. 2 to 4): x ↦ Re F⁻¹(A · exp(j P(x))), where P is the phase of x and A the average amplitude.
 
-    shape: (C, H, W) or (C, D, H, W) of one image; all images have it.
-    decay: v of Eq. 3, A ← (1 - v) A + v · mean over the batch of |F(x)|. 0 keeps the first batch's amplitude for ever.
-    band: which frequencies take A. None: all (the paper). 0.0: the mean only (the released code). 0 < band ≤ 0.5: the
-        square of low frequencies |f| ≤ floor(min(H, W) · band); the others stay the image's own.
-    start: "batch", the first batch sets A; "zero", A comes from zero (the paper's text).
+    In training, every batch updates A and is then normalised with A, until `freeze` is called. Evaluation never updates
+    A; before the first training batch, images pass unchanged. No gradient flows through this layer, and it does not
+    change its input in place.
 
-    In training, until frozen, every batch first moves A and is then normalised with it. In evaluation A never moves;
-    before any batch has been seen, images pass unchanged. No gradient flows through it and the input stays as it is.
+    Args:
+        shape: (C, H, W) or (C, D, H, W); all images must have this shape
+        decay: v of Eq. 3: A ← (1 - v) A + v · mean over the batch of |F(x)|. With 0, A stays the first batch's
+            amplitude
+        band: the frequencies whose amplitude is replaced by A. None: all (the paper). 0.0: the mean only (the released
+            code). 0 < band ≤ 0.5: the low frequencies |f| ≤ floor(min(H, W) · band)
+        start: "batch": the first batch sets A. "zero": A starts at zero (the paper's text)
 
     >>> import torch
     >>> norm = AmplitudeNorm((3, 16, 16))
@@ -35,8 +39,8 @@ class AmplitudeNorm(nn.Module):
     torch.Size([3, 16, 9])
     """
 
-    amplitude: Tensor  # [C, ..., W // 2 + 1], as torch.fft.rfftn lays it out, unnormalised
-    batches: Tensor  # how many A has seen
+    amplitude: Tensor  # [C, ..., W // 2 + 1], unnormalised, in the layout of torch.fft.rfftn
+    batches: Tensor  # number of batches averaged in A
     frozen: Tensor
 
     def __init__(
@@ -63,10 +67,10 @@ class AmplitudeNorm(nn.Module):
         self.register_buffer("amplitude", torch.zeros(*self.shape[:-1], self.size[-1] // 2 + 1))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
         self.register_buffer("frozen", torch.zeros((), dtype=torch.bool))
-        self._wrong: Tensor | None = None  # on a card: pixels that are no number, images with such, and all images
+        self._wrong: Tensor | None = None  # on a GPU: NaN or infinite pixels, images with them, all images
 
     def _apply(self, *given: Any, **named: Any) -> "AmplitudeNorm":
-        """Move to a device: what is asked in every batch stays where asking waits for nothing."""
+        """Move the layer to a device, but keep its flags on the CPU, so that reading them does not wait for the GPU."""
         super()._apply(*given, **named)
         if self.amplitude.device.type == "cuda":
             self.batches, self.frozen = self.batches.cpu(), self.frozen.cpu()
@@ -74,12 +78,12 @@ class AmplitudeNorm(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """[B, *shape] to the same shape and type."""
+        """Normalise images [B, *shape]; the result has the same shape and type."""
         self._check(images)
         learns = self.training and not self.frozen
         if not learns and not self.frozen and not self.batches:
             return images
-        # Half precision holds neither the sum of an image's pixels nor its transform.
+        # Half precision cannot represent the sum of an image's pixels or its transform.
         wide = images.to(torch.promote_types(images.dtype, self.amplitude.dtype))
         parts = wide.split(self._together(wide))
         spectra: Iterator[Tensor] = (torch.fft.rfftn(part, dim=self.axes) for part in parts)
@@ -94,25 +98,27 @@ class AmplitudeNorm(nn.Module):
 
     @torch.no_grad()
     def amplitudes(self, images: Tensor) -> Tensor:
-        """Return the part of each image's amplitude that is used, over the number of pixels: [images, numbers]."""
+        """Return the part of each image's amplitude that normalisation uses, divided by the number of pixels: [images,
+        numbers].
+        """
         self._check(images)
         spectra = torch.fft.rfftn(images.to(self.amplitude.dtype), dim=self.axes).abs() / math.prod(self.size)
         return self._used_of(spectra).flatten(1)
 
     @torch.no_grad()
     def take(self, mean: Tensor) -> None:
-        """Set A to a mean of `amplitudes`; what noise made negative is none."""
+        """Set A to a mean of `amplitudes`; negative values, which come from noise, become 0."""
         self.amplitude.zero_()
         self.used.copy_((mean.clamp(min=0) * math.prod(self.size)).view(self.used.shape))
         self.batches.fill_(1)
 
     @torch.no_grad()
     def freeze(self, amplitude: Tensor | None = None) -> None:
-        """From now on A stays as it is, or as given."""
+        """Stop updating A, after setting it to `amplitude` if that is given."""
         if amplitude is not None:
             if amplitude.shape != self.amplitude.shape:
                 given, own = list(amplitude.shape), list(self.amplitude.shape)
-                raise DataError(f"the amplitude has the shape {given}, that of the images {own}")
+                raise DataError(f"the amplitude has the shape {given}, but the images need {own}")
             self.amplitude.copy_(amplitude)
         elif not self.batches:
             raise MedsiloError("there is no amplitude to freeze: no batch has been seen and none was given")
@@ -120,7 +126,7 @@ class AmplitudeNorm(nn.Module):
 
     @property
     def used(self) -> Tensor:
-        """The part of A that normalisation uses, a view: the mean of each channel, or everything."""
+        """A view of the part of A that normalisation uses: the mean of each channel, or all frequencies."""
         return self._used_of(self.amplitude)
 
     def _used_of(self, amplitudes: Tensor) -> Tensor:
@@ -129,23 +135,23 @@ class AmplitudeNorm(nn.Module):
 
     @torch.no_grad()
     def forget_unused(self) -> None:
-        """Set what normalisation doesn't use to zero."""
+        """Set A to zero at all frequencies that normalisation does not use."""
         kept = self.used.clone()
         self.amplitude.zero_()
         self.used.copy_(kept)
 
     def _together(self, images: Tensor) -> int:
-        """Return how many images are transformed at once: on a CPU so many that their spectra stay in its cache."""
+        """The number of images to transform at once. On a CPU, their spectra fit into its cache."""
         return max(1, len(images) if images.device.type != "cpu" else CACHED // math.prod(self.shape))
 
     def _with_amplitude(self, spectrum: Tensor) -> Tensor:
-        """Eq. 4 without an angle: F / |F| is exp(j P). Overwrites the spectrum."""
+        """Apply Eq. 4 to a spectrum F in place; F / |F| equals exp(j P), so no angle is computed."""
         for block in self.blocks:
             spectrum[block].add_(NO_PHASE).sgn_().mul_(self.amplitude[block])
         return torch.fft.irfftn(spectrum, s=self.size, dim=self.axes)
 
     def _learn(self, spectra: list[Tensor], images: Tensor) -> Iterator[Tensor]:
-        """Eq. 3; gives the spectra back. One NaN would spoil the average for ever, so it never enters."""
+        """Update A by Eq. 3 and return the spectra. A batch with a NaN is left out, because A would stay NaN."""
         batch = sum((spectrum.abs().sum(0) for spectrum in spectra[1:]), spectra[0].abs().sum(0)) / len(images)
         finite = batch.isfinite().all()
         if images.device.type != "cpu":
@@ -159,13 +165,13 @@ class AmplitudeNorm(nn.Module):
         return iter(spectra)
 
     def end_pass(self) -> None:
-        """Raise what was found wrong on a card in the images since the last pass."""
+        """Raise DataError if images on the GPU had NaN or infinite pixels in this pass."""
         found, self._wrong = self._wrong, None
         if found is not None and bool(found[0]):
             _refuse(found)
 
     def _with_mean(self, images: Tensor) -> Tensor:
-        """Eq. 4 for the frequency zero alone: the image takes the shared mean, with its own sign."""
+        """Apply Eq. 4 to frequency zero alone: each image gets the shared mean but keeps the sign of its mean."""
         mean = images.mean(self.axes, keepdim=True)
         shared = self.used / math.prod(self.size)
         return images + (torch.where(mean < 0, -shared, shared) - mean)
@@ -173,13 +179,13 @@ class AmplitudeNorm(nn.Module):
     def _check(self, images: Tensor) -> None:
         if images.ndim != len(self.shape) + 1 or images.shape[1:] != self.shape:
             raise DataError(
-                f"images have the shape {list(images.shape[1:])}, the amplitude {list(self.shape)}: all sites need "
-                f"one size and number of channels; set task.size"
+                f"images have the shape {list(images.shape[1:])}, but the amplitude has {list(self.shape)}: "
+                f"all sites need the same size and number of channels; set task.size"
             )
 
 
 def _not_numbers(images: Tensor) -> Tensor:
-    """Return how many pixels are NaN or infinite, in how many images, of how many."""
+    """Count NaN or infinite pixels, the images that have at least one of them, and all images."""
     wrong = ~images.isfinite().flatten(1)
     return torch.stack([wrong.sum(), wrong.any(1).sum(), torch.full_like(wrong.sum(), len(images))])
 
@@ -192,7 +198,7 @@ def _refuse(found: Tensor) -> NoReturn:
 
 
 def _low_frequencies(size: Sequence[int], reach: int | None) -> list[tuple]:
-    """Return where |f| ≤ reach lies in a spectrum [..., *size] in rfftn layout: slices that don't overlap."""
+    """Return disjoint slices of a spectrum [..., *size], in rfftn layout, that cover |f| ≤ reach."""
     if reach is None:
         return [(...,)]
 
@@ -203,13 +209,13 @@ def _low_frequencies(size: Sequence[int], reach: int | None) -> list[tuple]:
 
 
 def images_averaged(images: int, batch_size: int, epochs: int, decay: float, start: str) -> int:
-    """Return how many images the amplitude of a site averages: 1 / Σ w², w being each image's share in it.
+    """Return the effective number of images in a site's average amplitude: 1 / Σ w², where w is an image's weight.
 
-    Late batches count for more in a running average, so these are fewer than the images it has seen.
+    A running average gives late batches more weight, so the effective number is below the number of images seen.
     """
     batch_size = min(batch_size, images)
     sizes = [batch_size] * (images // batch_size)
-    if images % batch_size > 1:  # a last batch of one is left out of training
+    if images % batch_size > 1:  # training leaves out a last batch of one image
         sizes.append(images % batch_size)
     seen = sizes * epochs
     shares = [decay * (1 - decay) ** (len(seen) - 1 - place) for place in range(len(seen))]

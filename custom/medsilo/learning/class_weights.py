@@ -9,13 +9,15 @@ from torch.nn.functional import cross_entropy
 from medsilo.learning.compute import LossFunction, labels_in
 from medsilo.learning.partial_labels import marginal
 
-NEVER = -1e4  # added to a score: its probability is exactly 0, also in half precision
+NEVER = -1e4  # added to a logit, it makes the softmax probability exactly 0, also in half precision
 
 
 def balanced(counts: Sequence[int]) -> Tensor:
-    """Return w_c = N / (K · n_c): each of the K classes that occur counts the same in all, and the mean weight is 1.
+    """Return class weights w_c = N / (K · n_c), where K is the number of classes that occur; their mean over cases is
+    1.
 
-    counts: n_c, the training cases (of masks: the places) of each class. A class that does not occur has weight 1.
+    counts: n_c, the number of training cases of each class, or of pixels in masks. A class that does not occur has
+        weight 1.
     """
     known = torch.tensor(counts, dtype=torch.float64)
     here = known > 0
@@ -25,13 +27,18 @@ def balanced(counts: Sequence[int]) -> Tensor:
 
 
 def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
-    """Return the loss with w_y in front of the cross entropy of each case or place.
+    """Return the loss with the cross entropy of each case or pixel multiplied by the weight of its class.
 
-    share: how much cross entropy counts in the loss. ℓ + share · mean((w_y − 1) · CE), which is a mean over cases, so
-    that a case by itself has the same weight as in a batch.
+    The result is ℓ + share · mean((w_y − 1) · CE). Because the loss is a mean over cases, a case has the same weight
+    alone as in a batch. Of two classes with one logit, the logit belongs to the second class, and the first has logit
+    0.
+
+    share: the factor of the cross entropy within the loss.
     """
 
     def extra(output: Tensor, target: Tensor, kept: list[int] | None) -> Tensor:
+        if output.shape[1] == 1:
+            output = torch.cat([torch.zeros_like(output), output], 1)
         entropies = cross_entropy(output, target, reduction="none")
         own = weights if kept is None else weights[kept]
         there = own.to(output.device, non_blocking=True)
@@ -44,10 +51,10 @@ def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
 
 
 def balanced_softmax(loss: LossFunction, counts: Sequence[int]) -> LossFunction:
-    """Return ℓ(z + log n, y): scores z whose softmax is right where all classes are equally frequent.
+    """Return the loss ℓ(z + log n, y), which trains logits z for data in which all classes are equally frequent.
 
-    counts: n_c, the training cases of each class (Ren et al. 2020). A class that does not occur has probability 0. One
-    score of two classes is the second's, against 0 of the first.
+    counts: n_c, the number of training cases of each class (Ren et al. 2020). A class that does not occur has
+        probability 0. Of two classes with one logit, the logit belongs to the second class, and the first has logit 0.
     """
     frequent = torch.tensor(counts, dtype=torch.float64)
     shift = torch.where(frequent > 0, frequent.log(), NEVER)

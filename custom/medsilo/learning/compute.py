@@ -1,4 +1,4 @@
-"""The device and precision of a party, and types of what it computes: what the server, too, knows of training."""
+"""The device and precision with which a site or server computes, and the tensor types of training."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -18,14 +18,14 @@ Case = tuple[Tensor, Tensor]  # inputs and targets, of one case or of a batch
 
 CPU = torch.device("cpu")
 
-ONE_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # with which cuBLAS sums in one order
+ONE_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # makes the order of cuBLAS's sums deterministic
 
-Stop = Callable[[], None]  # raises when the run was told to stop; asked before every batch
+Stop = Callable[[], None]  # called before every batch; raises an error to stop the run
 
 
 @dataclass(frozen=True)
 class Compute:
-    """A site's device and precision. They come from the site's own settings, never from a plan."""
+    """A site's device and precision, from the site's settings."""
 
     device: torch.device = CPU
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -34,7 +34,7 @@ class Compute:
 
     @staticmethod
     def choose(device: str = "auto", **others: object) -> "Compute":
-        """Turns a device's name into a device that is there: "auto", "cpu", "cuda" or "cuda:<n>"."""
+        """Return the settings for a device that this machine has: "auto", "cpu", "cuda" or "cuda:<n>"."""
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         kind, _, number = device.partition(":")
@@ -49,12 +49,11 @@ class Compute:
 
     @property
     def on_card(self) -> bool:
-        """Return whether it is a GPU."""
         return self.device.type == "cuda"
 
     @property
     def description(self) -> str:
-        """Return the device by name, and how exactly it computes."""
+        """The device's name and its numerical precision."""
         if not self.on_card:
             return f"{self.device}, {self.precision}"
         convolutions = ", convolutions in TF32" if torch.backends.cudnn.allow_tf32 else ""
@@ -64,10 +63,9 @@ class Compute:
 
     @contextmanager
     def reproducible(self, seed: int) -> Iterator[None]:
-        """Everything drawn or summed inside is the same at every call: seeded, with a fixed number of threads.
+        """Make random numbers and sums in this block reproducible: seeded, with a fixed number of threads.
 
-        Of several cards only the own is touched. What a card can sum in one order only it does; what has no such order
-        there goes on, and torch warns of it.
+        Only the site's GPU is seeded. Torch warns of GPU operations that have no deterministic version, and continues.
         """
         threads = torch.get_num_threads()
         cudnn, sums = torch.backends.cudnn.deterministic, torch.get_deterministic_debug_mode()
@@ -77,7 +75,7 @@ class Compute:
         torch.backends.cudnn.deterministic = True
         if self.on_card:
             torch.set_deterministic_debug_mode("warn")
-            memory.fill_uninitialized_memory = False  # it only hides what reads before it writes
+            memory.fill_uninitialized_memory = False  # filling takes time and only helps debugging
         try:
             with torch.random.fork_rng(devices=[self.device] if self.on_card else []):
                 seed_torch(seed, self.device)
@@ -88,27 +86,30 @@ class Compute:
             torch.set_deterministic_debug_mode(sums)
             memory.fill_uninitialized_memory = fills
             if self.on_card:
-                torch.cuda.empty_cache()  # between two answers the card is another study's
+                torch.cuda.empty_cache()  # another study may use the GPU between two answers
 
     def moved(self, inputs: Tensor, targets: Tensor) -> Case:
-        """Return a batch on the device, without waiting for it. What a loss asks of labels is read before."""
+        """Return a batch on the device, without waiting for it.
+
+        The marks of labels are read before the copy, so that no loss has to wait for the GPU.
+        """
         there = targets.to(self.device, non_blocking=True)
         return inputs.to(self.device, non_blocking=True), know_marks(there, targets)
 
     def cast(self) -> AbstractContextManager:
-        """Mixed precision, if the site asked for it."""
+        """Return a context of mixed precision, if the site's settings ask for bfloat16."""
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
 # ---------------------------------------------------------------------- labels that a hospital did not draw
-KNOWN = "known_marks"  # of labels on a card
+KNOWN = "known_marks"  # attribute of labels on a GPU
 BYTE = 8
 
 
 def marks_in(target: Tensor) -> list[int]:
-    """Return the mark of each case, [cases, ...]: the same at all of its places but those that were filled up."""
+    """Return the mark of each case of labels [cases, ...]. Padding has no mark, so a case's mark is its maximum."""
     if known := getattr(target, KNOWN, None):
         return known
     if target.is_floating_point() or target.dtype == torch.uint8 or not target.numel() or int(target.max()) <= 255:
@@ -117,19 +118,19 @@ def marks_in(target: Tensor) -> list[int]:
 
 
 def labels_in(target: Tensor) -> Tensor:
-    """Return labels without marks."""
+    """Return the labels without their marks of unannotated structures."""
     return target & 255 if not target.is_floating_point() and target.dtype != torch.uint8 else target
 
 
 def know_marks(target: Tensor, read_from: Tensor) -> Tensor:
-    """Return these labels, which know their marks from the same ones in memory: else each loss waits for the card."""
+    """Attach marks to labels on a GPU, read from their copy in memory, so that no loss waits for the GPU."""
     if target.device.type != "cpu":
         setattr(target, KNOWN, marks_in(read_from))
     return target
 
 
 def part_of(target: Tensor, cases: slice) -> Tensor:
-    """Return the labels of some cases, which know their marks if the others did."""
+    """Return the labels of a slice of cases, with the marks that `know_marks` attached."""
     part, known = target[cases], getattr(target, KNOWN, None)
     if known:
         setattr(part, KNOWN, known[cases])

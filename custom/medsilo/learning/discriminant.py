@@ -1,7 +1,7 @@
-"""A last layer in closed form: the linear discriminant of hospitals, from sums over all of their cases (Fisher 1936).
+"""Compute a last layer in closed form: Fisher's linear discriminant between hospitals, from sums over their cases.
 
-Whoever sees one label only can learn nothing by steps but to name it. Means over each hospital's features add up to
-what a classifier trained on all cases together would use, whoever holds how many of them, and after one exchange.
+A classifier of hospitals has one label per site, and gradient steps at a site would teach it to predict always that
+label. Each hospital's sums of features are exchanged once instead; they suffice for a discriminant over all cases.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,22 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
+from medsilo.core.tensors import Tensors
 from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import TrainStep, Watch
 from medsilo.learning.steps import frozen_features
 
-SHRINKAGE = 0.1  # share of the features' covariances that is taken for chance, as few cases can't tell them
-LEAST = 1e-6  # share of the features' mean square that a feature varies by at least
-ROUNDED = 1e-4  # what lies nearer to nothing is nothing: sums that were sealed are rounded
-NEVER = -1e4  # score of a hospital of which nothing is known
+SHRINKAGE = 0.1  # factor that shrinks covariances of features, which few cases estimate badly
+LEAST = 1e-6  # smallest variance of a feature, as a share of the features' mean square
+ROUNDED = 1e-4  # sums below this count as 0, because secure aggregation rounds them
+NEVER = -1e4  # logit of a hospital without sums
 
 
 class FeatureSums(nn.Module):
-    """The sums of one hospital: `present` [sites] and `means` [sites, features], 0 but in its own row; `products`
-    [features, features], the mean of products of its cases' features.
+    """The sums of one hospital's features, which leave for `discriminant`.
 
-    The mean over hospitals, each counting alike, holds all that `discriminant` needs. In double precision, as small
-    differences between large numbers decide.
+    `present` [sites] and `means` [sites, features] are 0 except in the hospital's row. `products` [features, features]
+    is the mean over its cases of products of two features.
+
+    `discriminant` needs their unweighted mean over hospitals. All sums have double precision, because `discriminant`
+    subtracts large numbers that are nearly equal.
     """
 
     present: Tensor
@@ -42,9 +45,9 @@ class FeatureSums(nn.Module):
 
     @contextmanager
     def collecting(self, network: nn.Module, place: int) -> Iterator[TrainStep]:
-        """Give a lesson that changes no weight; afterwards hold the sums over the cases of all batches that it met.
+        """Yield a step that changes no weight; after the block, the sums cover all cases that it has seen.
 
-        Features are what the network's last layer is given. place: the hospital's.
+        Features are the inputs of the network's last layer. place: the index of the hospital's row.
         """
         mean, products, cases = torch.zeros_like(self.means[0]), torch.zeros_like(self.products), 0
 
@@ -65,21 +68,21 @@ class FeatureSums(nn.Module):
         self.products.copy_(products / cases)
 
 
-def tell_hospitals_apart(network: nn.Module, sums: FeatureSums) -> None:
-    """Make the network's last layer the discriminant of these mean sums; where nobody gave any it stays as it is."""
-    if not bool((sums.present > ROUNDED).any()):
+def tell_hospitals_apart(network: nn.Module, sums: Tensors) -> None:
+    """Set the network's last layer to the discriminant of these mean sums, if any hospital sent sums."""
+    if not bool((sums["present"] > ROUNDED).any()):
         return
     (head,) = cast(list[nn.Linear], head_layers(network))
-    weight, bias = discriminant(sums.present, sums.means, sums.products)
+    weight, bias = discriminant(sums["present"], sums["means"], sums["products"])
     with torch.no_grad():
         head.weight.copy_(weight)
         head.bias.copy_(bias)
 
 
 def discriminant(present: Tensor, means: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weights [sites, features] and biases [sites], of log-likelihoods under one covariance.
+    """Return weights [sites, features] and biases [sites] of a linear discriminant between hospitals.
 
-    Hospitals are equally likely. One that is not present is never named.
+    All hospitals have the same prior and covariance. A hospital without sums is never predicted.
     """
     known = present > ROUNDED
     centres = means[known] / present[known, None]
@@ -97,7 +100,7 @@ def discriminant(present: Tensor, means: Tensor, products: Tensor) -> tuple[Tens
 
 
 def is_of_one_hospital(tensors: Mapping[str, Tensor]) -> None:
-    """Raise Refused when neither a hospital's cases have such sums nor, where they were sealed, several hospitals'."""
+    """Raise Refused unless these are the sums of one hospital, or a mean of them under secure aggregation."""
     present, means = tensors["present"], tensors["means"]
     if float((present.sum() - 1).abs()) > ROUNDED or float(present.min()) < -ROUNDED:
         raise Refused("sums/present does not name one hospital")

@@ -1,4 +1,4 @@
-"""Cases as one epoch sees them."""
+"""Training cases with the random augmentation of one epoch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,15 @@ from torch.utils.data import Dataset, default_collate
 from medsilo.learning.compute import Case, know_marks
 from medsilo.learning.seeds import seed_for
 
-Draw = Callable[[Case, int], Case]  # what is made of a case, by a seed
+Draw = Callable[[Case, int], Case]  # augments a case with random numbers from a seed
 
 
 @dataclass(frozen=True)
 class DrawBatch:
-    """What is made of a batch: of each case by `piece`, then of all at once on the device, by a seed of each.
+    """Augments a batch: first each case by `piece`, then all cases at once on the device by `change`, with a seed per
+    case.
 
-    `change` may write into the batch; a case must become the same in every batch.
+    `change` may modify the batch in place. The result for a case must not depend on other cases of the batch.
     """
 
     piece: Draw | None
@@ -25,9 +26,11 @@ class DrawBatch:
 
 
 class DrawnCases(Dataset):
-    """Training cases as one epoch sees them: each drawn from its seed, so that workers change nothing.
+    """Training cases of an epoch, augmented with a seed per case, so that results do not depend on the number of
+    workers.
 
-    A case's seed follows from its place; or, where `names` are given, from its name: then no case changes another's.
+    A case's seed is derived from its index, or from its name if `names` are given. With names, adding or removing a
+    case does not change the seeds of others.
     """
 
     def __init__(self, cases: Dataset, draw: Draw | DrawBatch, seed: int, names: Sequence[str] | None = None) -> None:
@@ -45,12 +48,12 @@ class DrawnCases(Dataset):
         return inputs[0], targets[0]
 
     def batch(self, places: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return cases in memory of their own, not yet changed as a batch, and their seeds."""
+        """Return cases as a batch before `change`, with the seeds that `change` needs."""
         inputs, targets = default_collate([self._case(place) for place in places])
         return inputs, targets, torch.tensor([self._seed(place) for place in places])
 
     def changed(self, inputs: Tensor, targets: Tensor, seeds: Tensor) -> Case:
-        """Return such a batch as training sees it."""
+        """Apply `change` to a batch from `batch`, and return it for training."""
         assert self.change is not None
         changed, moved = self.change((inputs, targets), seeds.tolist())
         return changed, know_marks(moved, targets)
@@ -64,7 +67,9 @@ class DrawnCases(Dataset):
 
 
 class ChangedBatches(Dataset):
-    """Batches of drawn cases, by their places. `later`: they are changed by who gets them, and have their seeds."""
+    """Batches of augmented cases, by lists of indices. With `later`, the caller applies `change`, and each batch
+    includes seeds.
+    """
 
     def __init__(self, drawn: DrawnCases, later: bool) -> None:
         self.drawn, self.later = drawn, later
@@ -77,5 +82,5 @@ class ChangedBatches(Dataset):
 def drawn_cases(
     cases: Dataset, draw: Draw | DrawBatch | None, seed: int, names: Sequence[str] | None = None
 ) -> Dataset:
-    """Return cases as a task draws each of them, or as they are."""
+    """Return a data set that augments its cases by `draw`, or the cases unchanged if `draw` is None."""
     return DrawnCases(cases, draw, seed, names) if draw else cases

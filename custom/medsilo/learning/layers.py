@@ -1,4 +1,4 @@
-"""Kinds of layers: finds the tensors of each by the layers' types, never by their names."""
+"""Find a network's norms and head, and the names of their tensors, by the types of layers."""
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -10,7 +10,7 @@ NORM_TYPES: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, _InstanceNo
 
 
 def _names_within(module: nn.Module, layers: set[nn.Module]) -> list[str]:
-    """State-dict names, in state-dict order, of all tensors that these layers own (buffers included)."""
+    """Return the state-dict names, in order, of all parameters and buffers of these layers."""
     owned = {
         f"{prefix}.{name}" if prefix else name
         for prefix, layer in module.named_modules(remove_duplicate=False)
@@ -21,65 +21,65 @@ def _names_within(module: nn.Module, layers: set[nn.Module]) -> list[str]:
 
 
 def batch_norm_names(module: nn.Module) -> list[str]:
-    """State-dict names of every batch-norm tensor: weights, biases, running statistics and counters."""
+    """Return the state-dict names of all batch-norm tensors: weights, biases, running statistics and counters."""
     return _names_within(module, set(batch_norm_layers(module)))
 
 
 def norm_names(module: nn.Module) -> list[str]:
-    """State-dict names of every norm's tensors: batch, group, instance or layer norm."""
+    """Return the state-dict names of the tensors of all batch, group, instance and layer norms."""
     return _names_within(module, set(norm_layers(module)))
 
 
 def norm_layers(module: nn.Module) -> list[nn.Module]:
-    """Return every norm, in the order in which the network registers them."""
+    """Return all normalisation layers, in the order in which the network registers them."""
     return [layer for layer in module.modules() if isinstance(layer, NORM_TYPES)]
 
 
 def local_norms(module: nn.Module) -> list[nn.Module]:
-    """Return every batch norm; of a network without any, every norm."""
+    """Return all batch norms, or all normalisation layers if the network has no batch norm."""
     return [*batch_norm_layers(module)] or norm_layers(module)
 
 
 def local_norm_names(module: nn.Module) -> list[str]:
-    """State-dict names of the tensors of `local_norms`, which FedBN and AdaFed keep at a site."""
+    """Return the state-dict names of the tensors of `local_norms`, which FedBN and AdaFed keep at a site."""
     return _names_within(module, set(local_norms(module)))
 
 
 def batch_norm_buffer_names(module: nn.Module) -> list[str]:
-    """State-dict names of the running statistics and counters of every batch norm."""
+    """Return the state-dict names of the running statistics and counters of all batch norms."""
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
     return [name for name in batch_norm_names(module) if name in buffers]
 
 
 def head_names(module: nn.Module) -> list[str]:
-    """State-dict names of the head: the linear or convolution layer that the network registers last."""
+    """Return the state-dict names of the head: the linear or convolution layer that the network registers last."""
     return _names_within(module, set(head_layers(module)))
 
 
 def batch_norm_layers(module: nn.Module) -> list[_BatchNorm]:
-    """Every batch norm, in the order in which the network registers them."""
+    """Return all batch norms, in the order in which the network registers them."""
     return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
 
 
 def is_frozen(layer: _BatchNorm) -> bool:
-    """Return whether a batch norm has running statistics that never change: no state dict has them."""
+    """True if a batch norm has fixed running statistics, which are not in its state dict."""
     return layer.running_mean is not None and not layer.state_dict()
 
 
 def head_layers(module: nn.Module) -> list[nn.Module]:
-    """The head, or nothing when the network has none."""
+    """Return a list of the network's head, which is empty if the network has no linear or convolution layer."""
     registered = [layer for _, layer in module.named_modules(remove_duplicate=False)]
     found: list[nn.Module] = [layer for layer in registered if isinstance(layer, HEAD_TYPES)]
     return found[-1:]
 
 
 def judges_by_batch(module: nn.Module) -> bool:
-    """Return whether a batch norm keeps no running statistics: then a case's output depends on its batch, always."""
+    """True if a batch norm has no running statistics, so that outputs depend on the batch even in evaluation."""
     return any(layer.running_mean is None for layer in batch_norm_layers(module))
 
 
 def mixes_cases(module: nn.Module) -> str | None:
-    """Return the kind of layer through which cases of a batch reach each other, or leave traces; None without one."""
+    """Return the type of the first layer that mixes cases of a batch or stores statistics of them, or None."""
     for layer in module.modules():
         if (isinstance(layer, _BatchNorm) and not is_frozen(layer)) or (
             isinstance(layer, _InstanceNorm) and layer.track_running_stats

@@ -1,4 +1,4 @@
-"""The one training loop and the one evaluation loop of all methods."""
+"""The training loop and the evaluation loop of all methods."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from medsilo.core.errors import Refused
 from medsilo.learning.compute import Case, Compute, LossFunction, Stop
 from medsilo.learning.drawn import ChangedBatches, DrawnCases
 
-FURTHEST = 1e15  # from 0, of an output that is scored: sums and squares of such numbers are finite
+FURTHEST = 1e15  # greatest absolute value of a scored output: sums of squares stay finite
 
-ObjectiveFunction = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> what is minimised
+ObjectiveFunction = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> loss
 Closure = Callable[[], Tensor]  # computes gradients, returns the loss
 Step = Callable[[Optimizer, Closure], Tensor]  # changes the weights by one mini-batch
-TrainStep = Callable[[Tensor, Tensor], Tensor]  # (inputs, targets) -> loss, after the networks have learned from them
+TrainStep = Callable[[Tensor, Tensor], Tensor]  # (inputs, targets) -> loss; trains on the batch
 
 
 def plain_step(optimizer: Optimizer, closure: Closure) -> Tensor:
-    """θ ← θ − lr · ∇ℓ(θ), whatever the optimizer makes of it."""
+    """Compute the gradients of a mini-batch and let the optimizer step."""
     loss = closure()
     optimizer.step()
     return loss
@@ -30,7 +30,7 @@ def plain_step(optimizer: Optimizer, closure: Closure) -> Tensor:
 
 @dataclass(frozen=True)
 class Watch:
-    """A lesson from which no network learns: it looks at batches."""
+    """A training step that reads batches but trains no network."""
 
     look: TrainStep
 
@@ -41,15 +41,15 @@ class Watch:
 def batches(
     dataset: Dataset, batch_size: int, compute: Compute, shuffle: torch.Generator | None = None, whole: bool = False
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The data set in batches on the site's device; shuffled when a generator is given.
+    """Yield the data set in batches on the site's device, shuffled by the generator if one is given.
 
-    A last training batch of one case is left out: batch norm can't be trained on it. `whole` leaves out none.
+    A last shuffled batch of one case is left out, because batch norm can't train on it, unless `whole` is true.
     """
     size = len(dataset)  # type: ignore[arg-type]
     drop_last = shuffle is not None and not whole and steps_in(size, batch_size) * batch_size < size
     order = RandomSampler(range(size), generator=shuffle) if shuffle else SequentialSampler(range(size))
     sampler: Any = BatchSampler(order, batch_size, drop_last)
-    if isinstance(dataset, TensorDataset):  # lies in memory: one indexing per batch, not one per case
+    if isinstance(dataset, TensorDataset):  # in memory, one indexing per batch is fastest
         for batch in DataLoader(ForCard(dataset) if compute.on_card else dataset, sampler=sampler, batch_size=None):
             yield compute.moved(*batch)
     else:
@@ -57,14 +57,14 @@ def batches(
 
 
 def loaded(dataset: Dataset, places: Iterable[list[int]], compute: Compute) -> Iterator[Case]:
-    """Yield the batches of cases at these places on the site's device; a card changes there what changes as a batch."""
+    """Yield batches on the site's device, given the cases' indices in each; a GPU also augments whole batches."""
     try:
         yield from _loaded(dataset, places, compute)
     except RuntimeError as error:
         if not compute.workers or "shared memory" not in str(error):
             raise
         raise Refused(
-            "the processes that read cases have no shared memory: set threads: 1 in medsilo.yaml, or give /dev/shm more"
+            "the processes that read cases have no shared memory: set threads: 1 in medsilo.yaml, or enlarge /dev/shm"
         ) from error
 
 
@@ -81,7 +81,7 @@ def _loaded(dataset: Dataset, places: Iterable[list[int]], compute: Compute) -> 
 
 
 class ForCard(Dataset):
-    """Cases in memory, a batch at a time, copied once: to where a card reads them by itself."""
+    """Copies batches of cases into pinned memory, which a GPU can read asynchronously."""
 
     def __init__(self, cases: TensorDataset) -> None:
         self.tensors = cases.tensors
@@ -93,16 +93,19 @@ class ForCard(Dataset):
 
 
 def steps_in(cases: int, batch_size: int) -> int:
-    """The mini-batches of one pass in training: a last one of one case is none, unless it is the only one."""
+    """Return the number of mini-batches of one training pass. A last batch of one case does not count, unless it is the
+    only batch.
+    """
     return max(1, cases // batch_size + (cases % batch_size > 1))
 
 
 def passed_through(
     layer: nn.Module, data: Iterator[tuple[Tensor, Tensor]], learns: bool = True
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Training data behind an input layer, which sees each batch once however often a step passes over it.
+    """Yield training batches after an input layer, which is applied once to each batch.
 
-    What a layer finds wrong on a card it tells at the end (`end_pass`, if it has one): each batch would wait for it.
+    The layer's `end_pass`, if it has one, is called after the last batch. `end_pass` raises errors found on a GPU, so
+    that no batch waits for the GPU.
     """
     layer.train(learns)
     for inputs, targets in data:
@@ -112,7 +115,7 @@ def passed_through(
 
 @dataclass(frozen=True)
 class OutputLoss:
-    """An objective that looks at a network's output alone, so that it is known case by case."""
+    """An objective that depends on a network's output alone, so that it can be computed for each case."""
 
     loss: LossFunction
 
@@ -123,7 +126,7 @@ class OutputLoss:
 def lesson(
     model: nn.Module, objective: ObjectiveFunction, optimizer: Optimizer, compute: Compute, step: Step = plain_step
 ) -> TrainStep:
-    """One network learns from one batch."""
+    """Return the training step of a network with its objective and optimizer."""
     model.train()
 
     def learn(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -142,7 +145,7 @@ def lesson(
 def train_epoch(
     data: Iterator[tuple[Tensor, Tensor]], lessons: Sequence[TrainStep], compute: Compute, stop: Stop = lambda: None
 ) -> float:
-    """One pass over the data, every batch for all lessons in turn; returns the first's mean loss over cases."""
+    """Train for one pass over the data, with all steps on each batch; returns the first step's mean loss over cases."""
     total, cases = torch.zeros((), dtype=torch.float64, device=compute.device), 0
     for inputs, targets in data:
         stop()
@@ -153,14 +156,14 @@ def train_epoch(
 
 
 def as_scored(output: Tensor, of_patients: bool) -> Tensor:
-    """Return a network's output as it is scored; raises Refused where it is no number.
+    """Return a network's output as metrics need it; raise Refused if it is NaN and does not depend on patients.
 
-    of_patients: their answers leave rounded, and a study that stops would tell exactly whether there is one whom a
-    crafted model answers with NaN. So what is no number counts as 0 there, and what is infinite as a large one.
+    of_patients: the data are patients', so NaN counts as 0 and an infinite output as a large number. If a study stopped
+        on NaN instead, a crafted model could disclose whether a hospital has a certain case.
     """
     if of_patients:
         return output.nan_to_num().clamp(-FURTHEST, FURTHEST)
-    if bool(output.isnan().any()):  # of which argmax makes a class, too
+    if bool(output.isnan().any()):  # argmax would turn NaN into a class
         raise Refused(
             "the model's output is NaN, so it is not scored; lower training.learning_rate, or the server's step if "
             "the plan has one"
@@ -178,7 +181,7 @@ def evaluate(
     stop: Stop = lambda: None,
     infer: Callable[[nn.Module, Tensor], Tensor] = lambda model, inputs: model(inputs),
 ) -> tuple[float, dict[str, Tensor]]:
-    """Mean loss over cases, and what is measured of each case, [cases] float64."""
+    """Return the mean loss over cases, and for each metric its value for every case, [cases] float64."""
     model.eval()
     loss, cases = torch.zeros((), dtype=torch.float64, device=compute.device), 0
     measured: dict[str, list[Tensor]] = {}

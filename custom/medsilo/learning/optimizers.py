@@ -1,4 +1,4 @@
-"""Make the optimizer of a plan's `training`, as a site does."""
+"""Make the optimizer of a plan's `training` section."""
 
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -12,7 +12,7 @@ from medsilo.learning.training import Training
 
 
 def optimizer_of(training: Training, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
-    """Return the torch optimizer of a plan."""
+    """Return the torch optimizer of a plan's `training` section."""
     numbers: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
     if training.optimizer == "sgd":
         made = uncompiled(optim.SGD)(parameters, momentum=training.momentum, nesterov=training.nesterov, **numbers)
@@ -25,7 +25,7 @@ def optimizer_of(training: Training, parameters: Iterable[nn.Parameter]) -> opti
 
 
 def begin_round(training: Training, optimizer: optim.Optimizer, number: int, rounds: int) -> None:
-    """Give an optimizer the learning rate of a round."""
+    """Set an optimizer's learning rate for a round."""
     if not training.paced and not training.warmup:
         return
     for group in optimizer.param_groups:
@@ -34,9 +34,9 @@ def begin_round(training: Training, optimizer: optim.Optimizer, number: int, rou
 
 @cache
 def uncompiled(kind: type[optim.Optimizer]) -> Callable[..., optim.Optimizer]:
-    """Return one of torch's optimizers without what torch puts around its methods for `torch.compile`.
+    """Return a class of torch's optimizers without torch's wrappers for `torch.compile`.
 
-    That imports torch's compiler, which nothing here uses: a second and 70 MB in every process that trains.
+    The wrappers import torch's compiler, which costs a second and 70 MB in every training process.
     """
     names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad", "step")
     methods = {name: unwrap(getattr(kind, name)) for name in names}
@@ -45,8 +45,6 @@ def uncompiled(kind: type[optim.Optimizer]) -> Callable[..., optim.Optimizer]:
 
 
 def _clipping(most: float) -> Callable[..., None]:
-    """Return what scales down the gradients in an optimizer's weights just before its step."""
-
     def clip(optimizer: optim.Optimizer, *_: object) -> None:
         nn.utils.clip_grad_norm_([weight for group in optimizer.param_groups for weight in group["params"]], most)
 

@@ -1,8 +1,9 @@
-"""Structures that a hospital did not draw: a mark on the labels of its cases, and the loss that reads it.
+"""Train on partially labelled masks: marks in the labels name the structures that a hospital did not annotate.
 
-A label is one byte; above it stands one bit for each label that nobody drew in this case. There "background" means that
-label as well, so both are one in the loss: exactly what a network knows of background together (a marginal likelihood).
-A place that shows a drawn structure shows none of the others, so there the loss also learns what is not there.
+A label is one byte; each bit above the byte marks a structure without annotations in the case. Pixels labelled as
+background may contain a structure without annotations, so the loss adds both probabilities (a marginal likelihood). A
+pixel of an annotated structure belongs to no other structure, so the loss there also reduces the probabilities of all
+other structures.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -13,11 +14,11 @@ from torch import Tensor
 
 from medsilo.learning.compute import BYTE, labels_in, marks_in
 
-MOST = 15  # labels with a bit: MONAI moves labels as float32, which holds 24 bits exactly
+MOST = 15  # greatest label with a bit, because MONAI converts labels to float32, which has 24 exact bits
 
 
 def mark_of(absent: Collection[int]) -> int:
-    """Return what is added to the labels of a case in which these labels were not drawn.
+    """Return the mark of a case whose hospital did not annotate these structures.
 
     >>> mark_of([2]) >> 8
     4
@@ -26,17 +27,19 @@ def mark_of(absent: Collection[int]) -> int:
 
 
 def marked(labels: Tensor, mark: int) -> Tensor:
-    """Return the labels of a case with its mark; -1, where an image was empty, is background then."""
+    """Combine the labels of a case with its mark; if there is a mark, the label -1 of empty areas becomes
+    background.
+    """
     return labels.long().clamp(min=0) | mark if mark else labels
 
 
 def absent_in(mark: int) -> list[int]:
-    """Return the labels of a mark."""
+    """Return the structures that a mark names as not annotated."""
     return [label for label in range(MOST + 1) if mark >> BYTE >> label & 1]
 
 
 def known_in(target: Tensor, labels: int) -> Tensor:
-    """Return which labels were drawn in each case, [cases, labels]."""
+    """Return a Boolean mask of the labels that were annotated in each case, [cases, labels]."""
     known = torch.ones(len(target), labels, dtype=torch.bool)
     for case, mark in enumerate(marks_in(target)):
         known[case, absent_in(mark)] = False
@@ -44,18 +47,24 @@ def known_in(target: Tensor, labels: int) -> Tensor:
 
 
 def places_on(device: torch.device, places: Sequence[int]) -> Tensor:
-    """Return an index that lies on a device, without waiting for it."""
+    """Copy indices to a device asynchronously."""
     return torch.tensor(places, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def told_apart(
     outputs: Sequence[Tensor], target: Tensor, overlaps: bool = False
 ) -> Iterator[tuple[list[Tensor], Tensor, list[int]]]:
-    """Yield cases of like marks: outputs [cases, labels, ...] of those that their hospital tells apart, in order, at
-    each resolution; labels by their places among these; and what they are.
+    """Group cases by their annotated labels.
 
-    z_0' = log(e^{z_0} + Σ e^{z_u}) over the undrawn u, so that softmax gives p_0' = p_0 + Σ p_u, and leaves the others.
-    overlaps: outputs are of structures, each found by itself, which a mark has as 1, 2, ...: the others are left out.
+    Yields for each group the outputs [cases, labels, ...] of its annotated labels at each resolution, the targets as
+    indices into these labels, and these labels.
+
+    The logit of background becomes z_0' = log(e^{z_0} + Σ e^{z_u}) over the labels u that are not annotated. With this
+    logit, softmax gives background p_0' = p_0 + Σ p_u, and does not change the other probabilities.
+
+    Args:
+        overlaps: whether structures may overlap, so that each output is a structure, numbered 1, 2, ... in a mark.
+            Outputs of structures without annotations are left out
     """
     marks, at = marks_in(target), partial(places_on, target.device)
     for mark in sorted(set(marks)):
@@ -79,7 +88,7 @@ def told_apart(
 def marginal(
     loss: Callable[..., Tensor], output: Tensor | list[Tensor], target: Tensor, overlaps: bool = False
 ) -> Tensor:
-    """Return the mean over cases of a loss, each of the labels that its hospital tells apart; None: of all."""
+    """Return the mean loss over cases, where the loss of a case covers only the labels that its hospital annotated."""
     if not any(marks_in(target)):
         return loss(output, target, None)
     alone = isinstance(output, Tensor)

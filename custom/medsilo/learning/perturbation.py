@@ -1,4 +1,4 @@
-"""HarmoFL's weight perturbation: gradients are taken where the loss is worst nearby, so that minima become flat."""
+"""HarmoFL's weight perturbation: gradients at the worst weights nearby lead training to flat minima."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,13 +14,16 @@ from medsilo.learning.steps import keeping_statistics
 
 
 class PerturbedOptimizer(Optimizer):
-    """Eqs. 6 and 7 around any torch optimizer: δ = α g / (‖g‖ + eps), then the base's step from θ with ∇ℓ(θ + δ).
+    """Wraps a torch optimizer by HarmoFL's Eqs. 6 and 7: it steps from θ with ∇ℓ(θ + δ), where δ = α g / (‖g‖ + eps).
 
-    base: the optimizer that steps; its weight decay sees the unperturbed θ and is no part of g.
-    alpha: α, the length of the perturbation; the norm is one over all parameters together.
-    module: the network, if its running batch-norm statistics shall see the first pass only.
+    Args:
+        base: the wrapped optimizer; its weight decay uses the unperturbed θ and is not part of g
+        alpha: α, the length of the perturbation; the norm is taken over all parameters together
+        eps: added to ‖g‖ to avoid a division by zero
+        module: the network, if its running batch-norm statistics should be updated by the first pass only
 
     >>> import torch
+    >>> _ = torch.manual_seed(0)
     >>> model, x = torch.nn.Linear(2, 1), torch.ones(4, 2)
     >>> optimizer = PerturbedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), alpha=0.05)
     >>> def closure():
@@ -34,7 +37,7 @@ class PerturbedOptimizer(Optimizer):
 
     def __init__(self, base: Optimizer, alpha: float, eps: float = 1e-12, module: nn.Module | None = None) -> None:
         if not alpha >= 0:
-            raise ValueError(f"alpha is {alpha}: the length of a perturbation is not negative")
+            raise ValueError(f"alpha is {alpha}: the length of a perturbation must not be negative")
         super().__init__(base.param_groups, base.defaults)
         self.base, self.alpha, self.eps, self.module = base, alpha, eps, module
         self._follow_base()
@@ -43,9 +46,9 @@ class PerturbedOptimizer(Optimizer):
         self.param_groups, self.state = self.base.param_groups, self.base.state
 
     def step(self, closure: Closure) -> Tensor:  # type: ignore[override]
-        """Both passes over one batch; returns the loss at θ.
+        """Compute both gradients of one batch and step; returns the loss at θ.
 
-        closure: clears the gradients, computes the loss on the same batch and its gradients, returns the loss.
+        closure: clears the gradients, computes the loss of the batch and its gradients, and returns the loss.
         """
         loss = perturbed_gradients(self, closure, self.alpha, self.eps, self.module)
         self.base.step()
@@ -57,11 +60,11 @@ class PerturbedOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if "base" in self.__dict__:
             self.base.add_param_group(param_group)
-        else:  # Optimizer's own beginning, before there is a base
+        else:  # called by Optimizer.__init__, before self.base exists
             unwrap(Optimizer.add_param_group)(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The base's: a perturbation leaves nothing behind."""
+        """Return the wrapped optimizer's state; the perturbation has no state."""
         return self.base.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -73,7 +76,10 @@ class PerturbedOptimizer(Optimizer):
 def perturbed_gradients(
     optimizer: Optimizer, closure: Closure, alpha: float, eps: float = 1e-12, module: nn.Module | None = None
 ) -> Tensor:
-    """Leave ∇ℓ(θ + δ) in the weights of an optimizer; returns the loss at θ. With α = 0 there is one pass."""
+    """Set the gradients of an optimizer's weights to ∇ℓ(θ + δ), and return the loss at θ.
+
+    With α = 0, the gradient is ∇ℓ(θ), from one pass.
+    """
     with torch.enable_grad():
         loss = closure()
     moved = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -87,7 +93,7 @@ def perturbed_gradients(
 
 
 def _perturbed(moved: list[Tensor], alpha: float, eps: float) -> Sequence[Tensor]:
-    """Return θ + δ of Eq. 6; the gradients, no longer needed, become δ."""
+    """Return θ + δ of Eq. 6; overwrites the gradients with δ."""
     gradients = [p.grad for p in moved if p.grad is not None]
     norms = torch._foreach_norm(gradients, 2, dtype=torch.promote_types(gradients[0].dtype, torch.float32))
     norm = torch.linalg.vector_norm(torch.stack(norms))
@@ -97,7 +103,10 @@ def _perturbed(moved: list[Tensor], alpha: float, eps: float) -> Sequence[Tensor
 
 @contextmanager
 def _standing_at(parameters: list[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """Inside, the parameters have these values; afterwards exactly their own, which subtracting δ would not give."""
+    """Set the parameters to these values for the block.
+
+    Afterwards they get their old values back exactly; subtracting δ would leave rounding errors.
+    """
     own = [parameter.data for parameter in parameters]
     try:
         for parameter, value in zip(parameters, values, strict=True):
@@ -109,6 +118,6 @@ def _standing_at(parameters: list[Tensor], values: Sequence[Tensor]) -> Iterator
 
 
 def perturbed_step(alpha: float, model: nn.Module, optimizer: Optimizer) -> Step:
-    """Return the step of lines 9 to 12 of Alg. 1: the optimizer steps from the unperturbed weights."""
+    """Return the step of lines 9 to 12 of HarmoFL's Alg. 1."""
     perturbed = PerturbedOptimizer(optimizer, alpha, module=model)
     return lambda _, closure: perturbed.step(cast(Closure, closure))

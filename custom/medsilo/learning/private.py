@@ -1,8 +1,8 @@
-"""Differentially private steps (Abadi et al. 2016): each unit's gradient is clipped, and noise is added to their sum.
+"""Differentially private SGD (Abadi et al. 2016): each unit's gradient is clipped, and noise is added to their sum.
 
-A unit is what one step draws and clips as one: a case, or a patient with all cases. Everything after the noise, such as
-momentum, weight decay or a pull to other weights, tells no more of the cases. For gradients of single cases a network's
-weights are there once for each case (`torch.vmap`).
+A unit is a case, or a patient with all cases; it is sampled and clipped as a whole. Momentum, weight decay or a
+proximal term come after the noise, so they disclose nothing further about the cases. Per-case gradients need a copy of
+the network's weights for each case (`torch.vmap`).
 """
 
 import math
@@ -22,36 +22,42 @@ from medsilo.learning.loop import ForCard, Step, TrainStep, loaded, plain_step
 from medsilo.learning.steps import called_with
 from medsilo.privacy.noise import NoiseSource
 
-AT_ONCE = 1 << 26  # numbers of single cases' gradients that are held at once
-WITHIN = 1 - 1e-6  # of the bound, for what is rounded up, also by the noise's grid
-COLUMNS = 1 << 18  # numbers of each case that are summed at once
+AT_ONCE = 1 << 26  # per-case gradient values in memory at a time
+WITHIN = 1 - 1e-6  # share of the clipping bound that is used, so that rounding cannot exceed the bound
+COLUMNS = 1 << 18  # gradient values of each case that are summed at a time
 
 
-# ---------------------------------------------------------------------------------------------------- which cases
+# --------------------------------------------------------------------------------------------------- Poisson sampling
 class PoissonSample:
-    """Units drawn for each step, each by itself with the same chance. `owners` tells whose the last batch's cases are.
+    """A Poisson sample of units for each step: each unit is drawn independently, with the same probability.
 
-    A batch has its units one after the other, and may be empty or larger than expected.
+    A batch contains its units one after the other, and may be empty or larger than expected. `owners` holds the unit of
+    each case in the last batch.
     """
 
     def __init__(
         self, units: Sequence[str] | None, cases: int, expected: float, secret: NoiseSource, size: int | None = None
     ) -> None:
-        """units: the unit of each case, None where each is its own. expected: in a batch, on average, of so many in
-        all: `size`, by default the cases."""
+        """Group the cases by unit.
+
+        Args:
+            units: the unit of each case; None if each case is a unit
+            expected: mean number of units in a batch
+            size: the number of all units; by default, the number of cases
+        """
         members = defaultdict[object, list[int]](list)
         for case, unit in enumerate(range(cases) if units is None else units):
             members[unit].append(case)
         self.members = list(members.values())
         known = cases if size is None else size
         self.rate = min(1.0, expected / known)
-        self.expected = self.rate * known  # in a batch
-        self.size = len(self.members) if size in (None, cases) else known  # units, as everybody may know
+        self.expected = self.rate * known  # units in a batch
+        self.size = len(self.members) if size in (None, cases) else known  # the public number of units
         self.secret = secret
         self.owners = torch.zeros(0, dtype=torch.int64)
 
     def batches(self, dataset: Dataset, steps: int, compute: Compute) -> Iterator[Case]:
-        """Yield so many batches on the site's device."""
+        """Yield this number of batches on the site's device."""
         drawn = [self.secret.poisson_sample(len(self.members), self.rate) for _ in range(steps)]
         cases = [[case for unit in units for case in self.members[unit]] for units in drawn]
         loader = _loaded(dataset, [own for own in cases if own], compute)
@@ -62,7 +68,7 @@ class PoissonSample:
 
 
 def _loaded(dataset: Dataset, batches: Sequence[list[int]], compute: Compute) -> Iterator[Case]:
-    """Return batches of these cases on the site's device; of a data set in memory by one indexing each."""
+    """Load batches of these cases on the site's device. A data set in memory needs one indexing per batch."""
     if isinstance(dataset, TensorDataset):
         cases: Any = ForCard(dataset) if compute.on_card else dataset
         return (compute.moved(*cases[own]) for own in batches)
@@ -70,29 +76,30 @@ def _loaded(dataset: Dataset, batches: Sequence[list[int]], compute: Compute) ->
 
 
 def _no_cases(dataset: Dataset) -> Case:
-    """Return a batch without cases, of the right shapes."""
+    """Return an empty batch with the data set's shapes."""
     inputs, targets = dataset[0]
     return inputs[None][:0], torch.as_tensor(targets)[None][:0]
 
 
 @dataclass
 class PrivateSteps:
-    """The tools that private lessons of a round share: the sample, the bound, the noise.
+    """The sample, clipping bound and noise of a round's private steps, shared by its networks.
 
-    noise: its standard deviation over the bound, of one network's gradient in one step. exact_networks: networks that
-    learn by exact steps, since nothing of them leaves.
+    Args:
+        noise: standard deviation of the noise on a summed gradient, divided by the clipping bound
+        exact_networks: networks that train without noise, because they stay at the site
     """
 
     sample: PoissonSample
-    bound: float  # on the length of a unit's gradient
+    bound: float  # on the norm of a unit's gradient
     noise: float
     secret: NoiseSource
     exact_networks: tuple[str, ...] = ()
-    releasing: float = math.inf  # noise on a mean over units that leaves, over the bound
-    clip: float = 1.0  # the bound on a unit's part of such a mean
+    releasing: float = math.inf  # noise multiplier of `noisy_mean`
+    clip: float = 1.0  # bound on a unit's vector in `noisy_mean`
 
     def lesson(self, model: nn.Module, loss: LossFunction, optimizer: Optimizer, step: Step = plain_step) -> TrainStep:
-        """Return how one network learns from a batch, with noisy gradients in place of exact ones."""
+        """Return the training step of one network with noisy gradients."""
         model.train()
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -106,7 +113,7 @@ class PrivateSteps:
 
     @staticmethod
     def unless_empty(inner: TrainStep) -> TrainStep:
-        """Return the lesson that leaves out batches without cases, which a Poisson sample may bring."""
+        """Return a step that skips empty batches, which a Poisson sample may contain."""
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
             return inner(inputs, targets) if len(inputs) else torch.zeros((), device=inputs.device)
@@ -114,9 +121,10 @@ class PrivateSteps:
         return learn
 
     def gradient(self, model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Put (Σ_units clip(∇ of the unit) + noise) / expected cases into the weights; returns the mean loss.
+        """Set the weights' gradients to (Σ_units clip(∇ of the unit) + noise) / expected units, and return the mean
+        loss.
 
-        The mean loss is exact: it must not leave as it is.
+        The mean loss has no noise, so it must not leave the site.
         """
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         for weight in weights:
@@ -135,10 +143,11 @@ class PrivateSteps:
         return total / max(1, len(inputs))
 
     def noisy_mean(self, vectors: Iterable[Tensor]) -> Tensor:
-        """Return (Σ_units clip(mean of the unit's vectors) + noise) / units: one release.
+        """Return (Σ_units clip(mean of the unit's vectors) + noise) / units.
 
-        vectors: [cases, length] each, of all cases in their order. No more than the units whose cases are not complete
-        are held.
+        The mean counts as one release for privacy accounting.
+
+        vectors: batches [cases, length] of all cases in order. Only units with missing cases stay in memory.
         """
         unit_of = {case: unit for unit, own in enumerate(self.sample.members) for case in own}
         left = [len(own) for own in self.sample.members]
@@ -157,7 +166,7 @@ class PrivateSteps:
         return self.secret.with_normal(total, self.releasing * self.clip) / self.sample.size
 
     def _portions(self, cases: int, weights: int) -> Iterator[slice]:
-        """Yield the cases that are computed together: about as many as in a batch, and no more than memory is for."""
+        """Split a batch into portions whose per-case gradients fit into memory."""
         usual = round(self.sample.expected + 3 * math.sqrt(self.sample.expected))
         most = max(1, min(usual, AT_ONCE // max(weights, 1)))
         return (slice(first, min(first + most, cases)) for first in range(0, cases, most))
@@ -166,9 +175,9 @@ class PrivateSteps:
 def gradients_of_cases(
     model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the loss of every case by itself, and its gradient, [cases, ...] for each weight that learns.
+    """Return the loss of each case, and its gradient as a tensor [cases, ...] for each trainable weight.
 
-    Losses are taken one by one: a loss of a batch may mix its cases.
+    The loss function is called for one case at a time, because a loss of a batch may mix its cases.
     """
     learning = {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
     each = {name: own.expand(len(inputs), *own.shape).requires_grad_() for name, own in learning.items()}
@@ -182,7 +191,7 @@ def gradients_of_cases(
         if "memory" in str(error):
             raise
         raise MedsiloError(
-            "privacy: one of the network's layers allows no gradient of a single case; choose another network",
+            "privacy: a layer of the network does not support per-case gradients; choose another network",
             private=str(error),
         ) from error
     singly = [slice(case, case + 1) for case in range(len(output))]
@@ -192,15 +201,18 @@ def gradients_of_cases(
 
 
 class ClippedSum:
-    """The sum of units' gradients, each cut to the bound. A unit's cases may come in several portions, in order."""
+    """The sum of units' gradients, each clipped to the bound. A unit's cases may arrive in several consecutive
+    portions.
+    """
 
     def __init__(self, weights: Sequence[Tensor], bound: float) -> None:
         self.bound = bound
         self.total = [torch.zeros(weight.shape, dtype=torch.float64, device=weight.device) for weight in weights]
-        self.open: tuple[int, list[Tensor]] | None = None  # the unit whose cases may go on, and its gradient so far
+        # the unit whose cases may continue in the next portion, and its gradient so far
+        self.open: tuple[int, list[Tensor]] | None = None
 
     def add(self, gradients: Sequence[Tensor], owners: Tensor) -> None:
-        """Add the gradients of cases, [cases, ...] each, whose units these are."""
+        """Add gradients [cases, ...] of cases; `owners` is the unit of each case."""
         gradients = _without_infinite(gradients)
         units, places = owners.unique_consecutive(return_inverse=True)
         if len(units) < len(owners):
@@ -215,7 +227,7 @@ class ClippedSum:
         self.open = int(units[-1]), [own[-1].clone() for own in gradients]
 
     def finish(self) -> None:
-        """Close the last unit."""
+        """Clip and add the last unit, after all its cases."""
         if self.open:
             self._clip([own[None] for own in self.open[1]])
             self.open = None
@@ -225,18 +237,18 @@ class ClippedSum:
             return
         parts = [torch.linalg.vector_norm(own.flatten(1), dim=1, dtype=torch.float64) for own in gradients]
         lengths = torch.linalg.vector_norm(torch.stack(parts), dim=0)
-        factors = (WITHIN * self.bound / lengths).clamp(max=1.0)  # a length of 0 gives 1
+        factors = (WITHIN * self.bound / lengths).clamp(max=1.0)  # a norm of 0 gives the factor 1
         for total, own in zip(self.total, gradients, strict=True):
             whole, each = total.view(-1), own.flatten(1)
-            for start in range(0, len(whole), COLUMNS):  # float32 would round by more than the bound has to spare
+            for start in range(0, len(whole), COLUMNS):  # float64: WITHIN does not cover float32's rounding
                 whole[start : start + COLUMNS] += factors @ each[:, start : start + COLUMNS].double()
 
 
 def _without_infinite(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients with nothing in place of those of a case that have a value which is not finite.
+    """Set all gradients of a case to 0 if any of their values is not finite.
 
-    Such a case would make the sum infinite whatever the others are, which no noise hides. A card does not wait to see
-    whether there is one.
+    An infinite gradient would make the sum infinite, which no noise hides. On a GPU, no result is read back, so that
+    nothing waits.
     """
     if gradients[0].device.type == "cpu":
         finite = torch.stack([own.flatten(1).sum(1).isfinite() for own in gradients]).all(0)

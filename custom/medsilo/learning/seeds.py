@@ -1,7 +1,7 @@
-"""Random numbers that depend on what they are for and on nothing else.
+"""Derive the seed of every random generator from the plan's seed and a purpose.
 
-Every use derives its own seed from the plan's seed and words that name the use ("hospital-a", "shuffle", round 3).
-So a run needs no generator state in its checkpoints, and sites may train in any order, process or thread.
+A purpose is a list of words and numbers, such as ("hospital-a", "shuffle", 3). With derived seeds, checkpoints need no
+state of generators, and sites may train in any order, process or thread.
 """
 
 import hashlib
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
 
 
 def seed_for(seed: int, *purpose: str | int) -> int:
-    """A seed in [0, 2**63) for this purpose; the same on every machine."""
+    """Return a seed in [0, 2**63) for this purpose, which is the same on every machine."""
     text = "\x1f".join([str(seed), *map(str, purpose)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def generator_for(seed: int, *purpose: str | int) -> "torch.Generator":
-    """A CPU generator for this purpose."""
-    import torch  # seeds alone are for commands that train nothing, too
+    """Return a CPU generator, seeded for this purpose."""
+    import torch  # here, because commands that do not train also import this module
 
     return torch.Generator().manual_seed(seed_for(seed, *purpose))
 
 
 def seed_torch(seed: int, device: "torch.device | None" = None) -> None:
-    """Seed what torch draws from on the CPU, and on this card; no other card is touched.
+    """Seed torch's generators on the CPU and on this GPU, but on no other GPU.
 
-    `torch.manual_seed` takes a stack trace for each kind of device that is not there.
+    `torch.manual_seed` is slower: it records a stack trace for each type of device that is missing.
     """
     import torch
 

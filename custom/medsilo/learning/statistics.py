@@ -1,4 +1,4 @@
-"""Measure what a network's layers see of a site's data: exact mean and variance of their inputs (AdaFed, Eq. 3)."""
+"""Measure the exact mean and variance of a network's layer inputs over a site's data (AdaFed, Eq. 3)."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,15 +14,16 @@ from medsilo.learning.layers import batch_norm_layers, head_layers, local_norms
 Statistics = list[tuple[Tensor, Tensor]]  # per layer: mean [channels] and population variance [channels]
 Layers = Literal["all", "last"]
 
-MEASURED: Mapping[Layers, tuple[Callable[[nn.Module], Sequence[nn.Module]], str]] = {  # and what is told without any
+# the layers to measure, and their name in the error message of a network without them
+MEASURED: Mapping[Layers, tuple[Callable[[nn.Module], Sequence[nn.Module]], str]] = {
     "all": (local_norms, "norm"),
     "last": (head_layers, "linear or convolution layer to measure the features before"),
 }
-PORTION = 1 << 18  # numbers that are summed at once: their differences from the centre stay in a processor's cache
+PORTION = 1 << 18  # values that are summed at a time, so that temporaries fit into a CPU's cache
 
 
 class ChannelMoments:
-    """Mean and population variance per channel of all that was added, whatever the portions. Double precision."""
+    """Accumulates the mean and population variance of each channel over portions of samples, in double precision."""
 
     def __init__(self, channels_last: bool = False) -> None:
         self.channels_last = channels_last
@@ -30,10 +31,11 @@ class ChannelMoments:
         self.centre = self.sums = self.squares = torch.zeros(0)
 
     def add(self, values: Tensor) -> None:
-        """Add samples, [batch, channels, ...] or [batch, ..., channels]; nothing of them is kept.
+        """Add samples, [batch, channels, ...] or [batch, ..., channels], without storing them.
 
-        Sums run around a centre near the mean, so single precision is enough for each portion's. The centre is the
-        first portion's mean and moves to the mean so far after 2, 4, 8, ... portions.
+        Sums are of differences from a centre near the mean, so that single precision suffices for each portion. The
+        centre begins as the first portion's mean. After 2, 4, 8, ... portions it becomes the mean of all samples so
+        far.
         """
         if values.numel():
             for portion in values.detach().split(max(1, PORTION * len(values) // values.numel())):
@@ -57,7 +59,7 @@ class ChannelMoments:
             self._move()
 
     def _move(self) -> None:
-        """Let the sums run around the mean so far."""
+        """Make the mean so far the new centre of the sums."""
         centre = self.mean.to(self.centre.dtype)
         step = centre.double() - self.centre.double()
         self.squares += step * (self.count * step - 2 * self.sums)
@@ -76,7 +78,7 @@ class ChannelMoments:
 
 
 def measured_layers(model: nn.Module, layers: Layers = "all") -> list[nn.Module]:
-    """Return the layers whose inputs are measured: every batch norm (else every norm), or the head alone."""
+    """Return the layers to measure: all batch norms, all norms if there is no batch norm, or the head."""
     of, called = MEASURED[layers]
     if not (found := of(model)):
         raise MedsiloError(f"the network has no {called}; choose another network")
@@ -84,7 +86,7 @@ def measured_layers(model: nn.Module, layers: Layers = "all") -> list[nn.Module]
 
 
 def input_channels(layer: nn.Module) -> int:
-    """Return how many channels a measured layer's input has."""
+    """Return the number of input channels of a norm, linear or convolution layer."""
     for name in ("num_features", "num_channels", "in_features", "in_channels"):
         if hasattr(layer, name):
             return int(getattr(layer, name))
@@ -95,7 +97,7 @@ def input_channels(layer: nn.Module) -> int:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, a network evaluates; then each of its layers is as it was."""
+    """Put a network into evaluation mode for the block, then restore each layer's mode."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -112,7 +114,7 @@ def passes(
     watched: Sequence[nn.Module],
     look: Callable[[int, Tensor], None],
 ) -> Iterator[None]:
-    """Pass batches through a network in evaluation mode, and show `look` each watched layer's place and input."""
+    """Pass batches through a network in evaluation mode; call `look` with the index and input of each watched layer."""
     hooks = [
         layer.register_forward_pre_hook(lambda _, inputs, place=place: look(place, inputs[0]))
         for place, layer in enumerate(watched)
@@ -131,11 +133,13 @@ def passes(
 def batch_norm_input_statistics(
     model: nn.Module, loader: Iterable[Any], device: torch.device | str = "cpu", layers: Layers = "all"
 ) -> Statistics:
-    """Mean and population variance, over all samples and positions, of what enters each batch norm (or the head).
+    """Return the mean and population variance of the inputs of each norm or of the head, over all samples and
+    positions.
 
-    loader: batches, or tuples that begin with them. One forward pass in evaluation mode; exact whatever the batch
-    size; no activation is kept. Returns (mean [c], variance [c]) in double precision per layer, in the order in which
-    the network registers its layers.
+    The data pass once through the network in evaluation mode. The result does not depend on the batch size. It holds
+    (mean [c], variance [c]) in double precision for each layer, in the order in which the network registers layers.
+
+    loader: batches of inputs, or tuples that begin with inputs.
     """
     watched = measured_layers(model, layers)
     moments = [ChannelMoments(channels_last=isinstance(layer, nn.Linear)) for layer in watched]
@@ -150,10 +154,10 @@ def batch_norm_input_statistics(
 def moments_of_cases(
     model: nn.Module, loader: Iterable[Any], device: torch.device | str = "cpu", layers: Layers = "all"
 ) -> Iterator[Tensor]:
-    """Yield for each batch the mean and the mean square of what enters these layers, of every case by itself.
+    """Yield for each batch the mean and mean square of each case's inputs to the measured layers.
 
-    [cases, 2 · channels of all layers], over the square root of how many numbers these are: the length of a case's
-    is its root mean square.
+    The shape is [cases, 2 · channels of all layers]. Values are divided by the square root of their number in a row, so
+    that the norm of a row is a root mean square.
     """
     watched = measured_layers(model, layers)
     seen: dict[int, Tensor] = {}
@@ -170,7 +174,7 @@ def moments_of_cases(
 
 
 def statistics_from(moments: Tensor, channels: Sequence[int]) -> Statistics:
-    """Return means and variances from a mean of `moments_of_cases`; what noise made negative is none."""
+    """Convert a mean of `moments_of_cases` to means and variances; negative variances, caused by noise, become 0."""
     found = []
     for own in (moments.double() * math.sqrt(len(moments))).split([2 * count for count in channels]):
         mean, square = own.chunk(2)
@@ -179,15 +183,16 @@ def statistics_from(moments: Tensor, channels: Sequence[int]) -> Statistics:
 
 
 def running_statistics(model: nn.Module) -> Statistics:
-    """The running mean and variance of every batch norm: f-AdaFed's stand-in for the statistics of their inputs."""
+    """Return the running mean and variance of every batch norm, which f-AdaFed uses in place of measured statistics."""
     found = [(layer.get_buffer("running_mean"), layer.get_buffer("running_var")) for layer in batch_norm_layers(model)]
     return [(mean.double(), variance.double()) for mean, variance in found]
 
 
 class StatisticsHolder(nn.Module):
-    """A place for a site's statistics until they are sent; `samples` is 0 until they were measured.
+    """Holds a site's statistics until they are sent; `samples` is 0 before they are measured.
 
-    In double precision, so that transport.precision doesn't round them: W lives on small differences.
+    All statistics have double precision, so that transport.precision does not round them: AdaFed's weights W depend on
+    small differences.
     """
 
     samples: Tensor
@@ -201,7 +206,7 @@ class StatisticsHolder(nn.Module):
 
     @torch.no_grad()
     def take(self, statistics: Statistics, samples: int) -> None:
-        """Hold these statistics, which rest on so many samples."""
+        """Store statistics and the number of samples that they cover."""
         self.samples.fill_(samples)
         for layer, (mean, variance) in enumerate(statistics):
             self.get_buffer(f"layer{layer}_mean").copy_(mean)
@@ -209,16 +214,17 @@ class StatisticsHolder(nn.Module):
 
 
 def statistics_of(tensors: Mapping[str, Tensor]) -> Statistics:
-    """The statistics in a site's "statistics" group."""
+    """Return the statistics that a site sent in its "statistics" group."""
     return [(tensors[f"layer{n}_mean"], tensors[f"layer{n}_variance"]) for n in range((len(tensors) - 1) // 2)]
 
 
 @torch.no_grad()
 def adapt_batch_norm(model: nn.Module, data: Callable[[], Iterable[Tensor]]) -> None:
-    """Set every batch norm's running statistics to those of what enters it over all cases (AdaBN, Li et al. 2017).
+    """Set every batch norm's running statistics to its inputs' statistics over all cases (AdaBN, Li et al. 2017).
 
-    data: batches, new with each call. As if all cases were one batch in training: a layer is right one pass after all
-    before it are. No weight changes, no dropout is drawn. Raises Refused unless there are two cases.
+    The statistics equal those after one training batch of all cases without dropout; weights are unchanged. Each layer
+    needs another pass over the data. Raises Refused if there are fewer than two cases. data: returns a new iterator of
+    batches at each call.
     """
     if sum(map(len, data())) < 2:
         raise Refused("batch norm's statistics need two cases at least, and this hospital has fewer")

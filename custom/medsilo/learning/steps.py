@@ -1,6 +1,6 @@
-"""Tools of methods whose step is not the plain one: they correct gradients, sum them, or call a network otherwise.
+"""Helpers for methods that change training steps: gradient corrections, gradient sums, calls with other weights.
 
-Also Adam's memory as tensors that can travel.
+`Moments` makes Adam's moments tensors that sites and server can exchange.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,12 +16,12 @@ from medsilo.core.errors import MedsiloError
 from medsilo.learning.layers import batch_norm_layers, head_layers
 from medsilo.learning.loop import Closure
 
-Correction = Callable[[], None]  # changes the gradients that lie in the weights
+Correction = Callable[[], None]  # changes the weights' gradients in place
 
 
 @contextmanager
 def correcting(optimizer: Optimizer, correction: Correction) -> Iterator[None]:
-    """Inside, the gradients are corrected just before every step, whichever step computed them."""
+    """Apply a correction to the gradients just before each step of the optimizer, within the block."""
     hook = optimizer.register_step_pre_hook(lambda *_: correction())
     try:
         yield
@@ -30,15 +30,15 @@ def correcting(optimizer: Optimizer, correction: Correction) -> Iterator[None]:
 
 
 def pull_back(parameters: Sequence[Tensor], mu: float, to: Sequence[Tensor] | None = None) -> Correction:
-    """The correction for ℓ(w) + μ/2 ‖w − w_t‖²: adds μ (w − w_t) to every gradient.
+    """Return the correction for the proximal term μ/2 ‖w − w_t‖²: it adds μ (w − w_t) to every gradient.
 
-    w_t: the weights as they are now, or others as these are now, which may go on training.
+    w_t is a copy of the weights, or of the tensors `to`, made at this call.
     """
     return pull_towards(parameters, [anchor.detach().clone() for anchor in to or parameters], mu)
 
 
 def pull_towards(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: float) -> Correction:
-    """Adds μ (w − w′) to every gradient, w′ being what the anchors hold when the step is made."""
+    """Return a correction that adds μ (w − w′) to every gradient, where w′ are the anchors' values at each step."""
 
     @torch.no_grad()
     def pull() -> None:
@@ -50,7 +50,9 @@ def pull_towards(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: fl
 
 
 class Shift:
-    """The correction g ← g + s, which also knows the mean of all g that it has met, the weights' decay included."""
+    """The correction g ← g + s, which also records the mean of all gradients g, with weight decay, before
+    the shift s.
+    """
 
     def __init__(self, parameters: Sequence[Tensor], shifts: Sequence[Tensor], decay: float = 0.0) -> None:
         self.parameters, self.shifts, self.decay = parameters, shifts, decay
@@ -66,15 +68,14 @@ class Shift:
                 parameter.grad.add_(shift)
 
     def mean(self) -> list[Tensor]:
-        """Of the gradients before they were shifted."""
         return [total / self.steps for total in self.total]
 
 
 class Moments(nn.Module):
-    """Adam's first and second moments for a network's weights, and the number of steps behind them.
+    """Adam's first and second moments for a network's weights, and its number of steps.
 
-    The number is no whole one: like the moments it may be a mean over sites, and Adam's correction of young moments
-    then fits them also at a site that missed some rounds.
+    The server averages the number of steps over sites, as it averages moments, so it may be a fraction. Adam's bias
+    correction then also fits a site that missed some rounds.
     """
 
     steps: Tensor
@@ -89,34 +90,34 @@ class Moments(nn.Module):
         self.register_buffer("steps", torch.zeros(()))
 
     def lend(self, optimizer: Optimizer) -> None:
-        """Adam goes on from these moments, in place."""
+        """Make an Adam optimizer continue from these moments, which it updates in place."""
         for index, parameter in enumerate(_weights(optimizer)):
             optimizer.state[parameter] = {
-                "step": self.steps.cpu().clone(),  # Adam counts on the CPU, for each tensor by itself
+                "step": self.steps.cpu().clone(),  # Adam has a counter on the CPU for each tensor
                 "exp_avg": self.get_buffer(f"first_{index}"),
                 "exp_avg_sq": self.get_buffer(f"second_{index}"),
             }
 
     def take_back(self, optimizer: Optimizer) -> None:
-        """The moments have changed in place; the number of steps follows."""
+        """Copy the number of steps back from Adam, which has updated the moments in place."""
         self.steps.copy_(optimizer.state[_weights(optimizer)[0]]["step"])
 
 
 class GradientSum:
-    """Collects the gradients of many batches, at the same weights, for one step with their sum."""
+    """Sums the gradients of many batches at the same weights, for one optimizer step."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.total = [torch.zeros_like(parameter) for parameter in _weights(optimizer)]
 
     def collect(self, optimizer: Optimizer, closure: Closure) -> Tensor:
-        """A `Step` that changes no weight."""
+        """A `Step` that adds the gradients to the sum and changes no weight."""
         loss = closure()
         for total, parameter in zip(self.total, _weights(optimizer), strict=True):
             total.add_(cast(Tensor, parameter.grad))
         return loss
 
     def step(self, optimizer: Optimizer) -> None:
-        """The one step."""
+        """Make one optimizer step with the summed gradients."""
         for parameter, gradient in zip(_weights(optimizer), self.total, strict=True):
             parameter.grad = gradient
         optimizer.step()
@@ -127,9 +128,10 @@ def _weights(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    """Return what a network answers with these weights in the place of its own, which are back in place afterwards.
+    """Apply a network with these weights, then restore its previous weights.
 
-    Each place is named once: PyTorch leaves weights behind that it finds by two names in one layer, as nnU-Net has it.
+    Each weight is replaced under one name only, because PyTorch does not restore a weight that a layer has under two
+    names, as in nnU-Net.
     """
     given = {id(own): weights[name] for name, own in model.named_parameters() if name in weights}
     places = {
@@ -143,7 +145,9 @@ def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor)
 
 @contextmanager
 def learning_only(module: nn.Module, names: Collection[str]) -> Iterator[None]:
-    """Inside, only these parameters learn; an optimizer leaves all others as they are, momentum and decay included."""
+    """Train only these parameters within the block. Momentum and weight decay do not change other
+    parameters, either.
+    """
     held = [weight for name, weight in module.named_parameters() if weight.requires_grad and name not in names]
     for weight in held:
         weight.requires_grad_(False)
@@ -156,7 +160,7 @@ def learning_only(module: nn.Module, names: Collection[str]) -> Iterator[None]:
 
 @contextmanager
 def keeping_statistics(module: nn.Module) -> Iterator[None]:
-    """Inside, batch norms train as ever, but their running statistics and counters stay as they are."""
+    """Stop batch norms from updating their running statistics and counters within the block."""
     tracking = [layer for layer in batch_norm_layers(module) if layer.track_running_stats]
     for layer in tracking:
         layer.track_running_stats = False
@@ -168,13 +172,13 @@ def keeping_statistics(module: nn.Module) -> Iterator[None]:
 
 
 def with_features(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the network's output, and what its head was given, one row per case: [B, features]."""
+    """Return the network's output, and the input of its head with one row per case: [B, features]."""
     output, given = with_given(model, inputs)
     return output, given.flatten(1)
 
 
 def with_given(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the network's output, and what its head was given."""
+    """Return the network's output and the unchanged input of its head."""
     given: list[Tensor] = []
     (head,) = head_layers(model)
     hook = head.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
@@ -184,12 +188,12 @@ def with_given(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
         hook.remove()
     if not given:
         raise MedsiloError(
-            "the network's last layer was called unseen; join with the network as it was before compiling"
+            "the inputs of the network's last layer can't be observed; join with the network as it was before compiling"
         )
     return output, given[-1]
 
 
 @torch.no_grad()
 def frozen_features(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the features of a network that doesn't learn, in evaluation."""
+    """Return the inputs of a network's head in evaluation mode, [B, features], without gradients."""
     return with_features(model.eval(), inputs)[1]

@@ -1,4 +1,4 @@
-"""Describe how a site trains: the numbers of the plan's `training` section and the optimizer that follows from them."""
+"""The plan's `training` section: rounds, batch size, optimizer, learning rate and its schedule."""
 
 import math
 from collections.abc import Iterable
@@ -6,20 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from medsilo.core import optional
 from medsilo.core.section import Feature
 
 if TYPE_CHECKING:
     from torch import nn, optim
 
-POWER = 0.9  # of nnU-Net's schedule
-MOST_EPOCHS = 100_000  # of a study at each site
+POWER = 0.9  # exponent of nnU-Net's learning rate schedule
+MOST_EPOCHS = 100_000  # per study, at each site
 Beta = Annotated[float, Field(ge=0, lt=1)]
 ClassWeights = Annotated[tuple[Annotated[float, Field(gt=0, le=1000)], ...], Field(min_length=2, max_length=4096)]
 
 
 class Training(Feature):
-    """The plan's `training`: the same at every site.
+    """The plan's `training` section, which is the same at every site.
 
     >>> Training(rounds=3, learning_rate=0.001).batch_size
     16
@@ -31,8 +30,8 @@ class Training(Feature):
         None,
         ge=1,
         le=100_000,
-        description="mini-batches per round in place of `local_epochs`: at every site so many, in passes that begin "
-        "again in each round. `null`: whole passes",
+        description="mini-batches per round in place of `local_epochs`: the same number at every site, in passes "
+        "that begin again in each round. `null`: whole passes",
     )
     batch_size: int = Field(
         16,
@@ -42,29 +41,32 @@ class Training(Feature):
     )
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
         "sgd",
-        description="the optimizer at the sites. Where `--set` chooses another than the plan's, that one's numbers "
-        "don't carry over: `learning_rate` is 0.01 for `sgd` and 0.001 for the others, `weight_decay` 0.01 for `adamw` "
-        "and else 0, unless they are set, too",
+        description="the optimizer at the sites. If `--set` changes it, the settings of the plan's optimizer are "
+        "dropped, unless `--set` gives them, too. Then `learning_rate` is 0.01 for `sgd`, "
+        "else 0.001; `weight_decay` is 0.01 for `adamw`, else 0",
     )
-    learning_rate: float = Field(0.01, ge=1e-8, le=1000, description="its learning rate")
+    learning_rate: float = Field(0.01, ge=1e-8, le=1000, description="learning rate of the optimizer")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `sgd`")
-    nesterov: bool = Field(False, description="whether that momentum is Nesterov's")
+    nesterov: bool = Field(False, description="whether `momentum` is Nesterov's")
     betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="decay rates of `adam` and `adamw`")
     weight_decay: float = Field(
-        0.0, ge=0, le=1, description="weight decay: within the gradient for `sgd` and `adam`, apart from it for `adamw`"
+        0.0,
+        ge=0,
+        le=1,
+        description="weight decay: part of the gradient for `sgd` and `adam`, separate (decoupled) for `adamw`",
     )
     schedule: Literal["constant", "poly", "cosine"] = Field(
         "constant",
-        description="`poly`: in round r of R the learning rate is multiplied by (1 − (r − 1) / R)^0.9, as nnU-Net does "
-        "from epoch to epoch. `cosine`: by (1 + cos(π (r − 1) / R)) / 2. Both count from the first round after the "
-        "warm-up",
+        description="`poly` multiplies the learning rate of round r of R by `(1 − (r − 1) / R)^0.9`, as nnU-Net "
+        "does for epochs. `cosine` multiplies it by `(1 + cos(π (r − 1) / R)) / 2`. Both count from "
+        "the first round after the warm-up",
     )
     warmup: int = Field(
         0,
         ge=0,
         le=10_000,
-        exclude_if=lambda rounds: rounds == 0,  # plans without one keep their hashes
-        description="rounds W of warm-up: in round r of these the learning rate is multiplied by r / (W + 1)",
+        exclude_if=lambda rounds: rounds == 0,  # so that plans without a warm-up keep their hashes
+        description="number of warm-up rounds, W: in warm-up round r the learning rate is multiplied by r / (W + 1)",
     )
     clip: float | None = Field(
         None,
@@ -80,12 +82,13 @@ class Training(Feature):
     )
     class_weights: Literal["none", "balanced"] | ClassWeights = Field(
         "none",
-        description="weight of each class in the cross entropy of training, whose mean is over cases; scores know "
-        "none. `balanced`: each site by its own training cases, N / (K · n), which it tells nobody; or numbers, one "
-        "for each class (of masks: the background first)",
+        description="weight of each class in the cross entropy of training, whose mean is over cases; scores use "
+        "no weights. `balanced`: each site computes N / (K · n) from its own training cases and "
+        "discloses nothing. Or one number for each class; masks begin with the background",
     )
     optimizer_state: Literal["keep", "reset"] = Field(
-        "keep", description="what happens to momentum when new weights arrive: keep it, or start afresh"
+        "keep",
+        description="momentum at the sites when a round begins with new weights: `keep` it, or `reset` it to zero",
     )
 
     @model_validator(mode="after")
@@ -99,13 +102,15 @@ class Training(Feature):
         if self.optimizer == "sgd" and "betas" in self.model_fields_set and self.betas != (0.9, 0.999):
             raise ValueError("betas belong to adam; sgd has momentum: remove betas or choose optimizer=adam")
         if self.warmup >= self.rounds:
-            raise ValueError(f"warmup: {self.warmup} warm-up rounds of {self.rounds} leave none to train; lower warmup")
+            raise ValueError(
+                f"warmup: {self.warmup} warm-up rounds leave none of {self.rounds} rounds to train; lower warmup"
+            )
         if self.rounds * self.local_epochs > MOST_EPOCHS:
             raise ValueError(f"rounds times local_epochs is over {MOST_EPOCHS} passes over the data; lower one of them")
         return self
 
     def conflicts(self, plan: Any, networks: Any) -> Iterable[str]:
-        """The loss has a part that class weights change, and there is one for each class."""
+        """Yield an error if class weights do not fit the task's loss or its number of classes."""
         weights, task = self.class_weights, plan.task
         if weights == "none":
             return
@@ -121,20 +126,21 @@ class Training(Feature):
             )
 
     def steps_of_round(self, in_epoch: int) -> int:
-        """Return the mini-batches of a round at a site that has so many in one pass."""
+        """Return the number of mini-batches of a round at a site, given the number in one pass over its data."""
         return self.local_steps or self.local_epochs * in_epoch
 
     def make_optimizer(self, parameters: "Iterable[nn.Parameter]") -> "optim.Optimizer":
-        """The torch optimizer of this plan."""
-        return optional.optimizer_of(self, parameters)
+        from medsilo.learning.optimizers import optimizer_of
+
+        return optimizer_of(self, parameters)
 
     @property
     def paced(self) -> bool:
-        """Return whether a round's learning rate depends on how many rounds there are."""
+        """True if the learning rate of a round depends on the study's number of rounds."""
         return self.schedule != "constant"
 
     def pace(self, number: int, rounds: int) -> float:
-        """Return what the learning rate is multiplied by in a round of so many."""
+        """Return the factor of the learning rate in round `number` of `rounds`."""
         if number <= self.warmup:
             return number / (self.warmup + 1)
         gone, all_of_them = number - 1 - self.warmup, rounds - self.warmup

@@ -26,8 +26,7 @@ from medsilo.learning.statistics import (
 )
 from medsilo.methods.bases import require, require_features
 from medsilo.methods.pretraining import Pretraining
-from medsilo.mixing.mixers import Aggregator
-from medsilo.mixing.personal import ComparedOnly, SimilarityMix
+from medsilo.mixing.mixers import Aggregator, ComparedOnly, SimilarityMix
 from medsilo.schedule.algorithm import BY_ITSELF, Algorithm
 from medsilo.schedule.declared import Private
 from medsilo.schedule.phase import FURTHEST, Facts, Group, ModelFactory, Phase, Ranges, ServerSide, network, site_mean
@@ -61,7 +60,7 @@ def mixing_weights(distances: Tensor, self_weight: float) -> Tensor:
         return torch.ones(1, 1, dtype=torch.float64)
     others = ~torch.eye(len(distances), dtype=torch.bool)
     nearest = distances.masked_fill(~others, torch.inf).amin(1, keepdim=True)
-    # d_nearest / d instead of 1 / d: the same after Eq. 7, and nothing overflows
+    # d_nearest / d instead of 1 / d: the same after Eq. 7, without overflow
     inverse = torch.where(nearest > 0, nearest / distances, (distances == 0).double()).masked_fill(~others, 0)
     weights = (1 - self_weight) * inverse / inverse.sum(1, keepdim=True)
     return weights.masked_fill(~others, self_weight)
@@ -76,13 +75,12 @@ def uniform_weights(sites: int, self_weight: float | None = None) -> Tensor:
 
 class StatisticsMixture(Algorithm):
     """ψ_i ← Σ_j w_ij ψ_j with W from the sites' statistics; φ_i, the batch norm, stays (Eqs. 2 to 8). In a network
-    without batch norm, as a plan with `privacy` has it, φ_i is its norms of any other kind.
-
-    What the three AdaFeds share; they differ in what is measured, and when.
+    without batch norm, as with `privacy`, φ_i is the norms of any other kind. The base of the three AdaFeds, which
+    differ in their statistics and in the time of measuring.
     """
 
     paper = "Chen et al. 2022"
-    # Eqs. 2 to 8 and the experiments' settings; what the text leaves open is not said.
+    # Eqs. 2 to 8 and the experiments' settings; settings that the text leaves open are missing.
     literal: ClassVar[Mapping[str, Any]] = {
         **BY_ITSELF,
         "algorithm.self_weight": 0.5,
@@ -93,7 +91,7 @@ class StatisticsMixture(Algorithm):
     }
     protocols = {"paper": literal}
     personal: ClassVar[bool] = True
-    layers: ClassVar[Layers] = "all"  # whose statistics are measured, where batch norm is kept
+    layers: ClassVar[Layers] = "all"  # the layers whose statistics are measured, where batch norm is kept
 
     self_weight: float = Field(0.5, ge=0, le=1, description="λ of Eq. 8: a site's own weight in its mixture")
     weights: Literal["similarity", "uniform"] = Field(
@@ -114,12 +112,12 @@ class StatisticsMixture(Algorithm):
 
     @property
     def measures(self) -> bool:
-        """Return whether W needs statistics."""
+        """True if W needs statistics."""
         return True
 
     # The groups
     def groups(self) -> tuple[Group, ...]:
-        """Return what is mixed after a round of training."""
+        """The groups that are mixed after a round of training."""
         title = "model without norms" if self.bn_share == "local" else "model"
         mixed = network("model") if self.bn_share == "weighted" else network("model", but=local_norm_names)
         model = Group("model", mixed, self.mixer, personal=True, title=title, site_details=self._weights_detail)
@@ -127,7 +125,7 @@ class StatisticsMixture(Algorithm):
         return (model, norms) if self.bn_share == "mean" else (model,)
 
     def statistics(self) -> Group:
-        """Return what is measured: it only comes up."""
+        """The statistics, which travel only from the sites to the server."""
         return Group(
             "statistics",
             network("statistics"),
@@ -145,14 +143,17 @@ class StatisticsMixture(Algorithm):
         return {name: everything[name] for name in local_norm_names(modules["model"])}
 
     def mixer(self, server: ServerSide) -> SimilarityMix:
-        """Return Eq. 2 with W as it follows from what was measured so far."""
+        """Eq. 2 with W from the latest statistics."""
         measured = server.mixers.get("statistics")
         weights = measured.weights() if isinstance(measured, ComparedOnly) else self.compare(server.sites, {})
         return SimilarityMix(weights)
 
     def compare(self, sites: Sequence[str], measured: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
-        """Return W. Uniform rows while nothing was measured; a site that was not measured keeps its own model and
-        counts for nobody else."""
+        """Compute the mixing weights W.
+
+        Its rows are uniform before any measurement; a site without statistics keeps its model and has no weight at
+        others.
+        """
         statistics = {site: statistics_of(row) for site, row in measured.items() if row["samples"] > 0}
         if self.measures and not statistics:
             return uniform_weights(len(sites))
@@ -184,8 +185,8 @@ class StatisticsMixture(Algorithm):
         ]
 
     def hold(self, bench: TrainContext, statistics: Statistics) -> None:
-        """Put the statistics where they are sent from."""
-        cast(StatisticsHolder, bench.modules["statistics"]).take(statistics, bench.samples())
+        """Store the statistics in the module from which they are sent."""
+        cast(StatisticsHolder, bench.modules["statistics"]).take(statistics, bench.cases.count())
 
 
 def _possible(tensors: Mapping[str, Tensor]) -> None:
@@ -223,7 +224,7 @@ class AdaFed(StatisticsMixture):
 
     @property
     def needs_f(self) -> bool:
-        """Return whether there is a network f."""
+        """True if there is a network f."""
         return self.measures or self.init_from_pretrained
 
     def networks(self, build: ModelFactory) -> Modules:
@@ -239,7 +240,7 @@ class AdaFed(StatisticsMixture):
         )
 
     def private(self) -> Private:
-        """Return how f is made and its statistics leave without telling more than their account says."""
+        """The privacy mechanism of f and of its statistics."""
         if self.needs_f and self.pretraining.source != "file":
             raise PlanError(
                 "algorithm.pretraining.source: the server would read a share of the cases, which breaks the promise "
@@ -267,7 +268,7 @@ class AdaFed(StatisticsMixture):
         before = self.start_from_f if self.init_from_pretrained else None
         return [measure, replace(train, before=before), *more]
 
-    # What the server does
+    # At the server
     def make_f(self, server: ServerSide, modules: Modules) -> Facts:
         """Read f, or train it on the public share of the data."""
         facts = self.pretraining.obtain(modules["pretrained"], server)
@@ -284,7 +285,7 @@ class AdaFed(StatisticsMixture):
         share = f"{self.pretraining.share:.0%} of the training cases"
         return (f"pre-training: {share} themselves are declared public and read at the server",)
 
-    # What a site does
+    # At a site
     def begin(self, bench: TrainContext) -> float:
         """Measure with f, and begin with it where the plan says so."""
         if self.init_from_pretrained:
@@ -293,7 +294,7 @@ class AdaFed(StatisticsMixture):
 
     def measure(self, bench: TrainContext) -> float:
         """Run f over the training data; no network learns."""
-        what = bench.modules["pretrained"], bench.data(), bench.compute.device, self.layers
+        what = bench.modules["pretrained"], bench.cases.in_order(), bench.compute.device, self.layers
         if bench.private:
             noisy = bench.private.noisy_mean(moments_of_cases(*what))
             self.hold(bench, statistics_from(noisy, self._channels(bench.modules["model"])))

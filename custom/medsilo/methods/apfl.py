@@ -19,7 +19,7 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class Share(nn.Module):
-    """α of one site."""
+    """The mixing share α of one site."""
 
     def __init__(self, alpha: float) -> None:
         super().__init__()
@@ -34,15 +34,14 @@ class APFL(SharedAndOwn):
 
     title = "APFL"
     paper = "Deng et al. 2020"
+    own_loop: ClassVar[bool] = True
     made_anew: ClassVar[frozenset[str]] = frozenset({"model"})
 
     name: Literal["apfl"] = "apfl"
     alpha: float = Field(
         0.5, ge=0, le=1, description="the site's own model's share in the mixture; 0 is FedAvg, 1 is training alone"
     )
-    adaptive: bool = Field(
-        False, description="each site adjusts its own share once a round, with the plan's learning rate"
-    )
+    adaptive: bool = Field(False, description="each site adjusts its share once a round, with the plan's learning rate")
 
     def networks(self, build: ModelFactory) -> Modules:
         modules = super().networks(build)
@@ -70,7 +69,7 @@ def _parts(modules: Modules) -> tuple[nn.Module, nn.Module, nn.Module, Tensor]:
 
 
 def interpolated(loss: LossFunction, shared: nn.Module, alpha: Tensor) -> ObjectiveFunction:
-    """f(α v + (1 − α) w) as an objective of v, whose gradient is α ∇f; w gets none."""
+    """f(α v + (1 − α) w) as an objective of v, whose gradient is α ∇f; w gets no gradient."""
 
     def objective(own: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         weights = dict(shared.named_parameters())
@@ -81,7 +80,10 @@ def interpolated(loss: LossFunction, shared: nn.Module, alpha: Tensor) -> Object
 
 
 def choosing_alpha(lesson: TrainStep, bench: TrainContext) -> TrainStep:
-    """The lesson, and before its first batch α ← α − η ⟨v − w, ∇f(α v + (1 − α) w)⟩, kept within [0, 1]."""
+    """Return the training step, with one update of α before the first batch.
+
+    α ← α − η ⟨v − w, ∇f(α v + (1 − α) w)⟩, clamped to [0, 1].
+    """
     _, w, v, alpha = _parts(bench.modules)
     chosen = False
 

@@ -40,17 +40,18 @@ class SharedAndOwn(Averaging):
 
     @abstractmethod
     def learning(self, bench: TrainContext) -> AbstractContextManager[Sequence[TrainStep]]:
-        """Return what the site's networks learn from each batch of a round, while the block lasts."""
+        """Yield the training steps of the site's networks for a round, while the block lasts."""
 
-    def work(self, bench: TrainContext) -> float:
+    def train_round(self, bench: TrainContext) -> float:
         """Train both networks in one pass over the data."""
         with self.learning(bench) as lessons:
             return bench.train(*lessons)
 
 
 class MeanOfOwn(Averaging):
-    """ "model" is w_k, which goes on from round to round. "global" is where the mean w̄ ← Σ p_k w_k arrives, and from
-    where w_k leaves.
+    """ "model" is w_k, which a site keeps from round to round.
+
+    "global" receives the mean w̄ ← Σ p_k w_k, and sends w_k.
     """
 
     outcome: ClassVar[Outcome] = OwnModels(common="global")
@@ -69,8 +70,8 @@ class MeanOfOwn(Averaging):
     def learn(self, bench: TrainContext) -> float:
         """Train "model"; "global" holds w̄."""
 
-    def work(self, bench: TrainContext) -> float:
-        """Train, and send what came of it."""
+    def train_round(self, bench: TrainContext) -> float:
+        """Train, and copy the result to the network that leaves."""
         loss = self.learn(bench)
         copy_into(bench.modules["global"], bench.modules["model"])
         return loss
@@ -79,7 +80,7 @@ class MeanOfOwn(Averaging):
 class ServerStep(Averaging):
     """The server steps with the trained weights; all other tensors, such as running statistics, are averaged."""
 
-    undefended: ClassVar[str] = ""  # why no robust rule can take the step's place, and what to use instead
+    undefended: ClassVar[str] = ""  # why no robust aggregation can replace the step, and the alternative
 
     def groups(self) -> tuple[Group, ...]:
         return (
@@ -89,7 +90,7 @@ class ServerStep(Averaging):
 
     @abstractmethod
     def step(self, server: ServerSide) -> Aggregator:
-        """Return the server's step with the trained weights."""
+        """Return the update that the server makes to the trained weights."""
 
 
 def copy_into(own: nn.Module, shared: nn.Module) -> None:
@@ -126,7 +127,7 @@ class Numbers(nn.Module):
 
 
 def zeros_like(model: nn.Module) -> nn.ParameterList:
-    """Return zeros in the shapes of the weights that learn: what a site or the server begins to collect for them."""
+    """Zeros in the shapes of the trained weights, for sums that a site or the server collects."""
     return nn.ParameterList(nn.Parameter(torch.zeros_like(p), requires_grad=False) for p in learning_weights(model))
 
 
@@ -139,12 +140,12 @@ class WeighingMethod(Algorithm):
         0.5,
         gt=0,
         le=1,
-        description="the most that one hospital may count for, whatever it sends or says; what is cut off goes to the "
-        "others. The paper has no bound, which is 1",
+        description="the largest share of one hospital, whatever it sends or states; the excess goes to the others. "
+        "The paper has no bound, which is 1",
     )
 
     def groups(self) -> tuple[Group, ...]:
-        """Return trained weights, and beside them what is averaged with the same weights."""
+        """The trained weights, and the buffers averaged with the same weights."""
         model = Group(
             "model",
             trained_weights,
@@ -174,13 +175,13 @@ class WeighingMethod(Algorithm):
 
 
 def require(names: Sequence[str], method: str, layer: str, remedy: str) -> None:
-    """Raise a PlanError if a method that keeps a kind of layer at the sites finds none in this network."""
+    """Raise a PlanError if a method that keeps a kind of layer at the sites finds no such layer in this network."""
     if not names:
         raise PlanError(f"algorithm.name: {method} keeps {layer} at the sites, but this network has none; {remedy}")
 
 
 def require_features(model: nn.Module, method: str) -> None:
-    """Raise a PlanError if a method needs layers before the head, and this network has none."""
+    """Raise a PlanError if a method needs layers before the head, and this network has only a head."""
     heads = head_names(model)
     if not heads or not without(model.state_dict(), heads):
         raise PlanError(

@@ -43,7 +43,7 @@ class FAdaFed(StatisticsMixture):
             raise PlanError(f"algorithm.name: {self.name} needs batch norm's running statistics; choose adafed")
 
     def train_and_measure(self, bench: TrainContext) -> float:
-        """Train, then hold what batch norm has seen on the way."""
+        """Train, then hold batch norm's running statistics."""
         loss = bench.train()
         self.hold(bench, running_statistics(bench.modules["model"]))
         return loss

@@ -1,18 +1,11 @@
 """FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017."""
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
 from medsilo.schedule.algorithm import BY_ITSELF, Algorithm
 from medsilo.schedule.declared import Private
 from medsilo.schedule.phase import Group, ServerSide, network
-
-Weighting = Annotated[
-    Literal["samples", "uniform"],
-    Field(description="weight of a site in the average: by its number of training cases, or equal"),
-]
 
 
 class Averaging(Algorithm):
@@ -20,11 +13,9 @@ class Averaging(Algorithm):
 
     protocols = {"paper": BY_ITSELF}
 
-    weighting: Weighting = "samples"
-
     def mean(self, server: ServerSide, rate: float = 1.0) -> Aggregator:
         """Return the mixer w ← Σ p_k w_k; with a rate η, w ← w + η (Σ p_k w_k − w)."""
-        return WeightedMean(rate) if self.weighting == "samples" else UniformMean(rate)
+        return UniformMean(rate) if self.weighting == "uniform" else WeightedMean(rate)
 
     def groups(self) -> tuple[Group, ...]:
         return (Group("model", network("model"), self.mean),)

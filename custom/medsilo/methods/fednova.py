@@ -17,8 +17,8 @@ class FedNova(ServerStep):
     """w ← w - τ_eff Σ p_i (w - w_i) / ‖a_i‖₁: sites that make more steps don't pull the model towards themselves.
 
     ‖a_i‖₁ follows from the steps a site made in the round and SGD's momentum, and is their number with Adam. It counts
-    the round's own gradients, so SGD's momentum starts afresh in every round, whatever `training.optimizer_state` says:
-    with momentum from earlier rounds sites would again pull the model by how many steps they make.
+    the round's own gradients, so SGD's momentum restarts in every round, whatever `training.optimizer_state` says. With
+    momentum from earlier rounds, sites would again pull the model by their number of steps.
     """
 
     title = "FedNova"
@@ -47,12 +47,12 @@ class FedNova(ServerStep):
     def step(self, server: ServerSide) -> FedNovaStep:
         return FedNovaStep(uniform=self.weighting == "uniform")
 
-    def work(self, bench: TrainContext) -> float:
+    def train_round(self, bench: TrainContext) -> float:
         training = bench.training
         if training.momentum:
             bench.optimizers["model"].state.clear()
         loss = bench.train()
-        steps = training.steps_of_round(bench.steps)
+        steps = training.steps_of_round(bench.cases.steps)
         bench.modules["reach"].get_buffer("value").fill_(reach(steps, training.momentum))
         return loss
 

@@ -25,8 +25,8 @@ class FedProx(FedAvg):
         0.0,
         ge=0,
         le=1,
-        description="probability that a site is slow in a round and runs only the first steps, a share that is drawn "
-        "each time; its result counts all the same (Sec. 5.2)",
+        description="probability that a site is slow in a round and makes only a random share of its steps; its "
+        "result still counts (Section 5.2)",
     )
 
     def check_training(self, training: Training) -> None:
@@ -41,7 +41,7 @@ class FedProx(FedAvg):
             ("model",), disclosure_notes="the pull to the model as it arrived is added to the noisy gradient"
         )
 
-    def work(self, bench: TrainContext) -> float:
+    def train_round(self, bench: TrainContext) -> float:
         straggles, drawn = torch.rand(2, generator=bench.random).tolist()
         share = drawn if straggles < self.partial else 1.0
         pull = pull_back(list(bench.modules["model"].parameters()), self.mu)

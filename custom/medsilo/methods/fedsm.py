@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 
 from medsilo.core.errors import PlanError
-from medsilo.core.tensors import Modules, Tensors
+from medsilo.core.tensors import Modules, Tensors, precision_of
 from medsilo.deploy.super_model_outcome import SuperModelOutcome
 from medsilo.learning.discriminant import FeatureSums, is_of_one_hospital, tell_hospitals_apart
 from medsilo.learning.layers import head_layers
@@ -29,8 +29,8 @@ from medsilo.methods.ditto import Ditto
 from medsilo.methods.fine_tuning import FineTuning
 from medsilo.methods.per_fedavg import PerFedAvg
 from medsilo.methods.pfedme import PFedMe
-from medsilo.mixing.mixers import Aggregator, mixer_of
-from medsilo.mixing.personal import Identity, PersonalModelPool, SoftPull
+from medsilo.mixing.feature_sums import LastSums
+from medsilo.mixing.mixers import Aggregator, Identity, PersonalModelPool, SoftPull, mixer_of
 from medsilo.mixing.server import FedAdam
 from medsilo.models.architectures import ActivityCnn, Mlp, SmallCnn, Vgg11
 from medsilo.models.network import Network, tried
@@ -47,7 +47,6 @@ from medsilo.schedule.phase import (
     ServerSide,
     network,
     sample_mean,
-    site_mean,
 )
 from medsilo.schedule.train_context import TrainContext
 from medsilo.tasks.task import Task
@@ -65,10 +64,10 @@ COMPACT: Mapping[int, Network] = {  # by axes
 
 
 class ModelsAndSelector(Algorithm):
-    """A global model, a personal model per hospital, and a selector that tells whose model an image needs.
+    """A global model, a personal model per hospital, and a selector that chooses a model for each image.
 
-    What the three FedSMs share: the networks, their groups, and the selector's steps, which work although a hospital
-    sees one label only. "model", which rounds evaluate, is the personal one.
+    The base of the three FedSMs: the networks, their groups, and the selector's steps, which work although a hospital
+    sees only one label. "model", which rounds evaluate, is the personal one.
     """
 
     paper = "Xu et al. 2022"
@@ -90,7 +89,7 @@ class ModelsAndSelector(Algorithm):
         0.7,
         gt=0,
         le=1,
-        description="λ of Eq. 11: how much of its own personal model a site keeps; below 1/K the plan gets a caution",
+        description="λ of Eq. 11: the weight of a site's own personal model; below 1/K the plan gets a caution",
     )
     selector: Literal["compact", "vgg11"] = Field(
         "compact",
@@ -153,15 +152,16 @@ class ModelsAndSelector(Algorithm):
         own = modules["model"]
         modules.setdefault("global", copy.deepcopy(own))
         modules["experts"] = nn.ModuleList(copy.deepcopy(own).requires_grad_(False) for _ in build.sites)
-        modules["selector"] = self.selector_network(own).build(build.channels, self.outputs(len(build.sites)))
+        selector = self.selector_network(own).build(build.channels, self.outputs(len(build.sites)))
+        modules["selector"] = selector.to(precision_of(own))  # the selector reads the same cases
         return modules | self.beside_selector(modules["selector"])
 
     def beside_selector(self, selector: nn.Module) -> Modules:
-        """Return what travels beside the selector."""
+        """The modules that travel with the selector."""
         return {"moments": Moments(selector)} if self.selector_sync == "adam-moments" else {}
 
     def trained_models(self, build: ModelFactory) -> Modules:
-        """Return "model", and what else learns the task at a site."""
+        """The model, and further networks that learn the task at a site."""
         return {"model": build()}
 
     def outputs(self, sites: int) -> int:
@@ -170,14 +170,12 @@ class ModelsAndSelector(Algorithm):
 
     def selector_network(self, model: nn.Module) -> Network:
         """Return the selector for cases such as this network reads."""
-        axes = next(
-            (
-                max(own.ndim for own in layer.parameters()) - 2
-                for layer in model.modules()
-                if isinstance(layer, _ConvNd)
-            ),
-            0,
-        )
+        if (beside := getattr(model, "beside", None)) is not None:  # another head behind a frozen network
+            return beside
+        convolution = next((layer for layer in model.modules() if isinstance(layer, _ConvNd)), None)
+        # frozen weights are buffers
+        weights = [*convolution.parameters(), *convolution.buffers()] if convolution else []
+        axes = max((own.ndim - 2 for own in weights), default=0)
         kinds = COMPACT if self.selector == "compact" else {2: Vgg11()}
         if axes not in kinds:
             raise PlanError(
@@ -209,7 +207,7 @@ class ModelsAndSelector(Algorithm):
         )
 
     def selector_groups(self) -> tuple[Group, ...]:
-        """Return what of the selector travels (line 15), and Adam's memory where that is averaged, too."""
+        """The groups of the selector (line 15), and Adam's moments where the plan averages them, too."""
         selector = Group("selector", network("selector"), self.selector_mean)
         if self.selector_sync != "adam-moments":
             return (selector,)
@@ -221,10 +219,10 @@ class ModelsAndSelector(Algorithm):
             return FedAdam(self.selector_server_lr, (0.9, 0.999), tau=1e-8, variant="torch")
         return mixer_of(sample_mean, server)
 
-    # What is trained
+    # The trained networks
     @contextmanager
     def learning_selector(self, bench: TrainContext, objective: ObjectiveFunction) -> Iterator[TrainStep]:
-        """Give the selector's lesson, for a round's passes over the data."""
+        """Yield the selector's step for a round's passes over the data."""
         optimizer = bench.optimizers["selector"]
         moments = cast(Moments | None, bench.modules.get("moments"))
         if moments:
@@ -258,19 +256,19 @@ def experts() -> Group:
 
 
 def _moment_ranges(modules: Modules, task: Task) -> Ranges:
-    """Return the ranges of means of gradients and of their squares, which are not negative, and of the count."""
+    """Return the ranges of Adam's moments and step count; means of squared gradients are not negative."""
     of = {"first": (-STEEPEST, STEEPEST), "second": (0.0, STEEPEST**2), "steps": (0.0, MOST_STEPS)}
     return {name: of[name.partition("_")[0]] for name in modules["moments"].state_dict()}
 
 
 def _feature_ranges(modules: Modules, task: Task) -> Ranges:
-    """Return the ranges of means of features and of their products; who is present says so with 1."""
+    """The ranges of the means of features and of their products; `present` is 1 for a hospital with sums."""
     furthest = FURTHEST * max(1.0, task.largest_input)
     return {"present": (0.0, 1.0), "means": (-furthest, furthest), "products": (-(furthest**2), furthest**2)}
 
 
 def _says_of_sums(tensors: Tensors) -> Sequence[str]:
-    """Return what a hospital should know of the sums."""
+    """The notes for hospitals about the sums."""
     return [
         f"sums: means over all training cases of {len(tensors['products'])} features, which a network with random "
         "weights makes of a case, and of their products",
@@ -281,8 +279,8 @@ def _says_of_sums(tensors: Tensors) -> Sequence[str]:
 class FedSM(ModelsAndSelector):
     """A global model, personal models that meet by SoftPull, and a selector train together (Alg. 1).
 
-    At the end they make one super model, with which an image goes to the model of the hospital it resembles when the
-    selector is sure enough, else to the global one (Alg. 2).
+    At the end they make one super model. It sends an image to the model of the hospital that it resembles if the
+    selector is confident, else to the global model (Alg. 2).
     """
 
     title = "FedSM"
@@ -295,24 +293,25 @@ class FedSM(ModelsAndSelector):
     name: Literal["fedsm"] = "fedsm"
     selector_sync: Literal["closed-form", "server-adam", "adam-moments", "none"] = Field(  # type: ignore[assignment]
         "closed-form",
-        description="how selectors are made. `closed-form`: all layers but the last stay as they were drawn, and the "
-        "last is the linear discriminant of the hospitals, from means over each one's cases; every hospital counts "
-        "alike, and it is done after two rounds. The others train it by steps, though each hospital sees one label "
-        "only. `server-adam`: SGD at the sites, and the server takes Adam's steps along their mean change. "
-        "`adam-moments`: Adam's moments are averaged with the weights. `none`: the weights alone, as in the paper's "
-        "text",
+        description="how selectors are made. `closed-form` needs one round: the last layer is the linear "
+        "discriminant of the hospitals, from means over each hospital's cases. The other layers keep their"
+        " initial weights. Every hospital counts alike. The other values train the selector by steps,"
+        " though each hospital sees one label only. `server-adam`: SGD at the sites, and the server "
+        "takes Adam's steps along their mean change. `adam-moments`: Adam's moments are averaged with"
+        " the weights. `none`: the weights alone, as in the paper's text",
     )
     personal_method: PersonalMethod | None = Field(
         None,
-        description="the method that makes the personal models in place of SoftPull, with its own numbers; the models "
-        "then travel once, in a last round (Table 6)",
+        description="the method that makes the personal models in place of SoftPull, with its own settings. The "
+        "models then travel once, in a last round (Table 6)",
     )
     selector_least: float = Field(
         0.9,
         ge=0,
         le=1,
-        description="share of validation cases whose own hospital the selector has to name, mean over hospitals; with "
-        "less the global model answers for every image, and the summary has a caution",
+        description="the least share of validation cases, as a mean over hospitals, for which the selector names "
+        "their hospital. Below it the global model predicts every image, and the summary has a "
+        "warning",
     )
 
     @model_validator(mode="after")
@@ -352,7 +351,12 @@ class FedSM(ModelsAndSelector):
         closed = self.selector_sync == "closed-form"
         advice = "" if closed else "; try algorithm.selector_sync=closed-form or more rounds"
         return SuperModelOutcome(
-            "threshold", self.selector_network, (experts(),), advice=advice, least=self.selector_least
+            "threshold",
+            self.selector_network,
+            (experts(),),
+            advice=advice,
+            least=self.selector_least,
+            finish=tell_hospitals_apart if closed else None,
         )
 
     def outputs(self, sites: int) -> int:
@@ -375,7 +379,7 @@ class FedSM(ModelsAndSelector):
         return Group("selector", network("selector"), sample_mean), Group(
             "sums",
             network("sums"),
-            site_mean,
+            lambda server: LastSums(),
             title="sums over features",
             undefended="mixing: no robust rule covers FedSM's selector in closed form, since only a hospital knows "
             "its features; set algorithm.selector_sync=server-adam",
@@ -421,12 +425,11 @@ class FedSM(ModelsAndSelector):
                 yield lesson
             return
         selector, sums = bench.modules["selector"], cast(FeatureSums, bench.modules["sums"])
-        tell_hospitals_apart(selector, sums)
         with sums.collecting(selector, bench.sites.index(bench.site)) as lesson:
             yield lesson
 
     def learning_models(self, bench: TrainContext) -> AbstractContextManager[Sequence[TrainStep]]:
-        """Lines 8 and 9."""
+        """Return the training steps of the personal and the global model (lines 8 and 9 of Alg. 1)."""
         if self.personal_method:
             return self.personal_method.learning(bench)
         return nullcontext([bench.lesson("model"), bench.lesson("global")])

@@ -20,8 +20,10 @@ from medsilo.tasks.task import Task
 
 
 class SelectorAfterwards(ModelsAndSelector):
-    """Global and personal models as in FedSM; when they are done, hospitals get those of the others that agreed, and
-    train a selector among all K + 1 alone. Output 0 stands for the global model.
+    """Global and personal models as in FedSM; afterwards, hospitals get the models of the others that agreed, and train
+    only the selector among all K + 1.
+
+    Output 0 is the global model.
     """
 
     protocols = {"paper": ModelsAndSelector.literal}
@@ -51,7 +53,7 @@ class SelectorAfterwards(ModelsAndSelector):
         return bench.train(bench.lesson("model"), bench.lesson("global"))
 
     def train_selector(self, bench: TrainContext) -> float:
-        """Train the selector on what all K + 1 models answer."""
+        """Train the selector on the answers of all K + 1 models."""
         frozen = [bench.modules["global"], *bench.modules["experts"].children()]
         for model in frozen:
             model.eval()
@@ -66,7 +68,7 @@ class SelectorAfterwards(ModelsAndSelector):
 
     @abstractmethod
     def objective(self, scores: Tensor, outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> Tensor:
-        """Return what the selector minimises; scores: [B, K + 1]; outputs: of the global and all personal models."""
+        """The selector's loss; scores: [B, K + 1]; outputs: those of the global and all personal models."""
 
 
 class FedSMExtra(SelectorAfterwards):
@@ -85,13 +87,13 @@ class FedSMExtra(SelectorAfterwards):
 
 
 def best_of(outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> Tensor:
-    """Eq. 1 repaired: argmin_k L(h_k(x), y) for every case, of equal ones the smallest k; [B]."""
+    """Eq. 1 repaired: argmin_k L(h_k(x), y) for every case, the smallest k among equals; [B]."""
     losses = [[loss(output[i : i + 1], targets[i : i + 1]) for i in range(len(targets))] for output in outputs]
     return torch.stack([torch.stack(row) for row in losses]).argmin(0)
 
 
 class FedSMEnsemble(SelectorAfterwards):
-    """h = Σ_k y_k h_k: the selector learns by what shares to mix the probabilities of all K + 1 models."""
+    """h = Σ_k y_k h_k: the selector learns the weights of all K + 1 models' probabilities."""
 
     title = "FedSM ensemble"
 

@@ -23,17 +23,15 @@ class FineTuning(SharedAndOwn):
         1, ge=0, le=1000, description="passes over a site's training data before each evaluation; 0 is FedAvg"
     )
 
-    steps: int | None = Field(
-        None, ge=1, le=100_000, description="so many mini-batches in place of epochs, in passes that start again"
-    )
+    steps: int | None = Field(None, ge=1, le=100_000, description="mini-batches in place of epochs, in repeated passes")
 
     def personalise(self, bench: TrainContext) -> None:
         copy_into(bench.modules["model"], bench.modules["global"])
         tune = bench.lesson("model")
-        most = self.epochs * bench.steps if self.steps is None else self.steps
-        for number, done in enumerate(range(0, most, bench.steps)):
-            bench.epoch([tune], number, most - done)
-        bench.optimizers["model"].state.clear()  # tuning begins without memory
+        most = self.epochs * bench.cases.steps if self.steps is None else self.steps
+        for number, done in enumerate(range(0, most, bench.cases.steps)):
+            bench.cases.epoch([tune], number, most - done)
+        bench.optimizers["model"].state.clear()  # fine-tuning starts with a fresh optimizer state
 
     @contextmanager
     def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:

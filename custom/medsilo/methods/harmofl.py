@@ -1,18 +1,20 @@
 """HarmoFL: Jiang et al., HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical
 Images, AAAI 2022. Lines of Alg. 1 are the paper's.
 
-Both halves, inputs of one amplitude and perturbed steps, may be added to any other method, too: `course/additions.py`.
+Both halves, inputs of one amplitude and perturbed steps, may be added to any other method, too:
+`schedule/additions.py`.
 """
 
 from typing import Literal
 
 from pydantic import Field
 
-from medsilo.methods.fedavg import Averaging, Weighting
+from medsilo.methods.fedavg import Averaging
 from medsilo.mixing.mixers import Aggregator
 from medsilo.schedule.additions import Amplitude, Perturbation
 from medsilo.schedule.declared import Private
 from medsilo.schedule.phase import ServerSide
+from medsilo.schedule.weighting import Weighting
 
 
 class HarmoFL(Averaging):
@@ -33,8 +35,8 @@ class HarmoFL(Averaging):
             "algorithm.weighting": "uniform",
             "algorithm.server_lr": 1.0,
         },
-        # What the released code computes: the mean of each channel alone, from the first batch of round 1 for ever
-        # (its decay of 0.1 is cut to the whole number 0), and batch norm without weights and running statistics.
+        # The released code computes only the mean of each channel, from the first batch of round 1 for ever, because it
+        # cuts its decay of 0.1 to the whole number 0. Its batch norm has no weights and no running statistics.
         "released-code": {
             "algorithm.amplitude.band": 0.0,
             "algorithm.amplitude.decay": 0.0,
@@ -49,12 +51,12 @@ class HarmoFL(Averaging):
     name: Literal["harmofl"] = "harmofl"
     amplitude: Amplitude | None = Amplitude()
     perturbation: Perturbation | None = Perturbation()
-    weighting: Weighting = "uniform"
+    weighting: Weighting | None = "uniform"
     server_lr: float = Field(1.0, gt=0, le=10, description="the server's step along the sites' mean change (η)")
 
     def private(self) -> Private:
         return Private(("model",), disclosure_notes="both gradients of a perturbed step are noisy, and both count")
 
     def mean(self, server: ServerSide, rate: float = 1.0) -> Aggregator:
-        """Return line 16: θ ← θ + η_g (Σ p_i θ_i − θ)."""
+        """Return line 16 of Alg. 1: θ ← θ + η_g (Σ p_i θ_i − θ)."""
         return super().mean(server, self.server_lr)

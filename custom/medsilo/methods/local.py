@@ -6,7 +6,7 @@ from medsilo.schedule.algorithm import BY_ITSELF, Algorithm
 
 
 class Local(Algorithm):
-    """θ_i ← θ_i: nothing travels but metrics."""
+    """θ_i ← θ_i: only metrics travel."""
 
     title = "Local"
     paper = "the papers' Base"

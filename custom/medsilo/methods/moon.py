@@ -1,7 +1,7 @@
 """MOON: Li et al., Model-Contrastive Federated Learning, 2021."""
 
 import copy
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -17,15 +17,17 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class Moon(FedAvg):
-    """FedAvg with ℓ + μ ℓ_con: features come near those of the model as it arrived, and away from the site's last.
+    """FedAvg with ℓ + μ ℓ_con: features are drawn to those of the global model and away from those of the site's
+    previous model.
 
-    ℓ_con = -log(e^{cos(z, z_glob) / τ} / (e^{cos(z, z_glob) / τ} + e^{cos(z, z_prev) / τ})) (Eq. 3). z is what the last
-    layer is given; the paper's networks have a projection of two layers to 256 numbers in front of it. The previous
+    ℓ_con = -log(e^{cos(z, z_glob) / τ} / (e^{cos(z, z_glob) / τ} + e^{cos(z, z_prev) / τ})) (Eq. 3). z is the input of
+    the last layer; the paper's networks have a two-layer projection to 256 numbers before it. The previous
     model stays at the site; before the first round it is the initial one.
     """
 
     title = "MOON"
     paper = "Li et al. 2021"
+    own_loop: ClassVar[bool] = True
 
     name: Literal["moon"] = "moon"  # type: ignore[assignment]
     mu: float = Field(1.0, ge=0, le=1000, description="weight of the contrast")
@@ -38,7 +40,7 @@ class Moon(FedAvg):
     def check(self, modules: Modules) -> None:
         require_features(modules["model"], self.name)
 
-    def work(self, bench: TrainContext) -> float:
+    def train_round(self, bench: TrainContext) -> float:
         arrived = copy.deepcopy(bench.modules["model"]).requires_grad_(False)
         previous = bench.modules["previous"]
 

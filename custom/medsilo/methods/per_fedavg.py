@@ -16,10 +16,10 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class PerFedAvg(SharedAndOwn):
-    """FedAvg of a w that is good one step later: min_w Σ p_k f_k(w − a ∇f_k(w)), by gradients of the first order.
+    """FedAvg of a w that is good after one step: min_w Σ p_k f_k(w − a ∇f_k(w)), by gradients of the first order.
 
-    A site's own model is w after that one step, made from each w that arrives, with the gradient over all its
-    training data: the expectation of the paper's Eq. 3. Neither validation nor test data are adapted to.
+    A site's model is the received w after one step with the gradient over all its training data: the expectation of the
+    paper's Eq. 3. Validation and test data are not used to adapt.
     """
 
     title = "Per-FedAvg"
@@ -33,7 +33,9 @@ class PerFedAvg(SharedAndOwn):
     def personalise(self, bench: TrainContext) -> None:
         model = bench.modules["model"]
         copy_into(model, bench.modules["global"])
-        adapt(model, OutputLoss(bench.loss), self.inner_lr, lambda lessons: bench.epoch(lessons, 0), bench.compute)
+        adapt(
+            model, OutputLoss(bench.loss), self.inner_lr, lambda lessons: bench.cases.epoch(lessons, 0), bench.compute
+        )
 
     @contextmanager
     def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:
@@ -44,8 +46,8 @@ class PerFedAvg(SharedAndOwn):
 class MetaGradient:
     """The gradient ∇f(u; D′) at u = w − a ∇f(w; D), where D′ is the current batch.
 
-    D is the batch before it, so that both are independent and each is loaded once; a round's first batch stands in for
-    that before it. Running statistics are those of the passes with w over D.
+    D is the batch before it, so that both are independent and each is loaded once; a round's first batch is also its
+    predecessor. Running statistics are those of the passes with w over D.
     """
 
     def __init__(self, model: nn.Module, loss: LossFunction, rate: float, compute: Compute) -> None:
@@ -53,7 +55,7 @@ class MetaGradient:
         self.batches: list[Case] = []
 
     def lesson(self, inner: TrainStep) -> TrainStep:
-        """A lesson on `objective` that is told of each batch."""
+        """A step on `objective` that records each batch."""
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
             self.batches = [*self.batches[-1:], (inputs, targets)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -20,11 +20,12 @@ from medsilo.schedule.train_context import TrainContext
 class PFedMe(SharedAndOwn):
     """θ ≈ argmin f(θ) + λ/2 ‖θ − w‖² by K steps on each batch; w ← w − ηλ (w − θ); server w ← (1 − β) w + β Σ p_k w_k.
 
-    θ is the site's own model. It sets out from each w that arrives and goes on from batch to batch.
+    θ is the site's own model. It starts from each w that arrives and continues from batch to batch.
     """
 
     title = "pFedMe"
     paper = "Dinh et al. 2020"
+    own_loop: ClassVar[bool] = True
 
     name: Literal["pfedme"] = "pfedme"
     pull: float = Field(
@@ -35,9 +36,8 @@ class PFedMe(SharedAndOwn):
         0.05,
         gt=0,
         le=1,
-        description="η: the step of the shared model; `outer_lr` times `pull` is at most 1. With 0.01 the shared model "
-        "hardly follows within tens of rounds: after 8 on synthetic-activity, -histology and -prostate (three seeds) "
-        "the test score is 47, 53 and 9 %, with 0.05 it is 57, 80 and 35 %",
+        description="η: the step of the shared model; `outer_lr` times `pull` is at most 1. A small step needs "
+        "hundreds of rounds, because the shared model follows the personal models slowly",
     )
     server_lr: float = Field(1.0, gt=0, le=10, description="β: the server's share of the new average")
 
@@ -66,8 +66,8 @@ class PFedMe(SharedAndOwn):
 def moreau(inner: TrainStep, own: nn.Module, shared: nn.Module, steps: int, rate: float) -> TrainStep:
     """K steps of θ on one batch, then w ← w − ηλ (w − θ); `rate` is ηλ.
 
-    The inner lesson's optimizer must be under `pull_towards(θ, w, λ)`: it minimises f(θ) + λ/2 ‖θ − w‖². w's running
-    statistics are those of one pass of its own.
+    The inner step's optimizer must be under `pull_towards(θ, w, λ)`: it minimises f(θ) + λ/2 ‖θ − w‖². One further pass
+    measures w's running statistics.
     """
     measured = bool(batch_norm_buffer_names(shared))
     shared.train()

@@ -31,11 +31,11 @@ class Pretraining(Section):
 
     source: Literal["share", "file", "initial"] = Field(
         "share",
-        description="where f comes from. `initial`: f is the network as it begins, for networks that begin with a "
-        "checkpoint. `share`: it is trained on a share of every site's training cases, **which "
-        "the site thereby releases to the server**. The server draws the cases of synthetic tasks, and has what a "
-        "Python program gives; else they lie in the server's own data folder, laid out as at the sites. "
-        "`file`: a `.safetensors` file in that folder",
+        description="where f comes from. `initial`: f is the network as it begins, for networks that begin with a"
+        " checkpoint. `share`: it is trained on a share of every site's training cases, **which the "
+        "site thereby releases to the server**. These cases are in the server's own data folder, in "
+        "the layout of the sites; the server generates synthetic cases itself. `file`: a `.safetensors` "
+        "file in that folder",
     )
     share: float = Field(0.2, gt=0, le=1, description="the share of the training cases")
     epochs: int = Field(15, ge=1, le=1000, description="passes over these cases")
@@ -44,7 +44,7 @@ class Pretraining(Section):
     )
 
     def obtain(self, model: nn.Module, at: ServerSide) -> dict[str, Any]:
-        """Give the model f's weights; returns what the summary says about them."""
+        """Initialise f's weights; returns its entry of the summary."""
         if self.source == "initial":
             return {"source": "initial"}
         return (

@@ -20,8 +20,8 @@ from medsilo.schedule.train_context import TrainContext
 class Scaffold(ServerStep):
     """y ← y - η (g(y) - c_i + c); x ← x + η_g mean(y_i - x); c ← c + |S| / N mean(c_i⁺ - c_i). Sites count alike.
 
-    c is the server's control variate, c_i the site's own, which stays there. c_i⁺ is the mean of the gradients that its
-    steps met: with plain SGD the paper's option II, c_i - c + (x - y) / (K η); put so, it also holds with momentum.
+    c is the server's control variate, and c_i the site's, which stays there. c_i⁺ is the mean of the gradients in its
+    steps. With plain SGD this is the paper's option II, c_i - c + (x - y) / (K η), and it also holds with momentum.
     """
 
     title = "SCAFFOLD"
@@ -29,7 +29,7 @@ class Scaffold(ServerStep):
     protocols = {"paper": {**BY_ITSELF, "algorithm.optimizer": "sgd"}}
 
     name: Literal["scaffold"] = "scaffold"
-    weighting: Literal["uniform"] = "uniform"
+    weighting: Literal["uniform"] | None = "uniform"
     server_lr: float = Field(1.0, gt=0, le=10, description="the server's step along the sites' mean change (η)")
     optimizer: Literal["sgd", "any"] = Field(
         "sgd",
@@ -64,17 +64,17 @@ class Scaffold(ServerStep):
     def step(self, server: ServerSide) -> Aggregator:
         return UniformMean(rate=self.server_lr)
 
-    def work(self, bench: TrainContext) -> float:
+    def train_round(self, bench: TrainContext) -> float:
         model = bench.modules["model"]
         control, own = (list(bench.modules[name].parameters()) for name in ("control", "own-control"))
         shifts = [c - c_i for c, c_i in zip(control, own, strict=True)]
-        # adamw's decay is apart from the gradient, so it is no part of what the steps met
+        # adamw applies its decay apart from the gradient, so the control variate does not contain it
         decay = 0.0 if bench.training.optimizer == "adamw" else bench.training.weight_decay
         shift = Shift(learning_weights(model), shifts, decay)
         with correcting(bench.optimizers["model"], shift):
             loss = bench.train()
         with torch.no_grad():
             for c, c_i, new in zip(control, own, shift.mean(), strict=True):
-                c.add_(new - c_i)  # what it would be if all sites had this difference
+                c.add_(new - c_i)  # its value if all sites had this difference
                 c_i.copy_(new)
         return loss

@@ -13,7 +13,7 @@ from medsilo.mixing.mixers import WeightedMean
 
 
 class MeanByElement(WeightedMean):
-    """θ ← Σ_k w_k θ_k / Σ_k w_k, element by element. What no site weighs stays as it is.
+    """θ ← Σ_k w_k θ_k / Σ_k w_k, element by element. Elements without any weight stay unchanged.
 
     weigh: a site's weights in place of its cases, from its name and cases; asked when its tensors come.
     """

@@ -1,7 +1,7 @@
 """A round's contributions until they are mixed: a row of tensors for each site, read block by block.
 
-A row stays as it came. Over NVFlare its tensors lie in a nameless file already, and are read from there. What lies in
-memory goes to such a file, too, when all rows together would take more memory than is allowed.
+A row is never changed. Over NVFlare its tensors lie in a nameless file already, and are read from there. Rows in memory
+go to such a file, too, when all rows together would take more memory than is allowed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ MEMORY = 512 << 20  # bytes of all rows together that may be in memory; the othe
 
 @dataclass(frozen=True)
 class SiteRow:
-    """The tensors that one site has sent."""
+    """The tensors of one site's answer."""
 
     tensors: Tensors
     files: list[Slice]  # where it lies in files
@@ -63,7 +63,7 @@ class Contributions:
         return SiteRow(written, stretches_of(written.values()), 0)
 
     def each(self, sites: Iterable[str]) -> Iterator[Tensors]:
-        """Yield one row after the other; memory lets go of what was read of its file when the next is looked at."""
+        """Yield the tensors of one site after the other; the memory of a mapped file is released before the next."""
         for site in sites:
             yield self._rows[site].tensors
             let_go(self._rows[site].files)
@@ -72,7 +72,7 @@ class Contributions:
         self, sites: Sequence[str], section: TypeSection, origin: Tensors | None
     ) -> Iterator[tuple[Block, Tensor]]:
         """Yield some columns of all rows at a time, [1 + sites, width] in double precision: the numbers of `origin`, or
-        zeros, and the ways from there to those of each site."""
+        zeros, and each site's difference from them."""
         rows = [self._rows[site] for site in sites]
         models = [row.tensors for row in rows]
         for block, numbers in section.side_by_side([origin or models[0], *models]):
@@ -97,11 +97,10 @@ class Contributions:
 def fold(
     mean: Tensors, layout: Layout, rows: Contributions, shares: Mapping[str, float], origin: Tensors | None
 ) -> None:
-    """m ← m + a (θ - m) for one site after the other, with its share a of what has come so far; of the ways from
-    `origin` where that is given.
+    """m ← m + a (θ - m) for each site, with a, its share of the weights so far; θ is less `origin` where that is given.
 
-    Each step is in the mean's own type, single precision at least. In double precision it would be rounded to that
-    all the same, and the mean of many sites be hardly nearer to the true one. All sites go into one block of the mean
+    Each step is in the mean's own type, single precision at least. Double precision would hardly improve the mean of
+    many sites, because the result is rounded to the mean's type. All sites go into one block of the mean
     before the next, so that it stays in the processor's cache.
     """
     for section in layout.sections:

@@ -24,8 +24,8 @@ class Shield:
     def combined(
         self, rows: Contributions, weights: Mapping[str, float], layout: Layout, origin: Tensors | None
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Return the way from `origin`, which the sites were given, to the next model by name, in single precision at
-        least; and how much each contribution counts in it, where that is one number."""
+        """Return the difference from `origin`, which the sites received, to the next model by name, in single precision
+        at least. Also return each contribution's share of it, where that is one number."""
         ways, alike, sites, counts = layout.rooms(), self._shares(weights), sorted(weights), dict[str, float]()
         for part in self._parts(layout, next(rows.each(sites))):
             updates = Updates(rows, part, origin, sites, alike)

@@ -12,11 +12,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class MeanForm:
-    """The mean of what sites send is all that is needed.
+    """The server needs only the mean of the sites' tensors.
 
-    weighted: by the sites' cases; else all count alike.
-    enter: what a site sends in place of its tensors, from them and from those that had arrived; their mean is what the
-        mixer's `take_mean` expects.
+    Args:
+        weighted: by the sites' cases; else all count alike
+        enter: turns a site's tensors, and the tensors that it received, into the tensors to send; `take_mean` takes
+            their mean
     """
 
     weighted: bool
@@ -25,9 +26,9 @@ class MeanForm:
 
 @dataclass(frozen=True)
 class PullForm:
-    """Each site moves its own tensors towards the mean of all others; it needs their sum, and the server nothing.
+    """Each site moves its own tensors towards the mean of all others; it needs their sum, and the server none of them.
 
-    pull: how much of its own a site keeps.
+    pull: the weight of the site's own tensors.
     """
 
     pull: float
@@ -35,7 +36,7 @@ class PullForm:
 
 @dataclass(frozen=True)
 class ServerReadable:
-    """The server has to read what sites send."""
+    """An aggregation for which the server must read each site's tensors."""
 
     why: str
 

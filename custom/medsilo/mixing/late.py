@@ -1,17 +1,17 @@
 """Means whose weights are known only when a round closes: everything that came waits until then."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from medsilo.mixing.forms import Form, ServerReadable
-from medsilo.mixing.mixers import WeightedMean
-from medsilo.mixing.personal import Identity
+from medsilo.mixing.layout import Tensors
+from medsilo.mixing.mixers import Identity, WeightedMean
 from medsilo.mixing.rules import capped
 
-LEAST = 1e-9  # share by which a weight of zero takes part in what is cut off from others
+LEAST = 1e-9  # the least share, so that sites of weight zero can take a part of the excess over a cap
 Shares = Mapping[str, float]
 
 
@@ -68,9 +68,18 @@ class StalenessWeightedMean(WeightedMean):
         super()._load(tensors, facts)
         self.memory = {site: dict(own) for site, own in facts["memory"].items()}
 
+    def models(self) -> Iterator[tuple[str, Tensors]]:
+        """Yield the tensors of each site that answered in the open round, in sorted order."""
+        sites = sorted(self._numbers)
+        return zip(sites, self._rows.each(sites), strict=True)
+
     def products(self, part: Callable[[str], str] = lambda name: "all") -> dict[str, Tensor]:
-        """Return the inner products [1 + K, 1 + K] of the model as it was and of the ways of K sites from it, in sorted
-        order and double precision, of all tensors of a part together. part: of each tensor."""
+        """Return the inner products [1 + K, 1 + K] of the model before the round and of K sites' differences from it,
+        in sorted order and double precision. The products add up all tensors of a part.
+
+        Args:
+            part: gives the part of a tensor by its name
+        """
         found: dict[str, Tensor] = {}
         assert self._layout is not None and self._given is not None
         for section in self._layout.sections:
@@ -84,7 +93,7 @@ class StalenessWeightedMean(WeightedMean):
 
 
 def at_most(weights: Shares, largest: float) -> dict[str, float]:
-    """Return the weights' shares of their sum, none above the largest; equal ones where all weights are zero."""
+    """Normalise the weights and cap each share at the largest; equal shares where all weights are zero."""
     values = torch.tensor(list(weights.values()), dtype=torch.float64)
     shares = values / values.sum() if values.any() else torch.full_like(values, 1 / len(values))
     if shares.max() > largest:

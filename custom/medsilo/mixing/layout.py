@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
-# One number, or by a tensor's name a number or a tensor of its shape. Tensors that are not averaged need none.
+# One number, or by a tensor's name a number or a tensor of its shape. Tensors that are not averaged have none.
 Numbers = float | Mapping[str, float | Tensor]
 
-# Numbers that are handled at once: few enough for a processor's cache in double precision, many enough that the
-# cost of calling torch does not show.
+# Numbers that are handled at once: few enough for a processor's cache in double precision, and many enough to hide the
+# cost of calling torch.
 BLOCK = 1 << 18
 WIDEST, NARROWEST = 16 << 10, 4 << 10  # columns that are read at once of every site; the more sites, the fewer
 
@@ -33,7 +33,7 @@ class Piece:
 
 
 class Block:
-    """At most so many numbers that follow each other in a section: many small tensors, or a part of a long one."""
+    """A run of consecutive numbers in a section, up to a limit: many small tensors, or a part of a long one."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces = pieces
@@ -41,7 +41,7 @@ class Block:
         self.size = sum(self.sizes)
 
     def of(self, tensors: Tensors) -> list[Tensor]:
-        """Return the block's tensors, and stretches of long ones, without a copy."""
+        """The block's tensors, and views of its part of long tensors."""
         return [tensors[piece.name] if piece.whole else piece.of(tensors) for piece in self.pieces]
 
     def flat(self, tensors: Tensors) -> list[Tensor]:
@@ -67,14 +67,15 @@ class TypeSection:
     def __init__(self, dtype: torch.dtype, shapes: Mapping[str, torch.Size]) -> None:
         self.dtype = dtype
         self.kept = torch.promote_types(dtype, torch.float32)  # single precision at least
-        self.names = sorted(shapes)  # the same places whoever came first: even the last bit may depend on the place
+        # places do not depend on the order of arrival, because even the last bit may depend on them
+        self.names = sorted(shapes)
         self.shapes = {name: shapes[name] for name in self.names}
         self.size = sum(shape.numel() for shape in shapes.values())
         self.blocks = self.cut(BLOCK)
         self.widest = max((block.size for block in self.blocks), default=0)
 
     def cut(self, width: int) -> list[Block]:
-        """Return blocks of at most so many numbers: small neighbours together, long tensors in parts."""
+        """Cut the section into blocks up to a width: small neighbours together, long tensors in parts."""
         blocks: list[list[Piece]] = []
         room = 0
         for name in self.names:
@@ -116,9 +117,9 @@ class Layout:
         }
 
     def narrowed(self, wide: dict[str, Tensor], carried: Tensors) -> dict[str, Tensor]:
-        """Return tensors in their own types, in the order in which they came, with those that are not averaged.
+        """Convert tensors to their own types in their original order, and add those that are not averaged.
 
-        `wide` is emptied on the way; a tensor that is of its own type already is returned itself.
+        Empties `wide`; a tensor that has its type already is not copied.
         """
         kinds = self.signature.items()
         return {name: wide.pop(name).to(kind) if name in wide else carried[name] for name, (_, kind) in kinds}

@@ -1,6 +1,6 @@
 """A plan's `aggregation`: the defence against hospitals that send wrong or harmful tensors.
 
-The rules are in rules.py, which a plan that names none does not load.
+The rules are in rules.py, which only plans with a rule load.
 """
 
 import json
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
-from medsilo.core import optional
 from medsilo.core.section import Feature, Section
 from medsilo.core.tensors import Modules
 
@@ -36,7 +35,9 @@ def _rule_named(values: Any) -> Any:
     """Return the rule that a plan names, for pydantic, whose errors it raises."""
     if values is None or isinstance(values, RobustRule):
         return values
-    return optional.NAMED_RULE.validate_json(json.dumps(values), strict=True)
+    from medsilo.mixing.rules import NAMED_RULE
+
+    return NAMED_RULE.validate_json(json.dumps(values), strict=True)
 
 
 class AggregationSettings(Feature):
@@ -44,22 +45,25 @@ class AggregationSettings(Feature):
 
     robust: Annotated[SerializeAsAny[RobustRule] | None, BeforeValidator(_rule_named)] = Field(
         None,
-        description="what takes the place of every mean over hospitals, so that a few dishonest ones can't bend the "
-        "model. Hospitals count alike in it, unless `max_weight` is given with "
-        "`norm-bound` or `geometric-median`. Groups of which every hospital has values of its own stay as the method "
-        "mixes them",
+        description="a rule that replaces every mean over hospitals, so that a few dishonest hospitals can't bend "
+        "the model. Hospitals count alike in it, unless `max_weight` is given with `norm-bound`. Groups with "
+        "different values for each hospital keep the method's aggregation",
     )
     max_weight: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="the most that one hospital may count for in a mean, whatever number of cases it claims; what is "
-        "cut off goes to the others",
+        description="the largest weight of one hospital in a mean, whatever number of cases it claims; the "
+        "excess goes to the others",
     )
 
     def shield(self, apart: Collection[str]) -> "Shield | None":
-        """Return what mixers are defended by; None where the plan asks for nothing."""
-        return optional.Shield(self.robust, self.max_weight, apart) if self.robust or self.max_weight else None
+        """The defence of aggregators; None where the plan has none."""
+        if not self.robust and not self.max_weight:
+            return None
+        from medsilo.mixing.defence import Shield
+
+        return Shield(self.robust, self.max_weight, apart)
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
         if not (self.robust or self.max_weight):

@@ -1,10 +1,8 @@
-"""Server steps: the mean of the sites' models is not yet the next model, it shows the way to it.
+"""Server steps: the mean of the sites' models gives the direction of a step to the next model.
 
-All stream as `WeightedMean` does: they hold what is given back and about two parcels while a round is open; what an
-optimizer remembers from round to round lies on the disk.
-
-They are for trained weights. Buffers such as running statistics belong into a group of their own that is averaged
-plainly: a variance that Adam has stepped may be negative.
+They stream as `WeightedMean` does: memory holds the result and about two answers while a round is open, and the
+optimizer's moments are on disk. Use them for trained weights. Buffers such as running statistics belong in another
+group with a plain mean, because a step of Adam may make a variance negative.
 """
 
 import math
@@ -44,9 +42,9 @@ class FedNova(WeightedMean):
     """Wang et al. 2020: θ ← θ - τ_eff Σ p_i (θ - θ_i) / ‖a_i‖₁ with τ_eff = Σ p_i ‖a_i‖₁.
 
     That is τ_eff Σ (p_i / ‖a_i‖₁) times the way to the mean whose weights are p_i / ‖a_i‖₁. Every site sends its ‖a_i‖₁
-    as the tensor "reach"; what is given back under this name is τ_eff.
+    as the tensor "reach"; the result of this name is τ_eff.
 
-    uniform: p_i = 1 / K instead of n_i / n, K and n being those of the sites that answered.
+    With `uniform`, p_i is 1 / K instead of n_i / n. K and n count only the sites that answered.
     """
 
     _is_mean = False
@@ -91,14 +89,14 @@ class FedNova(WeightedMean):
 class ServerOptimizer(WeightedMean):
     """θ ← θ + η u(D): D = Σ p_i θ_i - θ, the way to the mean, is an optimizer's gradient (Reddi et al. 2021, Alg. 2).
 
-    Its vectors, a parcel's size each in single precision at least, lie in a temporary file. Every step writes a new
-    one, so that a checkpoint can be written from the old.
+    Its vectors, each as large as an answer in single precision at least, are in a temporary file. Every step writes a
+    new file, so that a checkpoint can be written from the old file.
 
-    uniform: p_i = 1 / K instead of n_i / n, K and n being those of the sites that answered.
+    With `uniform`, p_i is 1 / K instead of n_i / n. K and n count only the sites that answered.
     """
 
     _is_mean = False
-    first: tuple[float, ...] = (0.0,)  # what the vectors hold before the first step, one number for each
+    first: tuple[float, ...] = (0.0,)  # the vectors' values before the first step, one for each
 
     def __init__(self, lr: float, uniform: bool) -> None:
         super().__init__()
@@ -115,7 +113,7 @@ class ServerOptimizer(WeightedMean):
         self._memory = stored(self._stepped(blocks, layout))
 
     def _stepped(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> Iterator[Tensor]:
-        """Make the step; yields what the vectors hold after it, block by block."""
+        """Make the step, and yield the new vectors block by block."""
         kinds, count = [section.kept for section in layout.sections for _ in section.blocks], len(self.first)
         for place, (theta, d) in enumerate(blocks):
             before = self._memory[place * count : (place + 1) * count]
@@ -153,7 +151,8 @@ class FedAvgM(ServerOptimizer):
 class FedAdam(ServerOptimizer):
     """m ← β₁ m + (1 - β₁) D, v ← β₂ v + (1 - β₂) D², u = m / (√v + τ).
 
-    variant: "reddi", the paper: v starts at τ², no bias correction. "torch", what feeding -D to torch's Adam gives:
+    variant: "reddi", the paper: v starts at τ², no bias correction. "torch", the result of torch's Adam with -D as
+    gradient:
         v starts at 0, m and v are divided by 1 - β₁ᵗ and 1 - β₂ᵗ.
     """
 
@@ -199,7 +198,7 @@ class FedAdagrad(FedAdam):
 
 
 class DynamicStep(ServerOptimizer):
-    """FedDyn's, Acar et al. 2021: h ← h - α/N Σ (θ_k - θ) over those of the N sites that answered, u = D - h/α."""
+    """FedDyn's step, over those of the N sites that answered: `h ← h - α/N Σ (θ_k - θ)`, `u = D - h/α`."""
 
     def __init__(self, alpha: float) -> None:
         super().__init__(lr=1.0, uniform=True)
@@ -222,7 +221,10 @@ class Scaffold(UniformMean):
         return MeanForm(weighted=False)
 
     def _merge(self) -> None:
-        """Merge what came. How many answered shows only now: the mean becomes the way to it where some did not."""
+        """Aggregate the answers.
+
+        Only now their number is known: if some are missing, the mean becomes a step towards it.
+        """
         assert self._layout is not None
         models = self._origin is None  # and not the ways to them
         self.rate = len(self._answered) / len(self._sites)

@@ -3,7 +3,8 @@
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from medsilo.models.network import Activation, Dimensions, Network
@@ -11,15 +12,23 @@ from medsilo.models.network import Activation, Dimensions, Network
 Norm = Annotated[Literal["batch", "batch-statistics", "group", "none"], Field(description=Network.NORM)]
 
 CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-POOLS: dict[int, type[nn.Module]] = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
+POOLS = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
 MEANS: dict[int, type[nn.Module]] = {2: nn.AdaptiveAvgPool2d, 3: nn.AdaptiveAvgPool3d}
+
+
+class Halving(nn.Module):
+    """Max pooling of two; an axis of one stays as it is, so that small images pass, too."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        axes = inputs.shape[2:]
+        return POOLS[len(axes)](inputs, [min(2, size) for size in axes])
 
 
 def block(dimensions: int, channels: int, features: int, kernel: int, norm: Norm) -> nn.Sequential:
     """Convolution, norm, ReLU and pooling: [B, channels, ...] to [B, features, ... / 2]."""
     convolution = CONVOLUTIONS[dimensions](channels, features, kernel, padding=kernel // 2)
     norms = Network.norm_layer(dimensions, features, norm)
-    return nn.Sequential(convolution, *norms, nn.ReLU(inplace=True), POOLS[dimensions](2))
+    return nn.Sequential(convolution, *norms, nn.ReLU(inplace=True), Halving())
 
 
 def use_batch_statistics(module: nn.Module) -> nn.Module:
@@ -69,7 +78,7 @@ class Mlp(Network):
 class SmallCnn(Network):
     """Three convolutions with pooling, the mean over the image, one linear layer (the head).
 
-    [B, channels, (D,) H, W] to [B, classes]; D, H and W are at least 8 and otherwise free.
+    [B, channels, (D,) H, W] to [B, classes]; D, H and W are free.
     """
 
     name: Literal["small-cnn"] = "small-cnn"
@@ -93,7 +102,7 @@ class ActivityCnn(Network):
 
     It is the AdaFed paper's for activities from wearable sensors (PAMAP2). The paper flattens all time steps before the
     layer of 64, which fixes T. Here the mean over time comes before it and the convolutions are padded, so that every T
-    from 4 on works. (A mean, because gradients of adaptive pooling to several steps are not deterministic on a GPU.)
+    works. (A mean, because gradients of adaptive pooling to several steps are not deterministic on a GPU.)
     """
 
     name: Literal["activity-cnn"] = "activity-cnn"
@@ -113,7 +122,7 @@ class ActivityCnn(Network):
 
 
 class Vgg11(Network):
-    """No norm, two layers of 4096 with dropout: [B, channels, H, W] to [B, classes], H, W >= 32; 129 M weights.
+    """No norm, two layers of 4096 with dropout: [B, channels, H, W] to [B, classes]; 129 M weights.
 
     It is the selector of the FedSM paper. Its pooling to 7 x 7 changes nothing at 224 pixels; at other sizes its
     gradient is not deterministic on a GPU.
@@ -127,7 +136,7 @@ class Vgg11(Network):
             for features in stage:
                 layers += [nn.Conv2d(channels, features, 3, padding=1), nn.ReLU(inplace=True)]
                 channels = features
-            layers.append(nn.MaxPool2d(2))
+            layers.append(Halving())
         layers += [nn.AdaptiveAvgPool2d(7), nn.Flatten()]
         for before in (channels * 7 * 7, WIDTH):
             layers += [nn.Linear(before, WIDTH), nn.ReLU(inplace=True), nn.Dropout()]

@@ -1,4 +1,4 @@
-"""The base of the plan's networks."""
+"""The base class of all networks that a plan may name."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,10 +6,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Feature
+from medsilo.core.tensors import precision_of
 
 Activation = Annotated[
     Literal["relu", "leaky-relu", "prelu"],
@@ -25,9 +26,9 @@ BATCH_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d,
 
 
 class Network(Feature):
-    """A network of the plan: its name and its numbers; `build` makes the module, or `monai` says which of MONAI's.
+    """A network of the plan: its name and settings; `build` makes the module, or `monai` names a network of MONAI.
 
-    Subclasses declare `name: Literal["..."] = "..."` and their own numbers.
+    Subclasses declare `name: Literal["..."] = "..."` and their settings.
 
     >>> from typing import Literal
     >>> from torch import nn
@@ -78,7 +79,7 @@ class Network(Feature):
 
     @staticmethod
     def norm_layer(dimensions: int, features: int, norm: str) -> list[nn.Module]:
-        """The norm after a layer with so many features: "batch", "batch-statistics" or "group"; else nothing."""
+        """The norm after a layer with so many features, "batch", "batch-statistics" or "group"; else an empty list."""
         if norm == "batch":
             return [BATCH_NORMS[dimensions](features)]
         if (
@@ -88,7 +89,7 @@ class Network(Feature):
         return [nn.GroupNorm(math.gcd(MOST_GROUPS, features), features)] if norm == "group" else []
 
     def settled(self, module: nn.Module, compute: Any) -> nn.Module:
-        """Return what `build` made, on a site's device."""
+        """Move the module that `build` made to a site's device."""
         return module.to(compute.device)
 
     @property
@@ -96,17 +97,32 @@ class Network(Feature):
         """Return the files that a party must have to build it with its values: SHA-256 and bytes of each."""
         return {}
 
+    def translated(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return a file's tensors under the names that `build` gives them, where it knows others."""
+        return given
+
+    @property
+    def embedding(self) -> str:
+        """The key that identifies a frozen part's features where a site caches them in place of its cases; empty
+        without a cache.
+        """
+        return ""
+
+    def embed(self, module: nn.Module, inputs: Tensor) -> Tensor:
+        """The features of cases, [cases, features]. module: from `build`."""
+        raise NotImplementedError
+
     @property
     def plain(self) -> "Network":
-        """Return the network that is left when training is over: another where this one stands around it."""
+        """The network that remains after training, where this one wraps another."""
         return self
 
     def finished(self, module: nn.Module, channels: int, classes: int) -> nn.Module:
-        """Return what `build` made, as `plain` would have made it, with the same outputs."""
+        """Convert the module that `build` made to the form of `plain`, with the same outputs."""
         return module
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
-        """It has no more parameters than a site can hold, and reads the task's cases."""
+        """Yield a message if it has more parameters than a site can hold, or does not read the task's cases."""
         if (parameters := parameters_of(networks)) > self.MOST_PARAMETERS:
             yield f"network: has {parameters} parameters with all of the method's; {self.MOST_PARAMETERS} may be"
         if any(own.is_complex() for network in networks.values() for own in network.state_dict().values()):
@@ -116,15 +132,22 @@ class Network(Feature):
             return
         alone = plan.training.batch_size == 1
         try:
-            if alone:  # from which batch norm has to learn
+            if alone:  # batch norm may fail to train on a batch of one case
                 tried(networks["model"].train(), shape, 1)
-            found = tuple(tried(networks["model"].eval(), shape).shape[1:])
+            output = tried(networks["model"].eval(), shape)
         except (RuntimeError, ValueError, IndexError, TypeError):
             yield (
                 f"network.name: {self.name} can't read the inputs of task {task.name}, of shape {list(shape)}; choose "
                 f"another network, its numbers{', training.batch_size' if alone else ''} or task.size"
             )
             return
+        if not isinstance(output, Tensor):
+            yield (
+                f"network.name: {self.name} returns a {type(output).__name__}; write a module around it whose forward "
+                "returns one tensor, such as its logits"
+            )
+            return
+        found = tuple(output.shape[1:])
         if (needed := task.goal.output_of(shape)) != found:
             other = task.default_network()
             yield (
@@ -140,24 +163,25 @@ def parameters_of(networks: Mapping[str, nn.Module]) -> int:
 
 @torch.no_grad()
 def tried(model: nn.Module, shape: Sequence[int], cases: int = 2) -> Any:
-    """Return what a network makes of cases of a task's shape: without values, where those would be many.
+    """Apply a network to zeros of a task's shape; a large network on the meta device.
 
-    Without values torch loads its compiler first, which takes a second: longer than most plans with them. In one
-    thread: a process that is forked from one whose threads have computed would wait for these without end.
+    There torch loads its compiler first, which takes a second, longer than most networks need on the CPU. The network
+    runs in one thread, because a process forked after several threads have computed would wait for them forever.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     place = "cpu" if sum(own.numel() for _, own in tensors) * max(math.prod(shape), 1024) <= LITTLE_WORK else "meta"
     weights = {name: torch.zeros(own.shape, dtype=own.dtype, device=place) for name, own in tensors}
+    inputs = torch.zeros(cases, *shape, dtype=precision_of(model), device=place)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return torch.func.functional_call(model, weights, torch.zeros(cases, *shape, device=place))
+        return torch.func.functional_call(model, weights, inputs)
     finally:
         torch.set_num_threads(threads)
 
 
 def _in_words(output: Sequence[int]) -> str:
-    """Return what a network finds in one case."""
+    """Describe a network's output for one case."""
     classes, *grid = output
     return (
         f"a map of {' × '.join(map(str, grid))} with {classes} classes" if grid else f"{classes} scores, one per class"

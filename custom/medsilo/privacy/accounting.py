@@ -21,15 +21,15 @@ from medsilo.privacy.mechanisms import (
     SampledGaussian,
 )
 
-# The grid of privacy losses is as coarse as ε allows, within 1e-3 (tests/unit/test_accounting.py): so many points for
-# all losses, more where a single step loses so little that its losses would fall between them.
+# The grid of privacy losses is as coarse as ε allows, within 1e-3 (tests/unit/privacy/test_accounting.py). It has so
+# many points for all losses, and more where a single step's losses would fall between them.
 POINTS, MOST_POINTS = 1 << 16, 1 << 19
 WITHIN = 1 / 32  # of the standard deviation of a single step's loss
-FINEST, COARSEST = 2.0**-26, 2.0**-4  # whoever loses more than fits on the coarsest loses all: ε is infinite
+FINEST, COARSEST = 2.0**-26, 2.0**-4  # a larger loss than fits on the coarsest grid makes ε infinite
 TAIL = 12.0  # standard deviations that count for how wide a distribution is
 ROUGH = 1.001  # noise that is looked for is at most this much too large
 
-Part = tuple[str, float, float, int]  # kind, noise, rate, sensitivity: what is counted together
+Part = tuple[str, float, float, int]  # kind, noise, rate, sensitivity: accounted together
 Parts = tuple[tuple[Part, int], ...]
 
 
@@ -47,10 +47,10 @@ def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
 
 
 def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Sequence[Charge] = ()) -> float:
-    """Return the least noise, to a thousandth, with which these steps cost at most ε at this δ.
+    """The least noise multiplier, to a thousandth, with which these steps cost at most ε at this δ.
 
-    It is over what one unit changes, in length; at rate 1 a step is a release over all units. beside: what else the
-    study releases, which costs, too. Raises MedsiloError where no noise is enough.
+    It is relative to the L2 sensitivity to one unit; at rate 1 a step is a release over all units. beside: the study's
+    other charges. Raises MedsiloError where no noise is enough.
     """
 
     def cost(noise: float) -> float:
@@ -63,9 +63,9 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Seq
 
 
 def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) -> float:
-    """Return the least scale of geometric noise, to a thousandth, with which so many releases cost at most ε at this δ.
+    """The least scale of geometric noise, to a thousandth, with which `count` releases cost at most ε at this δ.
 
-    It is over what one unit changes. Raises MedsiloError where no noise is enough.
+    It is relative to the sensitivity to one unit. Raises MedsiloError where no noise is enough.
     """
 
     def cost(scale: float) -> float:
@@ -75,8 +75,8 @@ def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) ->
 
 
 def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: float) -> float:
-    """Return the least noise, to a thousandth, that costs at most ε; raises where none up to MOST_NOISE does."""
-    high = 1.0  # noise that is enough
+    """The least noise, to a thousandth, that costs at most ε; raises MedsiloError where none up to MOST_NOISE does."""
+    high = 1.0  # a noise level that keeps ε within the bound
     while cost(high) > epsilon:
         high *= 2
         if high > MOST_NOISE:
@@ -112,7 +112,7 @@ def _no_noise(what: str, epsilon: float, delta: float) -> str:
 
 
 def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:
-    """Return how often each mechanism was used, each as one of its kind; what is public does not count."""
+    """Count the uses of each mechanism; charges of public data do not count."""
     found: Counter[Mechanism] = Counter()
     for charge in charges:
         of = charge.of
@@ -124,7 +124,7 @@ def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:
 
 
 def together(charges: Iterable[Charge], what: str) -> list[Charge]:
-    """Return one charge for each mechanism; what is public is left out."""
+    """Return one charge for each mechanism, without public charges."""
     found = []
     for of, times in counted(charges).items():
         key = "steps" if isinstance(of, SampledGaussian) else "count"
@@ -133,9 +133,9 @@ def together(charges: Iterable[Charge], what: str) -> list[Charge]:
 
 
 def _parts(used: Mapping[Mechanism, int]) -> Parts:
-    """Return what is counted together.
+    """Group mechanisms that are accounted together.
 
-    All Gaussians without sampling are one: their μ = 1 / noise add up in squares.
+    Gaussians without sampling are one part: their μ = 1 / noise add up in squares.
     """
     found: Counter[Part] = Counter()
     squares: list[float] = []
@@ -199,7 +199,7 @@ def _reach(part: Part, times: int) -> float:
 
 @lru_cache(64)
 def _distribution(part: Part, times: int, step: float) -> Any:
-    """Return the privacy loss distribution of one mechanism that is used so many times."""
+    """The privacy loss distribution of a mechanism after so many uses."""
     from dp_accounting.pld import privacy_loss_distribution as losses
 
     kind, noise, rate, sensitivity = part

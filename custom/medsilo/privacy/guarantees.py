@@ -1,13 +1,10 @@
-"""What a study promises of privacy. mechanisms.py has what is released for it; a hospital demands in its settings."""
+"""A study's promise of privacy. mechanisms.py has its releases; a hospital's settings have its demands."""
 
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Protocol, TypeAlias
 
 from pydantic import Field
 
 from medsilo.core.section import Section
-
-if TYPE_CHECKING:  # a hospital alone demands
-    from medsilo.site.settings import PrivacyRequirements
 
 Reason = Annotated[str, Field(min_length=1, max_length=200)]
 Unit: TypeAlias = Literal["record", "patient"]
@@ -17,6 +14,16 @@ Delta = Annotated[float, Field(ge=1e-12, le=0.1)]
 PROTECTIVE_EPSILON = 10.0
 
 
+class Demands(Protocol):
+    """The privacy that a hospital demands in its settings."""
+
+    @property
+    def epsilon(self) -> float: ...
+
+    @property
+    def delta(self) -> float: ...
+
+
 class PrivacyGuarantee(Section):
     """A promise of one study: (ε, δ) for each unit, against everybody outside the hospital."""
 
@@ -24,14 +31,16 @@ class PrivacyGuarantee(Section):
     delta: Delta
     unit: Unit = "record"
 
-    def suffices(self, demands: "PrivacyRequirements | None") -> bool:
-        """Return whether noise that keeps this promise stands in the place of a hospital's own floors: where the
-        hospital itself demands privacy, and ε is small enough. A lead's offer alone lowers nothing."""
+    def suffices(self, demands: Demands | None) -> bool:
+        """True if the noise of this promise replaces a hospital's own minimum counts: the hospital demands privacy, and
+        ε is small enough.
+
+        A lead's offer alone lowers no minimum.
+        """
         return demands is not None and self.epsilon <= PROTECTIVE_EPSILON
 
-    def under(self, demands: "PrivacyRequirements | None") -> "PrivacyGuarantee":
-        """Return what holds where a study promises this and a hospital demands that, for its patients: of each the
-        stricter."""
+    def under(self, demands: Demands | None) -> "PrivacyGuarantee":
+        """The stricter of a study's promise and a hospital's demand, for each of ε, δ and unit."""
         if demands is None:
             return self
         epsilon, delta = min(self.epsilon, demands.epsilon), min(self.delta, demands.delta)

@@ -1,7 +1,7 @@
-"""Releases of a hospital's records, as far as an account needs to know them.
+"""The mechanisms by which a hospital's records are released, with their parameters for accounting.
 
-Two data sets are neighbours when one has one unit more: one record, or one patient with all records. A
-sensitivity Δ is the most that this moves what is released (Δ₂ in Euclidean length, Δ₁ in sum of absolute values).
+Two data sets are neighbours when one has one unit more: one record, or one patient with all records. The sensitivity Δ
+is the largest change of the release between neighbours (Δ₂ in Euclidean length, Δ₁ in sum of absolute values).
 """
 
 from typing import Annotated, Literal, Self, TypeAlias
@@ -17,11 +17,11 @@ Count = Annotated[int, Field(ge=1, le=MOST_COUNT)]
 
 
 class Gaussian(Section):
-    """Normal noise on what was computed from all records."""
+    """Normal noise on a result computed from all records."""
 
     kind: Literal["gaussian"] = "gaussian"
     noise: Noise = Field(description="σ / Δ₂, for one unit")
-    count: Count = 1  # such releases
+    count: Count = 1  # releases with this noise
 
 
 class SampledGaussian(Section):
@@ -38,12 +38,12 @@ class Geometric(Section):
 
     kind: Literal["geometric"] = "geometric"
     scale: Noise = Field(description="scale of the noise / sensitivity, for one unit")
-    sensitivity: int = Field(1, ge=1, le=MOST_CHANGE, description="most that one unit changes the number")
+    sensitivity: int = Field(1, ge=1, le=MOST_CHANGE, description="the largest change of the number by one unit")
     count: Count = 1
 
 
 class Public(Section):
-    """Something that the hospital declared public in writing: it costs nothing, and nothing is promised of it."""
+    """A number that the hospital declared public in writing: it is neither charged nor protected."""
 
     kind: Literal["public"] = "public"
     reason: Reason
@@ -53,7 +53,7 @@ Mechanism: TypeAlias = Annotated[Gaussian | SampledGaussian | Geometric | Public
 
 
 class Charge(Section):
-    """One thing that leaves, and what it tells: "weights of phase train, round 3" by SampledGaussian(...)."""
+    """A release and its mechanism: "weights of phase train, round 3" by SampledGaussian(...)."""
 
     what: Reason
     of: Mechanism

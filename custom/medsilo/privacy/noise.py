@@ -1,15 +1,15 @@
-"""Random numbers that nobody can guess: for noise that protects, and for who is drawn.
+"""Random numbers that nobody can guess, for noise and for sampling.
 
-The bits are ChaCha20's, under a key of 32 bytes from the operating system that is made for every attempt of an
-answer and written nowhere: noise that is used for two different sums cancels in their difference.
+The bits are ChaCha20's, under a key of 32 bytes from the operating system. The key is made for every attempt of an
+answer and never written, because noise in two different sums would cancel in their difference.
 
 Floating-point noise on a floating-point sum shows the sum in its low digits (Mironov 2012 for Laplace, Jin et al. 2022
-for the normal). So a sum is rounded to a grid of 2^-40 of the noise's standard deviation, and the noise is a whole
-number of its cells, drawn from the discrete Gaussian by rejection (after Canonne, Kamath and Steinke 2020): what comes
-out are points of a grid that does not depend on the sum. Decisions that floating point leaves in doubt are made with
-192 bits. What is left: rounding d numbers to the grid moves a sum by at most √d cells more, which is below 1e-6 of the
-bound as long as √d times the noise multiplier is below 10^6, and the bound has that to spare (learning/private.py); and
-with so many cells the discrete Gaussian's loss is that of the normal distribution that the account counts.
+for the normal). So a sum is rounded to a grid of 2^-40 of the noise's standard deviation. The noise is a whole number
+of its cells, drawn from the discrete Gaussian by rejection (after Canonne, Kamath and Steinke 2020). The results are
+points of a grid that does not depend on the sum. Decisions that floating point leaves in doubt are made with 192 bits.
+A small error remains: rounding d numbers to the grid moves a sum by at most √d cells more. This is below 1e-6 of the
+bound as long as √d times the noise multiplier is below 10^6, and the bound has room for it (learning/private.py). With
+so many cells, the discrete Gaussian's loss is that of the normal distribution that the account counts.
 """
 
 import hashlib
@@ -25,17 +25,20 @@ from numpy.typing import NDArray
 CHUNK = 1 << 16  # numbers that are made at once: they stay in the processor's cache
 EXACT = 2.0**-53
 BITS = 40
-CELLS = 2.0**BITS  # of the grid, in one standard deviation
+CELLS = 2.0**BITS  # cells of the grid in one standard deviation
 LARGEST = 20  # standard deviations: more has a probability of 1e-88
 DOUBT = 2.0**-42  # relative error of exp(-e) and e ≤ 200 in floating point, with room to spare
-LONG = 192  # bits of what is decided exactly
+LONG = 192  # bits of an exact decision
 EXACTLY = Context(prec=80, Emin=-99999)
 
 Floats = NDArray[np.float64]
 
 
 class NoiseSource:
-    """A stream of secret random numbers. Make a new one for every attempt of an answer; a number is given once."""
+    """A stream of secret random numbers.
+
+    Make a new source for every attempt of an answer; it gives each number once.
+    """
 
     def __init__(self, key: bytes | None = None) -> None:
         """Begin a stream with a fresh key; with a given one of 32 bytes it is secret only as far as the key is."""
@@ -44,7 +47,7 @@ class NoiseSource:
 
     @classmethod
     def from_seed(cls, seed: int, *purpose: str | int) -> Self:
-        """Return the stream for one purpose under a plan's seed: for synthetic data, so that engines agree."""
+        """Return a reproducible stream for synthetic data, from a plan's seed and a purpose."""
         said = "\x1f".join(map(str, ("medsilo noise 1", seed, *purpose)))
         return cls(hashlib.sha256(said.encode()).digest())
 
@@ -58,7 +61,7 @@ class NoiseSource:
         return ((self.words(count) >> np.uint64(11)).astype(np.float64) + 1.0) * EXACT
 
     def poisson_sample(self, count: int, rate: float) -> list[int]:
-        """Return which of so many are in a Poisson sample: each by itself with this chance."""
+        """The members of a Poisson sample: each is drawn independently with this chance."""
         return np.flatnonzero(self.uniform(count) <= rate).tolist() if rate < 1 else list(range(count))
 
     # ------------------------------------------------------------------ noise
@@ -99,10 +102,11 @@ class NoiseSource:
 
 
 def accepted(numbers: NDArray[np.uint64], second: NDArray[np.uint64], bits: int, more: NoiseSource) -> Floats:
-    """Return whole numbers of the discrete Gaussian with σ = 2^bits, made of random words; NaN where one is rejected.
+    """Make integers of the discrete Gaussian with σ = 2^bits from random words; NaN where a proposal is rejected.
 
-    Proposed are |k| = v σ + u with P(v) = 2^-(v+1) and u uniform below σ, and either sign; accepted is with the chance
-    13/16 · 2^v · exp(-k² / 2σ²), which is at most 0.986. more: random bits, for what floating point can't decide.
+    The proposal is |k| = v σ + u with P(v) = 2^-(v+1) and u uniform below σ, and either sign; it is accepted with
+    probability
+    13/16 · 2^v · exp(-k² / 2σ²), which is at most 0.986. more: random bits, for cases that floating point can't decide.
     """
     coins = (numbers >> np.uint64(BITS)) & np.uint64((1 << LARGEST) - 1) | np.uint64(1 << LARGEST)
     blocks = np.frexp((coins & (~coins + np.uint64(1))).astype(np.float64))[1] - 1.0  # tails before the first head

@@ -1,45 +1,50 @@
-"""Find what may go from folders of runs: states of studies that have ended, and what was half-written."""
+"""Find files in folders of runs that can be deleted: checkpoints of finished studies, and incomplete files."""
 
 import math
 import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import islice
 from pathlib import Path
 
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 
-DAY = 86_400.0  # seconds
+DAY = 86_400.0  # seconds in a day
 OF_SITES = (paths.STATE_FILES, paths.SEALING, paths.SEALED)
 OF_UNFINISHED = (*OF_SITES, paths.ANSWER_FILES)
 LEFT = "a run that did not end and was left"
-HALF_WRITTEN = (".*.part", ".part-*")  # by write_text and its kin, and by 'medsilo predict'
+# The folder of each run or comparison contains at least one of these names.
+OF_RUNS = {paths.ROUNDS, paths.SUMMARY, paths.CHECKPOINTS, paths.SITES, paths.COMPARISON, paths.VERDICT}
+DEPTH, MOST_LOOKED_AT = 4, 20_000  # limits of the search for runs: levels of folders, number of entries
+HALF_WRITTEN = (".*.part", ".part-*")  # temporary names of write_text and similar functions, and of 'medsilo predict'
 
 
 @dataclass(frozen=True)
 class Old:
-    """A file or folder that nobody needs any more."""
+    """A file or folder that can be deleted."""
 
     path: Path
     bytes: int
     why: str
-    days: float  # since it was last changed
-    stays: str = ""  # a file right in the folder that is evidence, and with it the folder
+    days: float  # days since its last change
+    stays: str = ""  # name of a file in the folder that must be kept, and so the folder, too
 
     @classmethod
     def of(cls, path: Path, why: str, stays: str = "") -> "Old":
-        """Return a file, or a folder with the files in it. Links are not followed."""
+        """Describe a file, or a folder with all files in it; does not follow links."""
         within = [Path(place) / name for place, _, names in os.walk(path) for name in names]
         facts = [one.lstat() for one in within if not stays or one != path / stays] or [path.lstat()]
         age = time.time() - max(fact.st_mtime for fact in facts)
         return cls(path, sum(fact.st_size for fact in facts), why, age / DAY, stays)
 
     def remove(self) -> None:
-        """Delete it, but for the file that stays."""
+        """Delete the file or folder, except the file named in `stays`."""
         evidence = bool(self.stays) and (self.path / self.stays).exists()
         for path in self.path.iterdir() if evidence else [self.path]:
             if evidence and path.name == self.stays:
@@ -51,18 +56,45 @@ class Old:
 
 
 def find_old(folder: Path, days: float, unfinished: float = math.inf) -> list[Old]:
-    """Return the files below a folder that were needed to go on with a study, or half-written, so many days ago.
+    """Return incomplete files, and states of ended studies, that are at least `days` old.
 
-    Models, scores and reports stay, and all that an unfinished run needs, unless it was left for `unfinished` days.
-    Links are not followed.
+    Models, scores and reports are kept. All files of an unfinished run are kept, unless it was unchanged for
+    `unfinished` days. Links are not followed.
     """
     if not folder.is_dir():
         raise MedsiloError("there is no such folder of runs; give one like runs/", str(folder))
     return [old for old in _candidates(folder, unfinished) if old.days >= days]
 
 
+def check_holds_runs(folder: Path) -> None:
+    """Raise MedsiloError for a folder without runs, before a search through it that could take minutes.
+
+    The folder must contain runs, comparisons or kits. The account's home directory and its parents are rejected.
+    """
+    remedy = "give the folder of runs, such as runs, or a kit"
+    if not folder.is_dir():
+        raise MedsiloError("there is no such folder of runs; give one like runs/", str(folder))
+    if Path.home().resolve().is_relative_to(folder.resolve()):
+        raise MedsiloError(f"{folder} is this account's home, or above it; {remedy}")
+    level, left = [folder], MOST_LOOKED_AT
+    for _ in range(DEPTH):
+        below: list[Path] = []
+        for place in level:
+            with suppress(OSError), os.scandir(place) as entries:  # treat an unreadable folder as one without runs
+                found = [*islice(entries, left)]
+                left -= len(found)
+                names = {entry.name for entry in found}
+                below += [Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False)]
+                if names & OF_RUNS or (not names and place == folder):
+                    return
+                if any(fnmatch(name, pattern) for name in names for pattern in HALF_WRITTEN):
+                    return
+        level = below
+    raise MedsiloError(f"{folder} holds no runs; {remedy}")
+
+
 def remove(old: Sequence[Old]) -> int:
-    """Delete these files; returns the bytes that became free."""
+    """Delete files and folders; returns the number of bytes freed."""
     freed = 0
     for one in old:
         try:
@@ -98,12 +130,14 @@ def _why(here: Path, name: str, unfinished: float) -> str:
 
 
 def is_left(run: Path, days: float) -> bool:
-    """Return whether nothing in a run's folder was changed for so many days."""
+    """True if a run's folder has been unchanged for this number of days."""
     return days < math.inf and Old.of(run, "").days >= days
 
 
 def _has_ended(site: Path) -> bool:
-    """Return whether a site's part of a study is over: by its summary, or at a hospital by the test, which is last."""
+    """True if a site's part of a study has ended: the run has a final summary, or the hospital has answered
+    the test.
+    """
     run = site.parents[1]
     if (run / paths.SUMMARY).exists() or (run / paths.PLAN).exists():
         return is_finished(run)
@@ -111,8 +145,8 @@ def _has_ended(site: Path) -> bool:
 
 
 def is_finished(run: Path) -> bool:
-    """Return whether a run has ended well."""
+    """True if a run's summary has the status `finished`."""
     try:
         return read_summary(run).finished
-    except MedsiloError:  # none, or damaged: nothing is known of it, so nothing goes
+    except MedsiloError:  # summary missing or damaged: keep the run
         return False

@@ -1,4 +1,4 @@
-"""Reading a kit's events.log, which events.py writes."""
+"""Read a kit's events.log, which events.py writes."""
 
 import os
 import time
@@ -8,48 +8,68 @@ from pathlib import Path
 from typing import TextIO
 
 from medsilo.core.text import plain
-from medsilo.runs.events import KEPT, NAME
+from medsilo.runs.events import COLUMNS, NAME, files
 
-POLL = 0.5  # seconds between two looks for new lines
-COLUMNS = 7
-RUNNING, LAST = ("began", "resumed"), ("ended", "failed")  # a job, and the last words of one
+POLL = 0.5  # seconds between checks for new lines
+RUNNING, LAST = ("began", "resumed"), ("ended", "failed")  # events by which a job is running, or has ended
 
 
 def read(kit: Path, of: str = "") -> Iterator[str]:
-    """Yield the lines of a kit, the oldest first. of: the study, or the job, that they are of."""
-    for path in (*(kit / f"{NAME}.{number}" for number in range(KEPT, 0, -1)), kit / NAME):
+    """Yield the lines of a kit's log, oldest first. of: a study or job; other lines are skipped."""
+    for path in files(kit):
         if path.is_file():
             with path.open(encoding="utf-8", errors="replace") as file:
                 yield from (line.rstrip("\n") for line in file if is_of(line, of))
 
 
 def fates(kit: Path) -> dict[str, str]:
-    """Return by job whether the last that was written of it is that it runs, or has ended."""
+    """Return for each job its last event of beginning or end."""
     found = (columns for columns in map(columns_of, read(kit)) if columns and columns[2] in RUNNING + LAST)
     return {columns[5]: columns[2] for columns in found}
 
 
+def last_of_jobs(kit: Path) -> dict[str, tuple[str, bool]]:
+    """Return for each job its last event, and whether somebody must act.
+
+    A job's last event may be that its study waits for an automatic restart.
+    """
+    found = (columns for columns in map(columns_of, read(kit)) if columns and columns[3] == "-")
+    return {
+        columns[5]: (columns[2], columns[1] == "WARNING")
+        for columns in found
+        if columns[2] in (*RUNNING, *LAST, "waits")
+    }
+
+
+def last_words(kit: Path, job: str) -> str:
+    """Return the logged reason why a study's job failed, or an empty text without one."""
+    found = [columns for columns in map(columns_of, read(kit, job)) if columns and columns[2] in LAST]
+    return found[-1][6] if found and found[-1][2] == "failed" else ""
+
+
 def columns_of(line: str) -> list[str] | None:
-    """Return a line's columns; None of one that is damaged."""
-    columns = line.rstrip("\n").split("\t", COLUMNS - 1)
-    return columns if len(columns) == COLUMNS else None
+    """Return a line's columns without its hash, or None for a damaged line."""
+    columns = line.rstrip("\n").split("\t")
+    return columns[:COLUMNS] if len(columns) in (COLUMNS, COLUMNS + 1) else None
 
 
 def is_of(line: str, of: str) -> bool:
-    """Return whether a line is of a study or a job."""
+    """True if a line is about this study or job."""
     return not of or of in line.split("\t", COLUMNS - 1)[4:6]
 
 
 def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
-    """Yield the lines of a kit that are written from now on, or behind the line `after`, without end."""
+    """Yield new lines of a kit's log as they are written, or all lines after the line `after`. The iterator
+    never ends.
+    """
     path = kit / NAME
     file = _other(path, None)
     if file:
         file.seek(0, os.SEEK_END)
-    missed = [] if after is None else since(kit, after)  # may hold lines that the open file will bring, too
+    missed = [] if after is None else since(kit, after)  # may contain lines that are also in the open file
     yield from (line for line in missed if is_of(line, of))
     while True:
-        new = _other(path, file)  # before the last lines of the one set aside are read
+        new = _other(path, file)  # detect a rotation first, then read the rest of the rotated file
         lines = (line.rstrip("\n") for line in file or ())
         yield from (line for line in lines if is_of(line, of) and line not in missed)
         if new is None:
@@ -61,7 +81,7 @@ def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
 
 
 def since(kit: Path, line: str) -> list[str]:
-    """Return the lines of a kit that follow a line; if it is there no more, those of a later time."""
+    """Return the lines of a kit's log after a line, or all lines of a later time if the line was dropped."""
     lines = list(read(kit))
     if line in lines:
         return lines[len(lines) - lines[::-1].index(line) :]
@@ -69,8 +89,8 @@ def since(kit: Path, line: str) -> list[str]:
 
 
 def _other(path: Path, file: TextIO | None) -> TextIO | None:
-    """Return the file of this name, if it is another than the open one, or was emptied; None if it can't be read."""
-    with suppress(OSError):  # it is not there, or is being set aside
+    """Open the file of this name if it has replaced the open file, or was truncated; returns None otherwise."""
+    with suppress(OSError):  # the file is missing, or is being rotated
         now = path.stat()
         if not file or now.st_ino != os.fstat(file.fileno()).st_ino or now.st_size < os.lseek(file.fileno(), 0, 1):
             return path.open(encoding="utf-8", errors="replace")
@@ -78,7 +98,7 @@ def _other(path: Path, file: TextIO | None) -> TextIO | None:
 
 
 def connected(kit: Path) -> dict[str, bool]:
-    """Return who was connected to a server or a hospital, and whether they are, by the kit's last lines."""
+    """Return for each party in a kit's log whether it is connected."""
     here = dict[str, bool]()
     for columns in map(columns_of, read(kit)):
         if columns is None:
@@ -92,12 +112,12 @@ def connected(kit: Path) -> dict[str, bool]:
 
 
 def jobs(kit: Path) -> dict[str, str]:
-    """Return the last job of each study in a kit's lines."""
+    """Return the last job of each study in a kit's log."""
     return {columns[4]: columns[5] for columns in map(columns_of, read(kit)) if columns}
 
 
 def shown(line: str) -> str:
-    """Return a line as people read it; what is damaged stays one line."""
+    """Format a line for people; a damaged line is unchanged."""
     columns = columns_of(line)
     if columns is None:
         return plain(line)

@@ -1,35 +1,71 @@
-"""events.log of a server's or a hospital's kit: who came and went, how studies began and ended, and why.
+"""Write events.log in a server's or hospital's kit: connections, and beginnings, ends and failures of studies.
 
-Several processes of a kit write it, one at a time. A line has columns, with tabs between them: when, level, what,
-who, study, job, text.
+Several processes of a kit write events.log under a lock. The columns of a line, separated by tabs, are time, level,
+kind, party, study, job, text, and the hash of the previous line. The module event_chain.py signs and verifies the
+hashes.
 """
 
+import hashlib
 import logging
 import os
+import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from logging.handlers import RotatingFileHandler
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from filelock import FileLock, Timeout
+from pydantic import Field, ValidationError
 
-from medsilo.core.files import FILE
-from medsilo.core.text import plain
+from medsilo.core.files import FILE, read_bounded, write_passing
+from medsilo.core.section import Section
+from medsilo.core.text import counted, plain
 
 NAME = "events.log"
-LARGEST, KEPT = 1 << 20, 4  # bytes of the file until it is set aside, and how many of these are kept
-WAIT = 5.0  # seconds that an event waits for other processes of the kit
-TEXT = 500  # bytes of a reason
-SILENCE = 90.0  # seconds without a heartbeat until a hospital is away, whatever its connection
-What = Literal["started", "joined", "away", "back", "refused", "began", "resumed", "waits", "ended", "failed"]
+REPEATED = ".events.repeated.json"  # file in the kit with counts of repeated rejections
+COLUMNS = 7  # without the hash
+LARGEST, KEPT = 1 << 20, 4  # bytes at which the file is rotated, and number of rotated files that are kept
+WAIT = 5.0  # seconds to wait for the lock of the file
+TEXT = 500  # longest reason in bytes
+NOT_APPROVED = "has not approved"  # part of the reason if a hospital has not decided about a plan
+SILENCE = 90.0  # seconds without a heartbeat until a hospital counts as disconnected
+AGAIN = 3600.0  # seconds until a repeated rejection of a party is logged again
+OFTEN = 60.0  # seconds until a party's count of repeated rejections is logged; doubled each time, up to AGAIN
+MOST_KINDS, MOST_PARTIES = 20, 50  # limits on separate counts: kinds of rejections of a party, and parties
+OTHERS = "others"  # all parties above the limit together
+LARGEST_COUNTS = 1 << 20  # bytes of the file of counts
+START = "0" * 64  # the previous hash of the first line
+What = Literal[
+    "started",
+    "joined",
+    "slow",
+    "away",
+    "back",
+    "refused",
+    "began",
+    "resumed",
+    "waits",
+    "ended",
+    "failed",
+    "certificate",
+]
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happened, to whom (or to this party), in which study. needs_somebody: it does not mend itself."""
+    """An event for the log, with the party and the study that it concerns.
+
+    Repeated rejections are only counted, so that no sender can fill the log and displace other lines.
+
+    Args:
+        needs_somebody: whether somebody must act
+        by: for a rejection, the party whose request was rejected
+    """
 
     what: What
     text: str
@@ -37,33 +73,151 @@ class Event:
     study: str = ""
     job: str = ""
     needs_somebody: bool = False
+    by: str = ""
 
     def line(self, at: float | None = None) -> str:
-        """Return the event as a line of the file."""
+        """Format the event as a line of the log."""
         moment = datetime.fromtimestamp(time.time() if at is None else at, UTC)
         level = "WARNING" if self.needs_somebody else "INFO"
         of = (plain(name, 80) or "-" for name in (self.who, self.study, self.job))
         return "\t".join((f"{moment:%Y-%m-%d %H:%M:%SZ}", level, self.what, *of, plain(self.text, TEXT)))
 
 
+class _Party(Section):
+    """Recent rejections of one party: times of log lines, and the number of rejections that are not logged."""
+
+    kinds: dict[str, float] = Field({}, max_length=MOST_KINDS)  # time of the last line, by kind of rejection
+    more: int = Field(0, ge=0)  # number of rejections that are not logged yet
+    since: float = 0.0  # time of the first rejection that is not logged
+    pause: float = OFTEN  # seconds until the number is logged
+    who: Annotated[str, Field(max_length=500)] = ""  # party, study, job and text of the last event
+    study: Annotated[str, Field(max_length=500)] = ""
+    job: Annotated[str, Field(max_length=500)] = ""
+    text: Annotated[str, Field(max_length=2000)] = ""
+
+
+class _Repeated(Section):
+    """Counts of repeated rejections by party."""
+
+    parties: dict[str, _Party] = Field({}, max_length=MOST_PARTIES + 1)
+
+    @classmethod
+    def read(cls, kit: Path) -> "_Repeated":
+        """Read the counts in a kit; a damaged file counts as empty."""
+        with suppress(OSError, ValueError, ValidationError):
+            return cls.model_validate_json(read_bounded(kit / REPEATED, LARGEST_COUNTS))
+        return cls()
+
+    def due(self, now: float) -> "tuple[list[Event], _Repeated]":
+        """Return the events with counts that are due now, and the remaining counts."""
+        told, kept = [], dict[str, _Party]()
+        for name, one in self.parties.items():
+            if one.more and not 0 <= now - one.since < one.pause:
+                text = f"{counted(one.more, 'more refusal')} of {name} in {now - one.since:.0f} s; the last: {one.text}"
+                told.append(Event("refused", text, one.who, one.study, one.job))
+                one = one.model_copy(update={"more": 0, "pause": min(2 * one.pause, AGAIN)})
+            kinds = {kind: at for kind, at in one.kinds.items() if 0 <= now - at < AGAIN}
+            if kinds or one.more:
+                kept[name] = one.model_copy(update={"kinds": kinds})
+        return told, _Repeated(parties=kept)
+
+    def take(self, event: Event, now: float) -> "tuple[bool, _Repeated]":
+        """Return True if a rejection gets a line in the log, and the updated counts."""
+        name = plain(event.by, 80)
+        name = name if name in self.parties or len(self.parties) < MOST_PARTIES else OTHERS
+        one = self.parties.get(name, _Party())
+        kind = hashlib.sha256(re.sub(r"[0-9a-f]{8,}|\d+", "", event.text).encode()).hexdigest()[:16]
+        if is_new := kind not in one.kinds and len(one.kinds) < MOST_KINDS:
+            one = one.model_copy(update={"kinds": {**one.kinds, kind: now}})
+        else:
+            last: dict[str, Any] = {key: plain(getattr(event, key), 120) for key in ("who", "study", "job")}
+            last |= {"text": plain(event.text, TEXT), "more": one.more + 1, "since": one.since if one.more else now}
+            one = one.model_copy(update=last)
+        return is_new, _Repeated(parties={**self.parties, name: one})
+
+
 def write(kit: Path, event: Event) -> None:
-    """Add an event to a kit's file. The work goes on when it can't be written."""
+    """Add an event to a kit's events.log and to this process's log.
+
+    Repeated rejections of a party are only counted. No error is raised if the file can't be written.
+    """
+    level = logging.WARNING if event.needs_somebody else logging.INFO
+    LOG.log(level, "%s", " ".join(filter(None, (event.what, event.who and f"{event.who}:", plain(event.text, TEXT)))))
+    _write(kit, event)
+
+
+def tell_counts(kit: Path) -> None:
+    """Log the counts of repeated rejections that are due."""
+    if (kit / REPEATED).exists():
+        _write(kit)
+
+
+def _write(kit: Path, event: Event | None = None) -> None:
+    now = time.time()
     try:
-        with FileLock(kit / f".{NAME}.lock", timeout=WAIT, mode=FILE):
-            file = _Rolling(kit / NAME, maxBytes=LARGEST, backupCount=KEPT, encoding="utf-8")
-            try:
-                file.emit(logging.makeLogRecord({"msg": event.line()}))
-            finally:
-                file.close()
+        with alone(kit):
+            before = _Repeated.read(kit)
+            told, after = before.due(now)
+            if event and event.what == "refused" and event.by:
+                is_new, after = after.take(event, now)
+                event = event if is_new else None
+            for one in (*told, *([event] if event else [])):
+                _append(kit, one.line(now))
+            if not after.parties:
+                (kit / REPEATED).unlink(missing_ok=True)
+            elif after != before:
+                write_passing(kit / REPEATED, after.model_dump(mode="json"))
     except (OSError, Timeout) as error:
-        LOG.warning("%s can't be written (%s): %s", NAME, type(error).__name__, event.text)
+        text = event.text if event else "refusals were counted"
+        LOG.warning("%s can't be written (%s): %s", NAME, type(error).__name__, text)
 
 
-class _Rolling(RotatingFileHandler):
-    def _open(self):
-        return os.fdopen(
-            os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE), "a", encoding="utf-8"
-        )
+@contextmanager
+def alone(kit: Path) -> Iterator[None]:
+    """Lock a kit's events.log against other processes for the block."""
+    with FileLock(kit / f".{NAME}.lock", timeout=WAIT, mode=FILE):
+        yield
 
-    def handleError(self, record: logging.LogRecord) -> None:
-        raise  # the exception that is being handled: `write` says it in one line
+
+def files(kit: Path) -> list[Path]:
+    """Return the paths of a kit's event logs, oldest first."""
+    return [*(kit / f"{NAME}.{number}" for number in range(KEPT, 0, -1)), kit / NAME]
+
+
+def hash_of(line: bytes) -> str:
+    """Return a line's hash, which the next line contains. line: without line break."""
+    return hashlib.sha256(line).hexdigest()
+
+
+def whole_lines(content: bytes) -> list[bytes]:
+    """Return the complete lines of a file, whose last line may be incomplete after a crash.
+
+    After a power cut, the beginning of the last line may read as zeros although its end is on disk.
+    """
+    lines = content.split(b"\n")[:-1]
+    while lines and b"\0" in lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _append(kit: Path, line: str) -> None:
+    """Append a line with the hash of the last complete line."""
+    path = kit / NAME
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
+    with os.fdopen(descriptor, "rb+") as file:
+        lines = whole_lines(file.read())
+        end = sum(len(one) + 1 for one in lines)
+        earlier = kit / f"{NAME}.1"
+        if not lines and earlier.exists():
+            lines = whole_lines(earlier.read_bytes())
+        content = f"{line}\t{hash_of(lines[-1]) if lines else START}\n".encode()
+        if not end or end + len(content) <= LARGEST:
+            file.truncate(end)
+            file.write(content)
+            return
+    places = files(kit)
+    for older, newer in pairwise(places):
+        if newer.exists():
+            newer.replace(older)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE), "wb") as file:
+        file.write(content)

@@ -1,6 +1,6 @@
-"""The values that files of a study hold, and what such a file is as a typed model.
+"""Types of values, and the base class of models, for a study's JSON files.
 
-The ranges hold for writer and reader alike: what was accepted can be written, and what was written can be read.
+Writing and reading validate the same ranges, so every file that medsilo writes can be read.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -10,18 +10,18 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from medsilo.core.text import plain
 
 SCHEMA: Literal[1] = 1
-LARGEST = 1e39  # no number of a network in float32 is larger
-SCRIPT = "script"  # the task of a user's own training script
-FURTHEST = 1e12  # that its metric may be from 0; scores of all other tasks are between 0 and 1
-SLACK = 1e-6  # by which a mean of scores may leave their range through rounding
+LARGEST = 1e39  # larger than any float32 number
+SCRIPT = "script"  # name of the task of a user's training script
+FURTHEST = 1e12  # largest absolute value of a script's metric; scores of all other tasks are between 0 and 1
+SLACK = 1e-6  # tolerance for a mean of scores that rounding puts outside of its range
 
 Text = Annotated[str, BeforeValidator(lambda value: plain(value) if isinstance(value, str) else value)]
-Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]  # every JSON reader keeps such a number exactly
+Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]  # exact in every JSON parser
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e12)]
 Number = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
 Amount = Annotated[float, Field(strict=True, ge=0, le=LARGEST)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
-Figure = Annotated[int | float, PlainValidator(lambda value: _figure(value))]  # a number of either kind, kept as it is
+Figure = Annotated[int | float, PlainValidator(lambda value: _figure(value))]  # an int or a float, without conversion
 Score = Annotated[float, Field(strict=True, ge=-SLACK, le=1 + SLACK)]
 Metric = Annotated[float, Field(strict=True, ge=-FURTHEST, le=FURTHEST)]
 Difference = Annotated[float, Field(strict=True, ge=-1 - SLACK, le=1 + SLACK)]
@@ -36,14 +36,17 @@ def _figure(value: Any) -> int | float:
 
 
 class RecordPart(BaseModel):
-    """A part of a file. Unknown keys pass, so that a newer medsilo may add some within one schema version."""
+    """Base class of models of JSON files.
+
+    Unknown keys are ignored, so that a newer medsilo may add keys without a new schema version.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, populate_by_name=True, defer_build=True)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the values as they stand in the file."""
+        """Return the values as they are written to JSON."""
         return self.model_dump(mode="json", by_alias=True)
 
     def changed(self, **values: Any) -> Self:
-        """Return a copy with these values, checked like any other."""
+        """Return a validated copy with these values changed."""
         return type(self).model_validate({**{name: getattr(self, name) for name in type(self).model_fields}, **values})

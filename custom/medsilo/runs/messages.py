@@ -1,7 +1,6 @@
-"""Messages between the server and the sites: a parcel on the wire, and typed messages with ranges behind it.
+"""Messages between the server and sites: named groups of tensors, and typed models of all other values.
 
-Nobody is believed: what arrives is read into one of these models before anything of it is used, and what does not fit
-is refused in one line, which costs its sender that answer.
+No sender is trusted: every message is validated by a typed model before use, or rejected with a one-line reason.
 """
 
 import hashlib
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from operator import not_
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from medsilo.core.errors import Refused
 from medsilo.core.mmap_store import bytes_of
@@ -20,12 +19,13 @@ from medsilo.core.tensors import Groups, Tensors
 from medsilo.core.text import plain
 from medsilo.runs.fields import FURTHEST, LARGEST
 from medsilo.runs.site_files import Readiness
+from medsilo.tasks.subgroups import MOST_LEVELS, MOST_SUBGROUPS, SubgroupWord
 
-MOST_CASES = 10_000_000  # of one site
-MOST_ROUNDS = 10_000_000  # of all phases of a study
-MOST_WARNINGS, LONGEST_WARNING = 9, 400
-MOST_VALUES, DEEPEST = 10_000, 12  # of an answer's facts beside its counts, and how far they may be nested
-SecAggTask = Literal["agree", "offer", "unmask"]  # of a sealed study
+MOST_CASES = 10_000_000  # limit on cases of one site
+MOST_ROUNDS = 10_000_000  # limit on rounds, over all phases of a study
+MOST_WARNINGS = 9
+MOST_VALUES, DEEPEST = 10_000, 12  # limits on values in an answer besides its counts, and on their nesting
+SecAggTask = Literal["agree", "offer", "unmask"]  # steps of secure aggregation
 Task = Literal[SecAggTask, "join", "round", "deliver", "test"]
 End = Literal["join", "deliver", "test"]
 PARTS = ("train", "validation", "test")
@@ -33,20 +33,20 @@ PARTS = ("train", "validation", "test")
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-MOST_HEADS = 8  # of a hospital's ledgers that a server keeps
-FILES = "files"  # the group in which a file travels that a network begins with
-PIECE = 1 << 20  # bytes of it that travel as one tensor: over http NVFlare's sites take none of more than 4 MB
+MOST_HEADS = 8  # limit on heads of a hospital's privacy ledgers at the server
+FILES = "files"  # group of tensors that transfers a file, such as a network's initial weights
+PIECE = 1 << 20  # bytes of a file in each tensor; over HTTP, NVFlare's sites accept at most 4 MB
 
 
 class MessageFacts(Section):
-    """A typed message, strict in what this party makes of it, too. `received` reads one that came."""
+    """Base class of the values in a message, validated strictly. `received` parses a message from another party."""
 
     model_config = ConfigDict(strict=True)
 
 
 @dataclass
 class StudyMessage:
-    """A message between the server and one site: named groups of tensors, and facts.
+    """A message between the server and one site: named groups of tensors, and JSON values.
 
     >>> import torch
     >>> StudyMessage({"model": {"weight": torch.zeros(2, 3)}}, {"round": 1}).size()
@@ -57,20 +57,20 @@ class StudyMessage:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def size(self) -> int:
-        """Return the bytes of all tensors."""
+        """Return the number of bytes of all tensors."""
         return sum(tensor.nbytes for group in self.groups.values() for tensor in group.values())
 
 
-BETWEEN = "\x1f"  # a group's name and a tensor's
+BETWEEN = "\x1f"  # separates a group's name from a tensor's name
 
 
 def flat(groups: Groups) -> Tensors:
-    """Return all tensors in one mapping, in sorted order."""
+    """Merge the groups' tensors into one mapping, sorted by name."""
     return {f"{group}{BETWEEN}{name}": own for group in sorted(groups) for name, own in sorted(groups[group].items())}
 
 
 def digest_of(request: StudyMessage) -> str:
-    """Return what stands for a request: another one has another digest."""
+    """Return the SHA-256 digest of a request's values and tensors."""
     found = hashlib.sha256(json.dumps(request.facts, sort_keys=True).encode())
     for name, tensor in flat(request.groups).items():
         found.update(f"{name}{BETWEEN}{tensor.dtype}{tuple(tensor.shape)}".encode())
@@ -79,90 +79,155 @@ def digest_of(request: StudyMessage) -> str:
 
 
 class LedgerHead(MessageFacts):
-    """The head of a hospital's privacy ledger, as the hospital signed it: how far it was, and when."""
+    """The signed head of a hospital's privacy ledger: its number of lines, first and last hash, and time."""
 
-    began: Digest  # of its first line
+    began: Digest  # hash of the first line
     lines: Annotated[int, Field(ge=0, le=MOST_ROUNDS * 10)]
-    hash: Digest  # of its last line
+    hash: Digest  # hash of the last line
     time: Annotated[int, Field(ge=0, le=2**53)]
     signature: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){1,1024}$")]
 
 
-# ---------------------------------------------------------------------------------------------------- the server asks
+# ----------------------------------------------------------------------------------------------------- requests
 class Request(MessageFacts):
-    """A request of the server to one site."""
+    """A request from the server to one site."""
 
     task: Task
     round: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
     study: Name
-    plan: Name  # its hash
-    sites: Annotated[tuple[Name, ...], Field(strict=False)]  # of the study, those that only see the outcome included
+    plan: Name  # the plan's hash
+    sites: Annotated[tuple[Name, ...], Field(strict=False)]  # all sites of the study, including evaluation sites
     timeout: Annotated[float, Field(gt=0)] = 604_800
-    selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] | None = None  # the round whose model is tested
-    packages: dict[str, Any] = {}  # version and hash of each whose code runs the plan
-    train_cases: Annotated[int, Field(ge=1)] | None = None  # of the smallest site, when the plan asks for one size
-    last: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 0  # the last round that the site was part of
-    outcome: dict[str, Any] = {}  # what there is to know of the outcome
-    # What the site's privacy ledgers were when it answered last
+    selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] | None = None  # round whose model is tested
+    packages: dict[str, Any] = {}  # version and hash of each package that the plan uses
+    # Training cases of the smallest site, if the plan has training.truncate
+    train_cases: Annotated[int, Field(ge=1)] | None = None
+    last: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 0  # last round in which the site took part
+    outcome: dict[str, Any] = {}  # facts about the outcome
+    # Heads of the site's privacy ledgers, as of its last answer
     ledgers: Annotated[tuple[LedgerHead, ...], Field(strict=False)] = Field((), exclude_if=not_, max_length=MOST_HEADS)
-    # Of a study with secure aggregation, which its package reads
+    # For training scripts: the number of training cases that each site reported at joining
+    stated: dict[Name, Annotated[int, Field(ge=0, le=MOST_CASES)]] = Field({}, exclude_if=not_)
+    # Values for secure aggregation, which medsilo_secagg validates
     secagg: dict[str, Any] = Field({}, exclude_if=not_)
 
     def parcel(self, groups: Groups) -> StudyMessage:
-        """Return the request as it travels."""
+        """Return the request as a message with these groups of tensors."""
         return StudyMessage(groups, self.model_dump(mode="json"))
 
 
-# ---------------------------------------------------------------------------------------------------- a site answers
+# ----------------------------------------------------------------------------------------------------- answers
 class Counted(MessageFacts):
-    """The cases of a site's parts."""
+    """Number of cases, or of patients, in each part of a site's data."""
 
     train: Annotated[int, Field(ge=0, le=MOST_CASES)]
     validation: Annotated[int, Field(ge=0, le=MOST_CASES)]
     test: Annotated[int, Field(ge=0, le=MOST_CASES)]
 
 
+WARNINGS = {  # all warnings that a site may send with an answer; the site fills in numbers only
+    "state lost": "the site's own state after round {} is not on its disk any more: it went on from {}; look after its "
+    "output folder",
+    "server back": "the server went back to round {}, and the site had done {}: of its own states it went on from {}",
+    "own split": "this hospital divides its patients by itself ({}, {}, {}); task.shares is not used here",
+    "near": "no score over this hospital's {} cases is told: they are those of an earlier study but for fewer than {} "
+    "patients (min_patients_per_metric in its medsilo.yaml)",
+    "ledger back": "its privacy ledger had {} lines and now has {} others, so an old copy was restored; ask the "
+    "hospital to run medsilo ledger",
+    "ledger unknown": "it uses a privacy ledger that this server does not know; the one before had {} lines. Either "
+    "the data set is another one, or the ledger was started again",
+}
+
+
+class SiteWarning(MessageFacts):
+    """A site's warning to the lead, as a type and numbers, because no free text leaves a site."""
+
+    kind: Literal[tuple(WARNINGS)]  # type: ignore[valid-type]
+    numbers: Annotated[tuple[Number, ...], Field(strict=False, max_length=3)] = ()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if len(self.numbers) != WARNINGS[self.kind].count("{}"):
+            raise ValueError(f"a warning of {self.kind} has other numbers")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The warning as text."""
+        told = [f"{number:.10g}" for number in self.numbers]
+        if self.kind in ("state lost", "server back"):
+            told[-1] = f"that after round {told[-1]}" if self.numbers[-1] else "the initial one"
+        elif self.kind == "near":
+            told[0] = PARTS[min(max(int(self.numbers[0]), 0), 2)]
+        return WARNINGS[self.kind].format(*told)
+
+
 class SiteAnswer(MessageFacts):
-    """The facts that are in every answer of a site."""
+    """The values in every answer of a site."""
 
     task: Task
     round: int
     study: Name
     packages: dict[str, Any]
     cases: Counted
+    patients: Counted
+    # Whether counts of classes and decisions count patients, each with weight 1, in place of cases
+    by_patient: bool = Field(False, exclude_if=not_)
     seconds: Annotated[float, Field(ge=0, le=1e9)]
     memory: Annotated[float, Field(ge=0, le=2**53)]
-    warnings: Annotated[
-        list[Annotated[str, Field(max_length=LONGEST_WARNING)]], Field(max_length=MOST_WARNINGS)
-    ]  # what the lead should know
-    # Parts with too few cases to tell a score
+    warnings: Annotated[list[SiteWarning], Field(max_length=MOST_WARNINGS)]  # warnings to the lead
+    # Parts of the data with too few patients to disclose a score
     suppressed: Annotated[list[Literal["validation", "test"]], Field(max_length=2)]
-    # Parts of which a score is told with noise, and nothing else
+    # Parts of the data whose scores have noise for differential privacy
     noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
-    ledger: LedgerHead | None = Field(None, exclude_if=not_)  # of a hospital that counts what privacy costs
-    readiness: Readiness | None = Field(None, exclude_if=not_)  # in a canary
+    ledger: LedgerHead | None = Field(None, exclude_if=not_)  # head of the hospital's privacy ledger, if it has one
+    readiness: Readiness | None = Field(None, exclude_if=not_)  # in a canary study only
+    _noted: list[str] = PrivateAttr([])  # notes that the server adds
+
+    def note(self, text: str) -> None:
+        """Add a note of the server to this answer."""
+        self._noted = [*self._noted, text]
+
+    @property
+    def notes(self) -> list[str]:
+        """The server's notes and the site's warnings as texts."""
+        return [*(warning.text for warning in self.warnings), *self._noted]
+
+    @property
+    def counted(self) -> Counted:
+        """Totals of the counts of classes and decisions: patients or cases."""
+        return self.patients if self.by_patient else self.cases
+
+    @model_validator(mode="after")
+    def _has_its_patients_cases(self) -> Self:
+        numbers = {part: (getattr(self.patients, part), getattr(self.cases, part)) for part in PARTS}
+        if odd := [part for part, (patients, cases) in numbers.items() if patients > cases > 0]:
+            raise ValueError(f"it has more patients than cases in its {odd[0]} part")
+        return self
 
     def parcel(self, groups: Groups | None = None) -> StudyMessage:
-        """Return the answer as it travels."""
+        """Return the answer as a message with these groups of tensors."""
         return StudyMessage(groups or {}, self.model_dump(mode="json"))
 
 
 Part = Annotated[str, Field(max_length=20)]
 ScoredPart = Literal["validation", "test"]
 Step = Annotated[float, Field(gt=0, le=2 * FURTHEST)]
-Version = Annotated[str, Field(max_length=60, pattern=r"^[A-Za-z0-9._+ -]+$")]
+Version = Annotated[str, Field(max_length=60, pattern=r"^(\d[A-Za-z0-9._+-]*|[a-zA-Z]\w+( [A-Z0-9_]+){1,2})$")]
 
 
 class Joined(SiteAnswer):
-    """A site is there."""
+    """A site's answer to the request to join a study."""
 
     task: Literal["join"]
-    shares: bool  # whether other hospitals may get its personal model
-    machine: Annotated[dict[Part, Version], Field(max_length=10)] = {}  # versions of what decides over the last digits
-    absent: Annotated[list[Name], Field(max_length=300)] = []  # structures and columns that it has not
-    # By part: the steps in which its scores leave, where they leave rounded
+    shares: bool  # whether other hospitals may receive this site's personal model
+    # Versions of software and processor on which the last digits of results depend
+    machine: Annotated[dict[Part, Version], Field(max_length=10)] = {}
+    # Structures and columns of the plan that the site's data lack
+    absent: Annotated[list[Name], Field(max_length=300)] = []
+    # By part: the step to which the site rounds scores, if it does
     steps: dict[ScoredPart, Step] = Field({}, exclude_if=not_)
-    # By part: the cases of each class; None where there are no classes, or one has too few to be told
+    # By part: number of cases of each class; None without classes, or if a class has too few cases to disclose
     classes: dict[str, list[Annotated[int, Field(ge=0, le=MOST_CASES)]] | None]
 
     @model_validator(mode="after")
@@ -170,28 +235,26 @@ class Joined(SiteAnswer):
         if set(self.classes) != set(PARTS):
             raise ValueError(f"its counts of classes are not of the parts {', '.join(PARTS)}")
         for part, counts in self.classes.items():
-            if counts is not None and sum(counts) != getattr(self.cases, part):
-                raise ValueError(
-                    f"its counts of the {part} part's classes make {sum(counts)}, not its "
-                    f"{getattr(self.cases, part)} cases"
-                )
+            if counts is not None and sum(counts) != (number := getattr(self.counted, part)):
+                of = "patients" if self.by_patient else "cases"
+                raise ValueError(f"its counts of the {part} part's classes make {sum(counts)}, not its {number} {of}")
         return self
 
 
 class SecAggAnswer(SiteAnswer):
-    """A site's letters in a sealed study, beside its rounds."""
+    """A site's answer in a step of secure aggregation outside of rounds."""
 
     task: SecAggTask
     secagg: dict[str, Any]
 
 
 class Trained(SiteAnswer):
-    """A round of a site."""
+    """A site's answer in a round of training."""
 
     task: Literal["round"]
-    samples: Annotated[int, Field(ge=1, le=MOST_CASES)]  # the training cases that the tensors rest on
+    samples: Annotated[int, Field(ge=1, le=MOST_CASES)]  # number of training cases behind the tensors
     train_loss: Number | None
-    validation: Number | None  # the score of the model as it arrived
+    validation: Number | None  # score of the received model before training
     validation_loss: Number | None
 
     @model_validator(mode="after")
@@ -202,7 +265,7 @@ class Trained(SiteAnswer):
 
 
 class Delivered(SiteAnswer):
-    """A site has the outcome."""
+    """A site's answer that it has received the final models."""
 
     task: Literal["deliver"]
     validation: Number | None
@@ -210,17 +273,44 @@ class Delivered(SiteAnswer):
     outcome: dict[str, Any] | None
 
 
+class SubgroupScore(MessageFacts):
+    """The test score of one level of a subgroup; None with 0 patients if the site suppresses it."""
+
+    subgroup: SubgroupWord
+    level: SubgroupWord
+    patients: Annotated[int, Field(ge=0, le=MOST_CASES)] = 0
+    score: Number | None = None
+    spread: Annotated[float, Field(ge=0, le=4)] | None = None  # upper bound on the variance of one patient's score
+    step: Annotated[float, Field(ge=0, le=2 * FURTHEST)] = 0.0
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if (self.score is None) != (self.spread is None) or (self.score is not None and not self.patients):
+            raise ValueError(f"the score of {plain(self.level, 60)} lacks its patients or its spread")
+        return self
+
+
 class Tested(SiteAnswer):
-    """A site has tested the selected model."""
+    """A site's answer with its test of the selected model."""
 
     task: Literal["test"]
     test: Number | None
     test_loss: Number | None
-    selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]  # the round whose model was tested
-    counts: dict[str, list[Number]]  # that add up over sites
-    # From where on the second class's probability counts as found, by the validation cases
+    selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]  # round whose model was tested
+    counts: dict[str, list[Number]]  # counts that can be added over sites
+    # Probability above which the second class is predicted, chosen on validation cases
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, exclude_if=not_)
+    # Score of each level of the subgroups that the hospital's data set declares
+    subgroups: Annotated[list[SubgroupScore], Field(max_length=MOST_SUBGROUPS * MOST_LEVELS + 1, exclude_if=not_)] = []
     outcome: dict[str, Any] | None
+
+    @model_validator(mode="after")
+    def _names_each_level_once(self) -> Self:
+        if len({(one.subgroup, one.level) for one in self.subgroups}) < len(self.subgroups):
+            raise ValueError("a level of its subgroups is there twice")
+        if any(one.patients > self.patients.test for one in self.subgroups):
+            raise ValueError("a level of its subgroups has more patients than its test part")
+        return self
 
 
 LETTERED = get_args(SecAggTask)
@@ -237,9 +327,9 @@ HARMLESS = (float, str, type(None))
 
 
 def check_values(values: Any, most: int) -> None:
-    """Raise Refused unless these are no more than so many values that JSON can hold, and not nested too deep.
+    """Raise Refused unless the values are JSON within the limits on number and nesting.
 
-    Nothing else of what came needs to be safe to compare, to sort or to show.
+    The check is safe for arbitrary objects, also if they can't be compared, sorted or printed.
     """
     left: list[tuple[Any, str, int]] = [(values, "answer", 0)]
     seen = 0
@@ -265,7 +355,7 @@ def check_values(values: Any, most: int) -> None:
 
 
 def same_names(what: str, given: Collection[str], expected: Collection[str]) -> None:
-    """Raise Refused, naming the first few, when names are missing or surplus."""
+    """Raise Refused if names are missing or unexpected; the message lists the first few."""
     for problem, names in (("lacks", set(expected) - set(given)), ("has the surplus", set(given) - set(expected))):
         if names:
             shown = ", ".join(sorted(plain(str(name), 80) for name in names)[:3]) + (", ..." if len(names) > 3 else "")

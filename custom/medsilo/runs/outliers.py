@@ -1,15 +1,16 @@
-"""Say in words which sites stand out in a record's rounds. It is for people to ask; nothing is left out because of it.
+"""Find sites whose updates are outliers, and describe them in words.
 
-A round counts when the site's update
+The notes are for people; they change nothing in the aggregation.
 
-- points away: cosine below AWAY, while the others agree: two of them have a mean cosine above AGREE + DOUBT / pairs,
-  as there are few pairs where hospitals are few. Where the others don't agree, as with very different hospitals,
-  nobody can be told apart by direction;
-- is long: its norm is more than LONG times the median of the others';
-- weighs much: of three sites or more, it makes up more than HEAVY of the mean, or more than MUCH times as much as the
-  median of the others.
+A round counts against a site if its update
 
-A site stands out when at least FEWEST rounds, and more than OFTEN of those that it is part of, count.
+- points away: its cosine to the other sites' mean is below AWAY, while the other sites agree. The other sites agree if
+their mean pairwise cosine is above AGREE + DOUBT / pairs, which is stricter with few pairs;
+- is long: its norm is more than LONG times the median of the other sites';
+- has a large weight: with at least three sites, its share of the mean exceeds HEAVY, or MUCH times the other sites'
+median.
+
+A site is an outlier if at least FEWEST of its rounds, and more than the share OFTEN of them, count.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,12 +21,12 @@ from medsilo.runs.rounds import Round
 AWAY, AGREE, DOUBT, LONG, HEAVY, MUCH = -0.2, 0.1, 0.2, 10.0, 0.75, 100.0
 FEWEST, OFTEN = 3, 0.5
 ASK = "ask what differs there before you trust this model"
-# What one round says of a site in one of its groups: a number where it counts, else None.
+# Returns the number that makes a site's update of a group an outlier in a round, or None.
 Sign = Callable[[Round, str, str], float | None]
 
 
 def standing_out(rounds: Sequence[Round]) -> dict[str, list[str]]:
-    """Return site → what stands out, one line each; sites of which there is nothing to say are not there."""
+    """Return notes about outliers by site, one line each; sites without notes are left out."""
     sites = sorted({site for line in rounds for site in line.sites})
     found = {site: list(_lines(rounds, site)) for site in sites}
     return {site: lines for site, lines in found.items() if lines}

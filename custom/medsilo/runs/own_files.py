@@ -1,4 +1,4 @@
-"""The files that only a hospital's own folder of a study has, as typed models."""
+"""Typed models of the files that stay in a hospital's folder of a study."""
 
 from typing import Literal
 
@@ -8,42 +8,76 @@ from medsilo.runs.fields import Amount, Count, RecordPart, Seconds, Share, Text
 
 
 class Spent(RecordPart):
-    """The privacy that a study cost a hospital's patients, in the hospital's own folder."""
+    """The ε that a study cost a hospital's patients; the file stays at the hospital."""
 
-    study: Amount | None  # ε by itself; None: no bound holds
+    study: Amount | None  # ε of this study; None: no bound
     all_studies: Amount | None
     delta: Share
-    allowed: Amount | None  # for all studies
-    entries: Count  # of the ledger that name the study
+    allowed: Amount | None  # allowed ε of all studies together
+    entries: Count  # number of ledger entries about this study
+
+
+FAR_OFF = 0.1  # relative error of the disclosed weight above which the hospital gets a warning
+
+
+class Weighed(RecordPart):
+    """The disclosed and the exact weight of a hospital's updates; the file stays at the hospital."""
+
+    by: Text = Field(description="`algorithm.weighting` of the plan")
+    patients: Count = Field(description="exact number of training patients")
+    told_patients: Count = Field(description="disclosed number of training patients")
+    cases: Count = Field(description="exact number of training cases")
+    told_cases: Count = Field(description="disclosed number of training cases")
+    weight: Count = Field(description="weight of an update from all training cases, from the exact numbers")
+    told_weight: Count = Field(description="weight of an update from all training cases, from the disclosed numbers")
+
+    @property
+    def off(self) -> float:
+        """Relative error of the disclosed weight."""
+        return abs(self.told_weight - self.weight) / self.weight if self.weight else 0.0
+
+    @property
+    def warning(self) -> str:
+        """A warning for the hospital, or an empty text if the disclosed weight is about right."""
+        if self.off < FAR_OFF:
+            return ""
+        return (
+            f"This hospital's updates count by a weight of {self.told_weight:,} {self._unit}, and {self.weight:,} is "
+            f"exact: {self.off:.0%} off, because numbers leave rounded."
+        )
+
+    @property
+    def _unit(self) -> str:
+        return "" if self.by == "uniform" else self.by
 
 
 Deed = Literal["starting", "training", "measuring", "validating", "testing", "sending", "refused"]
 
 
 class SiteActivity(RecordPart):
-    """status.json of a site: the work that it does at the moment, in the site's own folder."""
+    """A site's status.json: its present work in a study."""
 
-    task: Text = Field(description="what it was asked for")
-    round: Count = Field(description="the round")
-    at: Seconds = Field(description="when this was written, in seconds since 1970")
-    deed: Deed = Field(description="the kind of work")
-    share: Share | None = Field(None, description="how much of its training is done; `null` in other work")
+    task: Text = Field(description="task that the server requested")
+    round: Count = Field(description="number of the round")
+    at: Seconds = Field(description="time of writing, in seconds since 1970")
+    deed: Deed = Field(description="present work of the site")
+    share: Share | None = Field(None, description="share of the training that is done; `null` during other work")
     memory: Seconds = Field(0.0, description="bytes of memory that this answer has taken so far")
-    device: Text = Field("", description="what it trains on")
+    device: Text = Field("", description="its training device")
 
 
 class LogEntry(RecordPart):
-    """A line of log.jsonl of a site: what left, or why nothing did, in the site's own folder."""
+    """A line of a site's log.jsonl: an answer that left, or the reason why no answer left."""
 
-    at: Seconds = Field(description="when, in seconds since 1970")
+    at: Seconds = Field(description="time, in seconds since 1970")
     kind: Literal["began", "answered", "refused", "died", "ended"]
     task: Text = ""
     round: Count = 0
-    bytes: Count = Field(0, description="of the tensors that left")
+    bytes: Count = Field(0, description="bytes of the tensors that left")
     seconds: Seconds = 0.0
-    memory: Seconds = Field(0.0, description="bytes that the answer took")
+    memory: Seconds = Field(0.0, description="bytes of memory that the answer took")
     reason: Text = ""
     plan: Text = ""
     method: Text = ""
-    rounds: Count = Field(0, description="of the plan")
+    rounds: Count = Field(0, description="number of rounds in the plan")
     lead: Text = ""

@@ -1,4 +1,6 @@
-"""Every name of files and folders in a run and a comparison (docs/reference/run-folder.md), and in what a lead asks."""
+"""Names of files and folders of runs and comparisons (docs/reference/run-folder.md), and of a lead's
+requests to a job.
+"""
 
 from pathlib import Path
 
@@ -20,48 +22,52 @@ SITES = "sites"
 JOB = "job"
 NVFLARE = "nvflare"
 NVFLARE_LOG = "nvflare.log"
-REFUSED = "medsilo-refused.txt"  # in NVFlare's own run folder
+REFUSED = "medsilo-refused.txt"  # in NVFlare's folder of the job
 
-# What is in the folders above.
+# Names of files in the folders above.
 BEST, LAST = "best.safetensors", "last.safetensors"
 ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
 SEALING, SEALED = "secure-aggregation.json", "secure-aggregation.safetensors"
 ANSWER_FILES = "answer-*.safetensors"
 SPENT = "privacy.json"
-LEDGER_HEADS = "ledger-heads.json"  # beside the studies, at the server: what hospitals' ledgers were last
+WEIGHT = "weight.json"
+LEDGER_HEADS = "ledger-heads.json"  # at the server, next to the studies: latest heads of hospitals' privacy ledgers
 NOISY_COUNTS = "counts.json"
 METRICS = "metrics.csv"
 CASES = "test.csv"
+SUBGROUPS = "subgroups.csv"
 DATA = "data.json"
 ERRORS = "errors.log"
 WORKER_LOG = "worker.log"
 DIARY = "log.jsonl"
 PICTURES = "pictures"
+EMBEDDINGS = "embeddings-{}.safetensors"
 
-# What a hospital keeps beside its studies; no study can have a name that begins with this character.
+# Folder of a hospital's records, next to its studies; names of studies cannot begin with an underscore.
 HOSPITAL = "_hospital"
-MODELS = "_models"  # of files that were sent to a hospital for its studies, beside these
+MODELS = "_models"  # files that the server sent to a hospital for its studies, next to these
 
 # ---------------------------------------------------------------------------------------------------- a comparison's
 COMPARISON = "comparison.json"
 VERDICT = "verdict.json"
 LOCKS = ".locks"
 
-# What the lead may fetch; the super model holds personal models of sites that agreed, and of no others.
+# Folders that the lead may download; the super model contains personal models only of sites that agreed.
 SHARED_FOLDERS = (GLOBAL, SUPER_MODEL)
 PUBLISHED = (PLAN, PROVENANCE, JOBS, ROUNDS, SUMMARY, *SHARED_FOLDERS)
 
-# What a lead asks of a running job, and the job says.
-PROGRESS, AFTER = "medsilo.progress", "after"  # the rounds after this one
-CANCELS = "cancels"  # with it, that the job is about to be ended, and by whom
-GOES_ON = "goes_on"  # in the meta of a job that died: which of how many times its study goes on by itself
+# A lead's request to a running job, and the job's answer.
+PROGRESS, AFTER = "medsilo.progress", "after"  # parameter: rounds after this number
+CANCELS = "cancels"  # announces that the job will be cancelled, and by whom
+OUTCOME = "outcome"  # in a failed job's metadata: the reason
+GOES_ON = "goes_on"  # in a failed job's metadata: time and number of the next automatic restart
 
 
 def site_folder(run: Path, site: str) -> Path:
-    """Return a site's part of a run's folder."""
+    """Return a site's folder within a run's folder."""
     return run / SITES / site
 
 
 def hospital_folder(place: Path) -> Path:
-    """Return where a hospital remembers what it answered, from a site's part of a run's folder."""
+    """Return the folder of a hospital's query budget, given a site's folder within a run."""
     return place.absolute().parents[2] / HOSPITAL

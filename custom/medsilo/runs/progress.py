@@ -1,4 +1,4 @@
-"""The lines that a person sees of a study while it runs. Only this file reads the record of a round for that."""
+"""Texts about a running study: lines of rounds, present activities, and remaining time."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,32 +9,43 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from medsilo.core.text import duration, size_text
 from medsilo.runs import paths
 
-if TYPE_CHECKING:  # what `medsilo --help` would have to wait for
+if TYPE_CHECKING:  # slow imports, which `medsilo --help` does not need
     from pydantic import BaseModel
 
     from medsilo.runs.own_files import SiteActivity
     from medsilo.runs.rounds import Round, SiteRound, SiteTurn, Turns
 
-LATE = 1.5  # times the site's longest answer so far: from there on it is late
-GRACE = 5.0  # seconds that are never late
-NAMED = 5  # sites in a line
+LATE = 1.5  # a site is late after this multiple of its longest answer so far
+GRACE = 5.0  # least number of seconds after which a site is late
+NAMED = 5  # limit on sites listed in a line
 STARTING = "still starting"
 AnyPart = TypeVar("AnyPart", bound="BaseModel")
 ASKED_FOR = {"join": "joining", "deliver": "taking over the outcome", "test": "testing"}
 
 
+def late_after(site: str, rounds: "Iterable[Round]", turns: "Turns") -> float | None:
+    """Return the seconds after which a site is late.
+
+    The limit depends on the site's earlier rounds, or in its first round on the other sites' answers.
+    """
+    own = [line.sites[site].seconds for line in rounds if site in line.sites]
+    others = [turn.answered for turn in turns.sites.values() if turn.answered is not None]
+    known = own or others
+    return max(LATE * max(known), GRACE) if known else None
+
+
 @dataclass(frozen=True)
 class Moment:
-    """The state of a study between two rounds: the server's turns, and the work of sites on this machine."""
+    """A study's state during a round: pending requests, and the present work of sites on this machine."""
 
     turns: "Turns | None" = None
     doing: "Mapping[str, SiteActivity]" = field(default_factory=dict)
-    age: float = 0.0  # seconds since the turns were told
-    away: Mapping[str, str] = field(default_factory=dict)  # sites that can't answer, and why
+    age: float = 0.0  # seconds since `turns` was read
+    away: Mapping[str, str] = field(default_factory=dict)  # site -> reason why it can't answer
 
     @classmethod
     def of_run(cls, folder: Path) -> "Moment":
-        """Read the moment of a run on this machine."""
+        """Read the present state of a run on this machine."""
         from medsilo.runs.own_files import SiteActivity
         from medsilo.runs.rounds import Turns
 
@@ -47,7 +58,7 @@ class Moment:
 
 
 class StudyProgress:
-    """The state of a study that runs: its sites, the rounds done, the time left."""
+    """The progress of a running study: its sites, rounds done, and remaining time."""
 
     def __init__(
         self,
@@ -57,26 +68,25 @@ class StudyProgress:
         clock: Callable[[], float] = time.monotonic,
         look: Callable[[], Moment] = Moment,
     ) -> None:
-        """look: tells what happens between two rounds."""
-        self.states = dict.fromkeys(sites, "waiting")  # after the last round
+        """look: function that returns the state during a round."""
+        self.states = dict.fromkeys(sites, "waiting")  # states of sites after the last round
         self.planned, self.metric, self.done, self.look = planned, metric, 0, look
-        self.steps: Mapping[str, float] = {}  # of sites that round their validation scores
-        self.last: dict[str, Any] = {}  # the last round, as JSON
+        self.last: dict[str, Any] = {}  # the last round as JSON
         self.rounds: list[Round] = []
-        self._standing_out: set[str] = set()  # sites of which that was said
+        self._standing_out: set[str] = set()  # sites already reported as outliers
         self._clock = clock
-        self._ends = [clock()]  # of the start here and of the rounds seen
+        self._ends = [clock()]  # times of the start and of the end of each round
 
     def add(self, line: "Round") -> list[str]:
-        """Take in one round; returns its lines."""
+        """Add a round; returns its lines of text."""
         self.done, self.last = line.round, line.as_json()
         for site in line.asked:
             self.states[site] = "answered" if site in line.sites else "refused" if site in line.refused else "lost"
         self._ends.append(self._clock())
-        return [*round_lines(line, self.planned, self.metric, self.steps), *self._newly_standing_out(line)]
+        return [*round_lines(line, self.planned, self.metric), *self._newly_standing_out(line)]
 
     def _newly_standing_out(self, line: "Round") -> Iterator[str]:
-        """Yield what stands out since this round: each site once, until it no longer does."""
+        """Yield lines about new outliers; a site is reported again only after it was no outlier in between."""
         from medsilo.runs.outliers import standing_out
 
         self.rounds.append(line)
@@ -88,7 +98,7 @@ class StudyProgress:
 
     # ------------------------------------------------------------------ between two rounds
     def now(self) -> dict[str, str]:
-        """Return site → what it does at the moment, as far as it is known here; else how it stood after the round."""
+        """Return the present activity of each site, or its state after the last round if the activity is unknown."""
         states, moment = dict(self.states), self.look()
         if moment.turns is None or self._is_over(moment.turns):
             return states
@@ -100,14 +110,10 @@ class StudyProgress:
         return turns.task == "round" and turns.round <= self.done
 
     def _expected(self, site: str, turns: "Turns") -> float | None:
-        """Return the seconds after which a site is late: by its own rounds, or in the first by the others' answers."""
-        own = [line.sites[site].seconds for line in self.rounds if site in line.sites]
-        others = [turn.answered for turn in turns.sites.values() if turn.answered is not None]
-        known = own or others
-        return max(LATE * max(known), GRACE) if known else None
+        return late_after(site, self.rounds, turns)
 
     def sentence(self) -> str:
-        """Return what happens at the moment, in one line."""
+        """Return the study's present state in one line."""
         moment = self.look()
         if moment.turns is None or self._is_over(moment.turns):
             since = self._clock() - self._ends[-1]
@@ -119,17 +125,18 @@ class StudyProgress:
         return "; ".join(facts)
 
     def seconds_left(self) -> float | None:
-        """Return the seconds that the remaining rounds take at the pace so far; None before the first has ended."""
+        """Estimate the seconds that the remaining rounds take; None before the end of the first round."""
         if len(self._ends) < 2:
             return None
-        ends = self._ends[1:] if len(self._ends) > 2 else self._ends  # the first round had to wait for the start
-        told = [line.seconds or 0.0 for line in self.rounds[1:] or self.rounds]  # of rounds that were over before this
+        # Without the first round, which includes the start of processes
+        ends = self._ends[1:] if len(self._ends) > 2 else self._ends
+        told = [line.seconds or 0.0 for line in self.rounds[1:] or self.rounds]  # durations that the server recorded
         pace, rounds = max((ends[-1] - ends[0]) / (len(ends) - 1), sum(told) / len(told)), self.planned - self.done
         return max(pace * rounds - (self._clock() - ends[-1]), pace * (rounds - 1), 0.0)
 
 
 def _at_the_moment(turn: "SiteTurn", doing: "SiteActivity | None", age: float, expected: float | None) -> str:
-    """Return what a site does, and how late it is."""
+    """Describe a site's present activity, and its delay if it is late."""
     if turn.answered is not None:
         return "answered"
     if turn.asked is None and doing is None:
@@ -144,7 +151,9 @@ def _at_the_moment(turn: "SiteTurn", doing: "SiteActivity | None", age: float, e
 
 
 def listed(states: Mapping[str, str]) -> str:
-    """Return sites with what they do, those that have answered last and only counted where they are many."""
+    """Format sites with their activities. Sites that have answered come last; of many such sites, only the number is
+    shown.
+    """
     busy = [f"{site} {state}" for site, state in states.items() if state != "answered"]
     done = [site for site, state in states.items() if state == "answered"]
     shown = busy[:NAMED] + ([f"{len(busy) - NAMED} others"] if len(busy) > NAMED else [])
@@ -155,13 +164,13 @@ def listed(states: Mapping[str, str]) -> str:
     return ", ".join(shown)
 
 
-def round_lines(line: "Round", rounds: int, metric: str, steps: Mapping[str, float] | None = None) -> list[str]:
-    """Return the lines of one round; a site that is missing says why. steps: of sites that round their scores."""
+def round_lines(line: "Round", rounds: int, metric: str) -> list[str]:
+    """Format one round as lines of text, with the reason for each missing site."""
     told, width = [], max(map(len, line.asked), default=0)
     for site in line.asked:
         head = f"{_head(line, rounds)}  {site:<{width}}"
         own, reason = line.sites.get(site), line.refused.get(site) or line.lost.get(site)
-        told.append(f"{head}  {_numbers(own, metric, (steps or {}).get(site, 0.0)) if own else f'MISSING: {reason}'}")
+        told.append(f"{head}  {_numbers(own, metric) if own else f'MISSING: {reason}'}")
         told += [f"{head}  WARNING: {warning}" for warning in line.warnings.get(site, [])]
     return told
 
@@ -170,10 +179,9 @@ def _head(line: "Round", rounds: int) -> str:
     return f"round {line.round:>{len(str(rounds))}}/{rounds}"
 
 
-def _numbers(own: "SiteRound", metric: str, step: float) -> str:
-    rounded = f" ± {step / 2:g} (rounded)" if step and own.validation is not None else ""
+def _numbers(own: "SiteRound", metric: str) -> str:
     return (
-        f"{metric} before {_value(own.validation)}{rounded}  loss {_value(own.train_loss)}  "
+        f"{metric} before {own.score}  loss {_value(own.train_loss)}  "
         f"{own.samples or '–'} cases  {own.seconds:.1f} s  "
         f"up {size_text(own.bytes_up)}  down {size_text(own.bytes_down)}"
     )
@@ -184,8 +192,8 @@ def _value(value: float | None) -> str:
 
 
 def read_now(model: "type[AnyPart]", folder: Path) -> "AnyPart | None":
-    """Read what goes on in a run (Turns), or at a site whose folder is here (Doing); None where it can't be said."""
+    """Read the status file of a run (Turns) or of a site (SiteActivity); returns None without a readable file."""
     try:
         return model.model_validate_json((folder / paths.NOW).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # it comes and goes
+    except (OSError, ValueError):  # the file may be missing or incomplete at any time
         return None

@@ -1,28 +1,31 @@
-"""Where the numbers in a folder come from."""
+"""Record the versions, plan and seed that produced the numbers in a folder."""
 
 import importlib.metadata
 import platform
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from medsilo.core.files import write_json
-from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.site_files import Package, Provenance
 
+if TYPE_CHECKING:
+    from medsilo.plan import Plan
+
 PACKAGES = ("nvflare", "torch", "monai", "numpy", "nibabel", "SimpleITK", "pydantic", "safetensors")
 
-version_of = cache(importlib.metadata.version)  # which reads a file of headers
+version_of = cache(importlib.metadata.version)  # cached, because it reads a file of package metadata
 
 
 def now() -> str:
-    """The time of day, UTC, as it stands in files."""
+    """Return the present time in UTC, in the format of run files."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def write_provenance(folder: Path, plan: Plan, device: str | None = None) -> None:
-    """Write where the numbers in a folder come from. device: of a site, what it trains on."""
+def write_provenance(folder: Path, plan: "Plan", device: str | None = None) -> None:
+    """Write provenance.json into a folder. device: the training device, at a site."""
     provenance = Provenance(
         packages={name: Package(**facts) for name, facts in plan.code.items()},
         plan_hash=plan.hash,

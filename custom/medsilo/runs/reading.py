@@ -1,4 +1,4 @@
-"""Reads what is in a run's folder, with one-line errors that name the file and the fix."""
+"""Read the files of a run's folder; errors are one line that names the file and the fix."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def read_provenance(folder: Path) -> Provenance:
 
 
 def read_rounds(folder: Path, growing: bool = False) -> list[Round]:
-    """Read rounds.jsonl. Of a run that may be `growing`, a last line that was cut short does not count."""
+    """Read rounds.jsonl. If the run may still be `growing`, an incomplete last line is ignored."""
     if growing and not (folder / paths.ROUNDS).exists():
         return []
     lines = read_text(folder, paths.ROUNDS).split("\n")
@@ -44,7 +44,7 @@ def read_rounds(folder: Path, growing: bool = False) -> list[Round]:
 
 
 def read_of_sites(model: type[AnyPart], run: Path, name: str) -> dict[str, AnyPart]:
-    """Read a file that each hospital whose own folder is here may have in it."""
+    """Read a file from the folder of each site in a run, by site; sites without the file are left out."""
     found = {}
     for folder in (path.parent for path in sorted((run / paths.SITES).glob(f"*/{name}"))):
         content = _parsed(read_text(folder, name, "site"), _where(folder, name))
@@ -53,12 +53,12 @@ def read_of_sites(model: type[AnyPart], run: Path, name: str) -> dict[str, AnyPa
 
 
 def read_text(folder: Path, file: str, kind: str = "run") -> str:
-    """Read one of the folder's text files."""
+    """Read a text file in a run's folder."""
     name = folder.resolve().name
     try:
         return (folder / file).read_text(encoding="utf-8")
     except FileNotFoundError:
-        below = sorted(folder.glob(f"*/medsilo/*/{file}"))  # in a workspace of NVFlare's, or a job that it downloaded
+        below = sorted(folder.glob(f"*/medsilo/*/{file}"))  # in an NVFlare workspace, or in a downloaded job
         remedy = f"give a complete {kind} folder, or repeat the {kind} if it was interrupted"
         remedy = f"give {below[-1].parent.relative_to(folder)} in it" if below else remedy
         raise MedsiloError(f"{kind.capitalize()} '{name}' has no {file}: {remedy}", str(folder)) from None
@@ -67,7 +67,7 @@ def read_text(folder: Path, file: str, kind: str = "run") -> str:
 
 
 def read_versioned(model: type[AnyPart], folder: Path, file: str, kind: str) -> AnyPart:
-    """Read a file that says the version of its form."""
+    """Read a JSON file that contains its schema version."""
     where = _where(folder, file, kind)
     content = _parsed(read_text(folder, file, kind), where)
     version = content.get("schema") if isinstance(content, dict) else None
@@ -89,14 +89,14 @@ def _where(folder: Path, file: str, kind: str = "run") -> str:
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        # NaN and Infinity are no JSON, but programs write them: for a reader such a number is missing.
+        # NaN and Infinity are invalid JSON, but some programs write them; they are read as missing.
         return _plain(json.loads(text, parse_constant=lambda constant: None))
     except (ValueError, RecursionError) as error:
         raise MedsiloError(f"{where} is no JSON: {BROKEN}", str(error)) from None
 
 
 def _plain(value: Any) -> Any:
-    """Return the value with all its texts fit to be shown: sites and servers elsewhere wrote them."""
+    """Make all texts in a value safe to print, because other parties wrote them."""
     if isinstance(value, dict):
         return {plain(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):

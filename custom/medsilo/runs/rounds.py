@@ -1,100 +1,121 @@
-"""The record of a study's rounds as typed models: rounds.jsonl, and the state of a study that runs."""
+"""Typed models of a study's rounds (rounds.jsonl) and of the state of a running study."""
 
 from typing import Annotated
 
 from pydantic import Field
 
 from medsilo.runs.fields import Amount, Count, Metric, Number, RecordPart, Seconds, Share, Text
+from medsilo.runs.score import Score
 
 Cosine = Annotated[float, Field(strict=True, ge=-1, le=1)]
 
 
 class SentUpdate(RecordPart):
-    """Figures about one group of tensors that a site sent, without looking into it."""
+    """Norm and cosines of one group of tensors that a site sent."""
 
-    norm: Amount = Field(description="how far the trained weights are from what the site was given")
+    norm: Amount = Field(description="L2 distance between the trained weights and the weights that the site received")
     cosine: Cosine | None = Field(
         None,
-        description="of the way there and the mean way of the other sites, each of which counts as if it were of "
-        "length one: 1 the same way, 0 across, −1 back. To about 0.02. `null` where nothing changed or nobody else "
-        "answered",
+        description="cosine between the site's change and the mean of the other sites' changes, each divided by "
+        "its length; exact to about 0.02. `null` if no weight changed or no other site answered",
     )
     agreement: Cosine | None = Field(
-        None, description="mean cosine of two of the others; `null` where fewer than two others answered"
+        None,
+        description="mean cosine between the changes of two other sites; `null` if fewer than two other sites answered",
     )
 
 
 class SiteRound(RecordPart):
-    """Numbers of one site in one round."""
+    """The numbers of one site in one round."""
 
     train_loss: Number | None = Field(None, description="mean loss over the round's training batches")
     validation: Metric | None = Field(
-        None, description="score of the model as it arrived, so after round − 1; `null` where the site withholds it"
+        None,
+        description="validation score of the received model, from the previous round; `null` if the site does not "
+        "disclose it",
     )
-    validation_loss: Number | None = Field(None, description="loss of that model")
-    samples: Count | None = Field(None, description="training cases; the weight in a mean by samples")
-    seconds: Seconds = Field(0.0, description="time that the site worked")
-    memory: Count | None = Field(None, description="bytes that the site's process held at most")
+    step: Amount = Field(0.0, description="step to which the site rounds `validation`; 0: no rounding")
+    validated: Count | None = Field(
+        None, description="number of validation cases; `null` if the site does not disclose it"
+    )
+    validation_loss: Number | None = Field(None, description="validation loss of the received model")
+    samples: Count | None = Field(
+        None, description="number of training cases, which is the site's weight if updates are weighted by cases"
+    )
+    seconds: Seconds = Field(0.0, description="seconds that the site worked")
+    memory: Count | None = Field(None, description="peak memory of the site's process in bytes")
     bytes_up: Count = Field(0, description="bytes of the tensors that the site sent")
-    bytes_down: Count = Field(0, description="bytes of the tensors that the site got")
+    bytes_down: Count = Field(0, description="bytes of the tensors that the site received")
     updates: dict[str, SentUpdate] = Field(
         {}, description="group of tensors → `norm` and `cosine` of the site's update, see below"
     )
     share: Share | None = Field(
         None,
-        description="how much the site counted in the round's mean; `null` where that is not one number, as in medians",
+        description="the site's weight in the round's mean; `null` if it has no single weight, as in a median",
     )
+
+    @property
+    def score(self) -> Score:
+        """The validation score, exact or as a range."""
+        return Score.told(self.validation, self.validated, self.step)
 
 
 class Round(RecordPart):
-    """One line of rounds.jsonl: who was asked, who answered, who was refused or lost and why."""
+    """A line of rounds.jsonl: the sites that were asked, that answered, and that are missing, with reasons."""
 
-    round: Count = Field(description="from 1, through all phases")
+    round: Count = Field(description="number of the round, counted from 1 over all phases")
     phase: Text | None = Field(None, description="the phase that the round belongs to")
-    seconds: Seconds | None = Field(None, description="time from asking to mixing, at the server")
+    seconds: Seconds | None = Field(
+        None, description="seconds from the requests to the end of aggregation, at the server"
+    )
     asked: list[str] = Field([], description="the sites that were asked")
     answered: list[str] = Field([], description="the sites whose answer was accepted")
-    refused: dict[str, Text] = Field({}, description="site → reason: it refused, or its answer was refused")
-    lost: dict[str, Text] = Field({}, description="site → reason: no answer came")
-    warnings: dict[str, list[Text]] = Field({}, description="site → lines that it had to say beside its answer")
+    refused: dict[str, Text] = Field(
+        {}, description="site → reason: why it declined, or why the server rejected its answer"
+    )
+    lost: dict[str, Text] = Field({}, description="site → reason why no answer arrived")
+    warnings: dict[str, list[Text]] = Field({}, description="site → warnings in its answer")
     sites: dict[str, SiteRound] = Field({}, description="site → its numbers")
     weights: list[list[Number]] | None = Field(
         None,
-        description="AdaFed's weights W, where they differ from those of the rounds before: row i, what site i takes "
-        "from each site, in the order of `asked`",
+        description="AdaFed's weights W, if they have changed since the last round that has them. Row i has the weights"
+        " of all sites in the mixture of site i, in the order of `asked`",
     )
 
     def absence(self, site: str) -> str | None:
-        """Return why a site is missing from the round, or None."""
+        """Return the reason why a site is missing from the round, or None."""
         kinds = {"refused": self.refused, "lost": self.lost}
         return next((f"{kind}: {missing[site]}" for kind, missing in kinds.items() if site in missing), None)
 
 
 class SiteTurn(RecordPart):
-    """One site's part in what is being asked of all sites, as the server sees it."""
+    """The state of the server's present request to one site."""
 
-    asked: Seconds | None = Field(None, description="seconds since the site was asked; `null` while it has to wait")
-    answered: Seconds | None = Field(None, description="seconds that it took to answer; `null` while it has not")
+    asked: Seconds | None = Field(
+        None, description="seconds since the request to the site; `null` while the request waits"
+    )
+    answered: Seconds | None = Field(None, description="seconds until the site answered; `null` before its answer")
 
 
 class Turns(RecordPart):
-    """status.json of a run: who has been asked and who has answered, while the study runs."""
+    """A run's status.json while the study runs: the sites that were asked, and that have answered."""
 
     task: Text = Field(description="`join`, `round`, `deliver`, `test`, or a step of secure aggregation")
     round: Count = Field(description="the round")
     at: Seconds = Field(description="when this was written, in seconds since 1970")
-    sites: dict[str, SiteTurn] = Field(description="site → its turn")
+    sites: dict[str, SiteTurn] = Field(description="site → the state of its request")
 
 
 class Progress(RecordPart):
-    """The state of a study while it runs, as the server tells it and `medsilo status ID --watch` shows it."""
+    """The state of a running study, which the server sends to `medsilo status ID --watch`."""
 
     study: str | None = Field(None, description="the run's name")
     planned: Count = Field(description="rounds of the plan")
-    metric: str = Field(description="the name of the score")
-    absent: dict[str, Text] | None = Field(None, description="site → why it did not join; `null` before all were asked")
+    metric: str = Field(description="name of the metric")
+    absent: dict[str, Text] | None = Field(
+        None, description="site → why it did not join; `null` before the server has asked all sites"
+    )
     away: dict[str, Text] = Field({}, description="site → why it can't answer now, and since when")
-    steps: dict[str, Amount] = Field({}, description="site → the steps of its validation scores, where it rounds them")
     rounds: list[Round] = Field([], description="the rounds so far")
-    turns: Turns | None = Field(None, description="who has been asked at the moment and who has answered")
+    turns: Turns | None = Field(None, description="the state of the present request at each site")
     reason: Text | None = Field(None, description="why the study failed")

@@ -1,9 +1,10 @@
-"""The record of a study as typed models: what is in a run's JSON files at the server.
+"""Typed models of summary.json, the record of a study at the server.
 
-`docs/reference/run-folder.md` is made from the descriptions below: `python -m docs.tables`.
+`python -m tools.tables` generates `docs/reference/run-folder.md` from the descriptions below.
 """
 
 from collections.abc import Iterator
+from operator import mul
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
@@ -24,32 +25,33 @@ from medsilo.runs.fields import (
     Share,
     Text,
 )
+from medsilo.runs.score import UNIT_RANGE, Interval, Score
 from medsilo.runs.site_files import Package, Readiness
 
-SEE_LOG = "see the server's log"  # the end of the reason of a run that an error ended that nobody foresaw
-STOPPED = "stopped"  # why a run ended that somebody or something stopped in its middle
+SEE_LOG = "see the server's log"  # end of the reason if a run ended by an unexpected error
+STOPPED = "stopped"  # reason if a run was stopped before its end
 
 
 # ---------------------------------------------------------------------------------------------------- summary.json
 
 
 class RoundCount(RecordPart):
-    """The number of rounds: planned, and done."""
+    """The number of planned and completed rounds."""
 
     planned: Count
     done: Count
 
 
 class Agreement(RecordPart):
-    """The sites that were to take part, and what was to happen when one is missing."""
+    """The terms of participation: training sites, and the rule for missing sites."""
 
     sites: list[str] = Field([], description="the sites that train")
-    minimum: Count | None = Field(None, description="contributors that a round needs")
+    minimum: Count | None = Field(None, description="least number of contributing sites in a round")
     when_missing: str | None = Field(None, description="`stop`, `wait` or `continue`")
 
 
 class Selection(RecordPart):
-    """The round whose model was tested at each site."""
+    """The round whose model each site tested."""
 
     by: str | None = Field(None, description="`mean`: one round for all sites; `site`: each site chose its own")
     rounds: dict[str, Count | None] = Field(
@@ -58,25 +60,25 @@ class Selection(RecordPart):
 
 
 ReliabilityBin = tuple[Count, Count, Number]
-TENTHS = 10  # of a probability
+TENTHS = 10  # number of bins of a probability
 
 
 class Decisions(RecordPart):
-    """The decisions and probabilities of a classification on one site's test cases."""
+    """A classifier's decisions and probabilities on one site's test cases."""
 
-    confusion: list[list[Count]] = Field(description="row: a case's class; column: the class with most probability")
+    confusion: list[list[Count]] = Field(description="row: true class of a case; column: most probable class")
     threshold: Share | None = Field(
         None,
-        description="with two classes: the probability of the second from which on a case counts as found, chosen on "
-        "the site's validation cases; `null` where it was not disclosed",
+        description="with two classes: threshold on the second class's probability, chosen on the site's "
+        "validation cases; `null` if the site does not disclose it",
     )
     decided: list[Count] | None = Field(
-        None, description="true negatives, false positives, false negatives, true positives at that threshold"
+        None, description="true negatives, false positives, false negatives, true positives at `threshold`"
     )
     reliability: list[list[ReliabilityBin]] | None = Field(
         None,
-        description="class (of two the second alone) → for each tenth of its probability: cases, those of the class, "
-        "the sum of its probability",
+        description="class (of two classes, only the second) → for each tenth of the predicted probability: number of "
+        "cases, cases of the class, sum of probabilities",
     )
 
     @model_validator(mode="after")
@@ -91,18 +93,38 @@ class Decisions(RecordPart):
         return self
 
 
+class SubgroupResult(RecordPart):
+    """The test score of one level of a subgroup at one site."""
+
+    subgroup: Text = Field(description="the subgroup's name, such as `sex`, as the hospital's data set declares it")
+    level: Text = Field(description="the level's name, such as `female`")
+    patients: Count = Field(
+        0, description="number of test patients, rounded like all counts; 0 if the site suppresses the score"
+    )
+    score: Metric | None = Field(
+        None,
+        description="test score; `null` if the site suppresses it, because it covers too few patients by itself, or "
+        "in the difference to other scores",
+    )
+    spread: Amount | None = Field(None, description="variance of one patient's score, rounded up")
+    step: Amount = Field(0.0, description="step to which the score is rounded; 0: no rounding")
+
+
 class SiteResult(RecordPart):
-    """One site's contributions and results over the whole run. A value that is missing is None, never 0."""
+    """One site's contributions and results in the whole run. A missing value is never 0, but None."""
 
     cases: dict[str, Count | None] | None = Field(
         None,
-        description="part (`train`, `validation`, `test`) → cases; `null`: the site never answered, or states none",
+        description="part (`train`, `validation`, `test`) → number of cases; `null` if the site does not disclose it",
+    )
+    patients: dict[str, Count | None] | None = Field(
+        None, description="part → number of patients; `null` if the site never answered or does not disclose it"
     )
     classes: dict[str, list[Count] | None] | None = Field(
         None,
-        description="part → the cases of each class, in the classes' order. `null` for a part where cases have no "
-        "class or where a class that occurs has fewer patients than the site's `min_patients_per_metric`; `null` for "
-        "all if the site did not join",
+        description="part → number of cases of each class, in the classes' order, or of patients if the site "
+        "rounds counts. `null` for a part without classes, or with a class of fewer patients than the site's"
+        " `min_patients_per_metric`. `null` for all parts if the site did not join",
     )
     machine: dict[str, Text] = Field(
         {},
@@ -112,47 +134,49 @@ class SiteResult(RecordPart):
     absent: list[Text] = Field(
         [], description="the plan's structures and columns that the site lacks, as it reported on joining"
     )
-    steps: dict[str, Amount] = Field(
-        {}, description="`validation` and `test` → the steps in which the site's scores leave, where it rounds them"
-    )
-    contributed: Count | None = Field(None, description="rounds that the site is part of")
-    missed: dict[Annotated[int, Field(ge=0)], Text] = Field({}, description="round → why the site is not part of it")
-    missed_ends: dict[str, Text] = Field({}, description="`join`, `deliver` or `test` → why the site has no part in it")
+    steps: dict[str, Amount] = Field({}, description="`validation` or `test` → step to which the site rounds scores")
+    contributed: Count | None = Field(None, description="number of rounds to which the site contributed")
+    missed: dict[Annotated[int, Field(ge=0)], Text] = Field({}, description="round → why the site did not contribute")
+    missed_ends: dict[str, Text] = Field({}, description="`join`, `deliver` or `test` → why the site did not answer")
     warnings: dict[str, list[Text]] = Field(
         {},
-        description="round, `join`, `deliver` or `test` → lines that the site had to say beside its answer, for "
-        "instance that its own state is no longer on its disk",
+        description="round, `join`, `deliver` or `test` → warnings in the site's answer, such as: its local"
+        " state is no longer on its disk",
     )
     validation: list[Metric | None] = Field(
         [],
-        description="score by the number of rounds that the model has gone through, from 0; `null` where there is none",
+        description="validation score by number of completed rounds, from 0; `null` without a score",
     )
     test: dict[str, Figure | None] | None = Field(
         None,
         description="the metric, `loss` and `cases` on test data; `null` if the site was not tested. Metric and loss "
-        "are `null` where they cover fewer cases than the site's `min_patients_per_metric`",
+        "are `null` if they cover fewer cases than the site's `min_patients_per_metric`",
     )
     figures: dict[str, Number | None] = Field(
         {},
-        description="what else was measured on the test cases; `null` where there is nothing to "
-        "measure, such as a structure that no case has",
+        description="further metrics on the test cases; `null` if a metric is undefined, for example for a structure "
+        "that no case has",
+    )
+    figure_ranges: dict[str, tuple[Number, Number]] = Field(
+        {}, description="metric → its smallest and largest possible value, if the site rounds scores"
     )
     suppressed: list[str] = Field(
         [],
-        description="counts that the site suppressed because they cover too few cases. What follows from them is "
-        "missing in `figures`; it is never 0. Means leave such a site out, and the other sites choose the best round",
+        description="counts that the site suppressed because they cover too few cases. Metrics that need "
+        "them are missing in `figures`. Means leave the site out, and the other sites choose the "
+        "best round",
     )
-    decisions: Decisions | None = Field(
-        None, description="a classification's decisions on the test cases, where classes are distinguished, see below"
+    decisions: Decisions | None = Field(None, description="a classifier's decisions on the test cases, see below")
+    subgroups: list[SubgroupResult] = Field(
+        [], description="the test score of each level of the subgroups that the site's data set declares, see below"
     )
     bytes_up: Count | None = Field(None, description="bytes of the tensors that the site sent in all rounds")
-    bytes_down: Count | None = Field(None, description="bytes of the tensors that it got in all rounds")
-    seconds: Seconds | None = Field(None, description="time that it worked in all rounds")
-    memory: Count | None = Field(
-        None, description="bytes that the site's process held at most while it answered, the most of all rounds"
-    )
+    bytes_down: Count | None = Field(None, description="bytes of the tensors that the site received in all rounds")
+    seconds: Seconds | None = Field(None, description="seconds that the site worked in all rounds")
+    memory: Count | None = Field(None, description="peak memory of the site's process in bytes, over all rounds")
     readiness: Readiness | None = Field(
-        None, description="of a canary: whether its own data can be read, its GPUs, memory, disk and line, see below"
+        None,
+        description="in a canary study: whether the site can read its data, and its resources, see below",
     )
 
     @model_validator(mode="after")
@@ -164,10 +188,10 @@ class SiteResult(RecordPart):
 
 
 class Similarity(RecordPart):
-    """AdaFed's mixing weights W."""
+    """AdaFed's aggregation weights W."""
 
     sites: list[str] = Field(description="the order of rows and columns")
-    weights: list[list[Number]] = Field(description="row i: what site i takes from each site")
+    weights: list[list[Number]] = Field(description="row i: the weights of all sites in site i's model")
 
     @model_validator(mode="after")
     def _is_square(self) -> Self:
@@ -178,34 +202,37 @@ class Similarity(RecordPart):
 
 
 class SuperModelFacts(RecordPart):
-    """FedSM's super model: which threshold was best, and how often each model answered for each site's cases."""
+    """FedSM's super model: the chosen threshold, and how often it chose each model for each site's cases."""
 
     rule: str = Field(description="how a model is chosen for an image")
-    sites: list[str] = Field(description="the selector's outputs")
-    agreed: list[str] = Field([], description="the sites whose personal models it holds")
+    sites: list[str] = Field(description="the order of the model selector's outputs")
+    agreed: list[str] = Field([], description="the sites whose personal models the super model contains")
     threshold: Share | None = Field(None, description="the chosen γ")
     plateau: tuple[Share, Share] | None = Field(
-        None, description="the ends of the range of γ with the best score, of which the chosen one is the middle"
+        None, description="the range of γ with the best score; `threshold` is its middle"
     )
     curve: list[tuple[Share, Count, Number]] = Field([], description="(γ, pooled validation cases, mean score)")
     validated: dict[str, dict[str, Count]] = Field(
-        {}, description="site → model → how often it was chosen for validation cases, with γ = 0"
+        {}, description="site → model → number of validation cases for which it was chosen, with γ = 0"
     )
     tested: dict[str, dict[str, Count]] = Field(
-        {}, description="the same for test cases with the chosen γ; windows count where images are seen through windows"
+        {},
+        description="site → model → number of test cases (or windows) for which it was chosen, with γ = `threshold`",
     )
 
 
 class SecureAggregationFacts(RecordPart):
-    """What a study with secure aggregation says of itself."""
+    """The secure aggregation of a study: mode, keys, protection."""
 
     mode: Literal["pairwise"] = Field(description="`secure_aggregation.mode` of the plan")
-    keys: Text = Field(description="what the hospitals' keys rest on")
-    protects: list[Text] = Field(description="against whom it protects and against whom not, and what stays open")
+    keys: Text = Field(description="how hospitals' public keys are verified")
+    protects: list[Text] = Field(
+        description="the parties against which it protects or does not protect, and the numbers that it does not mask"
+    )
 
 
 class Details(RecordPart):
-    """The method's own findings. Methods may add keys of their own."""
+    """Results that are specific to the method. Methods may add keys."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
@@ -217,73 +244,79 @@ class Details(RecordPart):
         "with it), and `share`'s `cases`, `epochs`, `train_loss`, or the `file`'s `sha256`",
     )
     super_model: SuperModelFacts | None = Field(None, description="FedSM's super model")
-    warnings: list[Text] = Field([], description="what is unusual about the plan's numbers")
-    secure_aggregation: SecureAggregationFacts | None = Field(None, description="what it protects, and against whom")
+    warnings: list[Text] = Field([], description="unusual settings of the plan")
+    secure_aggregation: SecureAggregationFacts | None = Field(
+        None, description="secure aggregation's protection, and the parties against which it protects"
+    )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the keys that this method has."""
+        """Return the values that this method has set."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 class StudyFacts(RecordPart):
-    """The study in its lead's words, as the plan has them."""
+    """The lead's description of the study, from the plan."""
 
     title: str = Field("", description="the study's title")
-    purpose: str = Field("", description="what the model is for")
-    contact: str = Field("", description="who answers questions")
+    purpose: str = Field("", description="the purpose of the model")
+    contact: str = Field("", description="the contact for questions")
 
 
 class Summary(RecordPart):
-    """summary.json: the outcome of a run."""
+    """The content of summary.json: the results of a run."""
 
-    form: Literal[1] = Field(default=SCHEMA, alias="schema", description="the version of this table")
+    form: Literal[1] = Field(default=SCHEMA, alias="schema", description="schema version of this file")
     status: Literal["finished", "failed"] = Field(description="how the run ended")
     reason: Text | None = Field(None, description="why it failed, in one line")
     passing: bool = Field(
-        False, strict=True, description="whether what ended it passes, so that it may go on by itself"
+        False,
+        strict=True,
+        description="whether the reason of the failure may be temporary, so that medsilo may restart the study",
     )
     method: Text = Field(description="the method's name in plans")
-    title: Text = Field(description="the method's name for readers")
+    title: Text = Field(description="the method's name in reports")
     task: Text | None = Field(None, description="the task's name in plans")
-    task_title: Text | None = Field(None, description="the task's name for readers")
-    synthetic: bool = Field(False, strict=True, description="whether the data were drawn by the computer")
+    task_title: Text | None = Field(None, description="the task's name in reports")
+    synthetic: bool = Field(False, strict=True, description="whether the data are synthetic")
     sliced: bool = Field(False, strict=True, description="whether a case is a slice of a patient's volume")
     engine: Text | None = Field(None, description="`simulator`, `in-process` or `nvflare`")
     metric: Text = Field(description="the name of the score, such as `accuracy` or `dice`")
     seed: Seed | None = Field(None, description="the plan's seed")
-    protocol: Text | None = Field(None, description="what the plan's numbers follow")
+    protocol: Text | None = Field(None, description="the paper or default that the plan's settings follow")
     plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
     packages: dict[Text, Package] = Field({}, description="package whose code ran → its `version` and `hash`")
     study: Text | None = Field(None, description="the run's name")
     description: StudyFacts = Field(StudyFacts(), description="`title`, `purpose`, `contact`: the study in words")
     labels: list[Text] = Field([], description="the names of the classes or structures, in their order")
     network: Text | None = Field(None, description="the network's name")
-    parameters: Count | None = Field(None, description="how many numbers the network learns")
+    parameters: Count | None = Field(None, description="number of trainable parameters of the network")
     rounds: RoundCount = Field(description="`planned` and `done`")
     agreed: Agreement = Field(Agreement(), description="`sites`, `minimum`, `when_missing`: the terms of participation")
-    selected: Selection = Field(Selection(), description="whose model was tested, see below")
+    selected: Selection = Field(Selection(), description="the choice of the tested model, see below")
     sites: dict[str, SiteResult] = Field(description="site → its results, see below")
     evaluation_sites: dict[str, SiteResult] = Field(
-        {}, description="the same for sites that were tested and did not train; the means below leave them out"
+        {},
+        description="site → results of an evaluation site, which did not train; the means below leave these sites out",
     )
     mean_test: Metric | None = Field(
         None,
-        description="mean over the sites that disclose their test score; `null` if none does. Where sites drew "
+        description="mean over the sites that disclose their test score; `null` if none does. If sites annotated "
         "different "
-        "structures: of each structure over the sites that drew it, and then over structures",
+        "structures: first the mean of each structure over its sites, then the mean over structures",
     )
     pooled_test: Metric | None = Field(None, description="the mean weighted by test cases")
     pooled: dict[str, Number | None] = Field(
         {},
-        description="`figures` over the test cases of all sites together; their counts are added first. A site that "
-        "withholds its classes is part of `accuracy` and not of `balanced_accuracy`",
+        description="`figures` of all sites together, from their added counts. A site "
+        "that does not disclose its classes counts in `accuracy` but not in `balanced_accuracy`",
     )
-    details: Details = Field(Details(), description="what the method found out or rests on, see below")
-    seconds: Seconds | None = Field(None, description="time that the study took")
+    details: Details = Field(
+        Details(), description="results that are specific to the method, and warnings about the plan, see below"
+    )
+    seconds: Seconds | None = Field(None, description="duration of the study in seconds")
     memory: Count | None = Field(
         None,
-        description="bytes that the server's process held at most (without processes of their own: since the last "
-        "answer)",
+        description="peak memory of the server's process in bytes (if it includes the sites: since the last answer)",
     )
     started: Text | None = Field(None, description="when the study began, UTC")
     ended: Text | None = Field(None, description="when it ended, UTC")
@@ -297,12 +330,12 @@ class Summary(RecordPart):
 
     @property
     def finished(self) -> bool:
-        """Return whether the run ended well."""
+        """True if the run's status is `finished`."""
         return self.status == "finished"
 
     @property
     def never_began(self) -> bool:
-        """Return whether the run failed before any site was asked to train, since too few had joined."""
+        """True if the run failed before training because too few sites joined."""
         to_all = self.agreed.when_missing == "stop"
         asked = [*self.sites.values(), *(self.evaluation_sites.values() if to_all else [])]
         needed = max(len(asked) if to_all else 0, self.agreed.minimum or 1)
@@ -310,18 +343,69 @@ class Summary(RecordPart):
         return not self.finished and self.rounds.done == 0 and joined < needed
 
     def score(self, site: str) -> float | None:
-        """Return the test score of a site, of those that train or of the others; None where it is not known."""
+        """Return the test score of a training or evaluation site, or None if it is unknown."""
         result = self.sites.get(site) or self.evaluation_sites.get(site)
         return None if result is None or result.test is None else result.test[self.metric]
 
+    def score_at(self, site: str) -> Score:
+        """Return a site's test score: exact, as a range, or missing."""
+        result = self.sites.get(site) or self.evaluation_sites.get(site) or SiteResult()
+        told = result.test or {}
+        cases = told.get("cases")
+        return Score.told(
+            told.get(self.metric),
+            None if cases is None else int(cases),
+            result.steps.get("test", 0.0),
+            trained=self.selected.rounds.get(site) != 0,
+            suppressed=self.metric in result.suppressed,
+            bounds=self.bounds,
+        )
+
+    def validated_at(self, site: str, rounds: int) -> Score:
+        """Return a site's validation score after a number of rounds."""
+        own = self.sites.get(site) or SiteResult()
+        value = own.validation[rounds] if rounds < len(own.validation) else None
+        cases = (own.cases or {}).get("validation")
+        return Score.told(value, cases, own.steps.get("validation", 0.0), bounds=self.bounds)
+
+    @property
+    def bounds(self) -> Interval:
+        """The range of possible values of the metric."""
+        return (-FURTHEST, FURTHEST) if self.task == SCRIPT else UNIT_RANGE
+
+    @property
+    def mean_score(self) -> Score:
+        """Mean test score over the sites that disclose it."""
+        return self._mean(self.mean_test)
+
+    @property
+    def pooled_score(self) -> Score:
+        """Mean test score over the sites that disclose it, weighted by test cases."""
+        return self._mean(self.pooled_test, by_cases=True)
+
+    def _mean(self, told: float | None, by_cases: bool = False) -> Score:
+        """Return a mean as a score; if sites round scores, it is a range that covers the rounding."""
+        scores = {site: self.score_at(site) for site in self.sites}
+        known = [(score, self.score(site) or 0.0) for site, score in scores.items() if score.known]
+        if told is None or not known:
+            withheld = any(score.kind == "suppressed" for score in scores.values())
+            return Score(kind="suppressed" if withheld else "missing")
+        cases = [float(score.n or 0) for score, _ in known]
+        weights = cases if by_cases and any(cases) else [1.0] * len(known)
+        ends = [(value - (score.low or 0.0), (score.high or 0.0) - value) for score, value in known]
+        below, above = (sum(map(mul, weights, own)) / sum(weights) for own in zip(*ends, strict=True))
+        return Score.mean(told - below, told + above, [score for score, _ in known])
+
     @property
     def telling(self) -> list[str]:
-        """Return the sites that train and tell their test score."""
+        """Training sites that disclose their test score."""
         return [site for site in self.sites if self.score(site) is not None]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the values as they stand in the file; of the details, those that there are."""
-        return {**super().as_json(), "details": self.details.as_json()}
+        """Return the values as they are written to summary.json."""
+        of_sites = {site: self.score_at(site).as_json() for site in (*self.sites, *self.evaluation_sites)}
+        scores = {"mean": self.mean_score.as_json(), "pooled": self.pooled_score.as_json(), "sites": of_sites}
+        return {**super().as_json(), "details": self.details.as_json(), "scores": scores}
 
     @model_validator(mode="after")
     def _tested_with_the_metric(self) -> Self:
@@ -337,7 +421,7 @@ class Summary(RecordPart):
         return self
 
     def _scores(self) -> Iterator[tuple[str, float | None]]:
-        """Yield every score with where it stands."""
+        """Yield every score with its path in the file."""
         yield from (("mean_test", self.mean_test), ("pooled_test", self.pooled_test))
         for name, site in {**self.sites, **self.evaluation_sites}.items():
             yield from ((f"sites.{name}.validation", score) for score in site.validation)

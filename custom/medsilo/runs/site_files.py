@@ -1,4 +1,4 @@
-"""What a hospital and the server tell of themselves, as typed models: readiness, and where numbers come from."""
+"""Typed models of a hospital's readiness for a study, and of a run's provenance."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,46 +8,52 @@ from medsilo.runs.fields import Amount, Count, RecordPart, Seed, Text
 
 
 class Readiness(RecordPart):
-    """A hospital's answer to a canary, a part at a time; nothing of it says what is in its data."""
+    """A hospital's report in a canary study; it discloses nothing about the data."""
 
     data: Literal["readable", "not readable", "not set"] | None = Field(
-        None, description="whether its own data can be read: their first file opens"
+        None, description="whether the hospital's data can be read: the first file opens"
+    )
+    code: Literal["none", "approved", "any"] | None = Field(
+        None,
+        description="which code in jobs may run at the hospital: none, only approved code, or any",
     )
     device: Annotated[Text, Field(max_length=400)] = Field(
-        "", description="`cpu` or `cuda`, or why its settings' device is not there"
+        "", description="`cpu` or `cuda`, or why the device in its settings is not available"
     )
-    gpus_promised: Count | None = Field(None, description="GPUs that its `resources.json` promises")
-    gpus: Count | None = Field(None, description="GPUs that are there")
-    memory: Count | None = Field(None, description="GiB of memory that are free on its device")
-    disk: Count | None = Field(None, description="GiB that are free where its studies are kept")
-    line: Amount | None = Field(None, description="bytes per second to it, measured by the server")
+    gpus_promised: Count | None = Field(None, description="number of GPUs in its `resources.json`")
+    gpus: Count | None = Field(None, description="number of available GPUs")
+    memory: Count | None = Field(None, description="GiB of free memory on its device")
+    disk: Count | None = Field(None, description="GiB of free disk space for studies")
+    line: Amount | None = Field(
+        None, description="network speed to the hospital in bytes per second, measured by the server"
+    )
 
 
 class Package(RecordPart):
-    """The version and hash of a package whose code ran."""
+    """The version and hash of a package that a study used."""
 
     version: str | None = None
     hash: str | None = None
 
 
 class Provenance(RecordPart):
-    """provenance.json: where a run's numbers come from."""
+    """The content of provenance.json: the versions, plan and seed that produced a run's numbers."""
 
     packages: dict[Text, Package] = Field({}, description="package whose code ran → its `version` and `hash`")
     plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
     seed: Seed | None = Field(None, description="the plan's seed")
-    protocol: Text | None = Field(None, description="what the plan's numbers follow")
+    protocol: Text | None = Field(None, description="the paper or default that the plan's settings follow")
     started: Text | None = Field(None, description="when the run began, UTC")
     python: Text | None = Field(None, description="Python's version")
     platform: Text | None = Field(None, description="operating system and processor")
     versions: dict[str, Text] = Field({}, description="library → version")
-    device: Text | None = Field(None, description="of a site: what it trains on, and how exactly that computes")
+    device: Text | None = Field(None, description="at a site: the training device, and its precision")
 
     @property
     def code(self) -> dict[str, dict[str, Any]]:
-        """Version and hash of each package, as a plan says them of what is installed."""
+        """The version and hash of each package, in the form of a plan."""
         return {name: package.model_dump() for name, package in self.packages.items()}
 
     def as_read(self) -> dict[str, Any]:
-        """Return the keys that the file has."""
+        """Return the values that the file contains."""
         return self.model_dump(mode="json", exclude_unset=True)

@@ -1,1 +1,1 @@
-"""A study as data: phases of rounds, in each the groups of tensors that travel, and at the end an outcome."""
+"""Describe a study as data: its phases of rounds, the groups of tensors that are exchanged, and its outcome."""

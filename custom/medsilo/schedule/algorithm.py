@@ -1,35 +1,39 @@
-"""The definition of a federated method."""
+"""Define the base class of federated methods."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from medsilo.core.errors import PlanError
 from medsilo.core.section import Section
-from medsilo.core.tensors import Modules
+from medsilo.core.tensors import Modules, precision_of
 from medsilo.learning.training import Training
 from medsilo.schedule.additions import INPUT, Amplitude, Perturbation
 from medsilo.schedule.declared import Private
 from medsilo.schedule.outcome import OneModel, Outcome, OwnModels
 from medsilo.schedule.phase import Group, ModelFactory, Phase, Schedule
+from medsilo.schedule.weighting import Weighting
 from medsilo.tasks.task import Task
 
 if TYPE_CHECKING:
     from medsilo.schedule.train_context import TrainContext
 
-MISSING = object()  # in place of a value in a section that a plan leaves out
+# stands for a value in a section that the plan omits
+MISSING = object()
 
 
 class Algorithm(Section):
-    """A method of the plan. Holds its numbers and no state: that lies in the site's networks and the server's mixers.
+    """A federated method, as a section of the plan.
 
-    A subclass declares `name: Literal["..."] = "..."`, `title`, `paper` and its own numbers, and says in `groups` what
-    travels and how it is mixed, in `train_round` what sites do, or in `phases` both where it is not the same in all
-    rounds; in `networks` what a site holds; by `personal` or in `outcome` how a study ends.
+    It has settings only; its state is in the sites' networks and the server's aggregators. A subclass declares `name:
+    Literal["..."] = "..."`, `title`, `paper` and its settings. `groups` returns the exchanged tensors with their
+    aggregation, and `train_round` trains at a site; a method whose rounds differ overrides `phases`. `networks` returns
+    a site's networks, and `personal` or `outcome` determines the final models.
 
     >>> from medsilo.registry import METHODS
     >>> fedprox = METHODS["fedprox"](mu=0.1)
@@ -39,19 +43,29 @@ class Algorithm(Section):
 
     title: ClassVar[str]
     paper: ClassVar[str]
-    pooled: ClassVar[bool] = False  # needs all data in one place, so it never runs on NVFlare
-    # Networks that are made in every round from what arrives: a site does not keep them on its disk.
+    pooled: ClassVar[bool] = False  # a baseline on pooled data, which can't run on NVFlare
+    # Names of networks that a site does not save, because it rebuilds them in every round from the received networks.
     made_anew: ClassVar[frozenset[str]] = frozenset()
-    # What a protocol says of the plan, by dotted key; a plan that declares the protocol may not say otherwise. A
-    # protocol that is missing here can't be declared, but for "default", which says nothing.
+    # The values that each protocol prescribes, by the plan's dotted keys; a plan with this protocol can't have others.
+    # The protocol "default" prescribes no value and is always allowed.
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    personal: ClassVar[bool] = False  # whether each hospital ends with a model of its own
-    exact_networks: ClassVar[tuple[str, ...]] = ()  # networks that learn by exact steps where privacy is promised
-    paced: ClassVar[bool] = False  # a round's work depends on how many rounds there are
-    own_step: ClassVar[bool] = False  # the step is the method itself, so it can't be a perturbed one
+    personal: ClassVar[bool] = False  # whether each hospital ends with a personal model
+    exact_networks: ClassVar[tuple[str, ...]] = ()  # networks trained without noise under differential privacy
+    # whether a round's work depends on the number of rounds
+    paced: ClassVar[bool] = False
+    own_step: ClassVar[bool] = False  # the method's own training step excludes perturbed steps
+    # whether the method's loop has more than a loss and a step per batch, so that a user's script can't use it
+    own_loop: ClassVar[bool] = False
 
     name: str
-    # What a plan may add to any method
+    weighting: Weighting | None = Field(
+        None,
+        description="weight of a site's update in a weighted mean: its number of `patients`, its number of "
+        "`cases`, or `uniform`. `null`: patients where a patient may have several cases, as in a "
+        "hospital's own data; otherwise cases. Numbers count as they are disclosed, which may be "
+        "rounded",
+    )
+    # Additions of a plan to any method
     amplitude: Amplitude | None = Field(
         None,
         description="all images take one amplitude spectrum. `{}` switches it on with its defaults; HarmoFL has it on",
@@ -68,61 +82,63 @@ class Algorithm(Section):
             raise PlanError(f"algorithm.perturbation: {self.name} has its own training step; set it to null")
         return self
 
-    # What makes a method
+    # The definition of a method
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """Return the phases in order: what travels, how it is mixed, what a site does."""
-        return [Phase("train", rounds, self.groups(), self.work)]
+        """Return the phases of a study in order; by default a single phase with `groups` and `train_round`."""
+        return [Phase("train", rounds, self.groups(), self.train_round)]
 
     def groups(self) -> tuple[Group, ...]:
-        """Return what travels in every round."""
+        """Return the groups of tensors that are exchanged in every round."""
         return ()
 
-    def work(self, bench: "TrainContext") -> float:
-        """Train in a round, with a site's networks and passes over its data; returns the training loss, or NaN."""
+    def train_round(self, bench: "TrainContext") -> float:
+        """Train a site's networks in a round, and return the training loss, or NaN if there is none."""
         return bench.train()
 
     @property
     def outcome(self) -> Outcome:
-        """Return how a study ends: with one model, or with one of each hospital's own."""
+        """The outcome of a study: one model for all hospitals, or a personal model for each hospital."""
         return OwnModels() if self.personal else OneModel()
 
     def networks(self, build: ModelFactory) -> Modules:
-        """Return every network a site holds; `build` makes the plan's network. "model" is the one that is evaluated."""
+        """Return a site's networks by name; `build` makes the plan's network. The network named "model" is
+        evaluated."""
         return {"model": build()}
 
     def make_optimizer(self, name: str, module: nn.Module, training: Training) -> Optimizer:
-        """Return the optimizer of a network that learns."""
+        """Return the optimizer of a network with trainable parameters."""
         return training.make_optimizer(module.parameters())
 
     def personalise(self, bench: "TrainContext") -> None:
-        """Make "model" of what a site has just received, where it is another network; on training data, if on any."""
+        """Adapt the received networks to a site before validation; only training data may be used."""
 
     def measure_unseen(self, modules: Modules, inputs: Callable[[], Iterable[Tensor]]) -> None:
-        """Measure, at a hospital that did not train, what all others know of their own images; no label is used.
+        """Measure the image statistics of an evaluation site, because training sites measure them while training.
 
-        inputs: each call goes through its training cases in batches, or through its test cases where it has no others.
+        Labels are not used. inputs: yields batches of the site's training cases, or of its test cases if it has no
+        training cases.
         """
 
     def private(self) -> Private | tuple[str, ...]:
-        """Return how the method keeps a promise of privacy: by default by the networks that learn by noisy steps, from
-        which all follows that leaves; raises PlanError where it can't with these numbers.
+        """Return the method's privacy mechanism, or the names of the networks trained by noisy steps from which all
+        sent tensors follow. Raises PlanError if the settings exclude differential privacy.
 
-        A method declares that for itself: what it does beside the one that it derives from is not covered by that.
+        A subclass must declare its own mechanism, because the inherited mechanism does not cover its additions.
         """
         raise NotImplementedError
 
     @classmethod
     def declares_account(cls) -> bool:
-        """Return whether the method itself says how it keeps a promise of privacy."""
+        """True if the class declares a privacy mechanism instead of inheriting it."""
         return "private" in vars(cls)
 
-    # What makes no sense
+    # Warnings about useless plans
     def warnings(self, sites: Sequence[str]) -> list[str]:
-        """Return what the person who starts the study should know of its numbers, one line each."""
+        """Return warnings to the lead, one line each."""
         return []
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
-        """Yield why the plan can't have this method: where, what, and what to do instead."""
+        """Yield a message for each conflict of the plan with this method: its place, its cause, and its remedy."""
         if plan.protocol != "default" and plan.protocol not in self.protocols:
             told = " or ".join(["default", *self.protocols])
             yield f"protocol: {plan.protocol!r} says nothing of {self.name}; declare {told}"
@@ -136,17 +152,17 @@ class Algorithm(Section):
                 )
 
     def check_training(self, training: Training) -> None:
-        """Raise a PlanError when the method makes no sense with this training."""
+        """Raise a PlanError if the method does not work with these training settings."""
 
     def check_task(self, task: Task) -> None:
-        """Raise a PlanError when the method makes no sense for this task."""
+        """Raise a PlanError if the method does not work for this task."""
 
     def check(self, modules: Modules) -> None:
-        """Raise a PlanError when the method makes no sense on these networks (they may lie on the meta device)."""
+        """Raise a PlanError if the method does not work with these networks, which may be on torch's meta device."""
 
-    # What the engine asks
+    # Interface to the engine
     def course(self, training: Training) -> Schedule:
-        """Return the study's phases, with those groups that the plan's input layer adds."""
+        """Return the study's schedule, including the groups of tensors that an input layer adds."""
         phases = self.phases(training.rounds)
         if self.amplitude:
             if training.local_steps:
@@ -157,7 +173,7 @@ class Algorithm(Section):
         return Schedule(phases, self.outcome.delivery(phases[-1]))
 
     def modules(self, build: ModelFactory) -> Modules:
-        """Return every network a site holds, and the input layer if the plan has one."""
+        """Return a site's networks by name, with the input layer if the plan has one."""
         modules = self.networks(build)
         if self.amplitude is None:
             return modules
@@ -168,13 +184,13 @@ class Algorithm(Section):
                 "algorithm.amplitude: a table's columns have no spectrum; set algorithm.amplitude=null (HarmoFL's step "
                 "is algorithm.perturbation, which any method takes)"
             )
-        return modules | {INPUT: self.amplitude.layer(build.shape)}
+        # The sum of an image's pixels may exceed the range of half precision.
+        precision = torch.promote_types(precision_of(modules["model"]), torch.float32)
+        return modules | {INPUT: self.amplitude.layer(build.shape).to(precision)}
 
     def privacy_mechanism(self, able: Iterable[str]) -> Private:
-        """Return how the plan's promise of privacy is kept; raises PlanError where it would be false.
-
-        able: names of methods that declare an account.
-        """
+        """Return the plan's privacy mechanism; raises PlanError if the method has none. able: names of methods with
+        differential privacy."""
         if not self.declares_account():
             raise PlanError(
                 f"privacy: {self.name} sends numbers without noise, which breaks the promise; use {', '.join(able)}, "
@@ -189,18 +205,20 @@ class Algorithm(Section):
         return told if isinstance(told, Private) else Private(told, self.exact_networks)
 
     def input_layer(self, modules: Modules) -> nn.Module | None:
-        """Return what every batch passes through once before a network sees it, in training as in evaluation."""
+        """Return the plan's input layer, which processes each batch in training and evaluation; None without such a
+        layer."""
         return modules[INPUT] if self.amplitude else None
 
     def whole(self, modules: Modules, name: str = "model") -> nn.Module:
-        """Return what is evaluated, saved and given to the hospital: a network, behind the input layer if any."""
+        """Return the module that is evaluated and saved: a network, preceded by the input layer if the plan has one."""
         layer = self.input_layer(modules)
         model = modules[name]
         return model if layer is None else nn.Sequential(OrderedDict(input=layer, model=model))
 
 
 def _value_at(plan: Any, key: str, wanted: Any) -> Any:
-    """Return a plan's value at a dotted key: `wanted` where there is no such key, which so can't break a rule."""
+    """Return a plan's value at a dotted key, or `wanted` if the plan has no such key, so that the key can't
+    conflict."""
     own = plan
     for part in key.split("."):
         if own is None:
@@ -209,5 +227,5 @@ def _value_at(plan: Any, key: str, wanted: Any) -> Any:
     return own
 
 
-# What "paper" says of a method that its paper describes without these additions.
+# The values that the protocol "paper" prescribes for a method whose paper has neither addition.
 BY_ITSELF: Mapping[str, Any] = {"algorithm.amplitude": None, "algorithm.perturbation": None}

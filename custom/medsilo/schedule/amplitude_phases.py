@@ -1,4 +1,4 @@
-"""A method's phases behind the input layer that gives all images one amplitude (additions.py)."""
+"""Add the exchange of image amplitudes to a method's phases (additions.py)."""
 
 import math
 from collections.abc import Sequence
@@ -20,15 +20,14 @@ if TYPE_CHECKING:
     from medsilo.schedule.train_context import TrainContext
 
 HARMONISE, AMPLITUDE = "harmonise", "amplitude"
-BRIGHTER = 10  # times the task's brightest image; augmentation may make some brighter
+# factor on the task's largest pixel value, since augmentation may make images brighter
+BRIGHTER = 10
 
 
 def behind(addition: Amplitude, phases: Sequence[Phase]) -> Sequence[Phase]:
-    """Return a method's phases behind the input layer.
+    """Return a method's phases with the exchange of amplitudes.
 
-    In phase "harmonise" a site's own amplitude leaves it: in a round before all others, or in the first in which
-    the method trains, where every site normalises with its own (lines 4 to 7). The sites' mean comes down once and
-    is fixed from then on.
+    Sites send their amplitudes in one round, and receive the mean once, which stays fixed afterwards.
     """
     own, shared = _groups(addition)
     if addition.released_alone:
@@ -43,7 +42,7 @@ def behind(addition: Amplitude, phases: Sequence[Phase]) -> Sequence[Phase]:
 
 
 def _groups(addition: Amplitude) -> tuple[Group, Group]:
-    """Return a site's own amplitude, which leaves it, and the shared one, which it is given once."""
+    """Return two groups: the amplitude that each site sends, and the shared amplitude that sites receive once."""
     own = Group(
         AMPLITUDE,
         used,
@@ -62,9 +61,9 @@ def _groups(addition: Amplitude) -> tuple[Group, Group]:
 
 
 def _measure(bench: "TrainContext") -> float:
-    """Set a site's own amplitude to the mean over its images, with noise where the plan promises privacy."""
+    """Set a site's amplitude to the mean over its images, with noise under differential privacy."""
     norm = cast(AmplitudeNorm, bench.modules[INPUT])
-    found = (norm.amplitudes(inputs) for inputs, _ in bench.data())
+    found = (norm.amplitudes(inputs) for inputs, _ in bench.cases.in_order())
     if bench.private:
         norm.take(bench.private.noisy_mean(found))
     else:
@@ -73,25 +72,24 @@ def _measure(bench: "TrainContext") -> float:
 
 
 def _covers(addition: Amplitude, images: int, training: Training) -> int:
-    """Return how many of a site's images its average covers after one round."""
     if addition.released_alone:
         return images
     return images_averaged(images, training.batch_size, training.local_epochs, addition.decay, addition.start)
 
 
 def used(modules: Modules) -> Tensors:
-    """Return the part of the amplitude that is used, so that nothing else leaves a site."""
+    """Return the frequencies of the amplitude that the input layer uses; sites send no others."""
     return {AMPLITUDE: cast(AmplitudeNorm, modules[INPUT]).used}
 
 
 def amplitude_range(modules: Modules, task: Task) -> Ranges:
-    """Return what the amplitude of the task's images can be: at no frequency more than the sum of all pixels."""
+    """Return the range of valid amplitudes: at each frequency at most the sum of all pixels."""
     norm = cast(AmplitudeNorm, modules[INPUT])
     return {AMPLITUDE: (0.0, BRIGHTER * task.largest_input * math.prod(norm.size))}
 
 
 def fix(modules: Modules, came: bool) -> None:
-    """Hold on to the amplitude that all sites share."""
+    """Fix the input layer's amplitude once the shared amplitude arrives; raises Refused if it never arrived."""
     norm = cast(AmplitudeNorm, modules[INPUT])
     if came:
         norm.forget_unused()

@@ -1,4 +1,4 @@
-"""The declarations that a method makes about its training under a plan with privacy, and the plan's offer."""
+"""Define a method's privacy mechanism, and the section `privacy` of a plan."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,42 +14,42 @@ from medsilo.privacy.guarantees import Delta, Epsilon, PrivacyGuarantee, Unit
 
 @dataclass(frozen=True)
 class Private:
-    """A method's networks that learn by noisy steps, and why nothing else of a case leaves.
+    """A method's privacy mechanism: the networks trained by noisy steps, from which all sent tensors follow.
 
-    All networks learn from the same sampled cases, so that their noisy gradients count together. What the noisy weights
-    are used for afterwards costs nothing: averages, pulls, momentum, moments.
+    All networks train on the same sampled cases, so that the gradients of a step are charged together. Computations on
+    the noisy weights, such as averages or momentum, cost no further privacy.
     """
 
-    networks: tuple[str, ...]  # learn by noisy steps
-    # Learn by exact steps: nothing of them leaves, and nothing of them reaches a network that leaves.
+    networks: tuple[str, ...]  # networks trained by noisy steps
+    # Networks trained by exact steps; neither their tensors nor numbers that depend on them are sent.
     exact_networks: tuple[str, ...] = ()
     disclosure_notes: str = "everything that leaves follows from noisy gradients"
 
 
 class NumbersOffer(Section):
-    """An account of its own for numbers that leave beside tensors."""
+    """The share of ε for numbers that a site sends besides tensors."""
 
     epsilon: Epsilon = Field(description="part of the study's ε that all of them cost together")
 
 
 class StatisticsOffer(NumbersOffer):
-    """An account of its own for means over a site's cases that leave once."""
+    """The share of ε for means over a site's cases that it sends once."""
 
     clip: float = Field(
         1.0,
         gt=0,
         le=1e6,
-        description="length to which a unit's part is cut: of HarmoFL's amplitude over the number of pixels (the mean "
-        "of each channel first), or of AdaFed's features' root mean square",
+        description="length to which a unit's part is clipped. For HarmoFL it is that of the amplitude over the "
+        "number of pixels, for AdaFed the features' root mean square",
     )
 
 
 class PrivacyOffer(Feature, PrivacyGuarantee):
-    """The plan's `privacy`: the promise of a study to every hospital about its records."""
+    """The section `privacy` of a plan: the differential privacy that a study promises to each hospital."""
 
     epsilon: Epsilon = Field(description="ε of all rounds together, at every hospital; it may demand less")
     delta: Delta = Field(description="δ at which ε holds; less than 1 / number of patients of the largest hospital")
-    unit: Unit = Field("record", description="whom it protects: a record, or a patient with all cases")
+    unit: Unit = Field("record", description="the protected unit: a record, or a patient with all cases")
     clip: float = Field(
         1.0,
         gt=0,
@@ -58,8 +58,9 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
     )
     scores: NumbersOffer | None = Field(
         None,
-        description="scores over validation and test cases leave with geometric noise, and models are chosen by them; "
-        "`null`: scores leave only where a hospital declares them public, and else the last round's model is taken",
+        description="scores over validation and test cases leave with geometric noise, and models are chosen by "
+        "them. `null`: scores leave only where a hospital declares them public; otherwise the last "
+        "round's model is kept",
     )
     counts: NumbersOffer | None = Field(
         None,
@@ -69,13 +70,13 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
 
     statistics: StatisticsOffer | None = Field(
         None,
-        description="means over a hospital's cases that leave before training, AdaFed's statistics and HarmoFL's "
-        "amplitude, have Gaussian noise; a plan with such a method has to say it",
+        description="Gaussian noise on means over a hospital's cases that leave before training: AdaFed's "
+        "statistics, HarmoFL's amplitude. A plan with such a method needs it",
     )
 
     @property
     def besides(self) -> float:
-        """Return the ε of all that has an account of its own."""
+        """The sum of the shares of ε for scores, counts and statistics."""
         return sum(own.epsilon for own in (self.scores, self.counts, self.statistics) if own)
 
     @model_validator(mode="after")
@@ -85,7 +86,7 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
         return self
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
-        """All that leaves a hospital follows from noisy gradients of single cases."""
+        """Yield conflicts with the promise that everything sent follows from noisy gradients of single cases."""
         private: Private = plan.private
         if why := plan.task.not_private:
             yield f"privacy: {why}, or leave privacy out"

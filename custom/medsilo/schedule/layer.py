@@ -1,4 +1,4 @@
-"""The base of a plan's layers, which stand around its sites and the server's channel."""
+"""Define the base class of a plan's layers, which wrap its sites and the server's channel."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,10 +7,10 @@ from medsilo.core.section import Feature
 
 
 class Layer(Feature):
-    """A layer of a study: its keys in the plan are its fields, and all that it does is in this one class.
+    """A layer, as a section of the plan, that changes what the server and the sites send each other.
 
-    A study calls the same object at the server and at every site, so it holds its numbers and no state; state lies in
-    what `site` and `server` return.
+    It has settings only, because the server and all sites call it. The objects that `site` and `server` return hold the
+    state.
 
     >>> class Silent(Layer):
     ...     name: str = "silent"
@@ -21,12 +21,15 @@ class Layer(Feature):
     name: str
 
     def charges(self, task: str, number: int) -> Mapping[str, float]:
-        """Return what this layer lets out with normal noise in an answer to a task, in a round, for the hospital's
-        ledger: by its name there, the noise's standard deviation over the most that one unit's data change it."""
+        """Return the noise multipliers of this layer's releases in an answer, by their names in the hospital's privacy
+        ledger.
+
+        A noise multiplier is the noise's standard deviation divided by the release's sensitivity to one privacy unit.
+        """
         return {}
 
     def site(self, inner: Any, place: Any) -> Any:
-        """Return a site that wraps another (`answer(parcel, stop)`); place says which hospital it is."""
+        """Return a site that wraps another (`answer(message, stop)`). place: the site's context."""
         return inner
 
     def server(self, inner: Any, plan: Any) -> Any:

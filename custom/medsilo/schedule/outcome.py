@@ -1,4 +1,4 @@
-"""The end of a study. The engine knows this interface only; a method says which outcome is its own."""
+"""Define how a study ends: with one model for all hospitals, or with personal models."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
 from medsilo.schedule.phase import Facts, Phase, ServerSide
 
-if TYPE_CHECKING:  # the other side's
+if TYPE_CHECKING:  # used at sites only
     from medsilo.schedule.site_end import SiteEnd
 
 Part = Literal["validation", "test"]
@@ -20,20 +20,20 @@ Part = Literal["validation", "test"]
 
 @dataclass(frozen=True)
 class ServerEnd:
-    """The server, as an outcome finds it."""
+    """The server's data with which a method makes its outcome."""
 
     plan: Any
-    layout: Modules  # the networks without values
+    layout: Modules  # the networks on torch's meta device
     server: ServerSide
-    folder: Path  # the run's
+    folder: Path  # the folder of the run's results
 
 
 class Outcome:
-    """The end of a study: what is delivered, which model is scored, and what the server concludes.
+    """How a method ends a study: the final models, their delivery to the sites, and the server's summary.
 
-    `personal`: sites end with models of their own, and each chooses its best by itself. `common`: the network that all
-    share and that the lead gets. `for_others`: whether hospitals that did not train can use the outcome. `one_network`:
-    whether a single network answers, and not several that are put together.
+    `personal`: whether each site ends with a personal model, and selects its best round itself. `common`: the name of
+    the shared network, which the lead gets. `for_others`: whether evaluation sites can use the outcome. `one_network`:
+    whether a single network predicts instead of an ensemble.
 
     >>> from medsilo.registry import METHODS
     >>> [(name, METHODS[name]().outcome.personal) for name in ("fedavg", "fedbn")]
@@ -47,57 +47,57 @@ class Outcome:
 
     @property
     def scores_besides(self) -> int:
-        """Return how many scores over the validation cases are told with the delivery, beside the model's own."""
+        """The number of additional validation scores that a site sends after the delivery."""
         return 0
 
     def delivery(self, last: Phase) -> Phase:
-        """Return the phase in which the outcome is delivered; by default that after the last round."""
+        """Return the phase that determines the delivered tensors; by default the study's last phase."""
         return last
 
     def disclosure_notes(self) -> Sequence[str]:
-        """Return what a hospital should know of the outcome, one line each, for the disclosure report."""
+        """Return the outcome's lines in the hospitals' disclosure report."""
         return ()
 
     # At the server
     def delivery_facts(self, end: ServerEnd, site: str) -> Facts:
-        """Return what a site is told with the delivery."""
+        """Return facts that the server sends to a site with the delivery."""
         return {}
 
     def read(self, answer: Any, part: Part, suppressed: bool, sites: Collection[str], cases: int) -> BaseModel | None:
-        """Check what a site tells after the delivery ("validation") or the test; raises Refused.
+        """Validate a site's facts about the outcome after the delivery ("validation") or the test; raises Refused.
 
-        suppressed: whether the part has too few cases to tell anything of them. cases: how many it has.
+        suppressed: whether the part has too few cases for any number. cases: the number of cases in the part.
         """
         if answer is not None:
             raise Refused("unexpected field: outcome; this method has none")
         return None
 
     def conclude(self, end: ServerEnd, answers: Mapping[str, Any]) -> tuple[Facts, Facts]:
-        """Make the outcome of the sites' answers to the delivery; returns facts for the summary's details, and what
-        sites are told before the test."""
+        """Make the outcome from the sites' answers to the delivery. Returns facts for the summary, and facts to send to
+        the sites before the test."""
         return {}, {}
 
     def finalize(self, details: Facts, answers: Mapping[str, Any]) -> Facts:
-        """Return the details with the sites' answers to the test."""
+        """Return the summary's details, completed by the sites' answers to the test."""
         return details
 
     # At a site
     def take(self, end: "SiteEnd", told: Facts) -> Facts | None:
-        """Take over what was delivered; returns what the server is told of it."""
+        """Use the delivered tensors at a site, and return facts for the server."""
         return None
 
     def tested(self, end: "SiteEnd", model: nn.Module, told: Facts) -> nn.Module:
-        """Return the model that is tested; by default `model`, the one that was selected in the rounds."""
+        """Return the model to test; by default the selected model."""
         return model
 
     def after_test(self, end: "SiteEnd", model: nn.Module) -> Facts | None:
-        """Return what the server is told of the test beside scores."""
+        """Return facts that a site sends to the server besides its test scores."""
         return None
 
 
 @dataclass(frozen=True)
 class OneModel(Outcome):
-    """All sites end with the same model; the best is chosen by the mean of their validation scores.
+    """All sites end with the same model; the best round has the highest mean validation score.
 
     >>> OneModel().common, OneModel().personal
     ('model', False)
@@ -110,7 +110,7 @@ class OneModel(Outcome):
 
 @dataclass(frozen=True)
 class OwnModels(Outcome):
-    """Every site ends with a model of its own; `common` is one that they share beside it."""
+    """Each site ends with a personal model; `common` is a further network that they share."""
 
     common: str | None = None
     personal: bool = True

@@ -1,24 +1,26 @@
-"""A plan's `participation`: the hospitals that a study needs, and what happens when one is missing."""
+"""Define the section `participation` of a plan: a study's hospitals, and its behaviour when a hospital is missing."""
 
 from collections.abc import Iterable
 from string import ascii_lowercase
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from medsilo.core.section import Feature
-from medsilo.core.tensors import Modules
 from medsilo.core.text import counted, is_safe_name
+
+if TYPE_CHECKING:
+    from medsilo.core.tensors import Modules
 
 MOST_SITES = 4096
 MEASURED = {
     "timeout": 600,
     "heartbeat_timeout": 420,
-}  # the values that stand for "as measured": plans keep their hashes
+}  # these defaults stand for measured limits, because changing them would change the hashes of plans
 
 
 class Participation(Feature):
-    """The hospitals that the study needs, and what happens when one is missing."""
+    """The hospitals of a study, and its behaviour when a hospital is missing."""
 
     sites: tuple[str, ...] = Field(
         (),
@@ -34,19 +36,28 @@ class Participation(Feature):
     minimum: int | None = Field(
         None, ge=1, description="how many sites have to contribute to each round; `null`: all named sites"
     )
+    max_share: float = Field(
+        0.99,
+        gt=0,
+        le=1,
+        description="the largest share of all training cases that one hospital may state when it joins; the server "
+        "rejects a larger share. Patients count instead where updates are weighted by them. 1: any. It"
+        " has no effect where numbers of cases give no weight: `algorithm.weighting` uniform, "
+        "`aggregation.max_weight` or `aggregation.robust`",
+    )
     when_missing: Literal["stop", "wait", "continue"] = Field(
         "stop",
         description="`stop`: retry once if the training process crashed or a disk is full; if a site is still missing, "
         "the study ends. `wait`: ask a site that is lost, whose training process crashed or whose disk is full again "
-        "until `retry_timeout` is over (another refusal is final). `continue`: go on without it. All three end the "
+        "until `retry_timeout` is over (another refusal is final). `continue`: continue without it. All three end the "
         "study when fewer than `minimum` sites contribute",
     )
     timeout: int = Field(
         MEASURED["timeout"],
         ge=1,
         le=86_400,
-        description="seconds that a site has for one answer. Leave 600, the default, and it has as long as it lives "
-        "and works: what is alive is measured",
+        description="seconds that a site has for one answer. With 600, the default, there is no limit while it is "
+        "alive and works, which is measured",
     )
     retry_timeout: int = Field(
         3600, ge=1, le=604_800, description="seconds that a round waits for missing sites under `wait`"
@@ -55,14 +66,15 @@ class Participation(Feature):
         0,
         ge=0,
         le=100,
-        description="how often a study between hospitals goes on by itself: after its job, the server's process or "
-        "machine died, and when the server's disk has room again. 0: never, a lead types `medsilo resume`",
+        description="how often in a day a study resumes by itself after its job, the server's process or machine "
+        "died, or the disk was full. A resumption counts until ten more rounds are done. 0: never; a "
+        "lead types `medsilo resume`",
     )
     require_same_versions: tuple[Literal["python", "nvflare", "torch", "numpy", "monai", "processor"], ...] = Field(
         (),
-        description="what must be the same at every site as at the server: the version of `python`, `nvflare`, "
-        "`torch`, `numpy` or `monai`, or the `processor`'s instructions. A site where one differs is refused; "
-        "where others differ, its warnings say so",
+        description="the parts that must be the same at every site as at the server: the version of `python`, "
+        "`nvflare`, `torch`, `numpy` or `monai`, or the `processor`'s instructions. The server rejects a site where "
+        "one of them differs. Other differences are warnings",
     )
     heartbeat_timeout: int = Field(
         MEASURED["heartbeat_timeout"],
@@ -104,34 +116,39 @@ class Participation(Feature):
 
     @property
     def everyone(self) -> tuple[str, ...]:
-        """All named hospitals, those that train and those that don't."""
+        """All named hospitals, sorted, including evaluation sites."""
         return tuple(sorted({*self.sites, *self.evaluation_sites}))
 
     @property
     def limit(self) -> int | None:
-        """The seconds for one answer that the plan sets; None where what a site does is measured."""
+        """The plan's time limit for one answer, in seconds; None if the limit depends on measured times."""
         return None if self.timeout == MEASURED["timeout"] else self.timeout
 
     @property
     def longest_silence(self) -> int | None:
-        """The seconds without a sign that the plan sets; None where they are measured."""
+        """The plan's limit for a connection's silence, in seconds; None if the limit depends on measured times."""
         return None if self.heartbeat_timeout == MEASURED["heartbeat_timeout"] else self.heartbeat_timeout
 
     @property
     def required(self) -> int:
-        """The contributors that every round needs."""
+        """The least number of sites that must contribute to each round."""
         return self.minimum if self.minimum is not None else len(self.sites)
 
-    def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
+    def conflicts(self, plan: Any, networks: "Modules") -> Iterable[str]:
         most = plan.task.most_sites
         if most is not None and len(self.everyone) > most:
             named = len(self.everyone)
             yield f"participation.sites: {named} sites, but task {plan.task.name} has {most}; name fewer"
+        if self.max_share * self.required < 1 < self.required:
+            yield (
+                f"participation.max_share: parts of at most {self.max_share:g} can't be all cases of {self.required} "
+                f"sites; give {1 / self.required:.3g} or more"
+            )
         if self.evaluation_sites and not plan.algorithm.outcome.for_others:
             yield f"participation.evaluation_sites: {plan.algorithm.name} gives no model to sites that did not train"
 
 
 def names_for(number: int) -> list[str]:
-    """Return names for so many hospitals."""
+    """Return names for this number of hospitals, such as hospital-a."""
     marks = [*ascii_lowercase] if number <= len(ascii_lowercase) else [*map(str, range(1, number + 1))]
     return [f"hospital-{mark}" for mark in marks[:number]]

@@ -1,4 +1,4 @@
-"""A method as data: phases of groups of tensors, and what it finds at a site and at the server."""
+"""Define phases of a study, and the groups of tensors that sites and the server exchange in them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from medsilo.learning.training import Training
 from medsilo.mixing.forms import Mean
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # only the server mixes, and only a site trains
+if TYPE_CHECKING:  # aggregation is used at the server only, and training at sites only
     from medsilo.learning.compute import Compute
     from medsilo.mixing.mixers import Aggregator
     from medsilo.schedule.train_context import TrainContext
@@ -21,12 +21,13 @@ if TYPE_CHECKING:  # only the server mixes, and only a site trains
 
 @dataclass(frozen=True)
 class ModelFactory:
-    """Makes the plan's network, as often as called; knows the shape of one case, where all have the same."""
+    """Makes a new instance of the plan's network at each call. `shape` is the cases' shape, if all have the same."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...] | None
     channels: int
-    sites: Sequence[str]  # that train, in sorted order; as many as the plan needs, where it names none
+    # the training sites, sorted; placeholders if the plan names no sites
+    sites: Sequence[str]
 
     def __call__(self) -> nn.Module:
         return self.make()
@@ -34,47 +35,51 @@ class ModelFactory:
 
 @dataclass(frozen=True)
 class ServerSide:
-    """The sites, what came of the groups so far, and the server's own means. Mappings and sets are live views."""
+    """The server's data for a method: its sites, aggregators, training data and computing device. Mappings and sets
+    change during the study."""
 
-    sites: Sequence[str]  # that train, in sorted order
-    mixers: Mapping[str, "Aggregator"]  # of the phases before, and of this phase's groups that were declared earlier
-    joined: Mapping[str, Any]  # what every site joined with
-    contributed: Callable[[], Set[str]]  # sites that have answered in a round
+    sites: Sequence[str]  # the training sites, sorted
+    # aggregators of earlier phases, and of this phase's groups that were declared earlier
+    mixers: Mapping[str, "Aggregator"]
+    joined: Mapping[str, Any]  # every site's answer to "join"
+    contributed: Callable[[], Set[str]]  # sites that have contributed to a round
     task: Task
     training: Training
     seed: int
     compute: "Callable[[], Compute]"
-    data: "DataSource | None"  # the server's own
-    stop: Callable[[], None]  # raises when the run was told to stop
+    data: "DataSource | None"  # the server's own data, if it has any
+    stop: Callable[[], None]  # raises an error if the run should stop
 
     def sharing(self) -> Set[str]:
-        """Return the sites that let each other have their personal models.
+        """Return the sites that share their personal models with each other.
 
-        The model of a site that was to train and never did is nobody's expert.
+        A training site that never contributed has no model to share.
         """
         absent = set(self.sites) - self.contributed()
         return {site for site, answer in self.joined.items() if answer.shares and site not in absent}
 
 
 sample_mean, site_mean = Mean.OF_CASES, Mean.OF_SITES
-Facts = dict[str, Any]  # values that JSON can hold
+Facts = dict[str, Any]  # JSON values
 Ranges = Mapping[str, tuple[float, float]]
-FURTHEST = 1e4  # times the largest value of a task's inputs: no layer of a trained network gets larger ones
+# bound on the activations of trained networks, as a multiple of the task's largest input
+FURTHEST = 1e4
 
 
 def without(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensors:
-    """Return the tensors that are not named."""
+    """Return all tensors except those with these names."""
     kept_back = set(names)
     return {name: tensor for name, tensor in tensors.items() if name not in kept_back}
 
 
 def network(name: str, but: Callable[[nn.Module], Sequence[str]] = lambda model: ()) -> Callable[[Modules], Tensors]:
-    """Return the view of all tensors of one of a site's networks, but for those that are named of it."""
+    """Return a function that gets all tensors of a network except those that `but` names."""
     return lambda modules: without(modules[name].state_dict(), but(modules[name]))
 
 
 def statistics_ranges(modules: Modules, task: Task) -> Ranges:
-    """Return the ranges of running statistics: the layers' inputs are at most FURTHEST times the task's."""
+    """Return the ranges of running statistics, assuming activations of at most FURTHEST times the task's largest
+    input."""
     furthest = FURTHEST * max(1.0, task.largest_input)
     of = {"running_mean": (-furthest, furthest), "running_var": (0.0, furthest**2)}
     names = [name for module in modules.values() for name in batch_norm_buffer_names(module)]
@@ -83,18 +88,19 @@ def statistics_ranges(modules: Modules, task: Task) -> Ranges:
 
 @dataclass(frozen=True)
 class Average:
-    """An average over a site's training images, which a hospital lets out of enough images only."""
+    """An average over a site's training images, which a hospital sends only if it covers enough images."""
 
-    of: str  # for the disclosure report
-    covers: Callable[[int, Training], int]  # how many of so many images it covers
+    of: str  # a description for the disclosure report
+    # returns the number of images that the average covers
+    covers: Callable[[int, Training], int]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors that travel together and are mixed alike.
+    """Tensors that are exchanged together and aggregated in the same way.
 
-    Groups of a phase are added and merged in the order in which they are declared, so that the mixing of a group may
-    look at the earlier ones: `mix` finds their mixers in `server.mixers`.
+    The server aggregates a phase's groups in the order of their declaration. So the aggregation of a group may use
+    earlier groups' aggregators, which `mix` finds in `server.mixers`.
 
     >>> import torch
     >>> head = Group("head", lambda modules: dict(modules["model"][-1].named_parameters()), travels="up")
@@ -103,63 +109,69 @@ class Group:
     """
 
     name: str
-    of: Callable[[Modules], Tensors]  # a view into a site's networks, never a copy
+    of: Callable[[Modules], Tensors]  # returns views of a site's networks, never copies
     mix: Mean | Callable[[ServerSide], "Aggregator"] = sample_mean
-    # down: each site gets the group once in a phase and keeps it. up: sites send it and get nothing back.
-    travels: Literal["both", "up", "down"] = "both"
-    personal: bool = False  # every site is given values of its own
-    title: str = ""  # for tables of what leaves a site; by default the name
-    fallback_group: str | None = None  # of a personal group: the group that a site without values of its own is given
-    # Of a group that hands on single sites' own values: what a site makes of it where these are sealed, so that nothing
-    # of it travels. It is told the site's place among those that train, None for others.
+    # down: each site receives the group once in a phase and keeps it. up: sites send the group and don't receive it.
+    # given: sites receive the group in every round and never send it, because the server alone changes it.
+    travels: Literal["both", "up", "down", "given"] = "both"
+    personal: bool = False  # whether each site receives different values
+    title: str = ""  # for tables of the tensors that a site sends; by default the name
+    # the group that sites without personal values receive instead
+    fallback_group: str | None = None
+    # Computes a personal group at the site under secure aggregation, where the server can't send single sites' values.
+    # The second argument is the site's index among the training sites; None at an evaluation site.
     apply_locally: Callable[[Modules, int | None], None] | None = None
-    undefended: str = ""  # of a mean that no robust rule can take the place of: why, and what to use instead
-    # The least and greatest value that its tensors may have, by name; asked once, with networks without values.
+    undefended: str = ""  # why no robust rule can replace the group's mean, and an alternative
+    # Returns the least and greatest value of the group's tensors, by name; called once, with networks on the meta
+    # device.
     ranges: Callable[[Modules, Task], Ranges] = statistics_ranges
-    # Raises Refused when values that have the right form and range are impossible.
+    # Raises Refused for impossible values that have the right shape, type and range.
     check: Callable[[Tensors], object] = lambda tensors: None
-    # Called at a site when a phase's groups have arrived, with whether this one was among them. May raise Refused.
+    # Called at a site that received a phase's groups; the second argument is False if this group was omitted. May raise
+    # Refused.
     arrived: Callable[[Modules, bool], None] = lambda modules, came: None
-    # What the server found out about the sites when all is done, for the summary's details.
+    # Returns facts about the sites for the summary, from the server's aggregator at the study's end.
     site_details: Callable[["Aggregator", Sequence[str]], Facts] = lambda mixer, sites: {}
-    # What else a hospital should know of the group, one line each, for the disclosure report.
+    # Returns the group's further lines in the hospitals' disclosure report.
     disclosure_notes: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
-    average: Average | None = None  # if tensors are one
-    unclipped: bool = False  # where sites seal: numbers may be as large as their range, not only as the plan's bound
+    average: Average | None = None  # set if the tensors are an average
+    # whether secure aggregation clips the group's numbers to their ranges instead of the plan's smaller bound
+    unclipped: bool = False
 
     def given_only(self) -> Self:
-        """Return the same group as sites get it when its networks are done."""
+        """Return a copy of the group that sites receive once and do not send."""
         return replace(self, travels="down")
 
     @property
     def goes_up(self) -> bool:
-        """Return whether sites send it."""
-        return self.travels != "down"
+        """True if sites send the group."""
+        return self.travels in ("both", "up")
 
     @property
     def goes_down(self) -> bool:
-        """Return whether sites are given it."""
+        """True if sites receive the group."""
         return self.travels != "up"
 
 
 def views(groups: Sequence[Group], modules: Modules) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of these groups in a site's networks. A group without any does not travel."""
+    """Return the tensors of these groups in a site's networks, without groups that have no tensors."""
     found = {group.name: group.of(modules) for group in groups}
     return {name: tensors for name, tensors in found.items() if tensors}
 
 
 def places_of(tensors: Iterable[Tensor]) -> set[int]:
-    """Return where tensors lie in memory, by which another view of the same tensor is recognised."""
+    """Return the tensors' memory addresses, by which views of the same tensor are recognised."""
     return {tensor.data_ptr() for tensor in tensors}
 
 
-# Who alone trains in a round: from its number, all hospitals in sorted order, and the plan's seed.
+# Returns the only site that trains in a round, given the round's number, all training sites in sorted order, and the
+# plan's seed.
 Turn = Callable[[int, Sequence[str], int], str]
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Rounds in succession in which the same groups travel and sites do the same work.
+    """Consecutive rounds in which sites exchange the same groups of tensors and do the same work.
 
     >>> from medsilo.extend import Group, Phase
     >>> [group.name for group in Phase("train", 3, (Group("model", lambda own: own["model"].state_dict()),)).sent]
@@ -169,21 +181,25 @@ class Phase:
     name: str
     rounds: int
     groups: tuple[Group, ...] = ()
-    work: Callable[["TrainContext"], float] = lambda bench: (
+    train_round: Callable[["TrainContext"], float] = lambda bench: (
         bench.train()
-    )  # at a site in a round; returns the loss, or NaN
-    turn: Turn | None = None  # where only one trains and sends in a round; the others validate what they are given
-    # What the server does before the phase: it may change initial weights that have not travelled yet, and returns
-    # facts for the summary's details. It is not done again when a study is resumed.
+        # trains at a site, and returns the loss, or NaN
+    )
+    # set if only one site trains and sends tensors in each round; the other sites validate the received tensors
+    turn: Turn | None = None
+    # Called at the server before the phase; it may change initial weights that were not sent yet, and returns facts for
+    # the summary. A resumed study does not call it again.
     before: Callable[[ServerSide, Modules], Facts] | None = None
-    trains: bool = True  # whether sites pass their training batches in it
-    releases: int = 0  # means over its cases that a site lets out in a round, where the plan promises privacy
+    trains: bool = True  # whether sites train on their data in this phase
+    # number of means over cases that a site releases in a round under differential privacy
+    releases: int = 0
     disclosure_notes: tuple[
         str, ...
-    ] = ()  # what a hospital should know of the phase, one line each, for the disclosure report
+        # the phase's lines in the hospitals' disclosure report
+    ] = ()
 
     def trains_at(self, site: str, number: int, sites: Sequence[str], seed: int) -> bool:
-        """Return whether a site trains, and sends what it has, in a round."""
+        """True if this site trains in this round and sends its tensors."""
         return self.turn is None or self.turn(number, sites, seed) == site
 
     @property
@@ -193,18 +209,18 @@ class Phase:
 
     @property
     def given(self) -> tuple[Group, ...]:
-        """The groups that sites are given."""
+        """The groups that sites receive."""
         return tuple(group for group in self.groups if group.goes_down)
 
     @property
     def once(self) -> tuple[Group, ...]:
-        """The groups that each site is given once and keeps."""
+        """The groups that each site receives once and keeps."""
         return tuple(group for group in self.groups if group.travels == "down")
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A phase in its place: the rounds `first` to `last`."""
+    """A phase that comprises the rounds `first` to `last` of a study."""
 
     place: int
     first: int
@@ -213,9 +229,9 @@ class Segment:
 
 
 class Schedule:
-    """All phases of a study by round, and the phase in which its outcome is delivered.
+    """All phases of a study in order, and the phase in which its outcome is delivered.
 
-    A phase's name may come again later; what counts is its place.
+    Phases may have the same name, so a phase is identified by its index.
     """
 
     def __init__(self, phases: Sequence[Phase], delivery: Phase) -> None:
@@ -224,7 +240,7 @@ class Schedule:
         self.rounds = sum(phase.rounds for phase in phases)
 
     def stretches(self) -> Iterator[Segment]:
-        """Yield the phases that have rounds, in order."""
+        """Yield each phase that has rounds, with its first and last round."""
         first = 1
         for place, phase in enumerate(self.phases):
             if phase.rounds:
@@ -232,24 +248,24 @@ class Schedule:
             first += phase.rounds
 
     def place_of(self, number: int) -> int:
-        """Return the place of a round's phase; after the last round that of the last phase, which may have none."""
+        """Return the index of a round's phase; rounds after the last belong to the last phase."""
         here = (stretch.place for stretch in self.stretches() if number <= stretch.last)
         return next(here, len(self.phases) - 1)
 
     def phase_of(self, number: int) -> Phase:
-        """Return the phase that a round, counted from 1, belongs to."""
+        """Return the phase of a round; rounds are counted from 1."""
         return self.phases[self.place_of(number)]
 
     @property
     def last(self) -> Phase:
-        """The phase after the last round."""
+        """The last phase, which may have no rounds."""
         return self.phases[-1]
 
     def has_travelled(self, rounds: int) -> bool:
-        """Return whether all that the last phase gives was there in these rounds, so that the server holds it."""
+        """True if the server has all groups that the last phase sends to sites after this number of rounds."""
         so_far = self.phases[: self.place_of(rounds) + 1]
         return {group.name for group in self.last.given} <= {group.name for phase in so_far for group in phase.groups}
 
     def used_as_scored(self, rounds: int) -> bool:
-        """Return whether the model after so many rounds is used as it was scored; not before the last phase."""
+        """True if the model after this number of rounds can be the final model, because the last phase has begun."""
         return self.phase_of(rounds + 1).name == self.last.name

@@ -1,4 +1,4 @@
-"""Changes of a plan that somebody types: `a.b=value` after --set, and names for hospitals that are all made here."""
+"""Change a plan by `key.subkey=value` from --set, and name the hospitals of a simulation."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from medsilo.registry import TABLES
 from medsilo.schedule.participation import MOST_SITES, names_for
 
 OPTIMIZER, NAMES, DIMENSIONS = "training.optimizer", "participation.sites", "task.dimensions"
-# The numbers that belong to one optimizer and say little about another: what is usual for each, where --set chooses it.
+# Each optimizer's usual values, which replace the plan's values if --set chooses another optimizer.
 USUAL: Mapping[str, Mapping[str, Any]] = {
     "sgd": {"learning_rate": 0.01, "weight_decay": 0.0},
     "adam": {"learning_rate": 0.001, "weight_decay": 0.0},
@@ -21,13 +21,13 @@ OWN_NUMBERS = ("learning_rate", "weight_decay", "momentum", "nesterov", "betas")
 
 
 def change(values: dict[str, Any], changes: Iterable[str]) -> None:
-    """Change a plan's values: first what takes other keys' values away."""
+    """Change a plan's values, beginning with changes that reset other keys."""
     for one in sorted(changes, key=lambda one: one.partition("=")[0] not in (OPTIMIZER, NAMES)):
         _apply(values, one)
 
 
 def name_hospitals(values: dict[str, Any]) -> None:
-    """Name as many hospitals as a plan needs, where it names none."""
+    """Name the least number of hospitals that a plan requires, if it names none."""
     part = values.get("participation")
     if isinstance(part, dict) and not part.get("sites") and part.get("minimum") in range(1, MOST_SITES + 1):
         values["participation"] = {**part, "sites": names_for(part["minimum"]), "minimum": None}
@@ -50,14 +50,16 @@ def _apply(values: dict[str, Any], change: str) -> None:
     if last == "name" and len(path) == 1 and path[0] in TABLES:
         value = TABLES[path[0]].spelled(value) or value
     if last == "name" and place.get("name") != value:
-        place.clear()  # another method, task or network: the numbers of the one before don't carry over
+        # Values of the previous method, task or network don't apply to a new one.
+        place.clear()
         if path == ["task"]:
-            values.pop("network", None)  # it was the other task's
+            values.pop("network", None)  # the network was for the previous task
     if key == OPTIMIZER and isinstance(value, str) and value in USUAL and place.get(last, "sgd") != value:
-        for number in OWN_NUMBERS:  # nor do those of another optimizer
+        for number in OWN_NUMBERS:  # values of the previous optimizer
             place.pop(number, None)
         place.update(USUAL[value])
-    if key == NAMES and value and not place.get(last):  # so many had to be there while nobody was named
+    # The minimum is for plans that name no hospitals.
+    if key == NAMES and value and not place.get(last):
         place.pop("minimum", None)
     if key == DIMENSIONS and value == 2 and place.get(last, 3) == 3:
         _learn_slices(values)
@@ -65,7 +67,7 @@ def _apply(values: dict[str, Any], change: str) -> None:
 
 
 def _learn_slices(values: dict[str, Any]) -> None:
-    """Leave x and y of what a plan says of volumes, and two dimensions of its network, as `init --slices` does."""
+    """Change a plan for volumes to train on slices, as `init --slices` does."""
     task, network = values["task"], values.get("network")
     task.update({key: task[key][:2] for key in ("size", "target_spacing") if isinstance(task.get(key), list)})
     if isinstance(network, dict) and "dimensions" in network:

@@ -1,4 +1,4 @@
-"""Files that a plan names beside itself: what they say takes the place of their names."""
+"""Replace the names of files in a plan by the files' contents or hashes."""
 
 import json
 import re
@@ -7,18 +7,23 @@ from typing import Any
 
 from medsilo.core import model_folders, weight_cache
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.core.files import load_tensors
+from medsilo.core.files import load_tensors, read_bounded
 from medsilo.core.tensors import hash_of
 from medsilo.core.text import is_safe_name
 from medsilo.core.yaml_text import load_yaml, why_unread
 
-FROM_FILES = ("question", "plans")  # keys of a task that may name a file beside the plan
+FROM_FILES = ("question", "plans")  # keys of a task whose value may be the name of a file beside the plan
+LARGEST = 8 << 20  # bytes of a text file
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def with_files(values: dict[str, Any], folder: Path, beside: bool = False) -> dict[str, Any]:
-    """Return a plan's values with the content of the files that its task names, and the hash of the one that its
-    network begins with, in place of their names. beside: none of them may lie elsewhere than in the folder."""
+    """Replace the names of files in a plan: by their content in the task, and by the hash of the network's initial
+    weights.
+
+    Args:
+        beside: whether all must be in the folder
+    """
     task, network = values.get("task"), values.get("network")
     if isinstance(network, dict) and (begun := _beginning(network.get("from"), folder, beside)):
         values = {**values, "network": {**network, "from": begun}}
@@ -29,7 +34,7 @@ def with_files(values: dict[str, Any], folder: Path, beside: bool = False) -> di
 
 
 def _beginning(told: Any, folder: Path, beside: bool) -> dict[str, Any] | None:
-    """Return what a network begins with, by its hash, where a plan names the file alone: its path, or a section."""
+    """Return the section of a network's initial weights, with their hash, if the plan has only the file's name."""
     own = {"file": told} if isinstance(told, str) else told
     if not isinstance(own, dict) or "sha256" in own or not isinstance(own.get("file"), str):
         return None
@@ -39,7 +44,8 @@ def _beginning(told: Any, folder: Path, beside: bool) -> dict[str, Any] | None:
 
 
 def _begun_with(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / Path(name).expanduser()  # a path as it is typed, or one that begins at the plan
+    # An absolute path, a path in the user's home, or a path relative to the plan's folder.
+    path = folder / Path(name).expanduser()
     if not is_safe_name(path.name):
         raise PlanError(f"network.from: {path.name!r} has odd characters; give the file another name")
     path = next(filter(Path.is_file, (path / name for name in weight_cache.IN_BUNDLES)), path)
@@ -58,7 +64,7 @@ def _content_of(folder: Path, key: str, name: str) -> Any:
     try:
         if name.endswith(".safetensors"):
             return hash_of(load_tensors(folder / name)[0])
-        text = (folder / name).read_text(encoding="utf-8")
+        text = read_bounded(folder / name, LARGEST).decode()
         return json.loads(text) if name.endswith(".json") else load_yaml(text)
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"task.{key}: {name}: {why_unread(error, 'a file beside the plan')}") from error

@@ -1,7 +1,8 @@
-"""What the engine asks of secure aggregation, by which a server learns sums over hospitals and no single one's numbers.
+"""Define the interface of secure aggregation, by which the server learns sums over hospitals but no hospital's own
+numbers.
 
-It is a package of its own, found by its entry point (`medsilo.aggregations`) under the name that a plan gives
-(`secure_aggregation.mode`). A site's stack and the server's each take their part of it from there.
+A package provides an implementation by an entry point (`medsilo.aggregations`), which a plan names
+(`secure_aggregation.mode`).
 """
 
 from abc import abstractmethod
@@ -15,27 +16,32 @@ from medsilo.schedule.phase import Phase
 
 
 class SecureAggregation(Feature):
-    """A way in which hospitals seal what they send. It holds no state: that lies in what `site` and `server` return."""
+    """A protocol by which hospitals mask the tensors that they send.
+
+    The objects that `site` and `server` return hold its state.
+    """
 
     name: str
-    promises: ClassVar[tuple[str, ...]]  # what it protects against, and against whom it does not
-    times_as_large: ClassVar[int]  # how many times its bytes in half precision a tensor may take when it is sealed
+    promises: ClassVar[tuple[str, ...]]  # threats that the protocol prevents, and threats that it does not prevent
+    # largest ratio of a masked tensor's size to its size in half precision
+    times_as_large: ClassVar[int]
 
     @abstractmethod
     def forms(self, plan: Any, phase: Phase) -> Mapping[str, Form]:
-        """Return how each group is mixed that sites seal in a phase."""
+        """Return the form of aggregation of each masked group of tensors in a phase."""
 
     @abstractmethod
     def layout(self, plan: Any, phase: Phase, networks: Modules) -> Groups:
-        """Return what travels in place of the groups that sites seal in a phase. networks: without values."""
+        """Return the tensors that sites send instead of a phase's masked groups. networks: networks on torch's meta
+        device."""
 
     @abstractmethod
     def site(self, place: Any) -> Any:
-        """Return what a site's tensors travel in: an `UpdateCodec` (federation/place.py)."""
+        """Return a site's `UpdateCodec` (federation/site_context.py), which masks its tensors."""
 
     @abstractmethod
     def server(self, asker: Any, state: Any, kit: Any) -> Any:
-        """Return how answers become the next round's tensors: a `RoundAggregation` (federation/server_state.py).
+        """Return the server's `RoundAggregation` (medsilo_server/server_state.py), which unmasks sums.
 
-        kit: the server's own, where it has one.
+        kit: the server's startup kit, if it has one.
         """

@@ -1,4 +1,4 @@
-"""What an outcome finds at a site."""
+"""Define the data of a site with which a method ends a study."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from medsilo.tasks.task import Task
 
 @dataclass(frozen=True)
 class SiteEnd:
-    """A site, as an outcome finds it."""
+    """A site's data with which a method makes its outcome."""
 
-    plan: Any  # the study's; plans stand above this room
+    plan: Any  # a medsilo.plan.Plan, which this package can't import
     site: str
-    modules: Modules  # with what was delivered
-    folder: Path  # the site's own in the study
+    modules: Modules  # the networks with the delivered tensors
+    folder: Path  # the site's folder in the study's run
     task: Task
     compute: Compute
-    validation: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the cases once, in their order
-    suppressed: Collection[Part]  # parts with too few cases to tell anything of
-    resolution: Mapping[str, Resolution]  # how coarsely numbers over a part are rounded
+    validation: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # yields each validation case once, in order
+    suppressed: Collection[Part]  # parts with too few cases for any number
+    resolution: Mapping[str, Resolution]  # the rounding of numbers over each part
     stop: Callable[[], None]

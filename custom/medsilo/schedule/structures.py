@@ -1,4 +1,4 @@
-"""Mixing of a network's last layer by structure: what finds a structure is learned from the hospitals that drew it."""
+"""Average each output of a segmentation network's last layer over the hospitals that annotated its structure."""
 
 from collections.abc import Iterable, Mapping, MutableMapping
 from functools import partial
@@ -17,9 +17,12 @@ PLAIN = (WeightedMean, UniformMean)
 def mix_by_structure(
     mixers: MutableMapping[str, Aggregator], groups: Groups, model: nn.Module, server: ServerSide
 ) -> None:
-    """Before a round, let plain means weigh each output of the last layer by the sites that have its structure.
+    """Make plain means average each output of the last layer over the sites that annotated its structure.
 
-    groups: what they mix; those that hold the whole last layer are meant. Nothing changes where all drew everything.
+    If all sites annotated all structures, nothing changes.
+
+    Args:
+        groups: each group's tensors; only groups with the whole last layer change
     """
     goal = server.task.goal
     found = tuple(goal.structures) if goal.overlaps else goal.label_names
@@ -29,7 +32,8 @@ def mix_by_structure(
     shapes = {name: model.get_parameter(name).shape for name in axes}
 
     def weigh(names: Iterable[str], site: str, samples: float) -> dict[str, float | Tensor]:
-        absent = server.joined[site].absent if site in server.joined else ()  # one that was refused when it joined
+        # the server refused other sites when they joined
+        absent = server.joined[site].absent if site in server.joined else ()
         drawn = torch.tensor([float(name not in absent) for name in found])
         own = {name: samples * _along(drawn, axis, shapes[name]) for name, axis in axes.items()}
         return dict.fromkeys(names, samples) | own
@@ -43,7 +47,8 @@ def mix_by_structure(
 
 
 def outputs_of(model: nn.Module, outputs: int) -> Mapping[str, int]:
-    """Return the axis of the outputs in each tensor of a model's last layer; nothing where it has not so many."""
+    """Return the output axis of each parameter of a model's last layer; empty if that layer has another number of
+    outputs."""
     found = {}
     for name in names_of_last_layers(model, 1):
         weight, layer = model.get_parameter(name), model.get_submodule(name.rpartition(".")[0])
@@ -55,12 +60,11 @@ def outputs_of(model: nn.Module, outputs: int) -> Mapping[str, int]:
 
 
 def _along(numbers: Tensor, axis: int, shape: torch.Size) -> Tensor:
-    """Return a tensor of a shape with these numbers along an axis."""
     return numbers.reshape([-1 if place == axis else 1 for place in range(len(shape))]).expand(shape)
 
 
 def names_of_last_layers(module: nn.Module, count: int) -> list[str]:
-    """Names of the parameters of the last layers that have any, in the order in which the network registers them."""
+    """Return the names of the parameters of the last `count` layers with parameters, in the network's order."""
     owned = [
         [f"{prefix}.{name}" if prefix else name for name, _ in layer.named_parameters(recurse=False)]
         for prefix, layer in module.named_modules()

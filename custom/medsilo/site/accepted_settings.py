@@ -1,4 +1,4 @@
-"""A kit's settings as its hospital's engineer accepted them: what they promise, nobody takes away unnoticed."""
+"""Detect changes to a kit's settings since the hospital's engineer accepted them."""
 
 import hashlib
 import os
@@ -10,8 +10,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from medsilo.core import optional
-from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.errors import MedsiloError, Passing, Refused
 from medsilo.core.files import read_bounded
 from medsilo.core.section import Section
 from medsilo.core.text import plain
@@ -19,40 +18,60 @@ from medsilo.site.kit import KitFiles
 from medsilo.site.party import FILE_NAME
 from medsilo.site.settings import SiteSettings
 
-REMEMBERED = "accepted-settings.json"  # in the kit
-READ = (".yaml", ".json", ".default", *all_suffixes())  # of files that medsilo or NVFlare read in local/, or import
-BESIDE = "startup/*__*resources.json"  # NVFlare takes components from these, too
-LARGEST_FILE = 1 << 20  # bytes of each of these files
+REMEMBERED = "accepted-settings.json"  # file name in the kit
+# Suffixes of files in local/ that medsilo or NVFlare read or import
+READ = (".yaml", ".json", ".default", *all_suffixes())
+BESIDE = "startup/*__*resources.json"  # NVFlare reads components from these files, too
+LARGEST_FILE = 1 << 20  # bytes
 REMEDY = "its engineer looks at local/ and says so: medsilo check --kit KIT --accept"
 
 
 class _SettingsRecord(Section):
-    files: dict[str, str]  # SHA-256 of each that is there, by its path in local/
+    files: dict[str, str]  # SHA-256 by path, relative to local/
     at: int = Field(ge=0)
+    # Whether the settings promise protection; if not, changes are allowed
+    promises: bool = Field(True, exclude_if=bool)
 
 
 class AcceptedSettings:
-    """The settings of a kit as its engineer left them: while they promise something, no study runs under changed ones.
+    """The accepted settings of a kit. If they promise patients protection, no study runs after a change to them.
 
-    What is remembered lies in the kit, signed with its key, and not in `records`, whose place the settings themselves
-    say. It begins with the first check or study under settings that promise something, and a change counts when the
-    engineer says so. Somebody who removes the file, too, is not noticed.
+    The record of accepted settings is in the kit and signed with the kit's key. `state_dir` would be no safe place,
+    because a changed setting could name another folder. The first check or study writes the record; a later change
+    needs the engineer's acceptance. A hospital with a privacy ledger must also have this record, because the ledger is
+    created later; otherwise somebody removed the record.
     """
 
-    def __init__(self, kit: KitFiles) -> None:
-        self.file, self.local, self._kit = kit.kit / REMEMBERED, kit.kit / "local", kit
+    def __init__(self, kit: KitFiles, book: Path | None = None) -> None:
+        """book: folder of the hospital's query budget, if known."""
+        self.file, self.local, self._kit, self._book = kit.kit / REMEMBERED, kit.kit / "local", kit, book
 
     def check(self) -> str:
-        """Return since when the settings stand, nothing where none are remembered; raises Refused where they differ."""
+        """Return the time of the last acceptance, or an empty text without one; raises Refused if settings differ from
+        it.
+        """
         if not self.file.exists():
+            from medsilo.site.ledger import ledgers
+
+            if ledgers(self._book, self._kit.kit):
+                raise Refused(
+                    f"this hospital's {REMEMBERED} is missing, although it has a privacy ledger; its engineer must "
+                    "check local/, then run: medsilo ledger accept --kit KIT"
+                )
             return ""
+        from medsilo.site.signed import read_of_kit
+
         try:
-            remembered = optional.read_own(self.file, _SettingsRecord, self._kit.key_for("settings"))
+            remembered = read_of_kit(self.file, _SettingsRecord, self._kit, "settings")
+        except Passing:
+            raise
         except MedsiloError as error:
             raise Refused(
                 f"this hospital's {REMEMBERED} is damaged or not signed by its key, so nothing runs; {REMEDY}",
                 private=f"{self.file}: {error}",
             ) from error
+        if not remembered.promises:
+            return ""
         now = self._now()
         if differ := sorted(name for name, _ in now.items() ^ remembered.files.items()):
             told = ", ".join(plain(name, 80) if name in now else f"{name} (missing)" for name in dict.fromkeys(differ))
@@ -60,17 +79,20 @@ class AcceptedSettings:
         return moment(remembered.at)
 
     def begin(self, settings: SiteSettings) -> str:
-        """The same; where nothing is remembered yet, remember settings that promise something."""
-        return self.check() or self.accept(settings)
+        """Check the settings as `check` does, or accept them if there is no record yet."""
+        return self.check() or ("" if self.file.exists() and not settings.promise() else self.accept(settings))
 
     def accept(self, settings: SiteSettings) -> str:
-        """Remember the settings as they are now; nothing where they promise nothing. Returns since when they stand."""
-        if settings.approval == "none" and settings.privacy is None:
-            self.file.unlink(missing_ok=True)
-            return ""
-        accepted = _SettingsRecord(files=self._now(), at=int(time.time()))
-        optional.write_signed(self.file, accepted, self._kit.key_for("settings"))
-        return moment(accepted.at)
+        """Record the present settings as accepted.
+
+        Returns the time, or an empty text if the settings promise no protection.
+        """
+        from medsilo.site.signed import write_signed
+
+        promises = settings.promise()
+        accepted = _SettingsRecord(files=self._now() if promises else {}, at=int(time.time()), promises=promises)
+        write_signed(self.file, accepted, self._kit.key_for("settings"))
+        return moment(accepted.at) if promises else ""
 
     def _now(self) -> Mapping[str, str]:
         try:
@@ -79,13 +101,15 @@ class AcceptedSettings:
             return {name: hashlib.sha256(own).hexdigest() for name, own in there.items() if own is not None}
         except (OSError, ValueError) as error:
             raise Refused(
-                f"this hospital's settings cannot be read ({type(error).__name__}), so nothing runs; see to local/",
+                f"this hospital's settings cannot be read ({type(error).__name__}), so nothing runs; check local/",
                 private=str(error),
             ) from error
 
 
 def _content(path: Path) -> bytes | None:
-    """Return what must not change of a file, or of a link to a folder, where it leads; None of what nobody reads."""
+    """Return the content to compare: of a file, or the target of a link to a folder; None for a file that
+    nobody reads.
+    """
     if path.is_symlink() and path.is_dir():
         return bytes(path.readlink())
     is_read = path.suffix in READ and path.parent.name != "__pycache__" and path.is_file()
@@ -93,11 +117,11 @@ def _content(path: Path) -> bytes | None:
 
 
 def check_there(local: Path) -> None:
-    """Raise MedsiloError where a hospital's kit has no settings: without them nothing is promised any more."""
+    """Raise MedsiloError if a hospital's kit has no medsilo.yaml, because nothing would protect its patients."""
     if not (local / FILE_NAME).exists():
         raise MedsiloError(f"this hospital's {FILE_NAME} is missing in the kit's local/, so nothing runs; put it back")
 
 
 def moment(seconds: float) -> str:
-    """Return a time as people read it."""
+    """Format a time, in seconds since 1970, for people."""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"

@@ -1,15 +1,17 @@
-"""A hospital's approvals: which plans may run here, under which settings, signed with the key of its kit.
+"""A hospital's approvals of plans, signed with a key of its startup kit.
 
-One file holds all decisions and one signature over them: a change anywhere makes all of them void. Its name is that of
-the key, so with another key a hospital starts again. Beside it lie the plans that asked.
-
-What is not noticed: whoever may read the key can sign, and the file can be put back to an earlier state as a whole.
+One signed file holds all decisions, so any change to it invalidates all of them. The file's name depends on the key, so
+a hospital with a new key has no approvals. If the kit was renewed, the new key signs the earlier key's approvals
+(`KitFiles.earlier_key_for`). The same folder holds the plans that wait for approval, and the code of jobs, each under
+its hash. The signature does not protect against somebody who can read the key. A reset of the whole file to an earlier
+state is not detected.
 """
 
 import hashlib
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from operator import not_
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -21,45 +23,50 @@ from medsilo.core.package import in_words, name_that_differs
 from medsilo.core.section import Section
 from medsilo.core.text import counted, plain
 from medsilo.site.accepted_settings import moment
+from medsilo.site.job_code import CodeFacts, JobCode, drop_code
 from medsilo.site.kit import KitFiles
 from medsilo.site.query_budget import LockedFolder, QueryBudget, data_set
 from medsilo.site.settings import CANARY, SiteSettings
 from medsilo.site.signed import read_own, write_signed
 from medsilo.site.signing import UseKey, public_text
 
-FOLDER_NAME, LOCK = "approvals", "approvals.lock"  # the folder is beside a hospital's book
-ASKED, ANSWERED = "asked", "answered"
-WAIT = 60.0  # seconds that another process may hold the lock
+FOLDER_NAME, LOCK = "approvals", "approvals.lock"  # a subfolder of the hospital's query budget
+ASKED, ANSWERED, CODE = "asked", "answered", "code"
+WAIT = 60.0  # seconds to wait for another process's lock
 MOST_DECISIONS, MOST_SITES, MOST_ROUNDS, MOST_PACKAGES = 10_000, 1000, 100_000, 100
-LARGEST = 8 << 20  # bytes of a plan that asked
-MOST_ASKED = 50  # plans without a decision that are kept, the last ones
+LARGEST = 8 << 20  # bytes of a plan that waits for approval
+MOST_ASKED = 50  # number of plans waiting for approval that are kept; older plans are dropped
+MOST_KEPT = 50  # number of approvals whose code is kept; older code is dropped
 LATEST = 253_402_300_799  # the end of the year 9999
 MADE_ANEW = "decide again once somebody has found out why, and moved that file away"
 
+Asked = Annotated[str, Field(max_length=64)]  # a request's digest
 PlanHash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(max_length=200)]
 When = Annotated[int, Field(ge=0, le=LATEST)]  # seconds since 1970
-PlanCode = Mapping[str, Mapping[str, str]]  # version and hash of each package whose code a plan runs
+PlanCode = Mapping[str, Mapping[str, str]]  # version and hash of each package whose code a plan uses
 NOTHING: PlanCode = {}
+CountedTask = Literal["round", "deliver", "test"]
 DecisionKind = Literal["approved", "declined", "withdrawn"]
 
 
 class ApprovalLimits(Section):
-    """The limits of an approval. A limit that is not given does not hold."""
+    """The limits of an approval: expiry, rounds, sites. A missing limit means no limit."""
 
     expires: When | None = None
-    rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)  # rounds that are answered, of all studies of the plan
-    sites: tuple[Text, ...] = Field((), max_length=MOST_SITES)  # nobody else may take part
+    rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)  # limit on answered rounds, over all studies of the plan
+    sites: tuple[Text, ...] = Field((), max_length=MOST_SITES)  # the only sites that may take part
 
     @classmethod
     def lasting(cls, hours: int | None, rounds: int | None, sites: str) -> Self:
-        """Return limits that begin now; raises MedsiloError. sites: their names, with commas between them."""
+        """Return limits that count from now; raises MedsiloError for invalid limits. sites: names,
+        separated by commas.
+        """
         expires = None if hours is None else int(time.time()) + 3600 * hours
         names = sorted({name.strip() for name in sites.split(",")} - {""})
         return cls.from_values({"expires": expires, "rounds": rounds, "sites": names}, "the limits of the approval")
 
     def words(self) -> list[str]:
-        """Return each limit in words."""
         return [
             *([f"until {moment(self.expires)}"] if self.expires is not None else []),
             *([f"at most {counted(self.rounds, 'round')}"] if self.rounds is not None else []),
@@ -68,10 +75,10 @@ class ApprovalLimits(Section):
 
 
 class ApprovedPackage(Section):
-    """A package whose code a plan runs, as it was installed at the decision."""
+    """The version and hash of a package that a plan uses, at the time of the approval."""
 
     version: Text
-    hash: Text  # of its files
+    hash: Text  # hash of the package's files
 
 
 class Decision(Section):
@@ -82,8 +89,10 @@ class Decision(Section):
     at: When
     by: Text
     limits: ApprovalLimits = ApprovalLimits()
-    packages: dict[Text, ApprovedPackage] = Field({}, max_length=MOST_PACKAGES)  # of an approval: those that run it
-    data: Text = ""  # what stands for the hospital's data set
+    # The packages that an approved plan uses
+    packages: dict[Text, ApprovedPackage] = Field({}, max_length=MOST_PACKAGES)
+    data: Text = ""  # the identifier of the hospital's data set
+    job_code: CodeFacts | None = Field(None, exclude_if=not_)  # for an approval: the code in the job, if any
 
     def objection(
         self,
@@ -94,11 +103,19 @@ class Decision(Section):
         code: PlanCode,
         data: str,
         now: float,
+        job_code: CodeFacts | None = None,
     ) -> str:
-        """Return why the plan may not go on here, as the rest of "this hospital ..."; nothing where it may.
+        """Return the reason against running the plan, which completes "this hospital ...", or an empty text if it may
+        run.
 
-        plan: what the sentence calls it; named: the plan's own sites; sites: those that the server tells, which may be
-        fewer; number: the round's; code: the plan's packages as they are installed; data: the data set.
+        Args:
+            plan: the plan's name in the text
+            named: the sites that the plan names
+            sites: the sites that the server names, which may be fewer
+            number: the round
+            code: the plan's packages as installed now
+            data: the identifier of the hospital's data set
+            job_code: the code in the job, with its packages as installed now
         """
         own = self.limits
         if self.verdict != "approved":
@@ -115,43 +132,69 @@ class Decision(Section):
         if (name := name_that_differs({name: approved.get(name) for name in code}, code)) is not None:
             before, now_is = (in_words(packages.get(name)) for packages in (approved, code))
             return f"approved {plan} with {name} {before}, and runs {now_is} now"
+        if objection := _code_objection(plan, self.job_code, job_code):
+            return objection
         return f"approved {plan} for other data than it has now" if self.data != data else ""
 
 
-class AskingPlan(Section):
-    """A plan that asked to run here."""
+def _code_objection(plan: str, approved: CodeFacts | None, now: CodeFacts | None) -> str:
+    """Return an objection in the form of `Decision.objection` if the job's code is not the approved code."""
+    if approved is None or now is None:
+        told = "without code, and this job brings code" if now else "with code, and this job brings none"
+        return "" if approved is now else f"approved {plan} {told}"
+    if approved.hash != now.hash:
+        return f"approved {plan} with other code ({approved.hash[:12]}) than this job brings ({now.hash[:12]})"
+    if (name := name_that_differs(approved.versions, now.versions)) is not None:
+        before, now_is = (plain(own.versions.get(name, "no such package"), 60) for own in (approved, now))
+        return f"approved {plan} for its code with {plain(name, 60)} {before}, and here is {now_is} now"
+    return ""
 
-    plan: dict[str, Any]  # whoever reads it checks that it has this hash
+
+class AskingPlan(Section):
+    """A plan that waits for this hospital's approval, or waited for it."""
+
+    plan: dict[str, Any]  # readers must check the plan's hash
     hash: PlanHash
     study: Text = ""
     lead: Text = ""
     sites: tuple[Text, ...] = Field((), max_length=MOST_SITES)
     at: When
+    job_code: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = Field("", exclude_if=not_)  # hash of the job's code
+
+    def waits(self, last: Decision | None) -> bool:
+        """True if the plan still needs a decision. last: the last decision about this plan."""
+        if last is None:
+            return True
+        approved = last.job_code.hash if last.job_code else ""
+        return last.verdict == "approved" and self.job_code != approved and self.at >= last.at
 
     @property
     def is_canary(self) -> bool:
-        """Return whether it calls itself a canary."""
+        """True if the plan declares itself a canary: one round on synthetic data."""
         return any(layer.get("name") == CANARY for layer in self.plan.get("layers") or [])
 
 
 class _RoundsRecord(Section):
-    """The rounds that were answered under one approval, each by what it was asked."""
+    """The digests of the requests that were answered under one approval."""
 
     since: When
-    rounds: tuple[Annotated[str, Field(max_length=64)], ...] = Field((), max_length=MOST_ROUNDS)
+    rounds: tuple[Asked, ...] = Field((), max_length=MOST_ROUNDS)
+    # Requests at the end of a study, when a model is delivered and tested
+    deliver: tuple[Asked, ...] = Field((), max_length=MOST_ROUNDS)
+    test: tuple[Asked, ...] = Field((), max_length=MOST_ROUNDS)
 
 
 class _Register(Section):
-    """The content that is signed."""
+    """All decisions of a hospital, which are signed together."""
 
     decisions: tuple[Decision, ...] = Field((), max_length=MOST_DECISIONS)
 
 
 class Approvals:
-    """A site's decisions, and the plans that asked for one."""
+    """A hospital's decisions about plans, and the plans that wait for a decision."""
 
     def __init__(self, book: Path, key: UseKey, data: str = "") -> None:
-        """book: the folder of what the hospital remembers; data: what stands for its data set."""
+        """book: folder of the hospital's query budget. data: the data set's identifier."""
         self.folder, self.data, self._key = book / FOLDER_NAME, data, key
         public = bytes.fromhex(public_text(key))
         self.file = self.folder / f"{hashlib.sha256(public).hexdigest()[:16]}.json"
@@ -159,7 +202,7 @@ class Approvals:
 
     # ------------------------------------------------------------------ decisions
     def decisions(self) -> tuple[Decision, ...]:
-        """Return all decisions in their order; raises Refused where the file is not as this key signed it."""
+        """Return all decisions in order; raises Refused if this key did not sign the file."""
         if not self.file.exists():
             return ()
         try:
@@ -171,7 +214,7 @@ class Approvals:
             ) from error
 
     def last(self, plan: str) -> Decision | None:
-        """Return what was last decided about a plan."""
+        """Return the last decision about a plan, given its hash."""
         return next((one for one in reversed(self.decisions()) if one.plan == plan), None)
 
     def decide(
@@ -181,9 +224,14 @@ class Approvals:
         by: str,
         limits: ApprovalLimits | None = None,
         code: PlanCode = NOTHING,
+        job_code: JobCode | None = None,
     ) -> Decision:
-        """Sign a decision, and return when it is on the disk; raises MedsiloError. code: of an approval, the packages
-        that may run the plan."""
+        """Sign a decision and write it to disk; raises MedsiloError if there is no approval to withdraw.
+
+        Args:
+            code: for an approval, the packages that the plan may use
+            job_code: the code in the job, if any
+        """
         decision = Decision(
             plan=plan,
             verdict=verdict,
@@ -192,21 +240,37 @@ class Approvals:
             limits=limits or ApprovalLimits(),
             packages={name: ApprovedPackage(**facts) for name, facts in code.items()},
             data=self.data,
+            job_code=job_code.facts() if job_code else None,
         )
         with self._folder.alone():
+            if job_code:
+                job_code.keep(self.folder / CODE)
             before = self.decisions()
             stands = next((one.verdict for one in reversed(before) if one.plan == plan), None)
             if verdict == "withdrawn" and stands != "approved":
                 raise MedsiloError(f"plan {plan[:12]} is not approved here, so there is nothing to withdraw")
             if len(before) >= MOST_DECISIONS:
-                raise MedsiloError(f"there are {MOST_DECISIONS} decisions, as many as are kept; {MADE_ANEW}")
+                raise MedsiloError(f"there are {MOST_DECISIONS} decisions, which is the limit; {MADE_ANEW}")
             write_signed(self.file, _Register(decisions=(*before, decision)), self._key)
         return decision
 
-    def count(self, decision: Decision, asked: str) -> None:
-        """Enter a round that is about to be answered; raises Refused beyond the limit of the approval.
+    def take_over(self, before: "Approvals") -> None:
+        """After a kit's renewal, sign the decisions and plans that the earlier key signed. The earlier
+        files are kept.
+        """
+        with self._folder.alone():
+            if self.file.exists() or not (decisions := before.decisions()):
+                return
+            for asked in before.asked():
+                write_signed(self.folder / ASKED / f"{asked.hash}.json", asked, self._key)
+            write_signed(self.file, _Register(decisions=decisions), self._key)
 
-        asked: what stands for the request: the same one costs nothing more.
+    def count(self, decision: Decision, asked: str, task: CountedTask = "round", each: int = 1) -> None:
+        """Count a request before it is answered; raises Refused if the approval's limit of rounds is reached.
+
+        Args:
+            asked: the request's digest; a repeated request is not counted again
+            each: the number of rounds in a study, which is delivered and tested once
         """
         most = decision.limits.rounds
         if most is None:
@@ -220,40 +284,91 @@ class Approvals:
             except (OSError, ValueError) as error:
                 told = f"this hospital's count of answered rounds is damaged, so nothing is answered; {MADE_ANEW}"
                 raise Refused(told, private=f"{file}: {error}") from error
-            rounds = so_far.rounds if so_far.since == decision.at else ()
-            if asked in rounds:
+            if so_far.since != decision.at:
+                so_far = _RoundsRecord(since=decision.at)
+            key = "rounds" if task == "round" else task
+            before: tuple[str, ...] = getattr(so_far, key)
+            if asked in before:
                 return
-            if len(rounds) >= most:
+            if task == "round" and len(before) >= most:
                 raise Refused(f"this hospital answered all {most} rounds that it approved of plan {decision.plan}")
-            write_text(file, _RoundsRecord(since=decision.at, rounds=(*rounds, asked)).model_dump_json())
+            if task != "round" and len(before) >= max(most // each, 1):
+                raise Refused(
+                    f"this hospital approved {counted(most, 'round')} of plan {decision.plan}, and answered the "
+                    f"{task} of as many studies as have these"
+                )
+            write_text(file, so_far.model_copy(update={key: (*before, asked)}).model_dump_json(exclude_defaults=True))
 
-    # ------------------------------------------------------------------ plans that asked
-    def keep(self, asked: AskingPlan) -> None:
-        """Keep a plan that asks, so that somebody can read it and decide; of those without a decision the last ones."""
+    # ----------------------------------------------------------------- plans that wait for approval
+    def keep(self, asked: AskingPlan, job_code: JobCode | None = None) -> None:
+        """Store a plan that waits for approval, so that somebody can review it. Only the latest undecided plans are
+        kept.
+
+        Args:
+            job_code: the code in its job, if any
+        """
         folder = self.folder / ASKED
         with self._folder.alone():
+            if job_code:
+                job_code.keep(self.folder / CODE)
             write_signed(folder / f"{asked.hash}.json", asked, self._key)
-            decided = {one.plan for one in self.decisions()}
+            decisions = self.decisions()
+            decided = {one.plan for one in decisions}
             others = [path for path in folder.glob("*.json") if path.stem not in decided | {asked.hash}]
             for old in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: -MOST_ASKED + 1 or None]:
                 old.unlink(missing_ok=True)
+            if job_code:
+                approved = [one.job_code.hash for one in decisions if one.job_code]
+                drop_code(self.folder / CODE, {*approved[-MOST_KEPT:], *(one.job_code for one in self.asked())})
 
     def asked(self, beginning: str = "") -> list[AskingPlan]:
-        """Return the plans that asked whose hash begins so, the last one first; a file that this key did not sign so is
-        left out."""
+        """Return the stored plans whose hash has this beginning, latest first, without files whose signature is
+        invalid.
+        """
         found = []
         for path in (self.folder / ASKED).glob("*.json"):
             with suppress(MedsiloError):
                 found.append(read_own(path, AskingPlan, self._key))
         return sorted((one for one in found if one.hash.startswith(beginning)), key=lambda one: (-one.at, one.hash))
 
+    # ------------------------------------------------------------------ code of jobs
+    def code_of(self, asked: AskingPlan) -> JobCode | None:
+        """Return the code of a plan's job, or None without code; raises MedsiloError if the stored code is missing."""
+        return JobCode.kept(self.folder / CODE, asked.job_code) if asked.job_code else None
+
+    def code_approved(self, asked: AskingPlan, title: str = "") -> tuple[Decision, JobCode] | None:
+        """Return the last approved code and its decision, to show differences: of this plan, else of its lead or title,
+        else of any plan.
+
+        Returns None if no approved code is stored.
+        """
+        plans = {one.hash: one for one in self.asked()}
+
+        def nearness(decision: Decision) -> int:
+            kept = plans.get(decision.plan)
+            same_lead = kept is not None and bool(asked.lead) and kept.lead == asked.lead
+            same_study = kept is not None and bool(title) and (kept.plan.get("study") or {}).get("title") == title
+            return 2 if decision.plan == asked.hash else 1 if same_lead or same_study else 0
+
+        approved = [one for one in reversed(self.decisions()) if one.verdict == "approved" and one.job_code]
+        for decision in sorted(approved, key=nearness, reverse=True):
+            with suppress(MedsiloError):
+                assert decision.job_code
+                return decision, JobCode.kept(self.folder / CODE, decision.job_code.hash)
+        return None
+
 
 def study_in_words(study: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the lead's own words about a study: title, purpose and contact. study: that section of a plan."""
+    """Return the lead's title, purpose and contact of a study as pairs of name and text. study: the plan's `study`
+    section.
+    """
     said = ((name, plain(study.get(name) or "")) for name in ("title", "purpose", "contact"))
     return [(name, words or f"not stated (study.{name} in the plan)") for name, words in said]
 
 
 def approvals_of(book: QueryBudget, kit: KitFiles, settings: SiteSettings) -> Approvals:
-    """Return a site's approvals, which it signs with a key of its kit."""
-    return Approvals(book.folder, kit.key_for("approvals"), data_set(settings.data, "") if settings.data else "")
+    """Return a site's approvals, signed with a key of its kit."""
+    found = Approvals(book.folder, kit.key_for("approvals"), data_set(settings.data, "") if settings.data else "")
+    if not found.file.exists() and (before := kit.earlier_key_for("approvals")):
+        found.take_over(Approvals(book.folder, before))
+    return found

@@ -1,21 +1,22 @@
-"""Tell who a site is, by the certificate and key of its kit."""
+"""A site's identity: the certificate and private key in its startup kit."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from medsilo.core import optional
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import Passing
 
-if TYPE_CHECKING:  # many studies sign nothing
+if TYPE_CHECKING:  # not at run time, because many studies sign nothing
     from medsilo.site.signing import KeyPurpose, UseKey
 
-HOSPITALS = "hospitals.json"  # in a server's local/: the hospitals' names
+HOSPITALS = "hospitals.json"  # file with the hospitals' names, in a server's local/
+BEFORE = "startup-before"  # copy of a kit's earlier startup/, if the kit was renewed with a new key
 
 
 @dataclass(frozen=True)
 class KitFiles:
-    """The files of the certificate, the private key and the root certificate at a site."""
+    """The paths of a site's certificate, private key and root certificate."""
 
     certificate: str
     key: str
@@ -23,15 +24,14 @@ class KitFiles:
 
     @property
     def kit(self) -> Path:
-        """The kit's folder."""
         return Path(self.certificate).parents[1]
 
     def read(self) -> tuple[bytes, bytes, bytes]:
-        """Return what the three files hold; raises MedsiloError."""
+        """Read the certificate, the key and the root certificate; raises MedsiloError if a file cannot be read."""
         try:
             certificate, key, root = (Path(path).read_bytes() for path in (self.certificate, self.key, self.root))
         except OSError as error:
-            raise MedsiloError(
+            raise Passing(  # a temporary error, because files are missing while startup/ is replaced
                 f"the kit's certificate, key or root cannot be read ({type(error).__name__}); put them back, or ask "
                 "the lead for the kit again",
                 private=str(error),
@@ -39,6 +39,31 @@ class KitFiles:
         return certificate, key, root
 
     def key_for(self, use: "KeyPurpose") -> "UseKey":
-        """Return the key that signs for this use alone, which the key of the kit certifies."""
+        """Return a signing key for this use, derived from the kit's key and certified by it."""
         certificate, key, _ = self.read()
-        return optional.UseKey.of(optional.read_pair(certificate, key)[1], use)
+        return _use_key(certificate, key, use)
+
+    def earlier_key_for(self, use: "KeyPurpose") -> "UseKey | None":
+        """Return the signing key derived from the kit's earlier key in startup-before/; None if there is no such
+        folder.
+
+        Raises MedsiloError unless the root issued the earlier certificate to this hospital. Without this check, anybody
+        who may write to the kit could make medsilo trust a new key.
+        """
+        from medsilo.site.signing import check_succession
+
+        folder = self.kit / BEFORE
+        if not folder.is_dir():
+            return None
+        earlier = KitFiles(*(str(folder / Path(path).name) for path in (self.certificate, self.key, self.root)))
+        certificate, key, _ = earlier.read()
+        check_succession(self.read()[0], certificate, self.read()[2])
+        return _use_key(certificate, key, use)
+
+
+@lru_cache(maxsize=16)
+def _use_key(certificate: bytes, key: bytes, use: "KeyPurpose") -> "UseKey":
+    """Derive a signing key. The result is cached, because each round needs it and parsing an RSA key is slow."""
+    from medsilo.site.signing import UseKey, read_pair
+
+    return UseKey.of(read_pair(certificate, key)[1], use)

@@ -1,14 +1,14 @@
-"""A hospital's privacy ledger: what every study cost its patients, entered before an answer leaves.
+"""A hospital's privacy ledger: the differential privacy cost of every answer, recorded before the answer leaves.
 
-One file per data set. A line is an entry and its signature, and names the hash of the line before it; a second file,
-the head, says how many lines there are at least. Lines are on the disk before what they count may leave, so that a
-process that dies in between has counted too much and never too little.
+A hospital has one file per data set. Each line is a signed entry with the hash of the previous line. A second file, the
+head, holds the number and hash of the lines written so far. An answer leaves only after its entry is on disk, so a
+process that dies between these steps has charged too much, never too little.
 
-Whose key signs is known beforehand: the kit's. A later key is let in by the hospital's engineer alone, and the one
-before it signs that, too. Without a kit a key of its own lies beside the ledger, and shows nothing to whoever may write
-there. What is noticed: a changed, removed, added or exchanged line, a file that was cut, another history that was
-written without the key. What the key's owner does is not. Both files can be put back together to an earlier state:
-the head that the kit keeps tells of it, and the heads that servers keep of what they were sent (`check_heads`).
+A key of the hospital's startup kit signs the entries. When a kit is renewed with a new key, the old key signs the new
+key, or the hospital's engineer accepts it. Without a kit, the key is stored beside the ledger and does not protect
+against anybody who may write there. The ledger detects changed, removed, added or swapped lines, a truncated file, and
+entries written without the key. Changes by the owner of the key are not detected. If both files are reset to an earlier
+state, the copies of the head in the kit and at servers (`check_heads`) reveal it.
 """
 
 import hashlib
@@ -40,134 +40,155 @@ from medsilo.site.settings import PrivacyRequirements
 from medsilo.site.signed import S, Signature, line_of, opened, read_signed, signed, write_signed
 from medsilo.site.signing import PrivateKey, UseKey, own_key, public_text
 
-FOLDER_NAME, OWN_KEY, LOCK = "ledger", "key.pem", "ledger.lock"  # the folder is beside a hospital's book
+# FOLDER_NAME is a subfolder of the hospital's query budget
+FOLDER_NAME, OWN_KEY, LOCK = "ledger", "key.pem", "ledger.lock"
 OF = "this hospital's privacy ledger"
-WAIT = 120.0  # seconds that another process may hold the lock
-START = "0" * 64  # what stands for the line before the first
-KEPT = "ledger-{}.head.json"  # in the kit: the head once more, by data set
+WAIT = 120.0  # seconds to wait for another process's lock
+START = "0" * 64  # the previous hash of the first line
+KEPT = "ledger-{}.head.json"  # in the kit: a copy of the head, one per data set
+TAKEN_OVER = "a renewed kit's key signs from here on, which the one before it let in"
 ACCEPTED = "the engineer looked at it: this key signs from here on"
-MOST_CHARGES = 10_000  # of an entry
-SLACK = 1e-9  # of ε, for sums in another order
+MOST_CHARGES = 10_000  # charges in one entry
+SLACK = 1e-9  # tolerance of ε for rounding errors of sums
 WHOLE = "the whole study"
-ABOUT = 0.01  # of ε, where the account of a study is only estimated
+ABOUT = 0.01  # tolerance of ε while the cost of a study is only estimated
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(max_length=200)]
-Kind = Literal["opened", "planned", "charged"]
+Kind = Literal["opened", "planned", "charged", "sent"]
 
 
 class Spending(Section):
-    """The study that asks, as an entry names it."""
+    """The study that an entry charges."""
 
     study: Text
-    plan: Text  # its hash
+    plan: Text  # the plan's hash
     method: Text
-    lead: Text = ""  # who submitted it, as far as it is known
+    lead: Text = ""  # the submitter, if known
 
 
 class LedgerEntry(Section):
-    """One line of the ledger, which is signed."""
+    """The content of one line of the privacy ledger."""
 
     number: int = Field(ge=0)
     previous: Hash
     time: int
     kind: Kind
     data: Text
-    spending: Spending | None = None  # None where the ledger was opened, or goes on with another key
+    spending: Spending | None = None  # None if the entry opens the ledger or continues it with a new key
     what: Text = ""
-    attempt: Text = ""  # of an answer: a stored one that is sent again is not charged again
+    attempt: Text = ""  # identifies the answer, so that sending it again is not charged again
     charges: tuple[Charge, ...] = Field((), max_length=MOST_CHARGES)
-    delta: float | None = None  # at which the hospital counts
-    epsilon: float | None = None  # over all that was charged, this entry included; None: no bound holds
-    handed: str = Field("", exclude_if=not_)  # the public key that the one which signs this line lets in
+    delta: float | None = None  # the hospital's δ
+    epsilon: float | None = None  # ε of all charges up to this entry; None: no bound
+    # Capacity of a training script's answer in bits, by type of content, and ρ of the noise on its whole update
+    bits: dict[Text, Annotated[int, Field(ge=0)]] = Field({}, exclude_if=not_)
+    update_rho: Annotated[float, Field(gt=0)] | None = Field(None, exclude_if=not_)
+    handed: str = Field("", exclude_if=not_)  # the next public key, which this entry's signer accepts
 
 
 class _Head(Section):
-    """The number of lines of a ledger, and which these are."""
+    """The number of lines of a ledger, with the hashes of the first and last line."""
 
-    began: Hash  # of the first line
+    began: Hash  # hash of the first line
     lines: int = Field(ge=0)
-    hash: Hash  # of the last line
+    hash: Hash  # hash of the last line
     time: int
 
 
 @dataclass(frozen=True)
 class LedgerStanding:
-    """The content of a ledger."""
+    """The verified content of a privacy ledger."""
 
     entries: tuple[LedgerEntry, ...]
     head: str  # hash of the last line
-    torn: bool  # whether a process died while it wrote a line, which counts for nothing: its answer did not leave
-    keys: tuple[str, ...] = ("",)  # what signs after so many lines
-    hashes: tuple[str, ...] = (START,)  # of the last of so many lines
+    torn: bool  # True if the last line is incomplete; it does not count, because its answer did not leave
+    keys: tuple[str, ...] = ("",)  # keys[n]: the signing key after n lines
+    hashes: tuple[str, ...] = (START,)  # hashes[n]: the hash after n lines
 
     @cached_property
     def charged(self) -> Counter[Mechanism]:
-        """Return what was charged, over all studies."""
         return counted(charge for entry in self.entries if entry.kind == "charged" for charge in entry.charges)
 
     def of(self, study: str) -> Counter[Mechanism]:
-        """Return what was charged to one study."""
         return counted(charge for entry in self._of(study, "charged") for charge in entry.charges)
 
     def studies(self) -> list[str]:
-        """Return the studies that were let in or charged, in the order in which they came."""
+        """Return the names of all planned or charged studies, in the order of their first entry."""
         return list(dict.fromkeys(_study(entry) for entry in self.entries if entry.spending))
 
     def most_of(self, study: str) -> Counter[Mechanism]:
-        """Return what a study was charged, or may yet be charged by what it planned when it was last let in."""
+        """Return a study's charges so far, or its planned charges if they are more."""
         planned = self._of(study, "planned")
         return self.of(study) | (counted(planned[-1].charges) if planned else Counter())
 
     def has(self, study: str, attempt: str) -> bool:
-        """Return whether an answer was charged."""
+        """True if this answer of the study was already charged."""
         return any(entry.attempt == attempt for entry in self._of(study, "charged"))
 
     def _of(self, study: str, kind: Kind) -> list[LedgerEntry]:
         return [entry for entry in self.entries if entry.kind == kind and _study(entry) == study]
 
     def epsilon(self, delta: float) -> float:
-        """Return what all that was charged costs at this δ."""
+        """Return ε at this δ for all charges together."""
         return epsilon_of(self.charged, delta)
 
 
 class Ledger:
-    """A hospital's ledger of one data set."""
+    """A hospital's privacy ledger for one data set."""
 
-    def __init__(self, book: Path, data: str, key: PrivateKey | UseKey | None = None, kit: Path | None = None) -> None:
-        """book: the folder of what the hospital remembers; key: its kit's, or None for one that is made here; kit: the
-        folder that keeps the head once more."""
-        self.folder, self.data, self._given = book / FOLDER_NAME, data, key
+    def __init__(
+        self,
+        book: Path,
+        data: str,
+        key: PrivateKey | UseKey | None = None,
+        kit: Path | None = None,
+        files: KitFiles | None = None,
+    ) -> None:
+        """Prepare the ledger of a data set; its files are created with the first entry.
+
+        Args:
+            book: folder of the hospital's query budget
+            key: signing key of the kit; None without a kit, for a key beside the ledger
+            kit: folder of the kit, which keeps a copy of the head
+            files: key files of the kit, from which a key is read again if the kit is renewed during a study
+        """
+        self.folder, self.data, self._fixed, self._files = book / FOLDER_NAME, data, key, files
         self.file, self.head = self.folder / f"{data}.jsonl", self.folder / f"{data}.head.json"
         self._heads = [self.head, *([kit / KEPT.format(data)] if kit else [])]
         self._folder = LockedFolder(self.folder, LOCK, WAIT, "this hospital's privacy ledger", "nothing leaves")
-        self._read: dict[bytes, tuple[LedgerEntry, str]] = {}  # what lines say that were checked, and who signed it
+        self._read: dict[bytes, tuple[LedgerEntry, str]] = {}  # cache: verified line -> its entry and signer
 
     @property
     def exists(self) -> bool:
-        """Return whether anything was ever entered."""
+        """True if the ledger has entries."""
         return self.file.exists() or any(head.exists() for head in self._heads)
 
     # ------------------------------------------------------------------ writing
     def plan(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
-        """Let a study in that will be charged so much, or raise Refused: studies that run keep what they planned."""
+        """Admit a study and reserve its planned charges while it runs; raises Refused if the budget is too small."""
         with self._opened() as standing:
             study.check(standing, standing.of(study.name) | counted(planned))
             self._append(standing, "planned", study, WHOLE, "", together(planned, WHOLE))
 
     def expect(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
-        """Raise Refused where there is no room for a study of about this cost; one that was let in has its own plan."""
+        """Raise Refused if a study of about this cost exceeds the budget. The planned charges of an admitted study
+        count instead.
+        """
         with self._opened() as standing:
             study.check(standing, standing.most_of(study.name) or counted(planned), ABOUT)
 
     def afford(self, study: "CountedStudy", charges: Sequence[Charge]) -> None:
-        """Raise Refused unless these charges fit, before work is done for them; nothing is written."""
+        """Raise Refused if these charges would exceed the budget. Writes no entry."""
         with self._opened() as standing:
             study.check(standing, standing.of(study.name) + counted(charges))
 
     def charge(self, study: "CountedStudy", what: str, attempt: str, charges: Sequence[Charge]) -> None:
-        """Enter what is about to leave, and return when it is on the disk; raises Refused when nothing is left.
+        """Record the charges of an answer that is about to leave; raises Refused if they exceed the budget.
 
-        attempt: names the answer; one that was entered already is not entered again.
+        When this function returns, the entry is on disk.
+
+        Args:
+            attempt: identifies the answer, which is charged only once
         """
         with self._opened() as standing:
             if standing.has(study.name, attempt):
@@ -175,10 +196,15 @@ class Ledger:
             study.check(standing, standing.of(study.name) + counted(charges))
             self._append(standing, "charged", study, what, attempt, charges)
 
-    def accept(self, old: UseKey | None = None) -> bool:
-        """Go on with this key from what is there, whatever was there before: the hospital's engineer looked at it.
+    def enter(self, study: "CountedStudy", what: str, bits: Mapping[str, int], update_rho: float | None) -> None:
+        """Record a training script's answer that is about to leave, whose cost in ε is unknown."""
+        with self._opened() as standing:
+            self._append(standing, "sent", study, what, bits=dict(bits), update_rho=update_rho)
 
-        old: the key of an earlier kit. Returns whether the key before this one signed that, too.
+    def accept(self, old: UseKey | None = None) -> bool:
+        """Continue the ledger with this key, on behalf of the hospital's engineer, who has inspected it.
+
+        Returns True if the earlier key, `old`, also signed the new key.
         """
         with self._folder.alone():
             standing = self._lines_read()
@@ -191,17 +217,33 @@ class Ledger:
             self._append(self._lines_read(), "opened", what=ACCEPTED)
             return bool(handing) or not before
 
+    def _take_over(self) -> None:
+        """After the kit was renewed, sign the new key with the kit's earlier key, if that key signed the last line."""
+        lines, _ = _lines(self.file)
+        if not lines or self._files is None:
+            return
+        _, last = _opened(lines[-1], LedgerEntry, f"line {len(lines)}")
+        if last == self._public or not (before := self._files.earlier_key_for("ledger")):
+            return
+        handing = Ledger(self.folder.parent, self.data, before)
+        handing._heads = self._heads
+        if last == handing._public:
+            handing._append(handing.read(), "opened", handed=self._public)
+            self._append(self._lines_read(), "opened", what=TAKEN_OVER)
+
     @contextmanager
     def _opened(self) -> Iterator[LedgerStanding]:
-        """Give what the ledger says, after opening it, and let nobody else in as long as the block runs."""
+        """Lock the ledger for the block and yield its content."""
         with self._folder.alone():
+            self._take_over()
             if not self.exists:
                 self._write_head(0, START)
             standing = self.read()
             if not standing.entries:
-                self._append(standing, "opened", attempt=token_hex(16))  # no two ledgers begin alike
+                # random, so that no two ledgers have the same first line
+                self._append(standing, "opened", attempt=token_hex(16))
                 standing = self.read()
-            elif standing.keys[-1] != self._public:  # whose it is could not be told while no key was there
+            elif standing.keys[-1] != self._public:  # the key file was missing when the ledger was read
                 raise MedsiloError(NOT_OURS)
             yield standing
 
@@ -214,6 +256,7 @@ class Ledger:
         attempt: str = "",
         charges: Sequence[Charge] = (),
         handed: str = "",
+        **sent: Any,
     ) -> None:
         delta = study.demands.delta if study and study.demands else None
         cost = None
@@ -232,6 +275,7 @@ class Ledger:
             delta=delta,
             epsilon=cost if cost is not None and math.isfinite(cost) else None,
             handed=handed,
+            **sent,
         )
         line = line_of(signed(entry, self._key))
         descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
@@ -252,25 +296,29 @@ class Ledger:
 
     # ------------------------------------------------------------------ reading
     def standing(self) -> LedgerStanding:
-        """Return what the ledger says, while nobody writes to it; raises MedsiloError where it was changed."""
+        """Read the ledger under its lock; raises MedsiloError if it was tampered with."""
         if not self.exists:
             return LedgerStanding((), START, False)
         with self._folder.alone():
+            self._take_over()
             return self.read()
 
     def read(self) -> LedgerStanding:
-        """Return what the files say, each line checked; raises MedsiloError, also where there are fewer than once, or
-        where another key than this hospital's signs."""
+        """Read the ledger and verify each line.
+
+        Raises MedsiloError if lines are changed or missing, or if the last signer is not this hospital's key.
+        """
         standing = self._lines_read()
         if standing.entries and self._trusted not in ("", standing.keys[-1]):
             raise MedsiloError(NOT_OURS)
         for file in self._heads:
-            if file == self.head or file.exists():
+            if file == self.head or file.exists() or standing.entries:
                 self._check_head(file, standing)
         return standing
 
     def _lines_read(self) -> LedgerStanding:
         lines, torn = _lines(self.file)
+        given = self._given
         entries: list[LedgerEntry] = []
         keys, hashes = [""], [START]
         for number, line in enumerate(lines):
@@ -279,8 +327,8 @@ class Ledger:
             entry, key = self._read[line]
             if entry.number != number or entry.previous != hashes[-1] or entry.data != self.data:
                 raise MedsiloError(_changed(f"line {number + 1} does not follow the one before it"))
-            # A later key: who goes before it let it in, or an engineer with the kit
-            if entries and key not in (keys[-1], entries[-1].handed) and not self._given:
+            # A new key must be accepted by the previous key, or by the engineer with the kit's key
+            if entries and key not in (keys[-1], entries[-1].handed) and not given:
                 raise MedsiloError(_changed(f"line {number + 1} is of a key that the one before it did not let in"))
             entries.append(entry)
             hashes.append(_hash(line))
@@ -303,16 +351,16 @@ class Ledger:
             raise MedsiloError(_changed(f"{where} is signed by another key than its lines"))
 
     def signed_head(self) -> dict[str, Any]:
-        """Return the signed head as it leaves, for a server to keep: hashes, the number of lines, and when."""
+        """Return the signed head for a server to keep: hashes, number of lines, and time."""
         with self._folder.alone():
             said = json.loads(self.head.read_text("utf-8"))
         return {**said["content"], "signature": said["signature"]}
 
     def check_heads(self, heads: Sequence[Mapping[str, Any]]) -> None:
-        """Raise Refused where the ledger does not go on from a head that it once told a server.
+        """Raise Refused if the ledger does not continue from a head that was sent to a server earlier.
 
-        What no key of this ledger signed is the server's own invention, and one of another ledger is not looked at.
-        After the engineer accepted what is there, earlier heads count no more.
+        Heads of other ledgers, or signed by other keys, are ignored. After the engineer has accepted the ledger,
+        earlier heads are ignored, too.
         """
         standing = self.standing()
         accepted = max((entry.time for entry in standing.entries if entry.what == ACCEPTED), default=-1)
@@ -328,19 +376,27 @@ class Ledger:
                 raise Refused(_changed(told))
 
     # ------------------------------------------------------------------ keys and locks
-    @cached_property
+    @property
+    def _given(self) -> PrivateKey | UseKey | None:
+        return self._files.key_for("ledger") if self._files else self._fixed
+
+    @property
     def _key(self) -> PrivateKey | UseKey:
-        if self._given is not None:
-            return self._given
-        return own_key(self.folder / OWN_KEY, OF)
+        return self._given or self._own
 
     @cached_property
+    def _own(self) -> PrivateKey:
+        return own_key(self.folder / OWN_KEY, OF)
+
+    @property
     def _public(self) -> str:
         return public_text(self._key)
 
     @property
     def _trusted(self) -> str:
-        """Return the public key that has to sign: the kit's, or that beside it; nothing where nobody here knows it."""
+        """The public key that must have signed, from the kit or from the key file beside the ledger; empty
+        if unknown.
+        """
         return self._public if self._given or (self.folder / OWN_KEY).exists() else ""
 
 
@@ -360,19 +416,21 @@ def _signed_by(key: str, head: Mapping[str, Any], signature: str) -> bool:
 
 @dataclass(frozen=True)
 class CountedStudy:
-    """A study that a ledger counts, with what its hospital demands."""
+    """A study whose charges a ledger counts, with the hospital's privacy demands."""
 
     spending: Spending
-    demands: PrivacyRequirements | None = None  # None: it is counted, and never refused
-    runs: Callable[[str], bool] = lambda study: False  # whether another study runs, which keeps what it planned
+    demands: PrivacyRequirements | None = None  # None: no limit
+    # True if the named study is running, so that its planned charges stay reserved
+    runs: Callable[[str], bool] = lambda study: False
 
     @property
     def name(self) -> str:
-        """Return the study's name."""
         return self.spending.study
 
     def check(self, standing: LedgerStanding, asked: Mapping[Mechanism, int], over: float = SLACK) -> None:
-        """Raise Refused where being charged this in all is more than the hospital allows, and `over`."""
+        """Raise Refused if the study, with `asked` as its total charges, exceeds the hospital's ε by more
+        than `over`.
+        """
         if self.demands is None:
             return
         demands, where = self.demands, f"in its {FILE_NAME}"
@@ -399,9 +457,9 @@ def _study(entry: LedgerEntry) -> str:
 
 
 def _lines(file: Path) -> tuple[list[bytes], bool]:
-    """Return whole lines, and whether a part of one is behind them.
+    """Return the complete lines, and True if an incomplete line follows them.
 
-    A power cut may leave the end of a line on the disk without its beginning, of which the disk then gives zeros.
+    After a power cut, the beginning of the last line may read as zeros although its end is on disk.
     """
     try:
         content = file.read_bytes() if file.exists() else b""
@@ -420,7 +478,7 @@ def _changed(how: str) -> str:
     )
 
 
-# Also where a hospital had a ledger before it had a kit
+# Raised also if a hospital had a ledger before it got a kit
 NOT_OURS = _changed("it is signed by another key than this hospital's own, which is the kit's where there is one")
 
 
@@ -428,14 +486,17 @@ def _hash(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
 
 
-def ledgers(book: Path, kit: Path | None = None) -> list[str]:
-    """Return the data sets of which a hospital has a ledger, or of which its kit knows that there was one."""
+def ledgers(book: Path | None, kit: Path | None = None) -> list[str]:
+    """Return the identifiers of the data sets with a ledger, also of ledgers that are missing but have a head in the
+    kit.
+    """
     before, after = KEPT.split("{}")
     known = kit.glob(KEPT.format("*")) if kit else ()
     found = {path.name.removeprefix(before).removesuffix(after) for path in known}
-    return sorted({path.stem for path in (book / FOLDER_NAME).glob("*.jsonl")} | found)
+    there = (book / FOLDER_NAME).glob("*.jsonl") if book else ()
+    return sorted({path.stem for path in there} | found)
 
 
 def ledger_of(book: QueryBudget, data: str, kit: KitFiles | None) -> Ledger:
-    """Return a hospital's ledger of one data set, signed by a key of its kit where there is one."""
-    return Ledger(book.folder, data, kit.key_for("ledger"), kit.kit) if kit else Ledger(book.folder, data)
+    """Return a hospital's ledger for one data set, which a key of the kit signs if there is a kit."""
+    return Ledger(book.folder, data, kit=kit.kit, files=kit) if kit else Ledger(book.folder, data)

@@ -1,4 +1,4 @@
-"""The settings of a server and of every hospital: what each decides for its own machine, and no job can override."""
+"""The settings that servers and hospitals have in common. Each party sets them for its own machine."""
 
 import re
 from collections.abc import Mapping
@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator
 
-from medsilo.core import optional
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section, checked
 from medsilo.core.yaml_text import read_yaml
 
-# Who reads settings and trains nothing does without torch, and a server reads cases for few methods.
+# Imported for type checking only, because they import torch, which reading settings does not need.
 if TYPE_CHECKING:
     from medsilo.learning.compute import Compute
     from medsilo.tasks.sources import DataSource
@@ -22,16 +21,19 @@ FILE_NAME = "medsilo.yaml"
 
 
 class PartySettings(Section):
-    """`medsilo.yaml` in the `local/` folder of the server's kit, and a part of each hospital's (settings.py)."""
+    """The keys of medsilo.yaml that a server and a hospital have in common.
+
+    The file is in the folder `local/` of each party's startup kit. No job can override it.
+    """
 
     FILE: ClassVar[str] = FILE_NAME
 
-    data: Any = None  # the data here: their folder, or a section that describes them
-    output: Path | None = None  # where results are kept; by default `medsilo/` in the kit
+    data: Any = None  # this party's data: a folder, or a section that describes the data
+    output: Path | None = None  # folder for results; by default `medsilo/` in the kit
     device: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
-    threads: int = Field(1, ge=1, le=1024)  # of the CPU; beside a GPU, two or more also read the cases, as processes
-    # Installed packages, beside medsilo, that a plan may use here: their methods, tasks and networks. "*" is any.
+    threads: int = Field(1, ge=1, le=1024)  # CPU threads; with a GPU, 2 or more also start processes that read cases
+    # Installed packages, besides medsilo, whose methods, tasks and networks a plan may use here. "*" allows all.
     packages: tuple[str, ...] = ()
 
     @field_validator("data", mode="before")
@@ -46,16 +48,24 @@ class PartySettings(Section):
             raise ValueError(f"{device!r} is not known; use auto, cpu, cuda or cuda:<number>")
         return device
 
+    def studies_in(self, kit: Path) -> Path:
+        """Return the folder of studies' results, given the folder of the kit."""
+        return self.output or kit / "medsilo"
+
     @property
     def source(self) -> "DataSource | None":
-        """The data that lie here."""
-        return optional.DataSource.from_values(self.data, "data") if isinstance(self.data, dict) else self.data
+        """The data of this server or hospital, or None."""
+        if not isinstance(self.data, dict):
+            return self.data
+        from medsilo.tasks.sources import DataSource
+
+        return DataSource.from_values(self.data, "data")
 
     @classmethod
     def read(cls, folder: Path, with_others: bool = False) -> Self:
-        """Return the settings in this folder; the defaults when it has none.
+        """Read medsilo.yaml in this folder; returns the defaults if the file does not exist.
 
-        with_others: whether keys of others may stand there, too, as where one person owns all.
+        with_others: whether the file may also have keys of other parties, because one person owns all of them.
         """
         path = folder / FILE_NAME
         if not path.exists():
@@ -68,13 +78,17 @@ class PartySettings(Section):
 
     @classmethod
     def from_values(cls, values: Any, origin: str) -> Self:
-        """Checked settings; an error that names where they came from, the key and the fix, and no value."""
+        """Validate settings; an error names their origin, the key and the fix, but no value."""
         try:
             return checked(cls, {} if values is None else values, origin)
         except ValidationError as error:
-            raise MedsiloError(f"{origin}: {optional.in_words(error, cls, tells_values=False)}") from error
+            from medsilo.core.wording import in_words
+
+            raise MedsiloError(f"{origin}: {in_words(error, cls, tells_values=False)}") from error
 
     def compute(self) -> "Compute":
-        """The device and precision that train; an error when the device is not there."""
-        chosen = optional.Compute.choose(self.device, precision=self.precision, threads=self.threads)
+        """Return the device and precision for training; raises MedsiloError if the machine lacks the device."""
+        from medsilo.learning.compute import Compute
+
+        chosen = Compute.choose(self.device, precision=self.precision, threads=self.threads)
         return replace(chosen, workers=self.threads) if chosen.on_card and self.threads > 1 else chosen

@@ -1,8 +1,8 @@
-"""The memory of a hospital: its key, which patients' scores have left, and how many answers went to whom.
+"""A hospital's records across studies: its secret key, the patients in disclosed scores, and answers per lead.
 
-One folder per site, of this account alone. Its files are only ever added to, under a lock that all processes of this
-hospital share. An answer is noted, on the disk, before it leaves: a process that dies in between has counted one answer
-too many and never one too few.
+Each site has a folder that only its account can read. The files are append-only, under a lock that all processes of the
+hospital share. An answer leaves only after it was counted on disk. If a process dies in between, the count is too high
+by one, but never too low.
 """
 
 import hashlib
@@ -27,26 +27,28 @@ from medsilo.site.settings import DataPart, SiteSettings
 from medsilo.tasks.sources import DataSource, Draw, Memory
 
 PARTS: tuple[DataPart, ...] = ("train", "validation", "test")
-KEY, ANSWERS, PATIENTS, PLACES = "key", "answers.jsonl", "patients.jsonl", "parts.jsonl"
+KEY, ANSWERS, PATIENTS, PLACES, TOLD = "key", "answers.jsonl", "patients.jsonl", "parts.jsonl", "told.jsonl"
 LOCK, RUNNING = "book.lock", "running"
-WAIT = 60.0  # seconds that another process may hold the lock
-MARK = 16  # hexadecimal digits that stand for a patient
-Marks = tuple[frozenset[str], frozenset[str]]  # of one part's patients, each with the number of its cases, and alone
+WAIT = 60.0  # seconds to wait for another process's lock
+MESSAGES = "messages"  # key of a training script's number of messages
+MARK = 16  # hexadecimal digits of a patient's mark
+# Keyed hashes of the patients of one part: of (patient, number of cases), and of the patient alone
+Marks = tuple[frozenset[str], frozenset[str]]
 
 
 @dataclass(frozen=True)
 class LockedFolder:
-    """A folder with the lock that all processes of a hospital share."""
+    """A folder with a lock file that all processes of a hospital share."""
 
     folder: Path
     lock: str  # the file's name
-    wait: float  # seconds that another process may hold it
-    holds: str  # for people: "this hospital's records"
-    unless: str  # what does not happen when the folder cannot be used
+    wait: float  # seconds to wait for another process's lock
+    holds: str  # the content in error messages, such as "this hospital's records"
+    unless: str  # the consequence in error messages if the folder cannot be used
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Let nobody else in as long as the block runs; raises MedsiloError where that is not to be had."""
+        """Hold the lock for the block; raises MedsiloError if it cannot be acquired."""
         try:
             make_folder(self.folder)
             with FileLock(self.folder / self.lock, timeout=self.wait, mode=FILE):
@@ -63,7 +65,7 @@ class LockedFolder:
 
 @dataclass(frozen=True)
 class Requester:
-    """The asker: a lead's study of a data set. A lead without a name is one like any other."""
+    """A lead's study of a data set. All leads without a name count as one lead."""
 
     lead: str
     data: str
@@ -72,14 +74,16 @@ class Requester:
 
 @dataclass
 class Count:
-    """The known answers of one study, by part."""
+    """The number of answers to one study, by part of the data."""
 
     answered: Counter[str] = field(default_factory=Counter)
-    planned: Counter[str] = field(default_factory=Counter)  # when it was let in
+    planned: Counter[str] = field(default_factory=Counter)  # when the study was admitted
+    # For a training script: number of messages, and bits by type of content
+    sent: Counter[str] = field(default_factory=Counter)
 
 
 class QueryBudget:
-    """A hospital's own memory of the studies that it answered."""
+    """A hospital's records of the studies that it answered, which limit further answers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -87,7 +91,7 @@ class QueryBudget:
 
     # ------------------------------------------------------------------ the key
     def key(self) -> bytes:
-        """Return this hospital's secret, which decides its split; made once."""
+        """Return this hospital's secret key, which also seeds its split; it is created at the first call."""
         with self._locked.alone():
             path = self.folder / KEY
             if not path.exists():
@@ -96,7 +100,7 @@ class QueryBudget:
 
     @property
     def may_begin(self) -> bool:
-        """Return whether what this account writes here is of the account that trains: that of the folder."""
+        """True if this account owns the folder, or may create it."""
         there = next((place for place in self.folder.parents if place.exists()), None)
         return there is not None and there.stat().st_uid == os.geteuid()
 
@@ -112,25 +116,26 @@ class QueryBudget:
 
     @property
     def has_key(self) -> bool:
-        """Return whether a study was answered from here before."""
+        """True if the secret key exists, because an earlier study used it."""
         return (self.folder / KEY).exists()
 
     def number(self, purpose: str) -> int:
-        """Return a number in [0, 2**63) that only this hospital knows."""
+        """Return a seed in [0, 2**63) for a purpose, derived from this hospital's secret key."""
         return int.from_bytes(hmac.digest(self.key(), purpose.encode(), "sha256")[:8], "big") >> 1
 
     # ------------------------------------------------------------------ patients
     def places(self, data: str, split: int, writes: bool) -> Memory:
-        """Return what gives patients of these data their parts: whoever had one in an earlier study keeps it.
+        """Return the function that assigns a data set's patients to parts; patients keep their part from earlier
+        studies.
 
-        split: the number that the parts are drawn from. writes: whether what is new is remembered.
+        split: the seed of the split. writes: whether new assignments are saved.
         """
 
         def remembered(patients: Collection[str], draw: Draw, for_good: bool) -> dict[str, str]:
             key = self.key()
             marks = {name: _mark(key, f"{data}\x1f{split}\x1fpart\x1f{name}") for name in patients}
             with self._locked.alone():
-                # A line that was cut off was never used.
+                # An incomplete line is skipped, because its assignment was never used.
                 parts = [own for line in self._lines(PLACES) if isinstance(own := line.get("parts"), dict)]
                 known = {mark: part for own in parts for mark, part in own.items()}
                 found = draw({name: known[mark] for name, mark in marks.items() if mark in known})
@@ -142,10 +147,12 @@ class QueryBudget:
         return remembered
 
     def near(self, data: str, parts: Mapping[DataPart, Sequence[str]], least: int) -> set[DataPart]:
-        """Remember who is in which part; return the parts whose scores must not leave.
+        """Record the patients of each part, and return the parts whose scores must not leave.
 
-        parts: the patient of each case. Two groups of patients of which scores leave differ in nobody, or in `least`
-        patients or more: the difference of their scores would be the score of the few.
+        Two groups with disclosed scores must be equal or differ in at least `least` patients. The difference between
+        scores of similar groups would disclose scores of few patients.
+
+        parts: the patient of each case, by part.
         """
         key = self.key()
         marks = {part: _marks(key, data, names) for part, names in parts.items()}
@@ -163,28 +170,77 @@ class QueryBudget:
                     self._add(PATIENTS, {"marks": sorted(own[0]), "patients": sorted(own[1])})
         return found
 
+    def told_once(self, data: str, names: Sequence[str], least: int, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the numbers to disclose about a group of patients.
+
+        If the group differs from an earlier group in fewer than `least` patients, the earlier numbers are returned. So
+        differences of numbers cannot isolate few patients.
+
+        The caller must disclose no other number about the group. names: the patient of each case.
+        """
+        key = self.key()
+        own = {_mark(key, f"{data}\x1f{name}") for name in names}
+        with self._locked.alone():
+            known: dict[frozenset[str], dict[str, Any]] = {}
+            for line in self._lines(TOLD):
+                if isinstance(told := line.get("told"), dict):
+                    known.setdefault(frozenset(line.get("patients", ())), {}).update(told)
+            near = (group for group in known if max(len(own - group), len(group - own)) < least)
+            first = next(near, None)
+            if first is not None and (first != own or numbers.keys() <= known[first].keys()):
+                return known[first]
+            before = {} if first is None else known[first]
+            new = {name: number for name, number in numbers.items() if name not in before}
+            self._add(TOLD, {"patients": sorted(own), "told": new})
+        return {**before, **new}
+
     # ------------------------------------------------------------------ answers
     def admit(self, asker: Requester, planned: Mapping[DataPart, int], settings: SiteSettings) -> None:
-        """Let a study in that will ask for so many scored answers, or raise Refused; other studies that run are counted
-        with all that they planned."""
+        """Admit a study if the budget suffices for its planned answers with scores, else raise Refused.
+
+        A running study counts with all its planned answers, also those that have not left yet.
+        """
         with self._locked.alone():
             counts = self.counts()
+            self._check_studies(counts, asker, settings)
             for part in PARTS:
                 self._check(counts, asker, part, max(planned[part], counts[asker].answered[part]), settings)
             self._add(ANSWERS, {**vars(asker), "planned": dict(planned), "time": int(time.time())})
 
-    def note(self, asker: Requester, parts: Mapping[DataPart, int], settings: SiteSettings) -> None:
-        """Count an answer that is about to leave, or raise Refused: it stays then."""
+    def note(
+        self,
+        asker: Requester,
+        parts: Mapping[DataPart, int],
+        settings: SiteSettings,
+        sent: Mapping[str, int] | None = None,
+    ) -> None:
+        """Count an answer that is about to leave; raises Refused if the budget is spent.
+
+        sent: the bits of a training script's answer.
+        """
         with self._locked.alone():
             counts = self.counts()
             for part, times in parts.items():
                 self._check(counts, asker, part, counts[asker].answered[part] + times, settings)
-            self._add(ANSWERS, {**vars(asker), "answered": dict(parts), "time": int(time.time())})
+            bits = {"sent": {MESSAGES: 1, **sent}} if sent is not None else {}
+            self._add(ANSWERS, {**vars(asker), "answered": dict(parts), **bits, "time": int(time.time())})
+
+    def _check_studies(self, counts: Mapping[Requester, Count], asker: Requester, settings: SiteSettings) -> None:
+        """Raise Refused if a lead has begun as many studies of a data set as this hospital allows.
+
+        Each study discloses the number of patients, even if it is rejected after the data are read.
+        """
+        begun = {own.study for own in counts if (own.lead, own.data) == (asker.lead, asker.data)}
+        if asker.study not in begun and len(begun) >= settings.most_studies:
+            raise Refused(
+                f"this lead has begun {len(begun)} studies of this hospital's data, which allows "
+                f"{settings.most_studies}; the hospital can raise answers in its {FILE_NAME}"
+            )
 
     def _check(
         self, counts: Mapping[Requester, Count], asker: Requester, part: DataPart, wanted: int, settings: SiteSettings
     ) -> None:
-        """Raise Refused where this many answers of one study are more than is left."""
+        """Raise Refused if a study needs more answers than this lead has left."""
         others = [own for own in counts if (own.lead, own.data) == (asker.lead, asker.data) and own != asker]
         left = settings.most_answers(part) - sum(self._most(other, counts[other], part) for other in others)
         if wanted > left:
@@ -194,18 +250,24 @@ class QueryBudget:
             )
 
     def _most(self, asker: Requester, count: Count, part: DataPart) -> int:
-        """The answers that another study had, or may yet have while it runs."""
+        """Return the answers to count for another study: its planned answers if it is running, else the answers that
+        left.
+        """
         most = max(count.answered[part], count.planned[part])
         return most if most > count.answered[part] and self.runs(asker.study) else count.answered[part]
 
     def counts(self) -> dict[Requester, Count]:
-        """Return what every study planned and got. What cannot be read counts as an answer on every part to all."""
+        """Return the planned and delivered answers of every study.
+
+        An unreadable line counts as one answer about every part for every lead.
+        """
         found: dict[Requester, Count] = defaultdict(Count)
         unknown = 0
         for line in self._lines(ANSWERS):
             try:
                 count = found[Requester(line["lead"], line["data"], line["study"])]
                 count.answered.update(line.get("answered", {}))
+                count.sent.update(line.get("sent", {}))
                 if "planned" in line:
                     count.planned = Counter(line["planned"])
             except (KeyError, TypeError):
@@ -215,7 +277,7 @@ class QueryBudget:
         return found
 
     def used(self, data: str) -> dict[str, Counter[str]]:
-        """Return how many answers left, by lead and part."""
+        """Return the number of answers about a data set that left, by lead and part."""
         leads: dict[str, Counter[str]] = defaultdict(Counter)
         for asker, count in self.counts().items():
             if asker.data == data:
@@ -224,7 +286,10 @@ class QueryBudget:
 
     # ------------------------------------------------------------------ studies at once
     def begin(self, study: str, most: int | None) -> FileLock:
-        """Return what holds a study's place as long as this process lives; raises Refused when all are taken."""
+        """Return a lock that counts the study as running while this process lives.
+
+        Raises Refused if `most` other studies are running.
+        """
         place = FileLock(self.folder / RUNNING / study, mode=FILE)
         with self._locked.alone():
             make_folder(self.folder / RUNNING)
@@ -234,12 +299,12 @@ class QueryBudget:
                     f"this hospital works for {len(others)} already and takes {most} at once (studies in its "
                     f"{FILE_NAME}); submit the study again when one has ended"
                 )
-            with suppress(Timeout):  # where an earlier process of the same study, which is ending, has it
+            with suppress(Timeout):  # an earlier process of the same study may still hold the lock while it ends
                 place.acquire(timeout=0)
         return place
 
     def runs(self, study: str) -> bool:
-        """Return whether some process holds this study's place."""
+        """True if a process is running this study."""
         path = self.folder / RUNNING / study
         if not path.exists():
             return False
@@ -273,7 +338,7 @@ class QueryBudget:
 
 
 def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
-    """Patients with the number of their cases, and without, so that nobody who reads the file finds a name in it."""
+    """Return keyed hashes of patients with and without their number of cases; the file contains no names."""
     counted = Counter(f"{data}\x1f{name}" for name in names)
     return (
         frozenset(_mark(key, f"{name}\x1f{number}") for name, number in counted.items()),
@@ -282,16 +347,20 @@ def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
 
 
 def _are_near(one: Marks, other: Marks, least: int) -> bool:
-    """Return whether few make the difference of two groups, in which a plan may give everybody other cases, too."""
+    """True if two groups of patients differ, but in fewer than `least` patients; a plan may also vary the number of
+    cases.
+    """
     return any(0 < max(len(own - its), len(its - own)) < least for own, its in zip(one, other, strict=True))
 
 
 def _mark(key: bytes, text: str) -> str:
-    """Return what stands for a text that nobody without the key can guess."""
+    """Return a keyed hash of a text."""
     return hmac.digest(key, text.encode(), "sha256").hex()[:MARK]
 
 
 def data_set(data: DataSource | None, task: str) -> str:
-    """Return what stands for a data set: its folder, or the task where there is none."""
-    text = f"task {task}" if data is None else str(data.folder.resolve())
+    """Return the identifier of a data set: a hash of the lineage that its versions share, or of its folder, or of the
+    task.
+    """
+    text = f"task {task}" if data is None else data.lineage or str(data.folder.resolve())
     return hashlib.sha256(text.encode()).hexdigest()[:MARK]

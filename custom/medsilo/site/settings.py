@@ -1,4 +1,4 @@
-"""A site's own settings: what only the hospital decides. No job and no plan can override them."""
+"""A hospital's settings, in its medsilo.yaml. No job and no plan can override them."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -11,45 +11,51 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.rounding import Resolution
 from medsilo.core.section import Section
 from medsilo.privacy.guarantees import Delta, Epsilon, Reason
+from medsilo.site.airlock_settings import Airlock, BorderSettings, RoomSettings
+from medsilo.site.data_set import DataSet
 from medsilo.site.party import FILE_NAME, PartySettings
 from medsilo.tasks.sources import DataSource
 
-CANARY: Final = "canary"  # the layer of one round on synthetic data in which a hospital says whether it is ready
-LEAST_AVERAGED = 8  # images, and patients, that an average such as HarmoFL's amplitude covers at least
-MIN_PATIENTS_PER_METRIC = 5  # by default, of real data
-LEAST_MEMORY = 256  # MiB of a training process
-SHARE = 0.8  # of the machine's memory, by default, for all studies that may run at once
-TRAIN_ANSWERS = 2000  # losses over training cases that leave at least, per lead and data set
-TESTS = 20  # times as many scores over validation cases leave as over test cases
-SCORE_ROUNDING = 2  # patients whose influence is a score's step, of patients' data
+CANARY: Final = "canary"  # layer for one round on synthetic data, by which hospitals report whether they are ready
+LEAST_AVERAGED = 8  # smallest number of images, and of patients, in a disclosed average such as HarmoFL's amplitude
+MIN_PATIENTS_PER_METRIC = 5  # default for real data
+LEAST_MEMORY = 256  # MiB for a training process
+SHARE = 0.8  # default share of the machine's memory for all concurrent studies together
+TRAIN_ANSWERS = 2000  # least limit on losses over training cases, per lead and data set
+TESTS = 20  # number of validation scores per test score that may leave
+SCORE_ROUNDING = 2  # a score is rounded to the influence of this number of patients
+Approval = Literal["none", "required", "except-canary"]
+TakesPart = Literal["observe", "test", "train"]
 DataPart = Literal["train", "validation", "test"]
-# What may leave beside tensors: numbers of cases; losses and scores over a part of the cases.
+# Types of numbers that leave besides tensors: counts, and losses or scores over one part of the cases.
 Told = Literal["counts", "train", "validation", "test"]
-# Where one person owns all sites, as in the simulator: nobody else sees the numbers, so that they are exact.
+# Settings for the simulator, where one person owns all sites, so that numbers need no protection.
 ALL_MINE = dict[str, Any](pictures=True, share_personal_model=True, packages=("*",), public_data=True, studies=None)
 
 
 class PrivacyRequirements(Section):
-    """`privacy` in a hospital's medsilo.yaml: what it demands for its patients of every study, and of all together."""
+    """`privacy` in a hospital's medsilo.yaml: the differential privacy that it demands for its patients."""
 
-    epsilon: Epsilon = Field(description="ε that all studies on the same data may cost together")
+    epsilon: Epsilon = Field(description="total ε that all studies of the same data may cost")
     delta: Delta = Field(description="δ at which that ε is counted; less than 1 / number of patients")
     public: dict[Told, Reason] = Field(
         {},
-        description="what this hospital declares public, each with the reason: it costs nothing then. `counts`: "
-        "numbers of cases and of patients; `train`, `validation`, `test`: scores and losses over these cases",
+        description="the numbers that this hospital declares public, each with the reason; they are not charged. "
+        "`counts`: numbers of cases and of patients; `train`, `validation`, `test`: scores and losses over these "
+        "cases",
     )
 
 
 class SiteSettings(PartySettings):
     """`medsilo.yaml` in the `local/` folder of a hospital's kit."""
 
-    data: DataSource | None = None  # this hospital's data: their folder, or a section that describes them
+    data: DataSource | None = None  # this hospital's data: a folder, or a section that describes the data
     memory_limit: int | None = Field(
         None,
         ge=0,
-        description=f"MiB that a study's training process may take; null: {SHARE:.0%} of the machine's memory, divided "
-        "by `studies`; 0: train in NVFlare's own process, whose death ends the study",
+        description="MiB of memory for a study's training process. "
+        f"null: {SHARE:.0%} of the machine's memory, divided by `studies`. "
+        "0: train within NVFlare's process; if it dies, the study ends",
     )
     studies: int | None = Field(
         2, ge=1, le=64, description="studies that train here at once, over all processes; null: any number"
@@ -57,42 +63,68 @@ class SiteSettings(PartySettings):
     answers: int = Field(
         2000,
         ge=0,
-        description="scores over validation cases that leave, per lead and data set; over test cases a twentieth; of "
-        f"losses over training cases as many, and {TRAIN_ANSWERS} at least",
+        description="largest number of validation scores that leave, per lead and data set. Limit on test scores: a "
+        f"twentieth. Limit on training losses: the same number, but at least {TRAIN_ANSWERS}. "
+        f"Limit on studies: a twentieth, but at least {TESTS}",
     )
     privacy: PrivacyRequirements | None = Field(
         None,
-        description="what this hospital demands of every study, and of all together: differential privacy of its "
-        "patients, counted in its ledger. null: nothing",
+        description="differential privacy that this hospital demands for its patients, over all studies together; "
+        "its ledger counts the cost. null: none",
     )
-    approval: Literal["none", "required", "except-canary"] = Field(
-        "none",
-        description="required: only plans run here that this hospital's engineer has approved, by their hash, with the "
-        "key of the kit (`medsilo approve`), whatever the server says. except-canary: the same, but a canary runs, "
-        "which is one round on synthetic data",
+    approval: Approval | None = Field(
+        None,
+        description="`required`: this hospital's engineer must approve the hash of a plan with the kit's key (`medsilo "
+        "approve`) before it runs here. The server cannot change this. `except-canary`: the same, except "
+        "that a canary, which is one round on synthetic data, needs no approval. `none`: every plan runs. "
+        "`null`: required in a kit with `data`, unless a plan's data are synthetic or declared public",
     )
-    # What may leave, and what may be shown.
-    # Whether the other hospitals that agree get this one's personal model, and this one theirs (FedSM's super model);
-    # by default only where the data are synthetic.
+    takes_part: TakesPart = Field(
+        "train",
+        description="`observe`: this hospital takes part in no study. `test`: it only tests models on its cases: "
+        "releases, and models of studies that name it in participation.evaluation_sites. "
+        "`train`: it trains, too. No plan can override this",
+    )
+    airlock: Airlock = Field(
+        "off",
+        description="`required`: a lead's training script runs in an isolated process without network, and its answers "
+        "are checked before they leave. A machine that cannot isolate it rejects the job. "
+        "`wanted`: the script is isolated if this machine can do so. `off`: it runs as this "
+        "account",
+    )
+    room: RoomSettings = Field(RoomSettings(), description="environment and limits of the isolated training script")
+    border: BorderSettings = Field(BorderSettings(), description="limits on the isolated training script's answers")
+    # Whether this hospital exchanges personal models with other hospitals that agree (FedSM's super model). By default
+    # only for synthetic data.
     share_personal_model: bool | None = None
     public_data: bool = Field(
         False,
-        description="true: the data need no protection (a published set). Then plans decide the split, numbers leave "
-        "exactly, and answers are not counted",
+        description="true: the data are public, such as a published data set. Then the plan determines the split, "
+        "numbers leave without rounding, and answers are not counted",
     )
     min_patients_per_metric: int | None = Field(
         None,
         ge=1,
-        description="patients that a score must cover, and a class must have to be counted by itself, "
-        "before that leaves; patients with which this hospital trains at least; counts leave as multiples of it. "
-        f"null: {MIN_PATIENTS_PER_METRIC}, of synthetic data 1",
+        description="smallest number of patients for training, and for each score or class that is disclosed. "
+        f"Disclosed counts are multiples of this number. null: {MIN_PATIENTS_PER_METRIC}; 1 for synthetic data",
     )
     state_dir: Path | None = Field(
         None,
-        description="folder in which this hospital remembers its split and what it answered; null: `_hospital` in "
-        "`output`. Name one folder in all kits that use the same data",
+        description="folder of this hospital's split and its record of answers; null: `_hospital` in "
+        "`output`. Use the same folder in all kits of the same data",
     )
-    pictures: bool = False  # whether pictures of this site's images are kept beside its results, for its own report
+    pictures: bool = False  # whether pictures of images are stored with this site's results, for its own report
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _data_set(cls, data: Any) -> Any:
+        folder = Path(data) if isinstance(data, str | Path) else None
+        return DataSet.read(folder).source(folder) if folder and (folder / DataSet.FILE).is_file() else data
+
+    @field_validator("airlock", mode="before")
+    @classmethod
+    def _off_in_yaml(cls, airlock: Any) -> Any:
+        return "off" if airlock is False else airlock  # YAML parses `off` as false
 
     @field_validator("memory_limit")
     @classmethod
@@ -103,67 +135,126 @@ class SiteSettings(PartySettings):
 
     @property
     def isolated(self) -> bool:
-        """Return whether a process of its own trains, whose death costs a round and not the study."""
+        """True if training runs in a separate process. If that process dies, only the round is lost."""
         return self.memory_limit != 0
 
     @property
     def most_memory(self) -> int:
-        """The bytes that the training process may take."""
+        """Memory limit of the training process in bytes."""
         if self.memory_limit:
             return self.memory_limit << 20
         return int(SHARE * psutil.virtual_memory().total / (self.studies or 1))
 
     def most_answers(self, part: DataPart) -> int:
-        """Return how many scored answers over a part one lead may have."""
+        """Return the limit on answers with scores over one part of the data, per lead."""
         most = {"train": max(TRAIN_ANSWERS, self.answers), "test": -(-self.answers // TESTS)}
         return most.get(part, self.answers)
 
+    @property
+    def most_studies(self) -> int:
+        """Limit on the studies of one data set that a lead may begin."""
+        return max(TESTS, -(-self.answers // TESTS))
+
+    def approval_of(self, synthetic: bool = False, in_kit: bool = True) -> Approval:
+        """Return the approval that a plan needs.
+
+        synthetic: whether the plan's data are synthetic. in_kit: whether the hospital has a startup kit.
+        """
+        if self.approval is not None:
+            return self.approval
+        return "required" if in_kit and self.data is not None and self.protects(synthetic) else "none"
+
+    def promise(self, in_kit: bool = True) -> bool:
+        """True if a study may run only under settings that the engineer has accepted."""
+        return self.approval_of(in_kit=in_kit) != "none" or self.privacy is not None or self.takes_part != "train"
+
+    def refuses(self, trains: bool) -> str:
+        """Return the hospital's reason for not taking part in a study, or an empty text if it takes part.
+
+        Args:
+            trains: True if the study would train a model here, False if it would only test one
+        """
+        setting = f"takes_part: {self.takes_part} in its {FILE_NAME}"
+        if self.takes_part == "observe":
+            return f"this hospital only observes ({setting}); leave it out of the plan"
+        if self.takes_part == "test" and trains:
+            return (
+                f"this hospital tests models and trains none ({setting}); name it under "
+                "participation.evaluation_sites, or leave it out"
+            )
+        return ""
+
+    @property
+    def describes_data(self) -> bool:
+        """True if `data` has keys that describe how to read the data, in place of an accepted data set."""
+        if self.data is None or self.data.data_set is not None:
+            return False
+        # `cache_folder` alone does not describe how to read the data
+        return self.data.model_copy(update={"cache_folder": None}).is_described
+
     def protects(self, synthetic: bool) -> bool:
-        """Return whether there are patients behind what is told of the data."""
+        """True if disclosed numbers come from patients who need protection."""
         return not synthetic and not self.public_data
 
     def count_unit(self, synthetic: bool) -> int:
-        """Return what counts are multiples of when they leave, and how many cases and patients this site trains with
-        at least."""
+        """Return the unit of disclosed counts, which is also the smallest number of cases and patients for training."""
         return self.least(synthetic) if self.protects(synthetic) else 1
 
     def resolution(self, names: Sequence[str], synthetic: bool) -> Resolution:
-        """Return how coarsely numbers over these cases are rounded. names: the patient of each."""
+        """Return the rounding of scores and counts over these cases. names: the patient of each case."""
         return Resolution.over(names, SCORE_ROUNDING * self.protects(synthetic), self.count_unit(synthetic))
 
     def least(self, synthetic: bool) -> int:
-        """The patients that a metric, or the cases that the count of a class, must cover before it leaves this site."""
+        """Return the smallest number of patients that a disclosed metric may cover, and of cases in a disclosed count
+        of a class.
+        """
         return self.min_patients_per_metric or (1 if synthetic else MIN_PATIENTS_PER_METRIC)
 
     def least_averaged(self, synthetic: bool) -> int:
-        """The images, and patients, that an average must cover before it leaves this site."""
+        """Return the smallest number of images, and of patients, that a disclosed average may cover."""
         return 1 if self.public_data else max(LEAST_AVERAGED, self.least(synthetic))
 
     def shares(self, synthetic: bool) -> bool:
-        """Return whether other hospitals that agree get this one's personal model, and this one theirs."""
+        """True if this hospital exchanges personal models with other hospitals that agree."""
         return synthetic if self.share_personal_model is None else self.share_personal_model
 
     def of(self, site: str) -> "SiteSettings":
-        """Return the settings of a site, where several are on this machine: all have these."""
+        """Return the settings of a site of this machine; here, all sites have the same settings."""
         return self
 
     def changed(self, values: Mapping[str, Any], origin: str) -> "SiteSettings":
-        """Return the same with these values, at every site. origin: where they stand, for people."""
+        """Return a copy of the settings with these values changed. origin: their source, for error messages."""
         return make_settings({**self.model_dump(exclude={"sites"}), **values}, origin)
 
-    def check_sites(self, sites: Collection[str]) -> None:
-        """Raise an error if there are settings for a site that is none of these."""
+    def check_sites(self, sites: Collection[str], dealt: bool = False) -> None:
+        """Raise MedsiloError if an unknown site has settings, or if two sites have the same data set.
+
+        Args:
+            dealt: True if the plan divides one folder among the sites, so that no patient is at two sites
+        """
+        owners: dict[tuple[Path, Path], str] = {}
+        for site in () if dealt else sorted(sites):
+            source = self.of(site).data
+            if source is None or source.data_set is None:
+                continue
+            read = source.data_set.resolve(), source.folder_of(site)
+            if (other := owners.setdefault(read, site)) != site:
+                raise MedsiloError(
+                    f"{other} and {site} have the same data set, so each patient would count twice; "
+                    f"give each its own {FILE_NAME}, or name only one"
+                )
 
 
 class EachSites(SiteSettings):
-    """The settings of sites on one machine, some with a medsilo.yaml of their own; the others have what is here."""
+    """The settings of several sites on one machine. Sites without a medsilo.yaml have the common settings."""
 
     sites: dict[str, SiteSettings] = {}
 
     def of(self, site: str) -> SiteSettings:
         return self.sites.get(site, self)
 
-    def check_sites(self, sites: Collection[str]) -> None:
+    def check_sites(self, sites: Collection[str], dealt: bool = False) -> None:
+        super().check_sites(sites, dealt)
         if strangers := sorted(self.sites.keys() - set(sites)):
             raise MedsiloError(
                 f"there is a {FILE_NAME} for {strangers[0]}, which is not a site of the plan; the plan has "
@@ -172,20 +263,21 @@ class EachSites(SiteSettings):
 
     def changed(self, values: Mapping[str, Any], origin: str) -> "EachSites":
         sites = {site: one.changed(values, origin) for site, one in self.sites.items()}
-        return _each(super().changed(values, origin), sites)
+        return of_each(super().changed(values, origin), sites)
 
 
-def _each(own: SiteSettings, sites: dict[str, SiteSettings]) -> EachSites:
+def of_each(own: SiteSettings, sites: dict[str, SiteSettings]) -> EachSites:
+    """Return the settings of several sites on one machine. own: the settings of sites that are not in `sites`."""
     return EachSites(**{name: getattr(own, name) for name in SiteSettings.model_fields}, sites=sites)
 
 
 def make_settings(values: Any, origin: str) -> SiteSettings:
-    """Checked settings; an error that names where they came from, the key and the fix."""
+    """Validate a hospital's settings; an error names their origin, the key and the fix."""
     return SiteSettings.from_values(values, origin)
 
 
 def read_settings_of_all(folder: Path) -> SiteSettings:
-    """The settings in this folder, and of each site that has a folder of its own in it with a medsilo.yaml."""
+    """Read the settings in a folder, and in subfolders named after sites."""
     own = SiteSettings.read(folder)
     sites = {path.parent.name: SiteSettings.read(path.parent) for path in sorted(folder.glob(f"*/{FILE_NAME}"))}
-    return _each(own, sites) if sites else own
+    return of_each(own, sites) if sites else own

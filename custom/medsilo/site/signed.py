@@ -1,6 +1,6 @@
-"""Signed files and lines: a JSON value, the public key of who signed it, the signature; and folders that a file lists.
+"""Write and verify signed JSON values, in files or lines, with the signer's public key.
 
-The same value has the same signature. It proves something only to who knows the key's fingerprint beforehand.
+Signatures are deterministic. A signature proves its origin only to a verifier who already knows the key's fingerprint.
 """
 
 import hashlib
@@ -18,7 +18,8 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import read_bounded, write_text
 from medsilo.core.section import Section, checked
 from medsilo.core.wording import in_words
-from medsilo.site.signing import PrivateKey, UseKey, public_text, sign_with, verify
+from medsilo.site.kit import KitFiles
+from medsilo.site.signing import KeyPurpose, PrivateKey, UseKey, public_text, sign_with, verify
 
 LARGEST = 8 << 20  # bytes of a signed file
 Hexadecimal = Annotated[str, Field(max_length=4000, pattern=r"^([0-9a-f]{2})+$")]
@@ -26,24 +27,24 @@ S = TypeVar("S", bound=Section)
 
 
 class Signature(Section):
-    """A signed value, as it is written."""
+    """A JSON value with its signature and the signer's public key."""
 
     content: dict[str, Any]
     key: Hexadecimal
     signature: Hexadecimal
     certified: Annotated[str, Field(max_length=4000, pattern=r"^([0-9a-f]{2})*$")] = Field(
         "", exclude_if=not_
-    )  # by the key of a kit, where the one that signs is of one use
+    )  # the kit key's certification of a `UseKey`
 
 
 def fingerprint(public: str) -> str:
-    """Return what people compare on the telephone: 32 hexadecimal digits of the key's SHA-256, in fours."""
+    """Return a key's fingerprint for people to compare: 32 hexadecimal digits of its SHA-256, in groups of four."""
     digits = hashlib.sha256(bytes.fromhex(public)).hexdigest()[:32]
     return "-".join(digits[place : place + 4] for place in range(0, 32, 4))
 
 
 def digest_of(content: Section) -> str:
-    """Return the SHA-256 of a value: the same for equal values."""
+    """Return the SHA-256 of a value; equal values have the same digest."""
     return hashlib.sha256(_canonical(content.model_dump(mode="json"))).hexdigest()
 
 
@@ -52,12 +53,14 @@ def _canonical(content: Mapping[str, Any]) -> bytes:
 
 
 def _signed_bytes(kind: type[Section], key: str, content: Mapping[str, Any]) -> bytes:
-    """Return what is signed: a signature of one kind of file is of no use for another."""
+    """Return the bytes to sign. The type of content is part of these bytes, so that a signature is invalid for another
+    type.
+    """
     return f"medsilo {kind.__name__} 1\n{key}\n".encode() + _canonical(content)
 
 
 def signed(content: Section, key: PrivateKey | UseKey) -> Signature:
-    """Return a value with its signature."""
+    """Sign a value; `line_of` or `write_signed` serialise the result."""
     told, public = content.model_dump(mode="json"), public_text(key)
     signature = sign_with(key, _signed_bytes(type(content), public, told))
     certified = key.certified.hex() if isinstance(key, UseKey) else ""
@@ -65,19 +68,19 @@ def signed(content: Section, key: PrivateKey | UseKey) -> Signature:
 
 
 def line_of(signature: Signature) -> bytes:
-    """Return a signed value as one line."""
+    """Serialise a signed value as one line."""
     return _canonical(signature.model_dump())
 
 
 def opened(text: bytes, kind: type[S], name: str, form: Callable[[Signature], bytes] = line_of) -> tuple[S, str]:
-    """Return what a signed value says, and the public key of who signed it; raises MedsiloError for anything else.
+    """Verify a signed value and return its content and the signer's public key; raises MedsiloError if it is invalid.
 
-    name: what it is, for people. form: how it is written.
+    name: the value's name in error messages. form: the function that serialised the value.
     """
     try:
         found = checked(Signature, json.loads(text), name)
         if form(found) != text:
-            raise ValueError("written by something else")
+            raise ValueError("it was not written by medsilo")
         signature, told = bytes.fromhex(found.signature), _signed_bytes(kind, found.key, found.content)
         verify(load_der_public_key(bytes.fromhex(found.key)), signature, told)
         return checked(kind, found.content, name), found.key
@@ -91,7 +94,7 @@ def opened(text: bytes, kind: type[S], name: str, form: Callable[[Signature], by
 
 
 def write_signed(path: Path, content: Section, key: PrivateKey | UseKey) -> str:
-    """Write a value with its signature, and return the key's fingerprint."""
+    """Sign a value, write it to a file, and return the key's fingerprint."""
     made = signed(content, key)
     write_text(path, _written(made).decode())
     return fingerprint(made.key)
@@ -102,7 +105,7 @@ def _written(signature: Signature) -> bytes:
 
 
 def read_signed(path: Path, kind: type[S]) -> tuple[S, str]:
-    """Return what a signed file says, and the public key of who signed it; raises MedsiloError for any other file."""
+    """Verify a signed file and return its content and the signer's public key; raises MedsiloError if it is invalid."""
     try:
         there = read_bounded(path, LARGEST)
     except FileNotFoundError as error:
@@ -113,19 +116,34 @@ def read_signed(path: Path, kind: type[S]) -> tuple[S, str]:
 
 
 def read_own(path: Path, kind: type[S], key: PrivateKey | UseKey) -> S:
-    """Return what a file says that this very key signed; raises MedsiloError for any other file."""
+    """Read a file that this key signed; raises MedsiloError if another key signed it."""
     content, _ = read_signed(path, kind)
-    if read_bounded(path, LARGEST) != _written(signed(content, key)):  # what certifies the key is not signed itself
+    # Compare the whole file, because the signature does not cover the field `certified`
+    if read_bounded(path, LARGEST) != _written(signed(content, key)):
         raise MedsiloError(f"{path.name} was changed after it was signed, or by another key", str(path))
     return content
 
 
+def read_of_kit(path: Path, kind: type[S], kit: KitFiles, use: KeyPurpose) -> S:
+    """Read a file that a kit's key signed. If the earlier key of a renewed kit signed it, sign it with the new key."""
+    key = kit.key_for(use)
+    try:
+        return read_own(path, kind, key)
+    except MedsiloError:
+        before = kit.earlier_key_for(use)
+        if before is None:
+            raise
+        content = read_own(path, kind, before)
+        write_signed(path, content, key)
+        return content
+
+
 def hashes_in(folder: Path, but: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the SHA-256 of each file below a folder, except one."""
+    """Yield the name and SHA-256 of each file in a folder and its subfolders, except the file named `but`."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
-            raise MedsiloError(f"{name} is a link to another place; get the folder again from who signed it", str(path))
+            raise MedsiloError(f"{name} is a link to another place; get the folder again from its signer", str(path))
         if path.is_file() and name != but:
             with path.open("rb") as file:
                 yield name, hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,10 +1,12 @@
-"""Signatures by keys for one use each, which the key of a kit certifies."""
+"""Sign and verify with keys that are derived from a kit's key and certified by it, one key per use."""
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -23,23 +25,23 @@ SHORTEST_RSA = 2048  # bits
 UNSALTED = padding.PSS(padding.MGF1(SHA256()), 0)
 
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
-KeyPurpose = Literal["approvals", "ledger", "settings", "record", "secure aggregation"]
+KeyPurpose = Literal["approvals", "ledger", "settings", "data set", "events", "record", "secure aggregation"]
 
 
 @dataclass(frozen=True)
 class UseKey:
-    """A signing key for one use alone, derived from the key of a kit, whose owner certified its public half.
+    """A signing key for one purpose, derived from a kit's key, which certifies its public key.
 
-    The kit's key itself signs connections (TLS) and these certifications, and nothing else: what is signed for one use
-    is never a signature for another, and one derived key that leaks gives no other away.
+    The kit's key itself signs only TLS connections and these certifications. A signature for one purpose is invalid for
+    every other purpose, and a leaked derived key does not reveal other keys.
     """
 
     key: ed25519.Ed25519PrivateKey = field(repr=False)
-    certified: bytes  # the kit key's signature on the use and the public half
+    certified: bytes  # the kit key's signature of the use and the public key
 
     @classmethod
     def of(cls, kit: PrivateKey, use: KeyPurpose) -> Self:
-        """Derive the key of a use: the same kit's key gives the same one (HKDF with SHA-256)."""
+        """Derive the key of a use from a kit's key, deterministically (HKDF with SHA-256)."""
         secret = kit.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
         derived = HKDF(SHA256(), 32, salt=None, info=f"medsilo signing key 1: {use}".encode()).derive(secret)
         key = ed25519.Ed25519PrivateKey.from_private_bytes(derived)
@@ -47,16 +49,16 @@ class UseKey:
 
 
 def claim(use: KeyPurpose, public: bytes) -> bytes:
-    """Return what a certificate's key signs of a key for one use."""
+    """Return the text that a kit's key signs to certify a key for one use."""
     return f"medsilo signing key 1: {use}\n".encode() + public
 
 
 def read_pair(certificate: bytes, key: bytes) -> tuple[tuple[x509.Certificate, ...], PrivateKey]:
-    """Return a kit's certificates and its key, from these PEM texts; raises MedsiloError where they are no pair."""
+    """Parse PEM texts of a kit's certificates and key; raises MedsiloError if the key does not fit the certificate."""
     try:
-        chain, private = x509.load_pem_x509_certificates(certificate), load_pem_private_key(key, None)
+        chain, private = x509.load_pem_x509_certificates(certificate), private_key(key)
         same = chain[0].public_key() == private.public_key()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # also for an unknown curve
         raise MedsiloError(
             f"the kit's certificate or key cannot be read ({type(error).__name__}); ask the lead for the kit again",
             private=str(error),
@@ -68,14 +70,42 @@ def read_pair(certificate: bytes, key: bytes) -> tuple[tuple[x509.Certificate, .
     return tuple(chain), private
 
 
+def check_succession(certificate: bytes, earlier: bytes, root: bytes) -> None:
+    """Raise MedsiloError unless a kit's root issued the earlier certificate to the same name as the present
+    certificate.
+    """
+    try:
+        own, before, above = (x509.load_pem_x509_certificates(text)[0] for text in (certificate, earlier, root))
+        before.verify_directly_issued_by(above)
+        same = own.subject == before.subject
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
+        raise MedsiloError(
+            f"the certificate in startup-before/ is not of the kit's root ({type(error).__name__}); remove that folder",
+            private=str(error),
+        ) from error
+    if not same:
+        raise MedsiloError(
+            "the certificate in startup-before/ belongs to another party than the kit; remove that folder"
+        )
+
+
+@lru_cache(maxsize=8)
+def private_key(text: bytes) -> Any:
+    """Parse a PEM private key. The result is cached, because checking the primes of an RSA key takes 0.1 s."""
+    return load_pem_private_key(text, None)
+
+
 def own_key(path: Path, of: str) -> PrivateKey:
-    """Return the key of a hospital without a kit, made when it is first needed. of: what it signs, for people."""
+    """Read the signing key of a hospital without a kit, or create it.
+
+    of: the purpose of the key, for error messages.
+    """
     if not path.exists():
         made = ed25519.Ed25519PrivateKey.generate()
         write_bytes(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     try:
         key = load_pem_private_key(path.read_bytes(), None)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise MedsiloError(
             f"the key of {of} cannot be read ({type(error).__name__}); put it back from a copy", private=str(path)
         ) from error
@@ -85,14 +115,16 @@ def own_key(path: Path, of: str) -> PrivateKey:
 
 
 def public_text(key: PrivateKey | UseKey) -> str:
-    """Return a key's public part in hexadecimal digits."""
+    """Return the public key in hexadecimal digits."""
     own = key.key if isinstance(key, UseKey) else key
     return own.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo).hex()
 
 
 def sign_with(key: PrivateKey | UseKey, content: bytes) -> bytes:
-    """Return this key's signature: RSA-PSS without salt, deterministic ECDSA or Ed25519. The same content has the same
-    one."""
+    """Sign content by RSA-PSS without salt, deterministic ECDSA or Ed25519.
+
+    The signature is deterministic: the same content and key give the same signature.
+    """
     if isinstance(key, UseKey):
         return key.key.sign(content)
     if isinstance(key, rsa.RSAPrivateKey):
@@ -103,7 +135,7 @@ def sign_with(key: PrivateKey | UseKey, content: bytes) -> bytes:
 
 
 def verify(key: object, signature: bytes, content: bytes) -> None:
-    """Raise InvalidSignature unless this public key signed the content, ValueError where it is of no use."""
+    """Raise InvalidSignature unless this public key signed the content; raises ValueError for an unsuitable key."""
     if isinstance(key, rsa.RSAPublicKey) and key.key_size >= SHORTEST_RSA:
         key.verify(signature, content, UNSALTED, SHA256())
     elif isinstance(key, ec.EllipticCurvePublicKey):

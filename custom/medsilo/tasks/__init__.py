@@ -1,1 +1,1 @@
-"""Tasks: a data set with its network, loss and metric; partitions; synthetic hospitals. Names: `medsilo.registry`."""
+"""Tasks: each combines cases with a default network, a loss and a metric. Also partitions and synthetic hospitals."""

@@ -1,7 +1,7 @@
-"""Cases that are ready for the network: kept in memory or in files, or made again from the hospital's own.
+"""Cache prepared cases in memory or in files. Cases that do not fit are prepared again at each use.
 
-MONAI's cache data sets do the same with a number of cases as their bound and, on the disk, with pickle; here the bound
-is memory, files are safetensors, and one reading serves both the survey and the cache.
+MONAI's cache data sets limit the number of cases, and write pickle files. The cache of medsilo limits bytes and writes
+safetensors. Each file is read once, for both the survey and the cache.
 """
 
 import hashlib
@@ -26,19 +26,19 @@ from medsilo.learning.partial_labels import marked
 from medsilo.tasks.case_index import Entry, files_of
 from medsilo.tasks.sources import DataSource
 
-NAMES = ("inputs", "targets")  # of the tensors in a file
-MOST = 100 << 30  # bytes in the folder, and no more than a quarter of what is free on its disk
-PLACES = "places"  # of another one, where a task keeps it
+NAMES = ("inputs", "targets")  # names of the tensors in a file
+MOST = 100 << 30  # limit on bytes in the folder; another limit is a quarter of the free disk space
+PLACES = "places"  # name of the tensor of structures' voxels, which some tasks store
 
 
 class Memory:
-    """The memory that a site may fill. Those that come first take their share first."""
+    """The memory that a site's cache may use, first come, first served."""
 
     def __init__(self, source: DataSource) -> None:
-        self.left = source.cache_memory << 20  # bytes
+        self.left = source.cache_memory << 20  # bytes that are free
 
     def takes(self, *tensors: Tensor) -> bool:
-        """Return whether these have a place, which is theirs then."""
+        """Reserve memory for these tensors; returns False if they do not fit."""
         size = sum(tensor.nbytes for tensor in tensors)
         keeps = size <= self.left
         self.left -= size if keeps else 0
@@ -47,41 +47,42 @@ class Memory:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of one entry's files that a survey wants."""
+    """Facts about one entry's files for the survey."""
 
     digest: str
-    shown: tuple[tuple[int, ...], ...]  # the plan's labels that each case shows
+    shown: tuple[tuple[int, ...], ...]  # for each case, the plan's labels that occur in it
     intensity: tuple[float, float]
     size: tuple[int, ...] = ()  # voxels along x, y (and z)
     spacing: tuple[float, ...] = ()
-    values: tuple[int, ...] = ()  # a mask's values in the file
-    seconds: float = 0.0  # of a recording
-    gaps: int = 0  # of a recording: in time, and rows without a value
+    values: tuple[int, ...] = ()  # the values in a mask's file
+    seconds: float = 0.0  # length of a recording
+    gaps: int = 0  # number of gaps in a recording's time and of rows without a value
 
 
-FACTS = TypeAdapter(Facts)  # of which JSON has lists for tuples
+FACTS = TypeAdapter(Facts)  # converts JSON's lists to tuples
 
 
 @dataclass(frozen=True)
 class PreparedEntry:
-    """An entry as the network takes it: inputs [cases, C, *grid]; targets [cases], or as bytes [cases, *grid] where
-    they are labels."""
+    """An entry as tensors for the network. Inputs are [cases, C, *grid]; targets are [cases], or uint8 masks [cases,
+    *grid].
+    """
 
     inputs: Tensor
     targets: Tensor
     facts: Facts
-    places: Tensor | None = None  # of an entry of one case: voxels that show structures, [n, 4]: label, z, y, x
+    # Voxels of structures as rows (label, z, y, x), [n, 4]; only for an entry with one case
+    places: Tensor | None = None
 
 
 class StoredCase:
-    """A tensor [cases, ...] of a file, seen as one case of it: what is asked for by slices is read then."""
+    """One case of a tensor [cases, ...] in a file, of which slices are read on demand."""
 
     def __init__(self, stored: Any, number: int) -> None:
         self.stored, self.number = stored, number
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The case's shape."""
         return tuple(self.stored.get_shape()[1:])
 
     def __getitem__(self, places: tuple[slice, ...]) -> Tensor:
@@ -93,22 +94,27 @@ Sliced = Tensor | StoredCase
 
 @dataclass
 class Cache:
-    """The place where a site keeps what is ready."""
+    """A site's cache of prepared cases."""
 
     source: DataSource
     make: Callable[[Entry], PreparedEntry]
-    settings: str  # what else `make` depends on, its code included
-    mark: int = 0  # on labels, of structures that nobody drew here
+    settings: str  # the task's settings and code, as part of the cache key
+    mark: int = 0  # number added to labels if this hospital did not annotate all structures
 
     def __post_init__(self) -> None:
         self.memory = Memory(self.source)
-        self.room = 0.0  # bytes on the disk
+        self.room = 0.0  # free bytes on the disk
         if folder := self.source.cache_folder:
             taken = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
             self.room = min(MOST - taken, free_disk(folder) / 4)
 
     def hold(self, entry: Entry) -> "HeldEntry":
-        """The entry, read once."""
+        """Prepare an entry once, and keep it in memory or in a file if there is space."""
+        if (known := self.source.facts) is not None:
+            key = self._key(entry)
+            if key not in known:
+                known[key] = self.make(entry).facts
+            return HeldEntry(entry, known[key], None, None, self.make, self.mark)
         if self.source.cache_folder:
             return self._in_memory(self._on_disk(entry))
         made = self.make(entry)
@@ -116,7 +122,7 @@ class Cache:
         return HeldEntry(entry, made.facts, made if keeps else None, None, self.make, self.mark)
 
     def _in_memory(self, held: "HeldEntry") -> "HeldEntry":
-        """Return an entry that lies in a file with its tensors in memory, where they have a place there."""
+        """Load an entry from its file into memory, if there is space."""
         if held.file is None:
             return held
         kept = {name: tensor.clone() for name, tensor in load_tensors(held.file)[0].items()}
@@ -132,12 +138,12 @@ class Cache:
         try:
             facts = FACTS.validate_python(load_facts(path)) if path.exists() else None
         except MedsiloError:
-            facts = None  # was cut off: made again
+            facts = None  # the file is incomplete, so the entry is prepared again
         if facts is None:
             made = self.make(entry)
             facts = made.facts
             self.room -= made.inputs.nbytes + made.targets.nbytes
-            if self.room < 0:  # made again whenever it is needed
+            if self.room < 0:  # the folder is full, so the entry is prepared at each use
                 return HeldEntry(entry, facts, None, None, self.make, self.mark)
             kept = dict(zip(NAMES, (made.inputs, made.targets), strict=True))
             if made.places is not None:
@@ -146,35 +152,36 @@ class Cache:
         return HeldEntry(entry, facts, None, path, self.make, self.mark)
 
     def _key(self, entry: Entry) -> str:
-        """Changes with the files, with what is made of them, and with the code that makes it."""
+        """Return an entry's cache key, which depends on its files, its transforms and their code."""
         images = [*entry.images, *([entry.label] if isinstance(entry.label, Path) else [])]
         try:
             files = [file for image in images for file in files_of(image)]
-            known = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+            states = [(file, file.stat()) for file in files]
+            known = [[str(file.resolve()), state.st_size, state.st_mtime_ns] for file, state in states]
         except OSError as error:
-            raise DataError("a file can't be read; is it a link to nowhere?", str(error)) from error
+            raise DataError("a file can't be read; is it a link to a missing file?", str(error)) from error
         return hashlib.sha256(json.dumps([known, entry.name, str(entry.label), self.settings]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class HeldEntry:
-    """One entry's cases, wherever they are."""
+    """The cases of one entry, in memory or in a file."""
 
     entry: Entry
     facts: Facts
     made: PreparedEntry | None
     file: Path | None
     make: Callable[[Entry], PreparedEntry] = field(repr=False)
-    mark: int = 0  # on labels, of structures that nobody drew here
+    mark: int = 0  # number added to labels if this hospital did not annotate all structures
 
     def case(self, number: int) -> tuple[Tensor, Tensor]:
-        """Inputs [C, *grid] and target of one case."""
+        """Return the inputs [C, *grid] and the target of one case."""
         inputs, targets, _ = self.kept(number)
         return inputs, marked(targets if targets.is_floating_point() else targets.long(), self.mark)
 
     @contextmanager
     def opened(self, number: int) -> Iterator[tuple["Sliced", "Sliced", Tensor | None]]:
-        """Give what `kept` returns; of what lies in a file, only the parts that are looked at are read."""
+        """Yield the tensors that `kept` returns, but read tensors in a file only where they are indexed."""
         if self.file is None:
             made = self.made or self.make(self.entry)
             yield made.inputs[number], made.targets[number], made.places
@@ -184,15 +191,15 @@ class HeldEntry:
             yield inputs, targets, file.get_tensor(PLACES).clone() if PLACES in file.keys() else None  # noqa: SIM118 - no dict
 
     def kept(self, number: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Inputs and target of one case as they are kept, and the places of its structures."""
+        """Return the stored inputs and target of one case, and the voxels of its structures."""
         with self.opened(number) as (*case, places):
-            # Copies: what the file maps into memory goes with the file.
+            # Copy the tensors, which are memory-mapped, so that the mapping can be freed.
             inputs, targets = (one[()].clone() if isinstance(one, StoredCase) else one for one in case)
             return inputs, targets, places
 
 
 class ReadyCases(Dataset):
-    """The cases of one part; several of one entry, as the slices of a volume, follow each other."""
+    """The cases of one part of the data. Cases of one entry, such as slices of a volume, are consecutive."""
 
     def __init__(self, held: Sequence[HeldEntry], chosen: Sequence[Sequence[int]]) -> None:
         self.held, self.chosen = held, chosen
@@ -201,12 +208,12 @@ class ReadyCases(Dataset):
 
     @property
     def records(self) -> tuple[str, ...]:
-        """The entry that each case is of."""
+        """For each case, the name of its entry."""
         return tuple(one.entry.name for one, cases in zip(self.held, self.chosen, strict=True) for _ in cases)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """A name of each case, whatever other entries there are."""
+        """For each case, a name that does not depend on other entries."""
         numbers = (number for cases in self.chosen for number in cases)
         return tuple(f"{record}\x1f{number}" for record, number in zip(self.records, numbers, strict=True))
 
@@ -215,7 +222,7 @@ class ReadyCases(Dataset):
 
     @property
     def labels(self) -> Tensor | None:
-        """The class of every case of a classification, [cases]; None where cases have numbers."""
+        """The class of every case, [cases]; None if targets are no classes."""
         pairs = zip(self.held, self.chosen, strict=True)
         shown = [one.facts.shown[case] for one, cases in pairs for case in cases]
         return torch.tensor([own[0] for own in shown], dtype=torch.long) if all(shown) else None
@@ -225,13 +232,15 @@ class ReadyCases(Dataset):
         return held.case(number)
 
     def at(self, index: int) -> tuple[HeldEntry, int]:
-        """Return a case's entry, and its number there."""
+        """Return the entry of a case, and the index of the case in the entry."""
         place = bisect_right(self.ends, index)
         return self.held[place], self.chosen[place][index - (self.ends[place - 1] if place else 0)]
 
 
 def held_case(cases: Dataset, index: int) -> tuple[HeldEntry, int]:
-    """Return the entry of one of some cases, and which of the entry's cases it is."""
+    """Return the entry of a case, and the index of the case in the entry. `index` is the case's index in
+    the data set.
+    """
     if isinstance(cases, ReadyCases):
         return cases.at(index)
     if isinstance(cases, ConcatDataset):

@@ -1,46 +1,51 @@
-"""List the cases that a hospital's folder holds: by patterns of file names, or by a table. No image is opened here."""
+"""List the cases in a hospital's folder by patterns of file names or by a table, without opening images."""
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from os import walk
+from os import DirEntry, scandir
+from os.path import realpath
 from pathlib import Path, PurePosixPath
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from medsilo.core.errors import DataError, Unfit
+from medsilo.core.files import uncollected
 from medsilo.core.text import composed
 from medsilo.tasks.shares import PARTS
-from medsilo.tasks.sources import ROLES, DataSource
+from medsilo.tasks.sources import RARE, ROLES, DataSource
 from medsilo.tasks.survey import Problem, in_two_parts, refuse_what_stops
 from medsilo.tasks.table_reader import OLD_LETTERS, WINDOWS, TableReader
 
 TABLE = DataSource.TABLE
-IMAGES, LABELS = "images/*", "labels/*"  # are read where there is no such table,
-ANYWHERE = "**/*"  # recordings
-OF_CLASSES = "*/*"  # and this for the images of a classification, in folders named after the classes
+IMAGES, LABELS = "images/*", "labels/*"  # default patterns for images and masks
+ANYWHERE = "**/*"  # default pattern for recordings
+OF_CLASSES = "*/*"  # default pattern for classified images, in one folder per class
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 LINKS = "folders are links, which are not followed; copy them into the data folder"
-OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # that its Explorer leaves in folders
+OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # files that Windows Explorer leaves in folders
 CLOSED = "folders can't be opened; let the account of this process read them"
 OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", "testing": "test"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One case: the files of its channels, and its label as the site says it, a mask's file or a class."""
+    """The files of one image or recording, its label and its patient.
+
+    A label is a mask's file, or the class in the site's words.
+    """
 
     name: str
     images: tuple[Path, ...]
     label: Path | str
     patient: str
-    part: str = ""  # empty: the plan's split decides
-    site: str = ""  # whose it is in a simulation
+    part: str = ""  # train, validation or test; empty if the table gives no part
+    site: str = ""  # the site that owns the case in a simulation
 
 
 @dataclass
 class CaseIndex:
-    """The cases of a folder, sorted by name, and what is wrong with others.
+    """The cases in a folder, sorted by name, and the problems with other files.
 
     >>> from pathlib import Path
     >>> listing = CaseIndex()
@@ -55,21 +60,27 @@ class CaseIndex:
     entries: list[Entry] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     patients_named: bool = True
-    identifiers: dict[str, int] = field(default_factory=dict)  # DICOM elements that tell who it is -> series with them
+    # number of DICOM series, by element that identifies patients
+    identifiers: dict[str, int] = field(default_factory=dict)
 
     @property
     def usable(self) -> list[Entry]:
-        """The cases; raises a DataError where something stands against all of them."""
+        """All usable cases; raises DataError if a problem prevents their use."""
         refuse_what_stops(self.problems)
         return self.entries
 
     @property
+    def fixed(self) -> bool:
+        """True if a table assigns cases to parts."""
+        return any(entry.part for entry in self.entries)
+
+    @property
     def left_out(self) -> dict[str, int]:
-        """The reasons for which cases are left out, and how many are for each."""
+        """Number of cases that are left out, by reason."""
         return {problem.what: problem.count for problem in self.problems if problem.severity == "left out"}
 
     def refuse_unusable(self) -> None:
-        """Raise a DataError where something stands against all cases, or none is left."""
+        """Raise DataError if a problem prevents the use of the data, or if no case is left."""
         if not self.usable:
             left = next(iter(self.problems), Problem("stops", "there is none"))
             told = "no image has a label of its name; give each image and its label the same name"
@@ -78,11 +89,11 @@ class CaseIndex:
             )
 
     def take(self, name: str, files: tuple[Path, ...], label: Path | str, patient: str) -> None:
-        """Take a case. label: its mask's file, or what the site calls its class."""
+        """Add a case. `label` is its mask's file, or the site's name of its class."""
         self.entries.append(Entry(name, files, label, patient))
 
     def add(self, severity: str, what: str, names: Sequence[str]) -> None:
-        """Notes a problem if there are such cases, beside those that already have it."""
+        """Record a problem with these cases; does nothing without cases."""
         if not names:
             return
         same = [problem for problem in self.problems if (problem.severity, problem.what) == (severity, what)]
@@ -91,29 +102,58 @@ class CaseIndex:
         self.problems.append(Problem(severity, what, len(several), tuple(several)))  # type: ignore[arg-type]
 
     def drop(self, what: str, bad: Sequence[Entry]) -> None:
-        """These are left out."""
+        """Leave out cases, and record the reason."""
         self.add("left out", what, [entry.name for entry in bad])
         names = {entry.name for entry in bad}
         self.entries = [entry for entry in self.entries if entry.name not in names]
 
+    def leave_out_rare(self, source: DataSource, labels: Mapping[str, Collection[str]]) -> None:
+        """Leave out cases with a label that occurs in too few patients. `labels` holds each case's labels
+        by its name.
+        """
+        who: defaultdict[str, set[str]] = defaultdict(set)
+        for entry in self.entries:
+            for label in labels[entry.name]:
+                who[label].add(entry.patient)
+        rare = source.rare(who)
+        self.drop(RARE, [entry for entry in self.entries if rare & {*labels[entry.name]}])
+
     @staticmethod
-    def files_below(folder: Path) -> tuple[dict[str, Path], list[Problem]]:
-        """All files below a folder by their path from there, without hidden ones, pipes and devices, which nobody may
-        open; and what is wrong with folders that are not read."""
-        found, links, closed = {}, [], []
-        for place, folders, files in walk(folder, onerror=lambda error: closed.append(Path(error.filename).name)):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            links += [name for name in folders if Path(place, name).is_symlink()]
-            for path in (Path(place, name) for name in files if not name.startswith(".") and name not in OF_WINDOWS):
-                if path.is_file() or not path.exists():  # a link into nothing is told of later
-                    found[composed(path.relative_to(folder).as_posix())] = path
+    @uncollected()
+    def files_below(folder: Path, missing: bool = True) -> tuple[dict[str, Path], list[Problem]]:
+        """Return all regular files in a folder and its subfolders by relative path, and problems with unreadable
+        folders.
+
+        Hidden files are ignored. With `missing`, links to missing files are included, so that the caller can report
+        them.
+        """
+        found: dict[str, Path] = {}
+        links, closed, places = list[str](), list[str](), [(str(folder), "")]
+        while places:
+            place, before = places.pop()
+            try:
+                with scandir(place) as listed:
+                    entries = [entry for entry in listed if not entry.name.startswith(".")]
+            except OSError:
+                closed.append(Path(place).name)
+                continue
+            for entry in entries:
+                kind = _kind_of(entry)
+                if (kind == "file" or (kind == "missing" and missing)) and entry.name not in OF_WINDOWS:
+                    found[composed(before + entry.name)] = Path(entry.path)
+                elif kind == "folder":
+                    places.append((entry.path, f"{before}{entry.name}/"))
+                elif kind == "link":
+                    links.append(entry.name)
         passed_by = {LINKS: links, CLOSED: closed}
-        problems = [Problem("left out", why, len(own), tuple(own)) for why, own in passed_by.items() if own]
+        problems = [Problem("left out", why, len(own), tuple(sorted(own))) for why, own in passed_by.items() if own]
         return dict(sorted(found.items())), problems
 
     @staticmethod
     def of_cases(source: DataSource, folder: Path, masks: bool) -> "CaseIndex":
-        """Return the cases in a folder, as the site's settings describe them. masks: labels are files, not classes."""
+        """Return the cases in a folder, by the site's settings. With `masks`, labels are files of masks; else they are
+        classes.
+        """
         source.check_columns()
         names, problems = CaseIndex.files_below(folder)
         if table := table_of(source, names, source.images or source.labels):
@@ -124,9 +164,9 @@ class CaseIndex:
 
     @staticmethod
     def of_recordings(source: DataSource, folder: Path) -> "CaseIndex":
-        """Return the recordings in a folder, as the site's settings describe them: by a table, or by their endings.
+        """Return the recordings in a folder, by the table or the suffixes in the site's settings.
 
-        The label of one that no table names is its folder's name.
+        Without a table, a recording's label is the name of its folder.
         """
         source.check_columns()
         names, problems = CaseIndex.files_below(folder)
@@ -146,7 +186,7 @@ class CaseIndex:
         return listing.ordered(source, problems)
 
     def ordered(self, source: DataSource, further: Sequence[Problem] = ()) -> Self:
-        """Return itself in order, without what leads out of the folder. further: problems of its folders."""
+        """Sort the cases, and leave out links to other places. `further` holds problems with folders."""
         self.entries.sort(key=lambda entry: entry.name)
         self.problems += further
         refuse_links(self, source.folder)
@@ -154,7 +194,10 @@ class CaseIndex:
         return self
 
     def tell_patients(self, source: DataSource) -> None:
-        """Each case is a patient's own unless the settings say how its name tells the patient."""
+        """Set the patient of each case.
+
+        By default, each case is a separate patient, unless `data.patient` finds the patient in the case's name.
+        """
         if source.patient is None:
             self.patients_named = False
             if self.entries:
@@ -167,7 +210,7 @@ class CaseIndex:
         try:
             expression = re.compile(composed(source.patient))
         except re.error as error:
-            raise DataError(f"data.patient is no regular expression ({error}); correct it") from error
+            raise DataError(f"data.patient is not a regular expression ({error}); correct it") from error
         found = {entry.name: expression.search(entry.name) for entry in self.entries}
         strangers = [name for name, match in found.items() if match is None]
         self.add("stops", "names of cases don't fit data.patient; correct it", strangers)
@@ -178,22 +221,32 @@ class CaseIndex:
         ]
 
     def check_patients(self, source: DataSource) -> None:
-        """Leave out who left, and note patients whom the table puts into two parts."""
+        """Leave out excluded patients, and record patients whom the table assigns to two parts."""
         without_who_left(self, source)
         fixed = {part: [entry.patient for entry in self.entries if entry.part == part] for part in PARTS}
         what = "patients are in two parts by the table, so that the test would be of known patients; give each one part"
         self.add("stops", what, sorted(in_two_parts(fixed)))
 
 
+def _kind_of(entry: DirEntry[str]) -> Literal["file", "missing", "folder", "link", "other"]:
+    """Return the kind of a directory entry; a link counts as its target."""
+    try:
+        if entry.is_dir():
+            return "link" if entry.is_symlink() else "folder"
+        return "file" if entry.is_file() else "other" if Path(entry).exists() else "missing"
+    except OSError:  # a circular link
+        return "missing"
+
+
 def table_of(source: DataSource, names: Collection[str], patterns: object) -> str | None:
-    """Return the table that names the cases of a folder; None where patterns do."""
+    """Return the name of the table that lists the cases, or None if patterns find them."""
     if source.table and patterns:
-        raise DataError("data: has a table and patterns of files; give one of the two")
+        raise DataError("data: gives a table and patterns of files; give only one of the two")
     return source.table or (None if patterns or TABLE not in names else TABLE)
 
 
 def files_of(image: Path) -> list[Path]:
-    """Return the files of an image: the file itself, or those of a folder that holds one DICOM series."""
+    """Return the files of an image: the file itself, or the files of a folder with one DICOM series."""
     return sorted(image.iterdir()) if image.is_dir() else [image]
 
 
@@ -201,6 +254,8 @@ def files_of(image: Path) -> list[Path]:
 def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> CaseIndex:
     listing = CaseIndex()
     usual = IMAGES if masks else OF_CLASSES
+    if isinstance(source.images, dict):  # a task with named channels has already put them in order
+        raise DataError("data.images: gives patterns by channel, but this task has no named channels; give one pattern")
     patterns = (source.images,) if isinstance(source.images, str) else source.images or (usual,)
     channels = [_matching(pattern, names, listing) for pattern in patterns]
     labels = _matching(source.labels or LABELS, names, listing) if masks else {}
@@ -228,9 +283,10 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> Case
 
 
 def _matching(pattern: str, names: dict[str, Path], listing: CaseIndex) -> dict[str, Path]:
-    """The files that fit a pattern, by the text that its stars match: so an image and its label find each other.
+    """Return the files that match a pattern, by the text that its stars match, which is the same for an image and its
+    label.
 
-    One that ends with a slash fits folders, each with one DICOM series.
+    A pattern that ends with a slash matches folders of one DICOM series each.
     """
     expression = DataSource.expression(pattern)
     if pattern.endswith("/"):
@@ -252,7 +308,7 @@ def _matching(pattern: str, names: dict[str, Path], listing: CaseIndex) -> dict[
 
 def _without_suffix(name: str) -> str:
     stripped = name.rstrip("/")
-    if stripped.lower() in ("", ".gz"):  # what the star of *.nii* stands for
+    if stripped.lower() in ("", ".gz"):  # the last star of a pattern such as *.nii* matches these texts
         return ""
     suffix = next((suffix for suffix in (*SUFFIXES, *CaseIndex.RECORDINGS) if stripped.lower().endswith(suffix)), "")
     return stripped[: len(stripped) - len(suffix)]
@@ -268,11 +324,11 @@ def _by_table(
     masks: bool,
     within: Collection[str] = (),
 ) -> CaseIndex:
-    """Return the cases of a table. within: columns that it needs not have, as files say it themselves."""
+    """Return the cases that a table lists. The columns in `within` are optional, because files contain their values."""
     path = folder / table if (folder / table).is_file() else source.folder / table
     listing, (of_label, of_patient, of_part, of_site) = CaseIndex(), map(source.column, ROLES[1:])
     needed = [name for name in (*images, of_label, of_patient) if name not in within]
-    sheet = TableReader().read(path, {}, [*needed, *within, of_part, of_site])
+    sheet = TableReader(head=source.head).read(path, {}, [*needed, *within, of_part, of_site])
     if missing := [column for column in needed if column not in sheet.columns]:
         hint = "name yours under data.columns in the site's medsilo.yaml, or add it"
         raise DataError(f"the table has no column {', '.join(missing)}; {hint}", private=str(path))
@@ -309,7 +365,7 @@ def _by_table(
 
 
 def tell_sheet(listing: CaseIndex, sheet: TableReader) -> None:
-    """Note the lines of a table that could not be read, and letters that may be others."""
+    """Record rows of a table that could not be read, and letters that may have been decoded wrongly."""
     listing.add("left out", "lines have more or fewer cells than the first; export the table again", sheet.uneven)
     listing.add("left out", "lines have a cell that is too long", sheet.long)
     if sheet.coding == WINDOWS:
@@ -317,7 +373,7 @@ def tell_sheet(listing: CaseIndex, sheet: TableReader) -> None:
 
 
 def _file(given: str, folder: Path, names: dict[str, Path], short: Mapping[str, Path]) -> Path | None:
-    """A file that the table names, from the data folder or from the root of the disk; Windows writes backslashes."""
+    """Return the file that the table names, by a relative or absolute path, with slashes or backslashes."""
     given = given.removeprefix("./")
     found = names.get(given) or names.get(given.replace("\\", "/").removeprefix("./")) or short.get(given)
     if found is None and (folder / given).is_file():
@@ -326,8 +382,10 @@ def _file(given: str, folder: Path, names: dict[str, Path], short: Mapping[str, 
 
 
 def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
-    """Return images and recordings by all that a table may call them: path, or name with or without its ending where
-    it is the only one."""
+    """Return images and recordings by every name that a table may use for them.
+
+    A table may use the path, the file name, or the file name without suffix if it is unique.
+    """
     found: defaultdict[str, set[Path]] = defaultdict(set)
     for name, path in names.items():
         last = PurePosixPath(name).name
@@ -338,27 +396,29 @@ def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def check_parts(listing: CaseIndex) -> None:
-    """Note parts that are none: either the table gives every case its part, or none."""
+    """Record faults in a table's column of parts, which must be filled for all cases or for none."""
     parts = [entry.part for entry in listing.entries]
     if any(parts):
         wrong = [entry.name for entry in listing.entries if entry.part not in PARTS]
         listing.add("stops", "lines of the table have a part that is not train, validation or test", wrong)
 
 
-# ------------------------------------------------------------------------------------------------ what all need
+# ------------------------------------------------------------------------------------------------ for all tasks
 def refuse_links(listing: CaseIndex, root: Path) -> None:
-    """Only files that really lie in the data folder are read."""
+    """Record links that lead out of the data folder, and leave their cases out."""
     inside = root.resolve()
 
     def leads_out(entry: Entry) -> bool:
         files = (*entry.images, *([entry.label] if isinstance(entry.label, Path) else []))
-        return not all(file.resolve().is_relative_to(inside) for image in files for file in (image, *files_of(image)))
+        return not all(
+            Path(realpath(file)).is_relative_to(inside) for image in files for file in (image, *files_of(image))
+        )
 
     what = "files are not in the data folder but lead out of it; copy them there, or make 'folder' the one they are in"
     listing.drop(what, [entry for entry in listing.entries if leads_out(entry)])
 
 
 def without_who_left(listing: CaseIndex, source: DataSource) -> None:
-    """Leave out the patients that the settings name, and say nothing of them: as if they had never been there."""
+    """Leave out the patients in `data.exclude_patients`, without a record of them."""
     gone = source.without()
     listing.entries = [entry for entry in listing.entries if entry.patient not in gone]

@@ -1,35 +1,67 @@
-"""The texts of a table's cells: numbers, and levels as plans and sites compare them."""
+"""Parse a table's cells: numbers, dates, and levels of categories."""
 
 import math
 import re
 from collections.abc import Sequence
+from datetime import date
 
 from medsilo.core.errors import DataError
 from medsilo.core.text import composed
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(?:([ \u00a0\u2009\u202f'\u2019])\d{3})(?:\1\d{3})*([.,]\d*)?")
+# comparison sign before a number outside of the measurable range
+LIMIT = re.compile(r"(?:[<>]=?|[≤≥])\s*(?=[\d.,])")
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d*)?")
 
 
 def number(cell: str, decimal: str = ".") -> float | None:
-    """Return the number that is written in a cell; None where there is none, or none that is finite."""
+    """Return the number in a cell, or None without a finite number."""
     text = as_written(cell, decimal)
     value = float(text) if NUMBER.fullmatch(text) else math.inf
     return value if math.isfinite(value) else None
 
 
 def level(cell: str) -> str:
-    """Return a level as it is compared: a whole number is the same however it is written, as 1 and 1.0."""
+    """Normalise a level of a category for comparisons: 1 and 1.0 become the same level."""
     text = composed(str(cell).strip())
     value = number(text)
     return str(int(value)) if value is not None and value == int(value) else text
 
 
-def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence[str]:
-    """Return a column's cells without the points between thousands that go with a decimal comma.
+DATE = re.compile(r"(\d{1,4})([-./])(\d{1,2})\2(\d{1,4})(?:[T ].*)?")
 
-    Raises DataError where a point may be either.
+
+def days(texts: Sequence[str]) -> list[float]:
+    """Convert a column's dates to numbers of days; NaN without a date.
+
+    Raises DataError if the order of day and month is ambiguous.
+
+    >>> days(["2024-03-01", "2024-02-28", ""]), days(["1.3.2024", "28/2/2024"])
+    ([738946.0, 738944.0, nan], [738946.0, 738944.0])
+    """
+    found = [DATE.fullmatch(text.strip()) for text in texts]
+    parts = [match and (int(match[1]), int(match[3]), int(match[4]), match[2]) for match in found]
+    behind = [own for own in parts if own and own[0] <= 31]
+    months_first = any(own[1] > 12 for own in behind)
+    if any(own[3] == "/" for own in behind) and not months_first and all(own[0] <= 12 for own in behind):
+        raise DataError("dates are written so that day and month may be either; write them as 2024-12-31")
+    told = []
+    for own in parts:
+        year, month, day = own[:3] if own and own[0] > 31 else (own[2], own[1], own[0]) if own else (0, 0, 0)
+        if own and own[0] <= 31 and months_first:
+            month, day = day, month
+        try:
+            told.append(float(date(year, month, day).toordinal()))
+        except ValueError:
+            told.append(math.nan)
+    return told
+
+
+def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence[str]:
+    """Remove points between thousands from a column's cells, if the decimal sign is a comma.
+
+    Raises DataError if a point may be a decimal point or a separator of thousands.
 
     >>> without_thousands("leukocytes", ["1.365,5", "980,5", "12.400"], ",")
     ['1365,5', '980,5', '12400']
@@ -38,7 +70,7 @@ def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence
     if decimal == "." or not pointed:
         return cells
     alike = all(map(THOUSANDS.fullmatch, pointed))
-    if not alike and all(map(NUMBER.fullmatch, pointed)):  # all decimals
+    if not alike and all(map(NUMBER.fullmatch, pointed)):  # all points are decimal points
         return cells
     marked = (cell for cell in cells if "," in cell or (cell in pointed and cell.count(".") > 1))
     if not alike or all(number(cell.replace(".", ""), decimal) is None for cell in marked):
@@ -47,7 +79,7 @@ def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence
 
 
 def as_written(cell: str, decimal: str) -> str:
-    """Return a number that a site writes with a comma, or with blanks or apostrophes in thousands, as others do."""
+    """Convert a number with a decimal comma, or with blanks or apostrophes between thousands, to a decimal point."""
     text = cell.strip()
     if found := GROUPED.fullmatch(text):
         text = text.replace(found[1], "")

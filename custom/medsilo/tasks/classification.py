@@ -1,4 +1,4 @@
-"""Tasks that give every case one of several classes."""
+"""The objective of classification: one of several classes for every case."""
 
 from collections.abc import Sequence
 
@@ -20,8 +20,10 @@ from medsilo.tasks.objective import Objective
 
 
 class Classification(Objective):
-    """Cross entropy; accuracy, and of the whole test set balanced accuracy, the area under the ROC curve, calibration,
-    and of two classes sensitivity and specificity at a threshold.
+    """Classification with cross entropy as loss and accuracy as metric.
+
+    The test also reports balanced accuracy, the area under the ROC curve and calibration. With two classes, it adds
+    sensitivity and specificity at a threshold.
 
     >>> Classification(("well", "ill")).label_names
     ('well', 'ill')
@@ -31,7 +33,7 @@ class Classification(Objective):
     cross_entropy = 1.0
 
     def __init__(self, classes: int | Sequence[str], outputs: int | None = None) -> None:
-        """classes: their names, or how many there are; outputs: 1 where one number decides between two classes."""
+        """`classes` are the names of the classes, or their number. `outputs` is 1 for two classes with one logit."""
         self.label_names = tuple(map(str, range(classes)) if isinstance(classes, int) else classes)
         self.classes = len(self.label_names)
         self.outputs = outputs or self.classes
@@ -41,7 +43,9 @@ class Classification(Objective):
         return ClassCounts(self.classes)
 
     def scores(self, output: Tensor) -> Tensor:
-        """Return a score for each class: one output of two classes is the second's, against 0 of the first."""
+        """Return a logit for each class. A single output is the logit of the second class; the first class
+        has logit 0.
+        """
         return output if output.shape[1] > 1 else cat([zeros_like(output), output], 1)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -51,13 +55,13 @@ class Classification(Objective):
         return (self.scores(output).argmax(1) == target).float()
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """Beside the metric: the class, the class found, and the probability of each class."""
+        """Return for each case the metric, the true and predicted class, and the probability of each class."""
         scores = self.scores(output)
         probabilities = {f"p{label}": column for label, column in enumerate(scores.softmax(1).unbind(1))}
         return {**super().measures(output, target), "label": target, "found": scores.argmax(1), **probabilities}
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        """Classes are told apart only where each that occurs has `least` cases, by their weights."""
+        """Return weighted counts by class, or none if a class that occurs has fewer than `least` cases."""
         counts = super().counts(measures, patients, least)
         labels, found = measures["label"].long(), measures["found"].long()
         weights = measures.get(WEIGHT, ones(len(labels), dtype=float64))
@@ -82,7 +86,7 @@ class Classification(Objective):
             figures["balanced_accuracy"] = balanced_accuracy(counts[CONFUSION], self.classes)
         if CHANCES in counts:
             figures["auroc"] = area_under_curve(counts[CHANCES], self.classes)
-            if self.classes > 2:  # of two both are the same
+            if self.classes > 2:  # with two classes, the areas of both are equal
                 areas = areas_under_curve(counts[CHANCES], self.classes)
                 figures |= {f"auroc_{label}": area for label, area in enumerate(areas)}
         if PLACED in counts:
@@ -96,7 +100,7 @@ class Classification(Objective):
         return [self.in_words(shares) for shares in self.scores(output.double()).softmax(1).tolist()]
 
     def in_words(self, shares: Sequence[float]) -> dict[str, float | str]:
-        """Return a case's class and the probability of each, by the name of a column of predictions.csv."""
+        """Return a case's predicted class and the probability of each class, by column of predictions.csv."""
         named = [f"probability_{label}" for label in self.label_names]
         best = max(range(len(shares)), key=shares.__getitem__)
         return {"class": self.label_names[best], **dict(zip(named, shares, strict=True))}

@@ -1,6 +1,6 @@
-"""A classification's counts, of a site or of several added up: whether cases can have them, and what follows.
+"""Validate a classification's counts, of one site or added over sites, and derive results from them.
 
-That is calibration, areas under curves, and the decisions at a threshold.
+Results are calibration, areas under ROC curves, and decisions at a threshold.
 """
 
 import math
@@ -14,22 +14,23 @@ from medsilo.core.errors import Refused
 from medsilo.tasks.measuring import decided, places_of
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION, RELIABILITY, Counts
 
-# What follows from `chances` and is not told by itself:
-PLACED = "placed"  # the cases of each place, where their probabilities' sums are told, too
+# Counts that the server derives from `chances`:
+PLACED = "placed"  # number of cases in each bin, if the site also disclosed sums of probabilities
 DECIDED = "decided"  # true negatives, false positives, false negatives, true positives
 
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """What a site may tell of its test cases where each has one of so many classes, and what follows from it."""
+    """Validates the counts of test cases by class that sites disclose, and derives results from them."""
 
     classes: int
 
     def check(self, counts: Mapping[str, list[float]], most: int) -> None:
-        """Raise Refused unless these are counts that so many test cases can have."""
+        """Raise Refused unless the counts are possible for at most `most` test cases."""
         for name in {CONFUSION, CHANCES} & counts.keys():
             values = counts[name]
-            each = len(values) // (self.classes if name == CHANCES else 1)  # of all cases, for every class
+            # `chances` contains every case once per class
+            each = len(values) // (self.classes if name == CHANCES else 1)
             whole = all(value >= 0 and value == math.floor(value) for value in values)
             if not whole or any(sum(values[start : start + each]) != most for start in range(0, len(values), each)):
                 raise Refused(f"its counts of {name} are not those of {most} test cases")
@@ -37,14 +38,14 @@ class ClassCounts:
             _check_reliability(counts, self.classes)
 
     def check_threshold(self, threshold: float, counts: Mapping[str, list[float]]) -> None:
-        """Refuse a threshold without counts, or between two of their bins."""
+        """Raise Refused for a threshold without counts, or one that is no edge of their bins."""
         if CHANCES not in counts:
             raise Refused("unexpected field: threshold, whose counts are missing")
         if not on_a_place(threshold):
             raise Refused(f"its threshold {threshold:g} is not a whole number of 1/{BINS}")
 
     def with_derived(self, counts: Counts, threshold: float | None) -> Counts:
-        """Return a site's counts with what follows from them, as far as it tells; before those of sites are added."""
+        """Add counts that are derived from a site's disclosed counts, before counts are added over sites."""
         derived: Counts = {}
         if RELIABILITY in counts:
             derived[PLACED] = places_of(counts[CHANCES], self.classes).flatten().tolist()
@@ -53,7 +54,7 @@ class ClassCounts:
         return {**counts, **derived}
 
     def decisions(self, counts: Counts, threshold: float | None) -> dict[str, Any]:
-        """Return what counts say of a classification's decisions and probabilities, as the summary has it."""
+        """Return the entry of summary.json about a classification's decisions and probabilities."""
         table = [int(count) for count in counts[CONFUSION]]
         cut = [int(count) for count in counts[DECIDED]] if DECIDED in counts else None
         return {
@@ -65,7 +66,7 @@ class ClassCounts:
 
 
 def _check_reliability(counts: Mapping[str, list[float]], classes: int) -> None:
-    """Raise Refused unless these are sums of as many probabilities as there are cases in each place."""
+    """Raise Refused unless sums of probabilities are possible for the number of cases in each bin."""
     if CHANCES not in counts:
         raise Refused(f"its counts have {RELIABILITY} and not {CHANCES}")
     cases = places_of(counts[CHANCES], classes).sum(1).flatten().tolist()
@@ -78,7 +79,7 @@ def _check_reliability(counts: Mapping[str, list[float]], classes: int) -> None:
 
 
 def _reliability_in(counts: Counts) -> list[list[tuple[int, int, float]]]:
-    """Return, per class and bin, the cases, the positives among them, and the sum of the probability."""
+    """Return for each class and bin the number of cases, of positive cases, and the sum of probabilities."""
     sums = [counts[RELIABILITY][start : start + BROAD] for start in range(0, len(counts[RELIABILITY]), BROAD)]
     cases = [counts[PLACED][start : start + BROAD] for start in range(0, len(counts[PLACED]), BROAD)]
     return [
@@ -88,12 +89,12 @@ def _reliability_in(counts: Counts) -> list[list[tuple[int, int, float]]]:
 
 
 def on_a_place(threshold: float) -> bool:
-    """Return whether a threshold lies between two places of the histograms."""
+    """True if a threshold is an edge between two bins of the histograms."""
     return 0 < round(threshold * BINS) < BINS and abs(threshold * BINS - round(threshold * BINS)) < 1e-6
 
 
 def balanced_accuracy(table: Sequence[float], classes: int) -> float | None:
-    """The mean over classes that occur of the share that is found; None when fewer than two occur."""
+    """Return the mean sensitivity over classes that occur, or None if fewer than two occur."""
     counts = torch.tensor(table, dtype=torch.float64).reshape(classes, classes)
     totals = counts.sum(1)
     occurs = totals > 0
@@ -101,8 +102,10 @@ def balanced_accuracy(table: Sequence[float], classes: int) -> float | None:
 
 
 def areas_under_curve(histograms: Sequence[float], classes: int) -> list[float | None]:
-    """Of each class P(a case of it gets a higher probability of it than another), ties half; None where the class has
-    no case, or every case."""
+    """Return the area under the ROC curve of each class against all other classes.
+
+    Ties count half. The area is undefined (None) for a class with no case, or with all cases.
+    """
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BINS)
     others, own = counts[:, 0], counts[:, 1]
     pairs = others.sum(1) * own.sum(1)
@@ -112,15 +115,17 @@ def areas_under_curve(histograms: Sequence[float], classes: int) -> list[float |
 
 
 def area_under_curve(histograms: Sequence[float], classes: int) -> float | None:
-    """The mean over the classes that have an area."""
+    """Return the mean area under the ROC curve over classes that have one, or None."""
     known = [area for area in areas_under_curve(histograms, classes) if area is not None]
     return sum(known) / len(known) if known else None
 
 
 def calibration_error(sums: Sequence[float], placed: Sequence[float]) -> float | None:
-    """Return the expected calibration error in BROAD equal places; of several classes the mean of one against the rest.
+    """Return the expected calibration error with BROAD equal bins; for several classes, the mean of one-against-rest
+    errors.
 
-    It is the mean over cases of |share of the class in the case's place − mean probability there|. None without cases.
+    The error of a class is the mean over cases of |share of the class − mean probability| in the case's bin. Without
+    cases, it is None.
     """
     counts = torch.tensor(placed, dtype=torch.float64).reshape(-1, 2, BROAD)
     cases = float(counts[0].sum())

@@ -1,6 +1,6 @@
-"""The headers of image files, checked before a library follows them: the files they name, the size they claim.
+"""Check headers of image files before a library reads them, for names of other files and for impossible sizes.
 
-DICOM files are walked through: GDCM takes memory for any length that an element claims.
+In DICOM files, every element is checked, because GDCM allocates memory for any length in an element.
 """
 
 import math
@@ -13,25 +13,26 @@ from typing import Any, Literal
 from medsilo.core.errors import DataError
 
 PREAMBLE, MAGIC = 128, b"DICM"
-LONG = (b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV")  # 4 bytes of length
+# value representations (VR) with a 4-byte length
+LONG = (b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV")
 IMPLICIT, BIG = b"1.2.840.10008.1.2", b"1.2.840.10008.1.2.2"
 SYNTAX, PIXEL_DATA, ITEM = (0x0002, 0x0010), (0x7FE0, 0x0010), 0xFFFE
 SEQUENCE_ENDS = (ITEM, 0xE0DD)
-DEFLATED = b"1.2.840.10008.1.2.1.99"  # a few megabytes may become any number when a library opens them
-UNKNOWN = 0xFFFFFFFF  # a length that delimiters tell
-MOST = 1_000_000  # elements
+DEFLATED = b"1.2.840.10008.1.2.1.99"  # deflated transfer syntax; a small file may decompress to any size
+UNKNOWN = 0xFFFFFFFF  # undefined length, for an element that ends with a delimiter
+MOST = 1_000_000  # limit on elements
 CLOSED = "an image can't be read: this process's account may not; let it read the file"
 DAMAGED = "an image can't be read: it is damaged or no image, or stored in an unusual way; copy or export it again"
 
 
 def is_dicom(path: Path) -> bool:
-    """Return whether a file says of itself that it is DICOM."""
+    """True if a file's beginning marks it as DICOM."""
     with path.open("rb") as file:
         return file.read(PREAMBLE + 4)[PREAMBLE:] == MAGIC
 
 
 def check_dicom(path: Path) -> None:
-    """Refuse a file with an element that claims more bytes than the file has; nothing is read but tags and lengths."""
+    """Raise DataError if an element's length exceeds the file. Only tags and lengths are read."""
     try:
         tags_in(path.read_bytes())
     except ValueError as error:
@@ -39,9 +40,9 @@ def check_dicom(path: Path) -> None:
 
 
 def tags_in(data: bytes) -> set[tuple[int, int]]:
-    """Return the tags of a file's elements at any depth; raise ValueError where one claims more than there is."""
-    if DEFLATED in data:  # wherever: libraries do not agree on where the meta elements end
-        raise ValueError("it is deflated")
+    """Return the tags of all elements, including nested elements; raises ValueError if a length exceeds the data."""
+    if DEFLATED in data:  # at any position, because libraries disagree where the meta elements end
+        raise ValueError("deflated DICOM files are not supported")
     tags = set()
     for number, tag in enumerate(_Walk(data)):
         if number > MOST:
@@ -51,14 +52,14 @@ def tags_in(data: bytes) -> set[tuple[int, int]]:
 
 
 class _Walk:
-    """Goes from element to element, into sequences and their items."""
+    """Iterates over a DICOM file's elements, including those in sequences."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.place = data, PREAMBLE + 4
-        self.syntax = b""  # how the data set is written, once the meta elements before it have said so
+        self.syntax = b""  # transfer syntax of the data set, known after the meta elements
         self.explicit, self.order = True, "little"
-        self.fragments = False  # among compressed pixels, whose items hold no elements
-        self.unknown = 0  # how many sequences deep in one of unknown kind (UN), where no element tells its kind
+        self.fragments = False  # True within compressed pixels, whose items contain no elements
+        self.unknown = 0  # depth within a sequence of VR UN, whose elements have no VR
 
     def _number(self, at: int, size: int) -> int:
         order: Literal["big", "little"] = "big" if self.order == "big" else "little"
@@ -82,7 +83,7 @@ class _Walk:
             yield tag
 
     def _enter_unknown(self, tag: tuple[int, int], kind: bytes, length: int) -> None:
-        """Follow a sequence of unknown kind to its end: what it holds is written without kinds (PS3.5, 6.2.2)."""
+        """Enter a sequence of VR UN, whose elements are encoded without VR (PS3.5, 6.2.2)."""
         if self.unknown:
             self.unknown += (length == UNKNOWN and tag[0] != ITEM) - (tag == SEQUENCE_ENDS)
             self.explicit = not self.unknown
@@ -90,7 +91,7 @@ class _Walk:
             self.unknown, self.explicit = 1, False
 
     def _head(self, tag: tuple[int, int]) -> tuple[bytes, int, int]:
-        """An element's kind as far as it is told, the length of its value, and where that begins."""
+        """Return an element's VR (empty if implicit), the length of its value, and the offset of its value."""
         place = self.place
         if not self.explicit or tag[0] == ITEM:
             return b"", self._number(place + 4, 4), place + 8
@@ -100,15 +101,15 @@ class _Walk:
         return kind, self._number(place + 6, 2), place + 8
 
 
-# SimpleITK's for the kinds that the docs promise. Others follow names, too (HDF5, Stimulate).
+# SimpleITK's readers of the documented formats. Some other readers open files that a header names (HDF5, Stimulate).
 READERS = ("BMP", "GDCM", "JPEG", "Meta", "Nifti", "Nrrd", "PNG", "TIFF")
-HEAD = 1 << 20  # bytes that a text header may have
-LONGEST = 400  # letters of a line of it
-# The bytes, the values of a volume and the values of a picture that any image may have, and so many more for each byte
-# of its file. zlib reaches 1032: masks come near it where they are small, and no mask of a gigabyte lies in a megabyte.
+HEAD = 1 << 20  # limit on bytes of a text header
+LONGEST = 400  # limit on characters of a line in a text header
+# Size limits as (limit for small files, limit per byte of file): bytes of any image, values of a volume, pixels of a
+# picture. The greatest compression ratio of zlib is 1032; only small masks come near it.
 BYTES, VALUES, PIXELS = (1 << 30, 100), (1 << 28, 256), (1 << 27, 4)
-TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how such a file begins; with + places in it have 64 bits
-ORIENTATION, LAB = 274, 8  # EXIF's and TIFF's tag, and how colours may be stored
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # magic numbers of TIFF; + means BigTIFF
+ORIENTATION, LAB = 274, 8  # tag of the orientation in EXIF and TIFF; TIFF's number of the CIELAB colour space
 META_LINE = re.compile(rb"[\t\x20-\x7e]*\r?")
 META_DATA = re.compile(rb"ElementDataFile\s*[=:]\s*([^\s/\\]+)\s*")
 META_AXES = re.compile(rb"NDims\s*[=:]\s*(\S*)")
@@ -118,7 +119,7 @@ ELSEWHERE = "an image's header names another file; save the image with its value
 
 
 def open_reader(path: Path) -> Any:
-    """Return SimpleITK's reader of a file whose header was read and holds nothing that must not be followed."""
+    """Return a SimpleITK reader for a file, after a check that its header names no other file."""
     import SimpleITK
 
     dicom = is_dicom(path)
@@ -143,7 +144,7 @@ def open_reader(path: Path) -> Any:
 
 
 def check_size(shape: tuple[int, ...], value_bytes: int, path: Path) -> None:
-    """Refuse an image whose header claims more values than its file can hold, before memory is taken for them."""
+    """Raise DataError if a header claims more values than the file can hold, before memory is allocated."""
     values, size = math.prod(int(length) for length in shape), path.stat().st_size
     deep = sum(length > 1 for length in shape) > 2
     free, ratio = VALUES if deep else PIXELS
@@ -158,37 +159,41 @@ def _head(path: Path) -> bytes:
 
 
 def _file_of_meta(path: Path) -> Path:
-    """Return where the values are: inside the file, or for .mhd in a plain file of the same folder."""
+    """Return the file with the values of a MetaImage: itself, or for .mhd a file in the same folder."""
     head = _head(path)
     before, key, rest = head.partition(b"ElementDataFile")
     lines = before.split(b"\n")
     clean = all(len(line) <= LONGEST and META_LINE.fullmatch(line) for line in lines)
     named = META_DATA.fullmatch(key + rest.partition(b"\n")[0][:LONGEST])
     if not clean or lines[-1] or named is None:
-        raise DataError(ELSEWHERE if key else "an image has no whole header; export it again", str(path))
-    if META_AXES.findall(before) not in ([b"2"], [b"3"], [b"4"]):  # of others the library writes beyond its memory
+        raise DataError(ELSEWHERE if key else "an image's header is incomplete; export it again", str(path))
+    # with other numbers of axes, the library writes out of bounds
+    if META_AXES.findall(before) not in ([b"2"], [b"3"], [b"4"]):
         raise DataError(DAMAGED, str(path))
     name = named[1].decode("ascii", "replace")
     if name.upper() == "LOCAL":
         return path
-    beside = path.parent / name  # a list or a pattern of names is no file
+    beside = path.parent / name  # not a file if the header has a list or pattern of names
     if path.suffix != ".mhd" or not beside.is_file() or beside.resolve().parent != path.parent.resolve():
         raise DataError(ELSEWHERE, str(path))
     return beside
 
 
 def _check_nrrd(path: Path) -> None:
-    """Refuse a header that names files; it ends with an empty line, and the values follow."""
+    """Raise DataError if an NRRD header names other files, or is incomplete."""
     head = _head(path)
     if NRRD_DATA.search(head):
         raise DataError(ELSEWHERE, str(path))
     if NRRD_END.search(head) is None:
-        raise DataError("an image has no whole header; export it again", str(path))
+        raise DataError("an image's header is incomplete; export it again", str(path))
 
 
 def _check_tiff(path: Path) -> None:
-    """Refuse a picture of absurd height before the library makes a table of its lines; and LAB colours and pictures
-    that are stored turned, which it reads otherwise than programs show them."""
+    """Raise DataError for a TIFF file that the library would read wrongly or with too much memory.
+
+    Rejected files have an absurd height, CIELAB colours, or an orientation other than upright, which the library
+    ignores.
+    """
     from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, PHOTOMETRIC_INTERPRETATION, ImageFileDirectory_v2
 
     with path.open("rb") as file:
@@ -206,9 +211,9 @@ def _check_tiff(path: Path) -> None:
 
 
 def is_turned(path: Path) -> bool:
-    """Return whether programs show a photograph turned by its EXIF orientation, which the library does not read."""
+    """True if a photograph's EXIF orientation, which the library ignores, is not upright."""
     from PIL.JpegImagePlugin import JpegImageFile
 
-    with suppress(Exception), JpegImageFile(path) as image:  # whose pixels are not read; other bytes are no JPEG
+    with suppress(Exception), JpegImageFile(path) as image:  # reads no pixels, and raises an error for other formats
         return image.getexif().get(ORIENTATION, 1) != 1
     return False

@@ -1,4 +1,4 @@
-"""Turn the values of images into numbers for a network: the same at all sites, by MONAI."""
+"""Intensity scaling of images for a network, by MONAI's transforms and in the same way at all sites."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,21 +10,21 @@ from torch import Tensor
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
 
-PER_BYTE = 257.0  # 65535 / 255: what a step of 8 bits is in 16
+PER_BYTE = 257.0  # 65535 / 255: converts 16-bit values to the range of 8-bit values
 
 
 class _ByMonai(Section):
-    """A scale that one of MONAI's transforms makes, here and in a bundle."""
+    """Base class of scales that one of MONAI's transforms applies, in training and in MONAI bundles."""
 
     largest: ClassVar[float] = 1.0
 
     @property
     def _transform(self) -> tuple[str, dict[str, Any]]:
-        """Return MONAI's name of it, and its arguments."""
+        """Return the name and arguments of MONAI's transform."""
         raise NotImplementedError
 
     def apply(self, image: Tensor) -> Tensor:
-        """[C, ...] to the same shape."""
+        """Scale an image [C, ...] without changing its shape."""
         from monai import transforms
 
         name, how = self._transform
@@ -32,21 +32,21 @@ class _ByMonai(Section):
         return torch.as_tensor(scaled.as_tensor() if hasattr(scaled, "as_tensor") else scaled, dtype=torch.float32)
 
     def in_monai(self) -> list[dict[str, Any]]:
-        """Return the same in a MONAI bundle's words."""
+        """Return the transform as MONAI bundle configuration."""
         name, how = self._transform
         return [{"_target_": f"{name}d", "keys": "image", **how}]
 
 
 class ZScore(_ByMonai):
-    """Mean 0 and standard deviation 1 of every image and channel: for MRI."""
+    """For MRI: scale every channel of every image to mean 0 and standard deviation 1."""
 
-    largest: ClassVar[float] = 1000.0  # a single bright place in a million
+    largest: ClassVar[float] = 1000.0  # value of a single bright voxel among a million dark voxels
     kind: Literal["z-score"] = "z-score"
     _transform: ClassVar = ("NormalizeIntensity", {"channel_wise": True})
 
 
 class Percentiles(_ByMonai):
-    """Two percentiles of every image and channel become 0 and 1; what lies beyond is cut off."""
+    """Map two percentiles of every channel of every image to 0 and 1, and clip values outside."""
 
     kind: Literal["percentiles"] = "percentiles"
     low: float = Field(0.5, ge=0, lt=100, description="the percentile that becomes 0")
@@ -59,7 +59,7 @@ class Percentiles(_ByMonai):
 
 
 class Window(_ByMonai):
-    """Two values become 0 and 1, the same at all sites; what lies beyond is cut off: for CT, in Hounsfield units."""
+    """For CT: map two fixed values in Hounsfield units to 0 and 1, and clip values outside."""
 
     kind: Literal["window"] = "window"
     low: float = Field(-160.0, description="the value that becomes 0")
@@ -71,16 +71,16 @@ class Window(_ByMonai):
 
 
 class Bytes(_ByMonai):
-    """0 to 255 becomes 0 to 1, of 16 bits 0 to 65535; images with other numbers are refused: for photographs."""
+    """For photographs: map 8-bit or 16-bit values to 0 to 1; images with other values are rejected."""
 
     kind: Literal["bytes"] = "bytes"
     _transform: ClassVar = ("ScaleIntensityRange", {"a_min": 0.0, "a_max": 255.0, "b_min": 0.0, "b_max": 1.0})
 
 
 class AsStored(_ByMonai):
-    """Values stay as they are in the files."""
+    """Use values as they are in the files."""
 
-    largest: ClassVar[float] = 65_535.0  # 16 bits
+    largest: ClassVar[float] = 65_535.0  # largest 16-bit value
     kind: Literal["none"] = "none"
     _transform: ClassVar = ("Identity", {})
 
@@ -89,9 +89,9 @@ Intensity = Annotated[ZScore | Percentiles | Window | Bytes | AsStored, Field(di
 
 
 def numbers_of(values: np.ndarray, intensity: Section) -> np.ndarray:
-    """Return an image's values as float32; where 0 to 255 is asked for, those of 16 bits from 0 to 65535 become that.
+    """Convert an image's values to float32. If the scale needs 0 to 255, 16-bit values are divided by 257.
 
-    Raises DataError for other numbers there.
+    Raises DataError if the scale needs 0 to 255 and the image has other values.
     """
     numbers = np.ascontiguousarray(values, np.float32)
     if not isinstance(intensity, Bytes) or values.dtype == np.uint8:

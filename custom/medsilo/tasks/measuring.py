@@ -1,6 +1,6 @@
-"""Measure a site's cases: confusion matrix and probabilities, and a threshold.
+"""Count a classifier's decisions and probabilities over a site's cases, and choose a threshold.
 
-Of two classes, the second is the one that is looked for.
+With two classes, the second is the positive class.
 """
 
 from collections.abc import Sequence
@@ -14,23 +14,25 @@ WIDE = BINS // BROAD
 
 
 def judged(classes: int) -> range:
-    """Return the classes whose probabilities are judged: of two the second alone, as the first is one minus it."""
+    """Return the classes whose probabilities are counted: all classes, or of two classes only the second."""
     return range(1, 2) if classes == 2 else range(classes)
 
 
 def places_of(histograms: Sequence[float], classes: int) -> Tensor:
-    """Return, per class, how many negatives and positives fall in each bin: [judged, 2, BROAD]."""
+    """Return the number of negatives and positives in each bin, for each counted class: [classes, 2, BROAD]."""
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, WIDE).sum(-1)
     return counts[list(judged(classes))]
 
 
 def confusion(labels: Tensor, found: Tensor, classes: int, weights: Tensor | None = None) -> list[float]:
-    """Return how often each class (rows) was found to be each class (columns), row by row."""
+    """Return the confusion matrix as a flat list; rows are true classes, columns predicted classes."""
     return torch.bincount(labels * classes + found, weights, minlength=classes**2).double().tolist()
 
 
 def chances(labels: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> list[float]:
-    """For each class, histograms of its probability over cases that are not of it and that are: [classes, 2, BINS]."""
+    """Return for each class histograms of its probability, over cases of other classes and of the class: [classes, 2,
+    BINS].
+    """
     classes = probabilities.shape[1]
     own = torch.nn.functional.one_hot(labels, classes)
     bins = (probabilities * BINS).long().clamp(0, BINS - 1)
@@ -40,7 +42,7 @@ def chances(labels: Tensor, probabilities: Tensor, weights: Tensor | None = None
 
 
 def reliability(probabilities: Tensor, weights: Tensor | float = 1.0) -> list[float]:
-    """Return the sums of each judged class's probability over the cases of each of BROAD places: [judged, BROAD]."""
+    """Return for each counted class the sum of its probability over the cases in each bin, [classes, BROAD]."""
     totals = []
     for label in judged(probabilities.shape[1]):
         values = probabilities[:, label].double()
@@ -50,24 +52,24 @@ def reliability(probabilities: Tensor, weights: Tensor | float = 1.0) -> list[fl
 
 
 def decided(histograms: Sequence[float], threshold: float) -> list[float]:
-    """Return true negatives, false positives, false negatives and true positives from `chances` of two classes."""
+    """Return true negatives, false positives, false negatives and true positives, from `chances` of two classes."""
     others, own = torch.tensor(histograms, dtype=torch.float64).reshape(2, 2, BINS)[1]
     cut = round(threshold * BINS)
     return [float(part.sum()) for part in (others[:cut], others[cut:], own[:cut], own[cut:])]
 
 
 def rates_of(counts: Sequence[float]) -> tuple[float, float] | None:
-    """Return sensitivity and specificity; None where a class has no case."""
+    """Return sensitivity and specificity; None if a class has no case."""
     right_without, wrong_without, wrong_with, right_with = counts
     without, having = right_without + wrong_without, wrong_with + right_with
     return (right_with / having, right_without / without) if without and having else None
 
 
 def threshold_of(histograms: Sequence[float], places: int) -> float | None:
-    """Return from where on the second class's probability counts as found; a whole number of 1/places.
+    """Choose a threshold on the second class's probability, as a multiple of 1/places.
 
-    histograms: `chances` of validation cases. It is the threshold with the greatest sensitivity + specificity
-    (Youden's), of equal ones the nearest to the middle. Returns None where a class is missing.
+    The threshold maximises sensitivity + specificity (Youden's index); of equal thresholds, the nearest to 0.5 is
+    chosen. Returns None if a class is missing. histograms: `chances` of validation cases.
     """
     cuts = [number / places for number in range(1, places)]
     rates = [rates_of(decided(histograms, cut)) for cut in cuts]

@@ -1,24 +1,24 @@
-"""Measure test cases. Measures of single cases stay at the site; counts leave it and add up over sites."""
+"""Types and sums of test results. Values of single cases stay at the site; counts leave it and are added over sites."""
 
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-Measures = dict[str, Tensor]  # of every case, [cases] float64; NaN where a case has none
-Counts = dict[str, list[float]]  # of one site, or of several added up
-Figures = dict[str, float | None]  # None where there is nothing to measure
+Measures = dict[str, Tensor]  # a value for every case, [cases] float64; NaN for a case without a value
+Counts = dict[str, list[float]]  # counts of one site, or added over sites
+Figures = dict[str, float | None]  # metrics of a whole test set; None if undefined
 
 BY_PATIENT = "_by_patient"
-WEIGHT = "weight"  # a measure that says for how much each case counts among classes; without it, for one
-# Of a classification; the last: the sums of probabilities, by place, whose cases are in `chances`
+WEIGHT = "weight"  # name of the measure that weights cases in counts by class; without this measure, each weight is 1
+# Names of a classification's counts: confusion matrix, histograms of probabilities, sums of probabilities by bin.
 OF_CLASSES = CONFUSION, CHANCES, RELIABILITY = "confusion", "chances", "reliability"
-BROAD = 10  # places of the histograms that are told of patients
-BINS = 200  # of the classes' probabilities: the area under the curve is then right to about 1/200
+BROAD = 10  # number of bins of histograms that protect patients
+BINS = 200  # number of bins of other histograms; the area under the ROC curve is exact to about 1/200
 
 
 def means(measures: Measures, least: int) -> Counts:
-    """The sum and number of each measure; what has a value in fewer cases than `least` (and in some) is left out."""
+    """Return the sum and number of values of each measure. Measures with fewer than `least` values are left out."""
     counts = {}
     for name, values in measures.items():
         known = values[~values.isnan()]
@@ -28,7 +28,7 @@ def means(measures: Measures, least: int) -> Counts:
 
 
 def by_patient(values: Tensor, patients: Sequence[str]) -> Tensor:
-    """The mean of each patient's cases, [patients]; NaN where none has a value."""
+    """Return the mean over each patient's cases, [patients]; NaN without a value."""
     numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
     place = torch.tensor([numbers[patient] for patient in patients])
     known = ~values.isnan()
@@ -37,7 +37,7 @@ def by_patient(values: Tensor, patients: Sequence[str]) -> Tensor:
 
 
 def added(several: Iterable[Counts]) -> Counts:
-    """Sites' counts together; what a site left out is that of the others."""
+    """Add counts over sites. A count that some sites left out is the sum over the other sites."""
     total: Counts = {}
     for counts in several:
         for name, values in counts.items():

@@ -1,23 +1,27 @@
-"""Images as pixels, with the outlines of structures, as PNG files."""
+"""Write images with the outlines of structures as PNG files."""
 
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-import scipy  # which loads its parts when they are used
+import scipy  # scipy imports its submodules on first use
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from medsilo.core.files import write_bytes
 
-SMALLEST = 192  # pixels of an overlay's shorter side, so that its lines stay thin beside the image
-THERE, FOUND = (0, 114, 178), (230, 159, 0)  # Okabe and Ito's blue and orange
+SMALLEST = 192  # least pixels of an overlay's shorter side, so that outlines are thin
+# Colours of truth and prediction: blue and orange of Okabe and Ito's palette
+THERE, FOUND = (0, 114, 178), (230, 159, 0)
 DASH = 5
 
 
 def pixels_of(image: Tensor, low: float, high: float) -> np.ndarray:
-    """Return [C, (D,) H, W] as uint8: RGB of three channels, else the first in grey; the middle slice of a volume."""
+    """Convert an image [C, (D,) H, W] to uint8 pixels: RGB for three channels, else the first channel in grey.
+
+    Of a volume, the middle slice is used. `low` and `high` become 0 and 255.
+    """
     if image.ndim == 4:
         image = image[:, image.shape[1] // 2]
     values = ((image.float().cpu() - low) / max(high - low, 1e-12)).clamp(0, 1).mul(255).round().byte().numpy()
@@ -25,17 +29,17 @@ def pixels_of(image: Tensor, low: float, high: float) -> np.ndarray:
 
 
 def colours_of(pixels: np.ndarray) -> np.ndarray:
-    """Return grey pixels [H, W] as RGB, [H, W, 3]."""
+    """Convert grey pixels [H, W] to RGB, [H, W, 3]."""
     return pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, 2)
 
 
 def outline(mask: np.ndarray) -> np.ndarray:
-    """Return the mask's pixels at most two steps from what is outside of it."""
+    """Return the pixels of a mask at a distance of at most two from its outside."""
     return mask & ~scipy.ndimage.binary_erosion(mask, iterations=2, border_value=1)
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
-    """Write uint8 pixels, [H, W] grey or [H, W, 3] RGB; the same pixels give the same bytes."""
+    """Write uint8 pixels, [H, W] grey or [H, W, 3] RGB, as PNG. The same pixels give the same bytes."""
     content = BytesIO()
     Image.fromarray(pixels).save(content, "PNG", compress_level=9)
     write_bytes(path, content.getvalue())
@@ -43,9 +47,11 @@ def write_png(path: Path, pixels: np.ndarray) -> None:
 
 @torch.no_grad()
 def draw_images(layer: nn.Module, images: Tensor, folder: Path) -> None:
-    """before-1.png, after-1.png, ... of images [B, C, (D,) H, W]; both in the same window of grey values."""
+    """Write images [B, C, (D,) H, W] before and after a layer as before-1.png, after-1.png, ..., with the same grey
+    scale.
+    """
     if images.ndim not in (4, 5):
-        return  # signals have no picture
+        return  # signals cannot be drawn
     after = layer.eval()(images)
     low, high = float(images.min()), float(images.max())
     for number, pair in enumerate(zip(images, after, strict=True), start=1):
@@ -54,8 +60,12 @@ def draw_images(layer: nn.Module, images: Tensor, folder: Path) -> None:
 
 
 def draw_found(image: Tensor, found: Tensor, right: Tensor, path: Path) -> None:
-    """An image [C, (D,) H, W] with the outlines of masks [structures, (D,) H, W]: what is there, and, broken, what was
-    found. Of a volume, the slice with the most of it."""
+    """Write an image [C, (D,) H, W] with outlines of masks [structures, (D,) H, W].
+
+    Solid outlines show the truth, dashed outlines the prediction.
+
+    Of a volume, the slice with the largest structures is drawn.
+    """
     if image.ndim == 4:
         depth = int((right.float() + found * 1e-3).sum((0, 2, 3)).argmax())
         image, found, right = image[:, depth], found[:, depth], right[:, depth]

@@ -1,4 +1,4 @@
-"""What is learned where each case has a number."""
+"""The objective of regression: a number for every case."""
 
 import math
 
@@ -8,30 +8,30 @@ from torch.nn import functional
 from medsilo.tasks.metrics import Counts, Figures, Measures
 from medsilo.tasks.objective import Objective
 
-ABSOLUTE, SQUARED = "mae", "mse"  # of the errors in the target's own unit
+ABSOLUTE, SQUARED = "mae", "mse"  # absolute and squared errors, in the unit of the target
 
 
 class Regression(Objective):
-    """Mean squared error; closeness, 1 - |error| / (greatest - least), and of the whole test set MAE and RMSE.
+    """Regression with mean squared error as loss, and closeness, 1 - |error| / (greatest - least), as metric.
 
-    The network's output is a share of the way from the least to the greatest possible value. For scores it is cut to
-    that range; for the loss it is not.
+    The network's output is relative: 0 is the least possible value, 1 the greatest. Scores clip outputs to this range;
+    the loss does not. The test also reports MAE and RMSE.
     """
 
     metric = "closeness"
     outputs = 1
 
     def __init__(self, limits: tuple[float, float]) -> None:
-        """limits: the least and the greatest value that a case can have."""
+        """`limits` are the least and greatest possible value."""
         self.limits = limits
 
     def shares_of(self, values: Tensor) -> Tensor:
-        """Return values as shares of the way from the least to the greatest."""
+        """Convert values to the relative scale from 0 (least) to 1 (greatest)."""
         low, high = self.limits
         return (values - low) / (high - low)
 
     def values_of(self, output: Tensor) -> Tensor:
-        """Return the numbers that a network's output stands for, [batch], cut to the possible range."""
+        """Convert a network's output to numbers, [batch], clipped to the possible range."""
         low, high = self.limits
         return low + output[:, 0].clamp(0, 1) * (high - low)
 
@@ -45,7 +45,7 @@ class Regression(Objective):
         return [{name: value} for value in self.values_of(output.double()).tolist()]
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """Beside the metric: the error's size and its square; the number that is right and the one found."""
+        """Return for each case the metric, the absolute and squared error, the true and the predicted number."""
         found = self.values_of(output)
         error = found - target
         sizes = {ABSOLUTE: error.abs(), SQUARED: error.square()}

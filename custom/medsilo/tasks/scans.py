@@ -1,4 +1,4 @@
-"""Image files of any kind that SimpleITK reads: their values as tasks want them, and labels back on their own grid."""
+"""Read image files with SimpleITK as arrays, and convert labels back to an image's grid."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,18 +15,22 @@ from torch.nn import functional
 from medsilo.core.errors import DataError
 from medsilo.tasks.headers import CLOSED, DAMAGED, check_dicom, check_size, is_dicom, open_reader, tags_in
 
-MOST_VOLUMES = 32  # along a fourth axis, which are channels
-SAME_PLACE = 1e-2  # in millimetres
-GREATEST = 65_535  # value of a mask
-ORIENTATION = "LPS"  # x grows to the patient's left, y to the back, z to the head, as DICOM and SimpleITK count
+MOST_VOLUMES = 32  # limit on volumes along a fourth axis, which become channels
+SAME_PLACE = 1e-2  # tolerance in millimetres for equal positions
+GREATEST = 65_535  # largest value in a mask
+ORIENTATION = "LPS"  # x increases to the patient's left, y to the back, z to the head, as in DICOM and SimpleITK
 
 
 @dataclass(frozen=True)
 class Scan:
-    """One image. values: a volume [C, D, H, W] as float32, turned so that its axes come nearest to LPS, slices from
-    foot to head; or a flat image [C, H, W] as stored. affine: [4, 4] from voxel (x, y, z) to millimetres, LPS.
+    """An image that was read from a file. `values` is a volume [C, D, H, W] in float32, or a picture [C, H, W] as
+    stored.
 
-    What opens files by itself, or writes them, checks a header first: `header_of`, `check_size`, `dicom_tags`.
+    The axes of a volume are permuted and flipped to the nearest axes of LPS, with slices from foot to head. `affine`
+    [4, 4] maps voxel (x, y, z) to millimetres in LPS.
+
+    Code that opens files with other libraries must first check their headers by `header_of`, `check_size` and
+    `dicom_tags`.
 
     >>> import numpy as np
     >>> Scan(np.zeros((1, 8, 16, 16), np.float32), np.eye(4), (1.0, 1.0, 2.0), header=None).values.shape
@@ -36,9 +40,10 @@ class Scan:
     values: np.ndarray
     affine: np.ndarray
     spacing: tuple[float, ...]  # millimetres along x, y (and z)
-    header: Any = field(repr=False)  # the SimpleITK image as it was read: its grid
-    turn: tuple[tuple[int, ...], tuple[bool, ...]] = ((), ())  # order of the axes and which are flipped, from there
-    source: Any = field(default=None, repr=False)  # what it was made from, where a task wants to know
+    header: Any = field(repr=False)  # the SimpleITK image as read, with its grid
+    # the permutation of the file's axes, and True for each flipped axis
+    turn: tuple[tuple[int, ...], tuple[bool, ...]] = ((), ())
+    source: Any = field(default=None, repr=False)  # data of a task's reader about the image
 
     header_of = staticmethod(open_reader)
     check_size = staticmethod(check_size)
@@ -47,18 +52,18 @@ class Scan:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return the image of a file, or of the one DICOM series of a folder."""
+        """Read an image file, or a folder with one DICOM series."""
         try:
             return cls.of(_image_in(path))
         except DataError:
             raise
-        except Exception as error:  # readers of images raise anything over damaged files
+        except Exception as error:  # image readers may raise any exception for damaged files
             closed = path.exists() and not access(path, R_OK, effective_ids=True)
             raise DataError(CLOSED if closed else DAMAGED, str(error).strip()) from error
 
     @classmethod
     def of_channels(cls, paths: Sequence[Path]) -> Self:
-        """Return one image, whose channels lie in a file each."""
+        """Read an image whose channels are in separate files."""
         first, *others = map(cls.read, paths)
         for scan, path in zip(others, paths[1:], strict=True):
             first._refuse_another_place(scan, "channels of a case", path)
@@ -66,7 +71,7 @@ class Scan:
 
     @classmethod
     def of_mask(cls, path: Path) -> Self:
-        """Return a mask: whole numbers [1, (D,) H, W]."""
+        """Read a mask as integers [1, (D,) H, W]."""
         try:
             mask = cls.read(path)
         except DataError as error:
@@ -76,14 +81,14 @@ class Scan:
         values = mask.values
         whole = np.rint(values) if values.dtype.kind == "f" else values
         if whole is not values and not np.allclose(values, whole, atol=1e-3):
-            raise DataError("masks have values that are no whole numbers; save the labels and not probabilities")
+            raise DataError("masks have values that are not whole numbers; save labels, not probabilities")
         if whole.min() < 0 or whole.max() > GREATEST:
             raise DataError(f"masks have values below 0 or above {GREATEST}; is an image among them?")
         return replace(mask, values=whole.astype(np.int64))
 
     @classmethod
     def of(cls, image: Any) -> Self:
-        """Return a SimpleITK image of two or three axes as tasks want it."""
+        """Convert a SimpleITK image with two or three axes."""
         import SimpleITK
 
         axes, channels = image.GetDimension(), image.GetNumberOfComponentsPerPixel()
@@ -103,13 +108,13 @@ class Scan:
         return cls(values, affine, image.GetSpacing(), header, turn)
 
     def mask(self, path: Path) -> np.ndarray:
-        """Return the values of a mask of this image, whole numbers on its grid, [(D,) H, W]."""
+        """Read a mask of this image as integers [(D,) H, W]; raises DataError if it has another grid."""
         mask = self.of_mask(path)
         self._refuse_another_place(mask, "an image and its mask", path)
         return mask.values[0]
 
     def _refuse_another_place(self, other: "Scan", what: str, path: Path) -> None:
-        """Raise a DataError unless another image lies on the same grid. path: of the other."""
+        """Raise DataError unless another image, from the file `path`, has the same grid."""
         if self.values.shape[1:] != other.values.shape[1:]:
             raise DataError(f"{what} have different sizes; export both on one grid", str(path))
         if self.values.ndim == 4 and not np.allclose(self.affine, other.affine, atol=SAME_PLACE):
@@ -117,7 +122,7 @@ class Scan:
 
     @staticmethod
     def slices_of(values: np.ndarray, shape: tuple[int, ...]) -> Tensor:
-        """Return the slices of a volume's values, [D, C, size, size], as a network reads them for (C, size, size)."""
+        """Convert the slices of a volume to inputs [D, C, size, size] of a network for (C, size, size)."""
         if values.ndim != 4:
             raise DataError("a flat image; the task reads volumes")
         if len(values) != shape[0]:
@@ -125,7 +130,7 @@ class Scan:
         return resized(torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))), shape[1:])
 
     def on_own_grid(self, labels: np.ndarray) -> Any:
-        """Labels [D, H, W] or [H, W] of these values as a SimpleITK image with exactly the file's geometry."""
+        """Convert labels [D, H, W] or [H, W] on the grid of `values` to a SimpleITK image with the file's geometry."""
         import SimpleITK
 
         order, flips = self.turn
@@ -154,7 +159,7 @@ def _image_in(path: Path) -> Any:
 
 
 def _volumes_as_channels(image: Any) -> Any:
-    """Return the volumes along the fourth axis as the channels of one, as data sets of several sequences store them."""
+    """Convert volumes along a fourth axis to channels, as data sets with several MRI sequences store them."""
     import SimpleITK
 
     number = image.GetSize()[3]
@@ -165,7 +170,7 @@ def _volumes_as_channels(image: Any) -> Any:
 
 
 def _without_opaque_alpha(values: np.ndarray) -> np.ndarray:
-    """Leave out a flat image's fourth channel where it is full everywhere: it hides nothing."""
+    """Remove a picture's fourth channel if it is an opaque alpha channel."""
     alpha = values[-1]
     opaque = len(values) == 4 and alpha.dtype.kind == "u" and bool((alpha == np.iinfo(alpha.dtype).max).all())
     return values[:-1] if opaque else values
@@ -181,11 +186,14 @@ def _read_series(folder: Path) -> Any:
 
 
 def _refuse_odd_png(path: Path) -> None:
-    """SimpleITK turns a palette's numbers into colours without a word; labels would be lost and greys become RGB. Of
-    several pictures it reads the first, and grey with an alpha channel not at all."""
+    """Raise DataError for PNG files that SimpleITK would read wrongly without a warning.
+
+    SimpleITK converts palettes to colours, which destroys labels, and reads only the first of several pictures. Grey
+    PNG files with an alpha channel are not supported by SimpleITK.
+    """
     from PIL.PngImagePlugin import PngImageFile
 
-    with suppress(OSError, SyntaxError, ValueError), PngImageFile(path) as image:  # whose pixels are not read
+    with suppress(OSError, SyntaxError, ValueError), PngImageFile(path) as image:  # pixels are not read
         if image.mode == "P":
             raise DataError("PNG files have a palette; save them as grey or RGB", str(path))
         if image.mode == "LA":
@@ -195,7 +203,7 @@ def _refuse_odd_png(path: Path) -> None:
 
 
 def series_of(folder: Path) -> list[str]:
-    """The files of the one DICOM series in a folder, in order; raises DataError when there are several or none."""
+    """Return the files of a folder's DICOM series in order; raises DataError if there are several series or none."""
     import SimpleITK
 
     for path in sorted(folder.iterdir()):
@@ -210,7 +218,7 @@ def series_of(folder: Path) -> list[str]:
 
 
 def _refuse_gaps(files: list[str]) -> None:
-    """SimpleITK puts slices at equal distances wherever they were: one that is missing would shift all others."""
+    """Raise DataError if slices have unequal distances, because SimpleITK assumes equal distances."""
     import SimpleITK
 
     places = []
@@ -228,7 +236,10 @@ def _refuse_gaps(files: list[str]) -> None:
 
 
 def _refuse_broken_nifti(path: Path) -> None:
-    """SimpleITK puts zeros for what a NIfTI file lacks and for NaN, and says nothing; nibabel doesn't."""
+    """Raise DataError for a NIfTI file that is truncated or has NaN.
+
+    The check uses nibabel, because SimpleITK replaces such values by zeros without a warning.
+    """
     import nibabel
 
     if path.name.lower().endswith((".nii", ".nii.gz")):
@@ -237,8 +248,10 @@ def _refuse_broken_nifti(path: Path) -> None:
         header = image.header
         places = [header.get_sform(), header.get_qform()] if header["sform_code"] > 0 < header["qform_code"] else []
         if len({nibabel.aff2axcodes(place) for place in places}) > 1:
-            raise DataError("an image says two ways how it lies (sform and qform); export it again from its source")
-        values = np.asanyarray(image.dataobj.get_unscaled())  # raises when the file was cut off
+            raise DataError(
+                "an image's header gives two different positions (sform and qform); export it again from its source"
+            )
+        values = np.asanyarray(image.dataobj.get_unscaled())  # raises an error if the file is truncated
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             wrong = np.count_nonzero(~np.isfinite(values))
             raise DataError(f"an image has {wrong} values that are NaN or infinite", str(path))
@@ -246,7 +259,7 @@ def _refuse_broken_nifti(path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- grids
 def resized(images: Tensor, size: Sequence[int]) -> Tensor:
-    """Return images [B, C, *grid] on another grid, (tri)linear and not smoothed."""
+    """Resize images [B, C, *grid] by (tri)linear interpolation without smoothing."""
     if tuple(images.shape[2:]) == tuple(size):
         return images
     mode = "trilinear" if len(size) == 3 else "bilinear"
@@ -254,6 +267,6 @@ def resized(images: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def resized_to_nearest(labels: Tensor, size: Sequence[int]) -> Tensor:
-    """Return labels [B, C, *grid] on another grid: each place takes the label of the nearest one."""
+    """Resize labels [B, C, *grid] by nearest-neighbour interpolation."""
     same = tuple(labels.shape[2:]) == tuple(size)
     return labels if same else functional.interpolate(labels, tuple(size), mode="nearest-exact")

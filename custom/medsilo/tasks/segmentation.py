@@ -1,4 +1,4 @@
-"""Tasks that find structures in images: masks."""
+"""The objective of segmentation: masks of structures in images."""
 
 import math
 import warnings
@@ -16,32 +16,32 @@ from medsilo.tasks.metrics import Measures
 from medsilo.tasks.objective import Objective
 
 SURFACE = ("hd95", "surface_dice")
-TOLERANCE = 2.0  # millimetres or pixels that a surface may be off and still count in surface Dice
-FURTHEST = 1e5  # millimetres or pixels that two surfaces of one image can be apart
-FAR = 100.0  # the same, from where on it is all one in what is told of patients
+TOLERANCE = 2.0  # tolerance of surface Dice in millimetres or pixels
+FURTHEST = 1e5  # upper limit on distances between surfaces, in millimetres or pixels
+FAR = 100.0  # upper limit on disclosed distances, which bounds one patient's influence
 
 
 def likeliest(output: Tensor) -> Tensor:
-    """Return the label with the greatest output at every place, the first of several.
+    """Return the label with the largest output at every pixel or voxel; of equal outputs, the first.
 
-    `argmax` gives the same, and on a CPU takes ten times as long over channels.
+    `argmax` over channels gives the same result, but takes ten times as long on a CPU.
     """
     return output.max(1).indices
 
 
 def dice_of(found: Tensor, right: Tensor) -> Tensor:
-    """Return Dice of every case and structure; a structure that is missing and not found has 1."""
+    """Return the Dice score of every case and structure. A structure that is neither present nor predicted has 1."""
     from monai.metrics import compute_dice
 
     return compute_dice(found, right, include_background=True, ignore_empty=False).float()
 
 
 def dice_and_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Return MONAI's Dice loss of the structures and cross entropy, added."""
+    """Return MONAI's Dice loss plus cross entropy."""
     both = _dice_and_entropy()
     if output.device.type == "cpu":
         return both(output, target[:, None])
-    # a card adds the entropies of places up in changing order where torch takes their mean with them
+    # The mean is computed here, because within cross_entropy a GPU's order of summation varies.
     entropies = functional.cross_entropy(output, target.long(), reduction="none")
     return both.dice(output, target[:, None]) + entropies.mean()
 
@@ -54,9 +54,10 @@ def _dice_and_entropy() -> Any:
 
 
 class Segmentation(Objective):
-    """Dice of every structure and their mean; of test cases the distances of surfaces too, all by MONAI.
+    """Segmentation with the mean Dice score of structures as metric, computed by MONAI.
 
-    Targets are labels [batch, *grid]; output is [batch, classes, *grid]. A structure is one label or several.
+    The test also reports Dice by structure, and distances between surfaces. Targets are labels [batch, *grid], outputs
+    are [batch, classes, *grid]. A structure has one or more labels.
 
     >>> from torch.nn.functional import cross_entropy
     >>> Segmentation(2, cross_entropy).output_of((1, 64, 64))
@@ -75,12 +76,19 @@ class Segmentation(Objective):
         outputs: int | None = None,
         voxel: tuple[float, ...] | None = None,
     ) -> None:
-        """labels: their names, or how many there are, with the background; criterion: the loss of outputs and labels,
-        and where structures may lie in each other of those that were drawn (None: all); of each resolution, if several.
+        """`labels` are the names of labels, or their number, including the background. `criterion(outputs, labels)` is
+        the loss.
 
-        structures: the labels of each; the retina's disc, for example, holds its cup. By default there is one, label 1.
-        cross_entropy: how much that of labels counts in the loss; outputs: where they are not the labels.
-        voxel: millimetres between the target's places along each axis; None where they are pixels of unknown size.
+        If structures may overlap, `criterion` also gets a list of the annotated structures, or None for all. With
+        outputs at several resolutions, it is called for each resolution.
+
+        `structures` holds the labels of each structure; for example, the optic disc consists of its rim and its cup. By
+        default, label 1 is the only structure.
+
+        `cross_entropy` is the weight of the cross entropy in the loss. `outputs` is the number of outputs if it differs
+        from the number of labels.
+
+        `voxel` is the spacing of targets in millimetres along each axis; None if it is unknown.
         """
         self.label_names = tuple(map(str, range(labels)) if isinstance(labels, int) else labels)
         self.classes = len(self.label_names)
@@ -92,11 +100,12 @@ class Segmentation(Objective):
         return (self.outputs, *shape[1:])
 
     def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
-        given = 3 if self.overlaps else 2  # of outputs, labels, and which structures these are of
+        # number of the criterion's arguments: outputs, labels, and for overlaps the annotated structures
+        given = 3 if self.overlaps else 2
         return marginal(lambda *told: self.criterion(*told[:given]), output, target, self.overlaps)
 
     def predicted(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the label that is found at each place, [batch, *grid]; 0 where the target does not count."""
+        """Return the predicted labels, [batch, *grid]; 0 where the target is to be ignored."""
         return likeliest(output)
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
@@ -106,16 +115,18 @@ class Segmentation(Objective):
         return self.compared(self.predicted(output, target), target, self.voxel)
 
     def compared(self, labels: Tensor, target: Tensor, voxel: tuple[float, ...] | None) -> Measures:
-        """Return how near labels are to the target, both [batch, *grid]: the metric, Dice of every structure where
-        there are several, and surfaces, in millimetres or voxels. voxel: as of the goal."""
+        """Compare predicted labels with the target, both [batch, *grid]. `voxel` is the spacing in millimetres.
+
+        Returns the metric, Dice by structure if there are several, and surface distances in millimetres or voxels.
+        """
         from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 
-        warnings.filterwarnings("ignore", "monai.metrics.utils get_mask_edges")  # MONAI warns of its own call
+        warnings.filterwarnings("ignore", "monai.metrics.utils get_mask_edges")  # MONAI causes this warning itself
         found, right = (self.masks(one).cpu() for one in (labels, target))
         dice = dice_of(found, right)
         there, found_there = (masks.flatten(2).any(2) for masks in (right, found))
         both = there & found_there
-        # No surface, no distance; but a structure that is missed, or found where none is, has surface Dice 0.
+        # Distances need two surfaces. A structure that is missed or falsely predicted has surface Dice 0.
         distances = torch.full(both.shape, torch.nan)
         near = torch.where(there | found_there, 0.0, torch.nan)
         if both.any():
@@ -148,12 +159,12 @@ class Segmentation(Objective):
         return (0.0, FAR) if name.startswith(SURFACE[0]) else super().told_range(name)
 
     def masks(self, labels: Tensor) -> Tensor:
-        """Return where each structure is, [batch, structures, *grid], by the label of each place."""
+        """Convert labels to masks of the structures, [batch, structures, *grid]."""
         labels = labels_in(labels)
         return torch.stack([torch.isin(labels, labels.new_tensor(part)) for part in self.structures.values()], 1)
 
     def judged(self, target: Tensor) -> Tensor | None:
-        """Return which structures were drawn in each case, so that they can be judged; None where all were."""
+        """Return a Boolean mask of the structures that were annotated in each case, or None if all were."""
         if not any(marks_in(target)):
             return None
         if self.overlaps:
@@ -163,12 +174,12 @@ class Segmentation(Objective):
 
     @staticmethod
     def mark_in(labels: Tensor) -> int:
-        """Return the mark of a case's labels, which is added to them where its hospital did not draw all."""
+        """Return the mark in a case's labels that names the structures without annotations."""
         return marks_in(labels[None])[0]
 
     marked = staticmethod(marked)
 
     def _mean(self, dice: Tensor, target: Tensor) -> Tensor:
-        """Return each case's mean over the structures that can be judged in it."""
+        """Return each case's mean Dice over its annotated structures."""
         judged = self.judged(target)
         return dice.mean(1) if judged is None else dice.where(judged.to(dice.device), torch.nan).nanmean(1)

@@ -1,4 +1,4 @@
-"""A plan's words on who is trained on and tested, and on the dealing of one folder to simulated sites."""
+"""A plan's keys for the split into training, validation and test, and for dividing one folder among simulated sites."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,11 +6,11 @@ from pydantic import AfterValidator, Field
 
 from medsilo.core.section import Section
 
-Alpha = Annotated[float, Field(ge=1e-3, le=1e6)]  # of a Dirichlet distribution
+Alpha = Annotated[float, Field(ge=1e-3, le=1e6)]  # parameter of a Dirichlet distribution
 
 
 def as_tuple(value: Any) -> Any:
-    """Settings are read strictly, and YAML has lists where these have tuples."""
+    """Convert a list to a tuple, because YAML has lists and settings are validated strictly."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -25,10 +25,12 @@ PARTS = ("train", "validation", "test")
 
 
 class Partition(Section):
-    """The dealing of one folder to simulated sites. A patient's cases go to one site, whole.
+    """How one folder is divided among simulated sites.
 
-    iid: at random, as evenly as can be. dirichlet: by the patients' classes, in shares drawn from Dirichlet(alpha).
-    column: the table's `site` column says whose a case is.
+    All cases of a patient go to the same site. `iid` distributes patients at random and as evenly as possible.
+
+    `dirichlet` distributes the patients of each class by shares drawn from Dirichlet(alpha). `column` uses the table's
+    `site` column.
     """
 
     kind: Literal["iid", "dirichlet", "column"] = Field(
@@ -36,6 +38,8 @@ class Partition(Section):
         description="at random, by class in shares drawn from a Dirichlet distribution, or by the table's `site` "
         "column",
     )
-    alpha: Alpha = Field(0.5, description="of the Dirichlet distribution: the smaller, the more the sites differ")
-    minimum: int = Field(3, ge=1, description="patients that every site gets at least")
-    seed: int = Field(0, ge=0, lt=2**32, description="another number deals the patients in another way")
+    alpha: Alpha = Field(
+        0.5, description="parameter of the Dirichlet distribution: the smaller, the more the sites differ"
+    )
+    minimum: int = Field(3, ge=1, description="smallest number of patients at a site")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of the random division")

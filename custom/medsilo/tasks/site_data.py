@@ -1,4 +1,4 @@
-"""One site's cases in their parts, and what they know of themselves: patients, records, names and labels."""
+"""One site's data in three parts, with the patient, record, name and label of each case."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class CaseSubset(Subset):
-    """Some of the cases of several data sets."""
+    """A selection of cases from a data set, with their patients and labels."""
 
     def __init__(self, whole: Dataset, places: Sequence[int], patients: Sequence[str], labels: Tensor | None) -> None:
         super().__init__(whole, places)
@@ -33,7 +33,7 @@ class CaseSubset(Subset):
 
 
 class Cases(TensorDataset):
-    """Cases that lie in memory: inputs, targets and the patient each case belongs to."""
+    """Cases in memory: the input, target and patient of each case."""
 
     def __init__(self, inputs: Tensor, targets: Tensor, patients: Sequence[str]) -> None:
         super().__init__(inputs, targets)
@@ -52,7 +52,7 @@ class Cases(TensorDataset):
 
 @dataclass(frozen=True)
 class SiteData:
-    """The three parts of one site's data; no patient is in two of them.
+    """One site's training, validation and test part; no patient is in two parts.
 
     >>> patients, parts = np.array([0, 0, 1, 2]), np.array([0, 1, 2])  # each patient in one part
     >>> data = SiteData.by_patient(np.zeros((4, 3)), np.zeros(4), patients, ["p", "q", "r"], parts)
@@ -62,15 +62,15 @@ class SiteData:
     array([1, 1, 2, 0])
     """
 
-    Shares = Annotated[WholeShares, Field(description="of train, validation and test")]  # the type of a key
+    # Type of the plan's key `shares`
+    Shares = Annotated[WholeShares, Field(description="of train, validation and test")]
     parts_by_draw, dirichlet = staticmethod(splits.parts_by_draw), staticmethod(splits.dirichlet)
 
     train: Dataset
     validation: Dataset
     test: Dataset
-    survey: "Survey | None" = field(
-        default=None, kw_only=True
-    )  # what was found on the way, where the task looks for it
+    # the survey from reading the data, if the task makes one
+    survey: "Survey | None" = field(default=None, kw_only=True)
 
     @classmethod
     def by_patient(
@@ -81,10 +81,10 @@ class SiteData:
         names: Sequence[str],
         parts: np.ndarray | None = None,
     ) -> Self:
-        """Put each patient's cases into the patient's part.
+        """Make three parts, given the patient of each case and the part of each patient.
 
-        inputs: [cases, ...]; targets: [cases, ...]; patients: [cases] numbers of patients; names and parts: per
-        patient; without parts, patients take turns.
+        `inputs` and `targets` are [cases, ...]; `patients` is the index of each case's patient. `names` and `parts` are
+        per patient. By default, patients are assigned to parts in turn.
         """
 
         def cases_of(chosen: np.ndarray) -> Cases:
@@ -96,22 +96,22 @@ class SiteData:
 
     @classmethod
     def in_memory(cls, parts: Iterable[tuple[Tensor, Tensor, Sequence[str]]]) -> Self:
-        """Hold three parts as tensors: the inputs and targets of cases, and the patient each case belongs to."""
+        """Make three parts in memory, each from inputs, targets and the patient of each case."""
         return cls(*(Cases(*part) for part in parts))
 
     @classmethod
     def in_parts(cls, parts: np.ndarray, cases_of: Callable[[np.ndarray], Dataset]) -> Self:
-        """Make three parts of the places of their cases. parts: [cases] 0 train, 1 validation, 2 test, -1 nowhere."""
+        """Make three parts, given the part of each case: 0 train, 1 validation, 2 test, -1 none."""
         return cls(*(cases_of(np.flatnonzero(parts == part)) for part in range(3)))
 
     @property
     def absent(self) -> list[str]:
-        """The plan's structures and columns that the site has not."""
+        """Structures and columns of the plan that the site's data lack."""
         return list(self.survey.absent) if self.survey else []
 
 
 def read_folder(task: "Task", site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
-    """Return one site's data as its settings say where they lie. Those of a synthetic task are drawn."""
+    """Read one site's data from the folder in its settings, or generate them for a synthetic task."""
     if source is not None:
         source.check_folder()
     if source is None or task.synthetic:
@@ -126,7 +126,7 @@ def read_folder(task: "Task", site: str, sites: Sequence[str], seed: int, source
 
 
 def folded_data(task: "Task", data: SiteData, source: DataSource | None) -> SiteData:
-    """Return a site's data in the parts of the plan's fold, if it has one."""
+    """Return a site's data in the parts of the plan's fold, or unchanged without a fold."""
     if task.fold is None:
         return data
     if task.mixes_patients:
@@ -135,17 +135,18 @@ def folded_data(task: "Task", data: SiteData, source: DataSource | None) -> Site
 
 
 def folded(data: SiteData, fold: "Fold", split: int) -> SiteData:
-    """Return a site's data with its patients dealt; split: the site's own number."""
+    """Return a site's data in the parts of a cross-validation fold. `split` is the site's seed."""
     parts = [getattr(data, part) for part in PARTS]
     train, validation, test = dealt(parts, places_in(fold, patients_of(ConcatDataset(parts)), split))
     return replace(data, train=train, validation=validation, test=test)
 
 
 def places_in(fold: "Fold", patients: Sequence[str], split: int) -> list[list[int]]:
-    """Return the places of the cases in training, validation and test.
+    """Return the indices of a fold's training, validation and test cases.
 
-    A site's patients are dealt in turn, in an order that follows from their names and the site's own number alone:
-    neither the study's seed nor another site moves anybody.
+    Patients are assigned to folds in turn, in an order that depends only on their names and the site's seed.
+
+    A patient's part does not depend on the study's seed or on other sites.
     """
     names = sorted(set(patients), key=lambda patient: (seed_for(split, "fold", patient), patient))
     if len(names) < fold.of:
@@ -159,7 +160,10 @@ def places_in(fold: "Fold", patients: Sequence[str], split: int) -> list[list[in
 
 
 def dealt(parts: Sequence[Dataset], deals: Sequence[Sequence[int]]) -> list[Dataset]:
-    """Return cases of several data sets by their places in all of these; in memory where all of them are."""
+    """Regroup the cases of several data sets, given their indices in the concatenation.
+
+    The results are in memory if all data sets are.
+    """
     whole: Dataset = ConcatDataset(parts)
     patients = patients_of(whole)
     if all(isinstance(part, Cases) for part in parts):
@@ -170,7 +174,7 @@ def dealt(parts: Sequence[Dataset], deals: Sequence[Sequence[int]]) -> list[Data
 
 
 def patients_of(data: Dataset) -> Sequence[str]:
-    """The patient of every case; where a data set knows none, each case is its own."""
+    """Return the patient of every case. If patients are unknown, each case is a separate patient."""
     if isinstance(data, ConcatDataset):
         return [patient for part in data.datasets for patient in patients_of(part)]
     known: Sequence[str] | None = getattr(data, "patients", None)
@@ -181,17 +185,17 @@ def patients_of(data: Dataset) -> Sequence[str]:
 
 
 def records_of(data: Dataset) -> Sequence[str] | None:
-    """Return the record (file, or line of a table) of every case; None where each case is one by itself."""
+    """Return the record of every case, which is a file or a table's row; None if each case is a separate record."""
     return getattr(data, "records", None)
 
 
 def names_of(data: Dataset) -> Sequence[str] | None:
-    """Return a name of every case that no other case changes; None where the data set has none."""
+    """Return a name for every case that does not depend on other cases, or None without names."""
     return getattr(data, "names", None)
 
 
 def labels_of(data: Dataset) -> Tensor | None:
-    """The class of every case, where the data set knows them without reading its images."""
+    """Return the class of every case, or None if the data set cannot know it without reading images."""
     if isinstance(data, ConcatDataset):
         several = [labels_of(part) for part in data.datasets]
         return None if any(one is None for one in several) else torch.cat(several)  # type: ignore[arg-type]
@@ -199,7 +203,7 @@ def labels_of(data: Dataset) -> Tensor | None:
 
 
 def label_counts(data: Dataset, classes: int) -> list[int]:
-    """Return how often each label occurs among a part's cases: a class's cases, or a mask's places."""
+    """Count the occurrences of each label in a data set: as the class of cases, or in the voxels of masks."""
     labels = labels_of(data)
     every = (data[case][1] for case in range(len(data))) if labels is None else [labels]  # type: ignore[arg-type]
     counts = torch.zeros(classes, dtype=torch.int64)

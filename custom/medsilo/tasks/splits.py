@@ -1,6 +1,6 @@
-"""Choose who is trained on and who is tested: patients (or other groups) go whole to training, validation or test.
+"""Split patients into training, validation and test, and distribute samples among simulated sites.
 
-A pool of samples is dealt to simulated sites so that their labels differ.
+A patient, or another group of cases, is never divided.
 """
 
 import math
@@ -11,16 +11,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from medsilo.core.errors import DataError, PlanError
+from medsilo.core.text import safe_name
 from medsilo.learning.seeds import seed_for
+from medsilo.tasks.cells import level
 from medsilo.tasks.shares import PARTS, Partition, Shares
 
-# Ten patients in a row: train (0), validation (1), test (2). Three in a row from the start already fill all parts.
+# The parts of ten consecutive patients: train (0), validation (1), test (2). Three patients suffice for all parts.
 TEN_IN_TURN = np.array([0, 2, 1, 0, 0, 2, 0, 1, 0, 2])
-NEAR = 1e-9  # by which a product of shares may miss a whole number
+NEAR = 1e-9  # tolerance for rounding errors in products that should be integers
 
 
 def parts_in_turn(patients: int) -> np.ndarray:
-    """The part of each patient, [patients]: half train, a fifth validation, three tenths test, from 3 patients on.
+    """Return the part of each of at least 3 patients, [patients]: half train, a fifth validation, three tenths test.
 
     >>> sorted(parts_in_turn(10).tolist())
     [0, 0, 0, 0, 0, 1, 1, 2, 2, 2]
@@ -29,9 +31,11 @@ def parts_in_turn(patients: int) -> np.ndarray:
 
 
 def parts_by_draw(groups: Sequence[str], shares: Shares, seed: int) -> np.ndarray:
-    """0 train, 1 validation, 2 test of every case, [cases]: groups go whole and no part is empty, near the shares.
+    """Return the part of every case at random, [cases]: 0 train, 1 validation, 2 test.
 
-    groups: [cases] who or what must not be in two parts. The order in which they are dealt is drawn from the seed.
+    Cases of a group get the same part, no part is empty, and sizes approximate the shares.
+
+    `groups` holds each case's patient, or another group that must not be divided.
     """
     names, places, sizes = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
     if len(names) < 3:
@@ -49,7 +53,7 @@ def parts_by_draw(groups: Sequence[str], shares: Shares, seed: int) -> np.ndarra
 
 
 def part_alone(patient: str, shares: Sequence[float], split: int) -> str:
-    """Return a patient's part by a hash of the name alone: near the shares, and the same whoever else comes."""
+    """Return a patient's part by a hash of the name, so that it is independent of other patients."""
     place = seed_for(split, "alone", patient) / 2**63
     return PARTS[int(place >= shares[0]) + int(place >= shares[0] + shares[1])]
 
@@ -57,11 +61,14 @@ def part_alone(patient: str, shares: Sequence[float], split: int) -> str:
 def parts_by_rank(
     classes: Mapping[str, str], shares: Sequence[float], split: int, known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the part of every patient, near the shares in all and within each class; no part is empty if that can be.
+    """Return the part of every patient, by shares in total and within each class. No part is empty if possible.
 
-    classes: what each patient's images show, the same for all where they have no class; known: the parts of patients
-    who have one already and keep it. Without those, the patients of a class are ranked by the hash of their names and
-    cut at the shares. With them, newcomers come in that order, each to the part that lacks most.
+    `classes` holds each patient's class, or one value for all. `known` holds the parts of patients from earlier
+    studies, who keep them.
+
+    Without known patients, the patients of a class are ordered by a hash of their names, and divided at the shares.
+
+    With known patients, new patients are added in this order, each to the part with the largest deficit.
     """
     ranked = sorted(classes, key=lambda patient: (seed_for(split, "part", patient), patient))
     if kept := {patient: part for patient, part in (known or {}).items() if patient in classes}:
@@ -78,10 +85,10 @@ def parts_by_rank(
 
 
 def _numbers(sizes: Sequence[int], shares: Sequence[float]) -> list[list[int]]:
-    """Return how many patients of each class, [classes], go into each part, [parts].
+    """Return the number of patients of each class in each part, [classes][parts].
 
-    Whole numbers below the shares first; what is left of a class goes where its fraction is largest, as long as the
-    part lacks patients in all.
+    Numbers are rounded down first. The remaining patients of a class go to the parts with the largest remainders that
+    are not full.
     """
     totals = _totals(sum(sizes), shares)
     wanted = np.outer(sizes, totals) / max(sum(sizes), 1)
@@ -98,7 +105,7 @@ def _numbers(sizes: Sequence[int], shares: Sequence[float]) -> list[list[int]]:
 
 
 def _totals(patients: int, shares: Sequence[float]) -> np.ndarray:
-    """Return how many patients each part has: by largest remainders, and one at least where there are enough."""
+    """Return the number of patients in each part by largest remainders, and at least one if possible."""
     exact = np.asarray(shares) * patients
     totals = np.floor(exact + NEAR).astype(int)
     for part in np.argsort(totals - exact, kind="stable")[: patients - totals.sum()]:
@@ -112,7 +119,9 @@ def _totals(patients: int, shares: Sequence[float]) -> np.ndarray:
 def _with_newcomers(
     ranked: Sequence[str], classes: Mapping[str, str], shares: Sequence[float], known: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return everybody's part: those who have one keep it, the others fill up what lacks most, in all and by class."""
+    """Return the part of every patient. Known patients keep their part; each new patient goes to the part with the
+    largest deficit.
+    """
     found = dict(known)
     held, of_class = Counter(found.values()), Counter((classes[patient], part) for patient, part in found.items())
     newcomers = [patient for patient in ranked if patient not in found]
@@ -137,7 +146,10 @@ DRAWS = 20
 def deal(
     partition: Partition, patients: Sequence[str], classes: Sequence[int], natural: Sequence[str], sites: Sequence[str]
 ) -> list[np.ndarray]:
-    """The cases of every site, [sites] sorted arrays. For each case: its patient, class and natural site."""
+    """Return a sorted array of case indices for each site.
+
+    `patients`, `classes` and `natural` hold each case's patient, class and site by the table.
+    """
     if partition.kind == "column":
         return by_column(natural, sites)
     names, owner = np.unique(np.asarray(patients), return_inverse=True)
@@ -151,16 +163,26 @@ def deal(
 
 
 def iid(samples: int, sites: int, seed: int, minimum: int = 1) -> list[np.ndarray]:
-    """Deals samples to sites at random; sizes differ by at most one. One sorted array of indices per site."""
+    """Distribute samples to sites at random; returns a sorted array of indices per site, whose sizes differ by at most
+    one.
+    """
     check(samples, sites, minimum)
     order = np.random.default_rng(seed_for(seed, "iid")).permutation(samples)
     return [np.sort(order[site::sites]) for site in range(sites)]
 
 
 def by_column(natural: Sequence[str], sites: Sequence[str]) -> list[np.ndarray]:
-    """The samples that a column gives to each site; every site has some. Those of no site are left out."""
-    column = np.asarray(natural, dtype=object)
-    dealt = [np.flatnonzero(column == site) for site in sites]
+    """Return the samples that a column assigns to each site; raises DataError if a site has none.
+
+    Samples without a site are left out. Names are compared as levels, so that 3 equals 3.0. Names with characters that
+    names of sites cannot have are also compared in their safe form.
+    """
+    places = {level(site): number for number, site in enumerate(sites)}
+    owners = {  # each distinct text is compared once
+        name: places.get(level(name), places.get(level(safe_name(name)), -1)) for name in dict.fromkeys(natural)
+    }
+    column = np.fromiter((owners[name] for name in natural), int, len(natural))
+    dealt = [np.flatnonzero(column == number) for number in range(len(sites))]
     without = [site for site, chosen in zip(sites, dealt, strict=True) if not len(chosen)]
     if without:
         raise DataError(f"the table's site column gives no case to {', '.join(without)}; name sites as it does")
@@ -168,12 +190,15 @@ def by_column(natural: Sequence[str], sites: Sequence[str]) -> list[np.ndarray]:
 
 
 def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: int = 1) -> list[np.ndarray]:
-    """Deals samples to sites, class by class in proportions drawn from Dirichlet(alpha), as Yurochkin et al. (2019).
+    """Distribute samples to sites, class by class in proportions from Dirichlet(alpha), as Yurochkin et al. (2019).
 
-    labels: [n] integers (array, tensor or list). Returns one sorted array of indices per site; together they hold
-    every index exactly once, and each holds at least `minimum`. A draw that leaves a site with less is repeated; if
-    all draws do, the best one is kept and samples chosen at random move from the largest sites to the small ones.
-    The smaller alpha, the fewer classes a site has and the more the sizes of the sites differ.
+    `labels` are [n] integers (array, tensor or list). Returns a sorted array of at least `minimum` indices per site;
+    each index occurs once.
+
+    A draw in which a site has fewer samples is repeated. If all draws fail, the best is kept, and random samples are
+    moved from the largest sites to the smallest.
+
+    The smaller alpha is, the fewer classes a site has, and the more the sizes of sites differ.
     """
     classes = np.unique(np.asarray(labels), return_inverse=True)[1].reshape(-1)
     check(len(classes), sites, minimum)
@@ -191,7 +216,7 @@ def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: i
 
 
 def check(samples: int, sites: int, minimum: int) -> None:
-    """Raises PlanError when there are too few samples."""
+    """Raise PlanError if there are too few samples for the sites' minimum."""
     if sites * minimum > samples:
         raise PlanError(
             f"minimum: {sites} sites with at least {minimum} samples each need {sites * minimum}, but there are "
@@ -200,18 +225,18 @@ def check(samples: int, sites: int, minimum: int) -> None:
 
 
 def draw(classes: np.ndarray, sites: int, alpha: float, random: np.random.Generator) -> np.ndarray:
-    """The site of every sample, [n]: one draw of proportions per class."""
+    """Draw proportions for each class, and return the site of every sample, [n]."""
     owners = np.zeros(len(classes), np.int64)
     for label in range(classes.max(initial=-1) + 1):
         members = random.permutation(np.flatnonzero(classes == label))
         ends = np.floor(np.cumsum(random.dirichlet(np.full(sites, alpha))) * len(members))
-        # The last site takes what rounding leaves, so its end is not asked for.
+        # The last site gets all remaining samples, so its end is not needed.
         owners[members] = np.searchsorted(ends[:-1], np.arange(len(members)), side="right")
     return owners
 
 
 def fill_up(owners: np.ndarray, sites: int, minimum: int, random: np.random.Generator) -> None:
-    """Moves samples, in place, from the largest sites until every site has its minimum."""
+    """Move samples in place from the largest sites until every site has the minimum."""
     sizes = np.bincount(owners, minlength=sites)
     while sizes.min() < minimum:
         poor, rich = int(sizes.argmin()), int(sizes.argmax())

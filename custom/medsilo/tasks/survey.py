@@ -1,4 +1,4 @@
-"""The survey of a site's data: counts and ranges, and nothing that names a patient or a file."""
+"""Survey a site's data: counts, ranges and problems, without names of patients or files."""
 
 import hashlib
 from collections import Counter
@@ -6,46 +6,47 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self
 
-import torch
-from torch.utils.data import Dataset
-
 from medsilo.core.errors import DataError, Unfit
 from medsilo.tasks.shares import PARTS
-from medsilo.tasks.site_data import SiteData, patients_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.utils.data import Dataset
 
+    from medsilo.tasks.site_data import SiteData
     from medsilo.tasks.task import Task
 
-Range = tuple[float, float]  # the least and the greatest
+Range = tuple[float, float]  # least and greatest value
 Severity = Literal["stops", "left out", "note"]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One kind of problem. `what` says what is wrong and what to do, and is safe to show anywhere.
+    """A problem of a site's data, with the number of affected cases.
 
-    stops: training refuses these data. left out: training refuses these cases and goes on with the others. note: it
-    goes on with all. `private` names the files or patients, for the hospital's own eyes.
+    `what` describes the problem and its remedy, and contains nothing private. `private` names files or patients, and
+    must not leave the hospital.
+
+    The severity `stops` means that training rejects the data, `left out` that it leaves out the affected cases, and
+    `note` that it uses them.
     """
 
     severity: Severity
     what: str
-    count: int = 0  # how many files, cases or patients have it; 0: it is none of theirs
+    count: int = 0  # number of affected files, cases or patients
     private: tuple[str, ...] = ()
 
     @property
     def counted(self) -> str:
-        """Return what is wrong, and at how many."""
+        """The number of affected cases, followed by the problem's description."""
         what, semicolon, remedy = self.what.partition("; ")
         return f"{what} ({self.count}){semicolon}{remedy}" if self.count else self.what
 
 
 def refuse_what_stops(problems: Sequence[Problem]) -> None:
-    """Raise Unfit where something stands against all cases."""
+    """Raise Unfit if a problem has the severity `stops`."""
     if wrong := [problem for problem in problems if problem.severity == "stops"]:
-        if any("no cases" in problem.what for problem in wrong):  # then those that were left out may be why
+        if any("no cases" in problem.what for problem in wrong):  # cases that were left out may be the reason
             wrong += [problem for problem in problems if problem.severity == "left out"]
         private = "; ".join(name for problem in wrong for name in problem.private)
         raise Unfit("; ".join(problem.counted for problem in wrong), private)
@@ -53,7 +54,7 @@ def refuse_what_stops(problems: Sequence[Problem]) -> None:
 
 @dataclass(frozen=True)
 class PartFacts:
-    """One part of a site's data. `classes`: the cases of each class, or those that show each structure."""
+    """Counts of one part of a site's data. `classes` holds the number of cases with each class or structure."""
 
     cases: int
     patients: int
@@ -62,41 +63,44 @@ class PartFacts:
 
 @dataclass(frozen=True)
 class Survey:
-    """A site's data in counts. What a task can't tell is None or empty."""
+    """Counts and ranges of a site's data; None or empty if they do not apply to the task."""
 
-    parts: dict[str, PartFacts]  # of train, validation and test
-    label_values: dict[str, int] = field(default_factory=dict)  # value in the site's files -> cases that have it
-    size: tuple[Range, ...] | None = None  # voxels along x, y (and z), as the files have them
-    spacing: tuple[Range, ...] | None = None  # millimetres along x, y (and z)
+    parts: dict[str, PartFacts]  # train, validation and test
+    # number of cases by label value in the site's files
+    label_values: dict[str, int] = field(default_factory=dict)
+    size: tuple[Range, ...] | None = None  # ranges of voxels along x, y (and z), in the files
+    spacing: tuple[Range, ...] | None = None  # ranges of millimetres along x, y (and z)
     intensity: Range | None = None
-    seconds: Range | None = None  # of recordings
+    seconds: Range | None = None  # range of recordings' lengths
     problems: tuple[Problem, ...] = ()
-    fixed: bool = False  # whether a table says who is in which part
-    patients_named: bool = True  # whether the data or the settings say whose a case is; else each counts as one
-    identifiers: dict[str, int] = field(default_factory=dict)  # DICOM elements that tell who it is -> series with them
-    # What a table's or recordings' numbers were standardised with
+    fixed: bool = False  # True if a table assigns cases to parts
+    # False if patients are unknown, so that each case counts as a patient.
+    patients_named: bool = True
+    # Number of DICOM series, by element that identifies patients.
+    identifiers: dict[str, int] = field(default_factory=dict)
+    # Means and standard deviations by which numbers of a table or recordings were standardised.
     scales: dict[str, Range] = field(default_factory=dict)
-    absent: tuple[str, ...] = ()  # the plan's structures and columns that are not here
+    absent: tuple[str, ...] = ()  # structures and columns of the plan that the site's data lack
 
     @property
     def usable(self) -> bool:
-        """Return whether training would begin with these data."""
+        """True if training can use these data."""
         return not any(problem.severity == "stops" for problem in self.problems)
 
     @classmethod
     def stopped(cls, what: str, private: str = "") -> Self:
-        """Nothing could be read, for one reason."""
+        """Make a survey of data that could not be read, with the reason as its only problem."""
         return cls({}, problems=(Problem("stops", what, private=(private,) if private else ()),))
 
 
 def range_of(values: Iterable[float]) -> Range | None:
-    """The least and the greatest; None of nothing."""
+    """Return the least and greatest value, or None without values."""
     known = list(values)
     return (float(min(known)), float(max(known))) if known else None
 
 
 def ranges_of(several: Iterable[Sequence[float]]) -> tuple[Range, ...] | None:
-    """The ranges along each axis, over images with equally many axes; None where these differ."""
+    """Return the range along each axis, or None if items have different numbers of axes."""
     known = list(several)
     if not known or len({len(values) for values in known}) > 1:
         return None
@@ -104,23 +108,23 @@ def ranges_of(several: Iterable[Sequence[float]]) -> tuple[Range, ...] | None:
 
 
 def digest(values: "Tensor") -> str:
-    """Return what only equal images have in common."""
+    """Return a hash of an image; equal images have equal hashes."""
     return hashlib.sha256(repr(tuple(values.shape)).encode() + values.contiguous().numpy().tobytes()).hexdigest()
 
 
 def repeated(digests: Iterable[str]) -> int:
-    """Return how many are there again."""
+    """Return the number of digests that occurred before."""
     return sum(count - 1 for count in Counter(digests).values())
 
 
 def in_two_parts(patients: Mapping[str, Iterable[str]]) -> set[str]:
-    """The patients that more than one part has."""
+    """Return the patients that occur in more than one part."""
     places = Counter(patient for part in patients.values() for patient in set(part))
     return {patient for patient, count in places.items() if count > 1}
 
 
-def survey_of(task: "Task", read: Callable[[], SiteData]) -> Survey:
-    """Return what is found when a task's data are read as training reads them."""
+def survey_of(task: "Task", read: "Callable[[], SiteData]") -> Survey:
+    """Survey a task's data by reading them as training does."""
     try:
         data = read()
     except DataError as error:
@@ -128,10 +132,14 @@ def survey_of(task: "Task", read: Callable[[], SiteData]) -> Survey:
     return surveyed({part: getattr(data, part) for part in PARTS}, task.mixes_patients)
 
 
-def surveyed(parts: dict[str, Dataset], mixes_patients: bool = False) -> Survey:
-    """Return what can be told of any data set: by looking at every case once."""
+def surveyed(parts: "dict[str, Dataset]", mixes_patients: bool = False) -> Survey:
+    """Survey any data set by reading every case once."""
+    import torch
+
+    from medsilo.tasks.site_data import patients_of
+
     found, digests, shapes, lows, highs, broken = {}, [], [], [], [], 0
-    unreadable: dict[str, list[str]] = {}  # why -> files
+    unreadable: dict[str, list[str]] = {}  # unreadable files, by reason
     values: Counter[int] = Counter()
     for name, data in parts.items():
         classes: Counter[int] = Counter()

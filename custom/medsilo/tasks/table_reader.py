@@ -1,4 +1,4 @@
-"""Read a table of a hospital line by line, CSV, Parquet or what pandas reads: bounded, believing nothing of it."""
+"""Read a hospital's table row by row from CSV, Parquet or a format of pandas, with limits against hostile files."""
 
 import csv
 import hashlib
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Self, TextIO
 from zipfile import ZipFile
@@ -18,18 +18,20 @@ from medsilo.tasks.cells import level, number
 WINDOWS, PIECE = "cp1252", 2**20
 UTF16_LE, UTF16_BE = b"\xff\xfe", b"\xfe\xff"
 OLD_LETTERS = "the table is not in UTF-8 and was read as Windows writes it (cp1252): look whether its umlauts are right"
-MOST_BYTES = 2**30  # of a file
+MOST_BYTES = 2**30  # limit on bytes of a file
 MOST_COLUMNS = 20_000
-MOST_CHARACTERS = 2**22  # of a line
+MOST_CHARACTERS = 2**22  # limit on characters of a row
 PARQUET = (".parquet", ".pq")
-OFFICE = {".dta": "read_stata", ".sas7bdat": "read_sas", ".xpt": "read_sas", ".xlsx": "read_excel"}  # pandas' readers
-Lines = Iterator[tuple[str, list[str]]]  # with their places, for people
-Read = tuple[list[str], Lines]  # a table's columns, and its lines
+# readers of pandas by file suffix
+OFFICE = {".dta": "read_stata", ".sas7bdat": "read_sas", ".xpt": "read_sas", ".xlsx": "read_excel"}
+Lines = Iterator[tuple[str, list[str]]]  # rows: position for people, cells
+Read = tuple[list[str], Lines]  # names of columns, rows
+TITLE = 0.6  # least share of non-empty cells in a header; titles have fewer
 TOO_LONG = f"the table has a line of more than {MOST_CHARACTERS} characters; export it again"
 
 
 def coding_of(path: Path) -> str:
-    """Return how the letters of a table are written: in UTF-8, or as programs on Windows do."""
+    """Return the encoding of a table: UTF-8 or cp1252."""
     with path.open("rb") as file:
         if file.read(2) in (UTF16_LE, UTF16_BE):
             return "utf-16"
@@ -44,7 +46,7 @@ def coding_of(path: Path) -> str:
 
 @dataclass
 class TableReader:
-    """The cells of some columns of a table, line by line, and the lines that could not be read.
+    """The rows of a table, reduced to some columns, and the rows that could not be read.
 
     >>> sheet = TableReader({"age": 0, "dose": 1})
     >>> sheet.add("line 2", [" 61", "2,50"])
@@ -52,23 +54,25 @@ class TableReader:
     ([('line 2', ['61', '2,50'])], 2.5, '61')
     """
 
-    PLAIN: ClassVar[tuple[str, ...]] = (".csv", ".tsv", *PARQUET)  # endings of tables that need no pandas
+    PLAIN: ClassVar[tuple[str, ...]] = (".csv", ".tsv", *PARQUET)  # suffixes of tables that can be read without pandas
     number, level = staticmethod(number), staticmethod(level)
     MOST_LINES: ClassVar[int] = 1_000_000
-    MOST_CELLS: ClassVar[int] = 2**28  # of the columns that are read
-    LONGEST: ClassVar[int] = 1000  # characters of a cell
+    MOST_CELLS: ClassVar[int] = 2**28  # limit on cells in the columns that are read
+    LONGEST: ClassVar[int] = 1000  # limit on characters of a cell
     TOO_MANY: ClassVar[str] = f"the table has more than {MOST_LINES} lines or {MOST_CELLS} values; divide it"
 
-    columns: dict[str, int] = field(default_factory=dict)  # name -> place in each line's cells
-    lines: list[tuple[str, list[str]]] = field(default_factory=list)  # where a line is, for people; its cells
-    uneven: list[str] = field(default_factory=list)  # lines with another number of cells than the first
-    long: list[str] = field(default_factory=list)  # lines with a cell that is too long
-    coding: str = ""  # in which the letters of a CSV file are written
-    named_by: str = ""  # the column that says whose a line is; where a table lacks it, the whole line does
-    nameless: bool = False  # whether it does
+    columns: dict[str, int] = field(default_factory=dict)  # index of each column in `cells`, by name
+    # rows: position for people, cells
+    lines: list[tuple[str, list[str]]] = field(default_factory=list)
+    uneven: list[str] = field(default_factory=list)  # rows whose number of cells differs from the first row's
+    long: list[str] = field(default_factory=list)  # rows with a cell that is too long
+    coding: str = ""  # encoding of a CSV file
+    named_by: str = ""  # column that identifies a row; without it, a hash of the whole row
+    nameless: bool = False  # True if the table lacks the column `named_by`
+    head: Sequence[str] = ()  # names of a CSV file's columns, if its first row is no header
 
     def add(self, place: str, cells: Sequence[str]) -> None:
-        """Take a line, unless a cell is too long."""
+        """Add a row, unless it has a cell that is too long."""
         if any(len(cell) > self.LONGEST for cell in cells):
             self.long.append(place)
             return
@@ -77,8 +81,11 @@ class TableReader:
             raise DataError(self.TOO_MANY)
 
     def read(self, path: Path, needed: Mapping[str, str], besides: Sequence[str] | None = ()) -> Self:
-        """Take the lines of a table, and return itself. needed: columns by their names there, with the plan's; besides:
-        those that it may lack, None: all that it has."""
+        """Read the rows of a table, and return this reader.
+
+        `needed` maps the table's names of columns to the plan's. `besides` holds further columns, which are optional;
+        None means all columns of the table.
+        """
         try:
             size = path.stat().st_size
         except OSError as error:
@@ -86,14 +93,12 @@ class TableReader:
             raise DataError(told, str(path)) from error
         if size > MOST_BYTES:
             raise DataError(f"the table has more than {MOST_BYTES >> 20} MiB; leave out columns that nobody needs")
-        if path.suffix.lower() in PARQUET:
-            _parquet(self, path, needed, besides)
-        elif path.suffix.lower() in OFFICE:
-            self._take(*_office(path), needed, besides)
+        if path.suffix.lower() in (*PARQUET, *OFFICE):
+            self._take(*_in_columns(path), needed, besides)
         else:
             with _opened(path) as file:
                 self.coding = str(file.encoding)
-                self._take(*_csv(file), needed, besides)
+                self._take(*_csv(file, self.head), needed, besides)
         return self
 
     def _take(
@@ -103,7 +108,7 @@ class TableReader:
         spelt = spelling(head)
         places = [head.index(str(spelt(name))) for name in self.columns]
         self.nameless = self.lacks_names(head)
-        if self.nameless:  # whichever of its columns a plan reads, and in what order, a line keeps its name
+        if self.nameless:  # a row's name must not depend on the plan's columns or their order
             self.columns[self.named_by] = len(places)
         for place, cells in lines:
             if len(cells) != len(head):
@@ -113,12 +118,12 @@ class TableReader:
                 self.add(place, [cells[own] for own in places] + name)
 
     def lacks_names(self, head: Sequence[str]) -> bool:
-        """Return whether none of these columns says whose a line is, where that is asked."""
+        """True if the table lacks the column that should identify each row."""
         return bool(self.named_by) and spelling(head)(self.named_by) is None
 
     @classmethod
     def first_lines(cls, path: Path, most: int) -> list[list[str]]:
-        """Return the first lines of a table, that with its columns' names among them."""
+        """Return the first rows of a table, including the header."""
         if path.suffix.lower() in PARQUET or path.suffix.lower() in OFFICE:
             sheet = cls().read(path, {}, None)
             return [[*sheet.columns], *(cells for _, cells in sheet.lines[:most])]
@@ -130,14 +135,14 @@ ENDINGS = (*TableReader.PLAIN, *OFFICE)
 
 
 def _digest(head: Sequence[str], cells: Sequence[str]) -> str:
-    """Return what only lines that are alike have in common, wherever a table has its columns."""
+    """Return a hash of a row that does not depend on the order of columns."""
     told = (composed(cell.strip()) for _, cell in sorted(zip(head, cells, strict=True)))
     return hashlib.sha256("\x1f".join(told).encode()).hexdigest()[:32]
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
-    """Open a CSV file; what is wrong with it is a DataError."""
+    """Open a CSV file; errors within the block become DataError."""
     try:
         with path.open(encoding=coding_of(path), newline="") as file:
             yield file
@@ -147,14 +152,14 @@ def _opened(path: Path) -> Iterator[TextIO]:
         raise DataError("the table can't be read as CSV; export it again", f"{path}: {error}") from error
 
 
-def _csv(file: TextIO) -> Read:
+def _csv(file: TextIO, names: Sequence[str]) -> Read:
     rows = _rows(file)
-    head = [composed(name.strip()) for name in next(rows, (1, []))[1]]
+    head = [*names] or [composed(name.strip()) for name in next(rows, (1, []))[1]]
     return head, ((f"line {number}", cells) for number, cells in rows if any(cells))
 
 
 def _rows(file: TextIO) -> Iterator[tuple[int, list[str]]]:
-    """Yield the lines of a CSV file with their numbers, whatever its separator is."""
+    """Yield the rows of a CSV file with their line numbers, and detect its separator."""
     first = file.readline(MOST_CHARACTERS + 1)
     if len(first) > MOST_CHARACTERS:
         raise DataError(TOO_LONG)
@@ -165,7 +170,7 @@ def _rows(file: TextIO) -> Iterator[tuple[int, list[str]]]:
 
 
 def _bounded(file: TextIO) -> Iterator[str]:
-    """Yield lines, none of them endless."""
+    """Yield lines; raises DataError for a line that is too long."""
     while line := file.readline(MOST_CHARACTERS + 1):
         if len(line) > MOST_CHARACTERS:
             raise DataError(TOO_LONG)
@@ -173,7 +178,9 @@ def _bounded(file: TextIO) -> Iterator[str]:
 
 
 def spelling(names: Iterable[str]) -> Callable[[str], str | None]:
-    """Return what says how a column is called among these; small and large letters are alike where one is called so.
+    """Return a function that finds a column's spelling among these names.
+
+    Case is ignored unless two names differ only by case.
 
     >>> [spelling(names)("age") for names in (["Age", "sex"], ["age", "Age"], ["Age", "AGE"])]
     ['Age', 'age', None]
@@ -185,7 +192,7 @@ def spelling(names: Iterable[str]) -> Callable[[str], str | None]:
 
 
 def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] | None) -> dict[str, int]:
-    """Return the places of these columns in a sheet's lines; there must be one each."""
+    """Return the index of each column in a table's rows. Each column must occur exactly once."""
     if len(head) > MOST_COLUMNS:
         raise DataError(f"the table has more than {MOST_COLUMNS} columns; leave out those that nobody needs")
     spelt = spelling(head)
@@ -203,47 +210,33 @@ def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] |
     return {name: place for place, name in enumerate(wanted)}
 
 
-def _parquet(sheet: TableReader, path: Path, needed: Mapping[str, str], besides: Sequence[str] | None) -> None:
-    try:
-        import pyarrow.parquet as parquet
-        from pyarrow import ArrowException
-    except ImportError as error:
-        raise DataError("a Parquet table needs the package pyarrow: install medsilo[parquet], or save CSV") from error
-    try:
-        file = parquet.ParquetFile(path)
-        groups = (file.metadata.row_group(place) for place in range(file.metadata.num_row_groups))
-        if (
-            file.metadata.num_rows > TableReader.MOST_LINES
-            or sum(group.total_byte_size for group in groups) > 4 * MOST_BYTES
-        ):
-            raise DataError(TableReader.TOO_MANY)
-        head = [composed(name.strip()) for name in file.schema_arrow.names]
-        own = {composed(name.strip()): name for name in file.schema_arrow.names}
-        spelt, asked = spelling(head), _of(head, needed, besides)
-        read = [*own] if sheet.lacks_names(head) else [str(spelt(name)) for name in asked]
-        names = [own[name] for name in read]
-        batches = (
-            zip(*(batch.column(name).to_pylist() for name in names), strict=True)
-            for batch in file.iter_batches(4096, columns=names)
-        )
-        rows = enumerate(chain.from_iterable(batches), 1)
-        lines = ((f"row {number}", [_text(cell) for cell in cells]) for number, cells in rows)
-        sheet._take(read, lines, needed, besides)
-    except (ArrowException, OSError, ValueError) as error:
-        raise DataError("the table can't be read as Parquet; export it again", f"{path}: {error}") from error
+def titles_above(rows: Sequence[Sequence[Any]]) -> tuple[int, int]:
+    """Return the number of title rows above a table's header, and the number of columns.
+
+    >>> titles_above([["Export 2024", ""], ["", ""], ["age", "sex"], ["61", "f"]]), titles_above([["age", "sex"]])
+    ((2, 2), (0, 2))
+    """
+    filled = [sum(cell is not None and str(cell).strip() != "" for cell in row) for row in rows]
+    widths = Counter(len(row) for row in rows if len(row) > 1)
+    width = max(widths, key=lambda own: (widths[own], own), default=0)
+    for place, row in enumerate(rows):
+        if len(row) == width and filled[place] > max(1, TITLE * width):
+            above = all(count <= TITLE * width or count == 1 for count in filled[:place])
+            return (place if above and widths[width] > 1 else 0), width
+    return 0, width
 
 
-def _office(path: Path) -> Read:
-    frame = _frame(path)
-    if len(frame) > TableReader.MOST_LINES:
-        raise DataError(TableReader.TOO_MANY)
-    lines = enumerate(frame.itertuples(index=False, name=None), 1)
-    head = [composed(str(name).strip()) for name in frame.columns]
-    return head, ((f"row {number}", [_text(cell) for cell in cells]) for number, cells in lines)
+def _in_columns(path: Path) -> Read:
+    """Read a table row by row from a format that stores columns."""
+    from medsilo.tasks.columns import read_columns
+
+    own = read_columns(path)
+    texts = zip(*(own.column(name).texts() for name in own.names), strict=True)
+    return list(own.names), ((f"{own.word} {number}", list(cells)) for number, cells in enumerate(texts, 1))
 
 
-def _frame(path: Path) -> Any:
-    """Return a table of Stata, SAS or Excel; None stands for no value."""
+def frame_of(path: Path) -> Any:
+    """Read a table of Stata, SAS or Excel; None marks a missing value."""
     try:
         import pandas
 
@@ -251,20 +244,53 @@ def _frame(path: Path) -> Any:
             with ZipFile(path) as packed:
                 if sum(one.file_size for one in packed.infolist()) > 4 * MOST_BYTES:
                     raise DataError(TableReader.TOO_MANY)
-        frame = getattr(pandas, OFFICE[path.suffix.lower()])(path)
+            frame = _sheet(pandas.read_excel(path, sheet_name=None, header=None, dtype=object))
+        else:
+            frame = getattr(pandas, OFFICE[path.suffix.lower()])(path)
     except ImportError as error:
         raise DataError(
-            "such a table needs pandas, Excel openpyxl, too: install medsilo[office], or save CSV"
+            "reading this table needs pandas, and for Excel openpyxl: install medsilo[office], or save it as CSV"
         ) from error
     except DataError:
         raise
-    except Exception as error:  # pandas' readers raise anything over damaged files
+    except Exception as error:  # readers of pandas may raise any exception for damaged files
         raise DataError("the table can't be read; export it again, or save CSV", f"{path}: {error}") from error
     return frame.astype(object).where(frame.notna(), None)
 
 
-def _text(cell: Any) -> str:
-    """Return a cell of Parquet or pandas as it would stand in CSV."""
+def _sheet(sheets: Mapping[str, Any]) -> Any:
+    """Return the only sheet of a workbook that contains a table, without title rows."""
+    tables = {}
+    for name, sheet in sheets.items():
+        full = sheet.dropna(how="all").dropna(axis=1, how="all")
+        if full.shape[1] < 2 or len(full) < 2:
+            continue
+        top = full.head(20).astype(object).where(full.head(20).notna(), None)
+        titles, _ = titles_above(top.to_numpy().tolist())
+        below = full.iloc[titles + 1 :]
+        below.columns = ["" if name is None else str(name) for name in top.iloc[titles]]
+        tables[name] = below
+    if not tables:
+        raise DataError("the workbook has no sheet with a table; save the one with a line per patient alone")
+    order = sorted(tables, key=lambda name: -tables[name].size)
+    if others := [
+        name for name in order[1:] if len(tables[name]) > 4 and tables[name].size > tables[order[0]].size / 10
+    ]:
+        raise DataError(
+            f"the workbook has {1 + len(others)} sheets with tables; join them into one with a line per patient, or "
+            "save the one to be learned from alone",
+            private=", ".join([order[0], *others]),
+        )
+    return tables[order[0]]
+
+
+def cell_text(cell: Any) -> str:
+    """Convert a cell of Parquet or pandas to text, as CSV would have it."""
     if cell is None:
         return ""
+    if isinstance(cell, bytes):  # SAS stores texts as bytes
+        try:
+            return cell.decode()
+        except UnicodeDecodeError:
+            return cell.decode(WINDOWS, "replace")
     return repr(cell) if isinstance(cell, float) else str(cell)

@@ -1,4 +1,4 @@
-"""The base of tasks: where cases come from, what is learned, what becomes of new cases. No federation is known here."""
+"""The base class of tasks: reading of cases, objective, and inference on new cases."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.core import optional
 from medsilo.core.errors import DataError, Refused
 from medsilo.core.section import Section
 from medsilo.core.text import plain
@@ -17,7 +16,7 @@ from medsilo.learning.seeds import seed_for
 from medsilo.models.network import Network
 from medsilo.tasks.objective import Objective
 
-if TYPE_CHECKING:  # only a site reads cases
+if TYPE_CHECKING:  # not at run time, because only sites read cases
     from medsilo.learning.drawn import Draw, DrawBatch
     from medsilo.tasks.inference import Inference
     from medsilo.tasks.site_data import SiteData
@@ -26,10 +25,12 @@ if TYPE_CHECKING:  # only a site reads cases
 
 
 class Fold(Section):
-    """One of several equal parts of a site's patients, which is tested. The next part validates."""
+    """A cross-validation fold: a site's patients are divided into `of` equal parts; one is the test, the next the
+    validation part.
+    """
 
-    number: int = Field(ge=1, le=100, description="which of them is tested")
-    of: int = Field(ge=3, le=100, description="how many there are: each patient is tested in one of them")
+    number: int = Field(ge=1, le=100, description="number of the part that is tested")
+    of: int = Field(ge=3, le=100, description="number of folds; each patient is tested in one fold")
 
     @model_validator(mode="after")
     def _is_one_of_them(self) -> "Fold":
@@ -39,9 +40,9 @@ class Fold(Section):
 
 
 class Task(Section):
-    """A task of the plan: where a hospital's cases come from, what is learned of them, and what becomes of new ones.
+    """A task of the plan: how cases are read, what is learned, and how a model is used on new cases.
 
-    Its own keys and methods are the source of cases; `goal` is what is learned, `use` what becomes of new cases.
+    The task's keys and methods determine how cases are read, `goal` what is learned, and `use` the use of models.
     Subclasses declare `name: Literal["..."] = "..."`.
 
     >>> from typing import ClassVar, Self
@@ -59,146 +60,168 @@ class Task(Section):
 
     title: ClassVar[str]
     synthetic: ClassVar[bool] = False
-    needs_data: ClassVar[bool] = False  # whether a site has to say where its data lie
-    split_by_site: ClassVar[bool] = False  # whether a site can decide who is in which part, by `data` in its settings
-    scripted: ClassVar[bool] = False  # whether a training script of the user's own learns it, with data that it has
-    most_sites: ClassVar[int | None] = None  # of a study; None: any number
+    needs_data: ClassVar[bool] = False  # True if a site must name a folder of data
+    # True if a patient may have several cases, so that updates are weighted by patients
+    by_patient: ClassVar[bool] = False
+    names_outcome: ClassVar[bool] = False  # True if the plan names labels or outcome columns in a site's data
+    split_by_site: ClassVar[bool] = False  # True if `data` in a site's settings can determine its split
+    scripted: ClassVar[bool] = False  # True if a user's training script reads the data and trains
+    most_sites: ClassVar[int | None] = None  # limit on sites of a study; None: no limit
 
     name: str
     fold: Fold | None = Field(
         None,
-        description="`{number: 1, of: 5}`: patients take turns in the test part, by themselves at each site; "
-        "`medsilo compare --folds 5` runs all of them. `null`: the task's own parts",
+        description="`{number: 1, of: 5}`: cross-validation fold; each site assigns its patients to folds; "
+        "`medsilo compare --folds 5` runs all folds. `null`: the task's usual split",
     )
 
     @property
     @abstractmethod
     def goal(self) -> Objective:
-        """The goal: what is learned, and how it is measured."""
+        """The task's objective, with its loss and metric."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Words of the plan that refer to a hospital's data: names of labels, of structures, or of inputs."""
+        return tuple(self.goal.structures) or self.goal.label_names
 
     @property
     def use(self) -> "Inference":
-        """The use of models on new cases."""
-        return optional.Inference()
+        from medsilo.tasks.inference import Inference
+
+        return Inference()
 
     @abstractmethod
     def default_network(self) -> Network | str:
-        """The network that this task uses when the plan names none; its name alone stands for its usual numbers."""
+        """Return the network to use if the plan names none. A name alone means default settings."""
 
-    # ------------------------------------------------------------------ what a case is
+    # ------------------------------------------------------------------ cases
     @property
     @abstractmethod
     def channels(self) -> int:
-        """The numbers at each place of an input, or in one that has no places."""
+        """Number of channels of an input with spatial or temporal axes, or of values of another input."""
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of one case's input; None when cases differ."""
+        """Shape of one case's input; None if shapes differ."""
         return None
 
     @staticmethod
     def seed_for(seed: int, *purpose: str | int) -> int:
-        """Return the seed of one use, which follows from the plan's and from words that name the use alone."""
+        """Return a seed for a purpose, derived from the plan's seed and the words that name the purpose."""
         return seed_for(seed, *purpose)
 
     @property
     def sliced(self) -> bool:
-        """Cases are slices of patients' volumes."""
+        """True if cases are slices of patients' volumes."""
         return False
 
     @property
     def largest_input(self) -> float:
-        """A number that no input of a network is far above; by default, 16 bits as stored."""
+        """Order of magnitude of the largest input value. The default is the largest 16-bit value."""
         return 65_535.0
 
-    # ------------------------------------------------------------------ whose cases they are
+    # ------------------------------------------------------------------- the cases' patients
 
     def across_patients(self) -> str:
-        """Return what a hospital's other patients change in a patient's cases, and the remedy; nothing where nothing.
+        """Return the effect of other patients of a hospital on a patient's inputs, with a remedy; empty without an
+        effect.
 
-        Each class says it for itself, also one that derives from another.
+        Differential privacy needs this. Every class must define it, also a derived class.
         """
         raise NotImplementedError
 
     @property
     def not_private(self) -> str:
-        """Return why a patient may move a batch's gradient by more than that patient's own; nothing where none may."""
+        """Return the reason why this task does not support differential privacy, or an empty text if it does."""
         if self.goal.unbounded:
             return self.goal.unbounded
         if self.fold is not None:
             return "task.fold deals patients in turn, so that one who leaves moves others; leave it out"
         if self.synthetic:
-            return ""  # nobody is behind what is drawn
+            return ""  # synthetic patients need no privacy
         if "across_patients" not in vars(type(self)):
             return f"task {self.name} does not say what it computes across patients; choose a task of your own data"
         return self.across_patients()
 
     @property
     def mixes_patients(self) -> bool:
-        """Return whether a patient's cases may be in several parts: a site is a person, or the plan asks for it."""
+        """True if a patient's cases may be in several parts, because each site is a person, or the plan allows it."""
         return False
 
     @property
     def deals(self) -> bool:
-        """Return whether the plan deals one folder of a site's own to simulated sites."""
+        """True if the plan divides one folder among simulated sites."""
         return False
 
     # ------------------------------------------------------------------ a site's cases
     @abstractmethod
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> "SiteData":
-        """One site's data. `sites` are all the study's sites in sorted order; `folder` is the site's data folder."""
+        """Return one site's data. `sites` are all sites of the study in sorted order, `folder` is the site's data
+        folder.
+        """
 
     def tests_as(self, other: "Task") -> bool:
-        """Return whether both test the same cases in the same way, so that their scores can be compared."""
+        """True if scores of two tasks can be compared, because both test the same cases in the same way."""
         return self == other
 
     def check_source(self, source: "DataSource | None") -> None:
-        """Raise a DataError if it is clear without a look at the data that they can't be read."""
+        """Raise DataError if the settings alone show that the data cannot be read."""
         if source is not None:
             source.check_folder()
         elif self.needs_data:
             raise DataError(f"task {self.name} needs data: set 'data' in this site's medsilo.yaml, or give --data")
 
     def site_data(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
-        """One site's data in the parts of the plan's fold, if it has one: what training and tests work with."""
-        return optional.folded_data(self, self.read(site, sites, seed, source), source)
+        """Return one site's data for training and tests, in the parts of the plan's fold if there is one."""
+        from medsilo.tasks.site_data import folded_data
+
+        return folded_data(self, self.read(site, sites, seed, source), source)
 
     def read(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
-        """One site's data as its settings say where they lie: how all who need data come by them."""
-        return optional.read_folder(self, site, sites, seed, source)
+        """Read one site's data from the folder in its settings."""
+        from medsilo.tasks.site_data import read_folder
+
+        return read_folder(self, site, sites, seed, source)
 
     def survey(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "Survey":
-        """Return what is found when the data are read as training reads them; it raises nothing that data can cause."""
-        return optional.survey_of(self, lambda: self.read(site, sites, seed, source and source.once()))
+        """Survey a site's data by reading them as training does. Faults of the data are part of the survey; they raise
+        no error.
+        """
+        from medsilo.tasks.survey import survey_of
 
-    # ------------------------------------------------------------------ how a network meets them
+        return survey_of(self, lambda: self.read(site, sites, seed, source and source.once()))
+
+    # ---------------------------------------------------------------------- the network's inputs
     @property
     def variation(self) -> "Draw | DrawBatch | None":
-        """Makes of a case, by a seed, what a pass of training sees: an augmented image, or a piece; None: itself."""
+        """The augmentation or random cropping of training cases, by a seed; None without one."""
         return None
 
-    draws: ClassVar[bool] = False  # whether training makes no passes over its cases, but learns from `draw_batches`
+    draws: ClassVar[bool] = False  # True if training uses `draw_batches` instead of passes over all cases
 
     def draw_batches(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
-        """Return what so many training batches consist of, one after another; drawn from the seed."""
+        """Return the cases of this number of training batches in order, sampled by the seed."""
         raise TypeError(f"task {self.name} makes no batches of its own")
 
     @property
     def piece(self) -> "Draw | None":
-        """Makes of a case, by a seed, a piece in the task's shape, not varied; None: cases have that shape."""
+        """The random cropping of a case to the task's shape, by a seed, without augmentation; None if cases have this
+        shape.
+        """
         return None
 
     @property
     def evaluation_batch(self) -> int:
-        """The number of cases that are evaluated together."""
+        """Number of cases in an evaluation batch."""
         return 64
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """The network's output for whole cases, when it is evaluated or used."""
+        """Return the network's output for whole cases, in evaluation and prediction."""
         return network(inputs)
 
 
 def check_absent(told: Sequence[str], task: Task) -> None:
-    """Raise Refused where a hospital says that it lacks what none may lack in a task's data."""
+    """Raise Refused if a hospital reports that its data lack labels that the task requires."""
     if strangers := sorted(set(told) - set(getattr(task, "may_be_absent", ()))):
         raise Refused(f"it lacks {plain(strangers[0], 40)}; every hospital needs that under this plan")

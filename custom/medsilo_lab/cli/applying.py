@@ -1,5 +1,6 @@
-"""The command that puts a trained model to use: predict."""
+"""The command 'predict', which applies a trained model to new cases."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -8,13 +9,14 @@ import typer
 from medsilo.cli import options
 from medsilo.cli.options import option, several
 from medsilo.cli.show import Command, Console
+from medsilo.core.errors import MedsiloError
 
 
 def predict(
     screen: Console,
     model: options.Model,
     images: Annotated[
-        list[Path], typer.Argument(help="images, DICOM folders, or folders with such; tables; or recordings")
+        list[Path], typer.Argument(help="images, DICOM folders, tables or recordings; or folders of these")
     ],
     *,
     out: options.OutFolder,
@@ -24,21 +26,21 @@ def predict(
         several("MODEL", "a further model of the same task, for an ensemble; may be repeated", "--with"),
     ],
     device: Annotated[str, option("DEVICE", options.DEVICES)] = "auto",
-    site_config: options.SiteConfig = None,
+    settings_folder: options.SettingsFolder = None,
 ) -> int:
-    """Predict masks or classes for images or recordings, or the target of each line of a table.
+    """Predict masks or classes of images or recordings, or the target of each line of a table.
 
-    For images it writes a mask on each image's own grid, predictions.csv and .json, and overview.png with outlines in
-    the first images. For tables and recordings it writes predictions.csv and .json, with a row for each line or window.
-    recordings.csv has a row for each recording. A model of dicom-folder writes a DICOM segmentation and a structured
-    report for each series. With several models the mean of their probabilities decides. Ends with 1 if any image,
-    line or recording failed.
+    For images, the output folder gets a mask on the grid of each image, predictions.csv and .json, and overview.png
+    with outlines. For tables and recordings, it gets predictions.csv and .json, with a row for each line or window. For
+    recordings, it also gets recordings.csv, with a row for each recording. A model of the task dicom-folder writes a
+    DICOM segmentation and a structured report for each series. Several models predict as an ensemble, by the mean of
+    their probabilities. The exit code is 1 if any image, line or recording failed.
     """
     screen.note("reading the model")
     from medsilo.site.settings import make_settings
     from medsilo_lab.deploy.predictor import asked_to_predict
 
-    settings, data = make_settings({"device": device}, "the command line"), Command.settings(site_config).data
+    settings, data = make_settings({"device": device}, "the command line"), Command.settings(settings_folder).data
     compute = settings.compute()
     predictor = asked_to_predict([model, *others], images, out, site, data, compute, screen.say)
     _say_score(screen, predictor.source.run, site)
@@ -52,16 +54,22 @@ def predict(
 
 
 def _say_score(screen: Console, run: Path | None, site: str) -> None:
-    """Say how well the model did on its test cases, where its run is here: a poor one answers like a good one."""
+    """Print the test score of the model, if its run is on this machine."""
     from medsilo.runs import paths
     from medsilo.runs.reading import read_summary
+    from medsilo_lab.report.read import read
+    from medsilo_lab.report.run_warnings import learning
 
     if run is None or not (run / paths.SUMMARY).is_file():
         return
     summary = read_summary(run)
-    score = summary.score(site) if site else summary.pooled_test
-    if score is not None:
-        screen.say(f"this model's test score: {score:.2f} ({summary.metric})")
+    score = summary.score_at(site) if site else summary.pooled_score
+    if not score.known:
+        return
+    screen.say(f"this model's test score: {score} ({summary.metric})")
+    with suppress(MedsiloError):  # for a run whose files are only partly on this machine
+        found = read(run, whole=False)
+        screen.say(*(f"warning: {one}" for one in learning({found.label: [found]}, site or None)))
 
 
 PREDICT = Command(predict, "supermodel scan.nii.gz folder-of-scans/ -o predictions", "For a hospital's engineer")

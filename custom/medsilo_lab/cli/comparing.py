@@ -1,33 +1,36 @@
-"""Commands that compare methods on one machine, and that go on with what stopped: demo, compare, resume."""
+"""Commands that run or continue comparisons on one machine: demo, compare, resume."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from medsilo.cli import options
+from medsilo.cli import completion, options
 from medsilo.cli.options import option, several
-from medsilo.cli.running import conclude, run_study
 from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
+from medsilo_lab.cli.running import conclude, run_study
+from medsilo_lab.comparison import USUAL_SEEDS
 
 if TYPE_CHECKING:
     from medsilo_lab.study.verdict_file import Verdict
 
 
 def row_of(value: object) -> str:
-    """Return a row: its title and changes of the plan."""
+    """Parse a configuration: its title and its changes to the plan."""
     if "=" not in str(value).partition(": ")[2]:
         raise ValueError(f"{str(value)!r} is not 'TITLE: KEY=VALUE ...', like 'slow: training.learning_rate=0.001'")
     return str(value)
 
 
-USUAL_SEEDS, DEMO_SEEDS = "0,1,2,3", "0,1,2,3,4,5"
+USUAL_TASK = "synthetic-histology"
+SEEDS, DEMO_SEEDS = ",".join(map(str, USUAL_SEEDS)), "0,1,2,3,4,5"
 
 
 def seeds_of(value: object) -> tuple[int, ...]:
-    """Return the different numbers of a list like 0,1,2."""
+    """Parse a comma-separated list of different numbers, such as 0,1,2."""
     parts = str(value).split(",")
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
         raise ValueError(f"{str(value)!r} is not a list of different numbers, like 0,1,2")
@@ -41,16 +44,18 @@ def demo(
     seeds: Annotated[Any, option("N,N,N", "seeds of data, weights and order", parser=seeds_of)] = DEMO_SEEDS,
     out: options.OutFolder = Path("runs"),
 ) -> int:
-    """Show on one page whether federated training helps three synthetic hospitals.
+    """Compare single-site, federated and centralised training of three synthetic hospitals, on one page.
 
-    Seven methods over several seeds, in this process. Takes minutes.
+    Runs seven methods with several seeds in this process, which takes minutes.
     """
     screen.begin(f"demo with seeds {','.join(map(str, seeds))}: loading PyTorch")
+    from medsilo_lab.comparison.demo import HARMONISED, demo_study
     from medsilo_lab.report.study_page import write_demo
-    from medsilo_lab.study.demo import HARMONISED, demo_study
 
     with screen.busy("running the demo") as tell_more:
         study = demo_study(out, rounds, seeds, screen.say)
+        if screen.watched:  # a terminal has a progress line; other outputs get a line for each run
+            study.each = lambda line: None
         screen.goes_on = f"finished runs are in {study.folder}; the same command starts again"
         tell_more(study.under_way)
         failures = study.run()
@@ -66,11 +71,15 @@ def demo(
 def compare(
     screen: Console,
     *,
-    task: Annotated[str | None, option("TASK", "the task, of 'medsilo list' (default: synthetic-histology)")] = None,
-    plan: Annotated[Path | None, typer.Option(help="a plan or a job's folder that the rows change")] = None,
+    task: Annotated[str | None, option("TASK", f"the task, of 'medsilo list' (default: {USUAL_TASK})")] = None,
+    plan: Annotated[Path | None, typer.Option(help="plan or job folder that the configurations change")] = None,
     methods: Annotated[
         list[str],
-        several("M,M:KEY=VALUE", "rows: methods, each with changes of its own section: local,fedavg,fedprox:mu=0.1"),
+        several(
+            "M,M:KEY=VALUE",
+            "rows: methods, each with changes of its own section: local,fedavg,fedprox:mu=0.1",
+            autocompletion=completion.methods,
+        ),
     ],
     row: Annotated[
         list[str],
@@ -80,7 +89,7 @@ def compare(
             parser=row_of,
         ),
     ],
-    seeds: Annotated[Any, option("N,N,N", "every row runs with each", parser=seeds_of)] = USUAL_SEEDS,
+    seeds: Annotated[Any, option("N,N,N", "every row runs with each", parser=seeds_of)] = SEEDS,
     folds: Annotated[
         int | None,
         option(
@@ -95,17 +104,44 @@ def compare(
     ] = None,
     changes: options.Changes,
     out: options.OutFolder = Path("runs/compare"),
-    again: Annotated[bool, typer.Option("--again", help="if --out exists, write beside it: compare-2")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help=("if --out exists, use a new folder beside it, such as compare-2"))
+    ] = False,
+    power: Annotated[
+        bool,
+        typer.Option(
+            "--power",
+            help=(
+                "run nothing: estimate the differences that these hospitals can detect, and the patients or "
+                "repetitions needed for smaller differences"
+            ),
+        ),
+    ] = False,
+    difference: Annotated[
+        float | None,
+        option("POINTS", "with --power: how many patients or repetitions show this difference", min=0.1, max=99),
+    ] = None,
     at_once: Annotated[int | None, option("N", "runs side by side (default: 2 if they fit)", min=1)] = None,
     device: options.Device = None,
     data: options.Data = None,
-    site_config: options.SiteConfigs = None,
+    settings_folder: options.SettingsOfSites = None,
+    live: options.Live = False,
 ) -> int:
-    """Run methods and seeds on one task and write a table with intervals.
+    """Run several methods with several seeds on one task, and write a table of scores with intervals.
 
-    Every row runs with every seed. Called again, it skips what is finished; a run that fails stops no other. The
-    command rejects a folder with runs of another plan, other settings or another medsilo.
+    Every method runs with every seed. A second call skips finished runs, and a failed run does not stop the others. The
+    command rejects a folder with runs of another plan, other settings or another version of medsilo. With --power, it
+    only estimates which differences the hospitals can detect, from the scores in --out or from assumptions.
     """
+    known: dict[str, Any] = {"algorithm": None}  # the configurations set the method, and may change any other key
+    known |= {"task": {"name": task or USUAL_TASK}, "network": None} if task or not plan else {}
+    options.check_changes(changes, plan, **(known | dict.fromkeys(("task", "network")) if row else known))
+    if difference is not None and not power:
+        raise MedsiloError("--difference: give it together with --power")
+    share = None if difference is None else difference / 100
+    if power and (out / paths.VERDICT).is_file():
+        screen.begin(f"reading {out}")
+        return _say_power(screen, share, out)
     shown_rows = ", ".join([*methods, *(one.partition(":")[0] for one in row)])
     shown_seeds = ",".join(map(str, seeds))
     screen.begin(f"comparing {shown_rows or 'methods'} with seeds {shown_seeds}: reading the rows' plans")
@@ -113,59 +149,93 @@ def compare(
     import os
     from functools import partial
 
+    from medsilo_lab.comparison.compare import Asked, Study, most_at_once
+    from medsilo_lab.comparison.reuse import beside
     from medsilo_lab.report.study_page import write_study
-    from medsilo_lab.study.compare import Asked, Study, most_at_once
-    from medsilo_lab.study.reuse import beside
     from medsilo_lab.study.verdict_file import About
 
-    out = beside(out) if again else out
+    out = beside(out) if again and not power else out
     cells = Asked(task, plan, methods, row, seeds, changes, out, folds).all_cells()
     about = About(title=cells[0].plan.study.title or "Comparison", machine=f"{os.cpu_count()} CPU cores")
-    settings = options.settings_of_owner(device, data, site_config)
+    settings = options.settings_of_owner(device, data, settings_folder)
+    if power:
+        screen.doing("counting test patients")
+        from medsilo_lab.study.planner import tested
+
+        return _say_power(screen, share, patients=tested(cells, settings), seeds=len(seeds))
     show, side_by_side = partial(write_study, out), at_once or most_at_once()
     study = Study(out, about, cells, baseline, show, settings, side_by_side, screen.say)
-    with screen.busy("comparing") as tell_more:
+    with ExitStack() as within:
+        if live:
+            from medsilo_lab.report.live import shown_live
+
+            within.enter_context(shown_live(out, about.title, screen.say))
+        tell_more = within.enter_context(screen.busy("comparing"))
         tell_more(study.under_way)
         failures = study.run()
     screen.doing("writing the page")
     page = write_study(out)
     verdict = _say_answer(screen, out, page, f"a decision sheet for each hospital: medsilo report {out} --hospitals")
-    rows = verdict.as_json()["rows"]
-    screen.answer(report=page, verdict=out / paths.VERDICT, failures=failures, rows=rows)
+    told = verdict.as_json()
+    told = {"rows": told["rows"], "warnings": told["warnings"]}
+    screen.answer(report=page, verdict=out / paths.VERDICT, failures=failures, **told)
     for failure in failures:
         screen.warn(failure)
     return 1 if failures else 0
 
 
+def _say_power(
+    screen: Console,
+    difference: float | None,
+    folder: Path | None = None,
+    patients: dict[str, int] | None = None,
+    seeds: int = 0,
+) -> int:
+    """Print the differences that the hospitals can detect, estimated from a finished comparison or from numbers of test
+    patients.
+    """
+    from medsilo_lab.study import planner
+    from medsilo_lab.study.words import LITTLE
+
+    difference = LITTLE if difference is None else difference
+    found = planner.after(folder, difference) if folder else planner.before(patients or {}, seeds, difference)
+    screen.say(*planner.told(found, folder))
+    screen.answer(power=[one.as_json() for one in found])
+    return 0
+
+
 def _say_answer(screen: Console, folder: Path, page: Path, following: str) -> "Verdict":
-    """Say what a comparison found, for each hospital its verdict, and the next command; return it."""
+    """Print the result of a comparison, each hospital's verdict, and the next command."""
     from medsilo_lab.study.verdict_file import read_verdict
     from medsilo_lab.study.words import verdict_in_words
 
     verdict = read_verdict(folder)
     screen.say(f"\n{verdict.headline}")
-    for site, one in verdict.gains.items():
+    for site, one in verdict.hospitals.items():
         screen.say(f"  {site}: {verdict_in_words(one)}")
     if verdict.between and verdict.between != verdict.headline:
         screen.say(verdict.between)
     screen.say(*verdict.other_networks)
+    # Failed runs are printed at the end.
+    screen.say(*(f"warning: {one}" for one in verdict.warnings if one.kind != "failed"))
     screen.say(f"\nverdict: {folder / paths.VERDICT}\nreport: {page}\n{following}")
     return verdict
 
 
 def resume(
     screen: Console,
-    run: Annotated[str, typer.Argument(help="the run's folder; with --kit also the id of the job that ended")],
+    run: Annotated[str, typer.Argument(help="the run folder; with --kit, it may be the id of the ended job")],
     *,
     kit: Annotated[Path | None, option("KIT", "your own kit: continue in the consortium, not on this machine")] = None,
     threads: options.Threads = None,
     device: options.DeviceOfRun = None,
     data: options.DataOfRun = None,
-    site_config: options.SiteConfigs = None,
+    settings_folder: options.SettingsOfSites = None,
 ) -> None:
-    """Go on with a run that stopped, from its last finished round.
+    """Continue a stopped run after its last finished round.
 
-    The numbers are those of a run that never stopped. In a consortium: waits as submit does, prints the new id.
+    The result equals that of an uninterrupted run. In a consortium, the command waits as submit does, and prints the id
+    of the new job.
     """
     screen.in_lines = True
     if kit:
@@ -184,16 +254,16 @@ def resume(
                 "which goes on with it, or give one of its runs"
             )
         raise MedsiloError(
-            f"{run} is no run's folder; give one under runs/, or --kit with the id of a consortium's job"
+            f"{run} is not a run folder; give a folder under runs/, or --kit with the id of a consortium's job"
         )
     screen.begin(f"reading {run}")
     from medsilo.plan import load_plan
-    from medsilo.runs.record import Record
+    from medsilo_server.record import Record
 
     Record(folder).check_unfinished()
     plan = load_plan(folder / "plan.yaml")
-    settings = options.settings_of_owner(device, data, site_config, options.run_settings(folder))
-    job = folder / paths.JOB  # which a run with --engine inprocess has not
+    settings = options.settings_of_owner(device, data, settings_folder, options.run_settings(folder))
+    job = folder / paths.JOB  # runs with --engine inprocess have no job
     run_study(screen, plan, folder, settings, job=job if job.is_dir() else None, threads=threads, resumes=True)
     conclude(screen, folder)
 

@@ -1,8 +1,9 @@
-"""Commands for a consortium's lead: submit, status, cancel, download."""
+"""Commands for a consortium's lead: submit, canary, status, cancel, download."""
 
 import gc
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,26 +12,39 @@ import typer
 
 from medsilo.cli import options
 from medsilo.cli.options import option
-from medsilo.cli.running import conclude
 from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 from medsilo.runs.progress import Moment, StudyProgress
+from medsilo_lab.cli.running import conclude
 
 if TYPE_CHECKING:
     from medsilo.runs.rounds import Progress
 
 
 def _connecting(screen: Console, kit: Path) -> None:
-    """Name the server before waiting for it: one that is down does not answer. Load what speaks with it."""
+    """Print the server's name before the program waits for its answer.
+
+    Import the modules for the connection inside the block.
+    """
     from medsilo.check.kit import read_kit
 
-    with suppress(MedsiloError):  # what is wrong with a kit the work itself says
+    with suppress(MedsiloError):  # the command itself reports faults of the kit
         own = read_kit(kit, "person")
         screen.aside(f"trying {own.host}:{own.port} (15 s at most)")
-    if gc.isenabled() and not gc.get_freeze_count():  # looking for garbage in what stays is a tenth of a poll's time
-        gc.disable()
+    with _loading():
         import medsilo_lab.consortium.lead  # noqa: F401
 
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Disable garbage collection inside the block, because it would take a tenth of the import time."""
+    if not gc.isenabled() or gc.get_freeze_count():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
         gc.freeze()
         gc.enable()
 
@@ -40,35 +54,30 @@ def submit(
     job: options.JobOrNone = None,
     *,
     kit: Annotated[Path | None, option("KIT", options.OWN_KIT)] = None,
-    canary: Annotated[
-        bool,
-        typer.Option(
-            "--canary", help="instead of a job: one round on synthetic data, which shows which hospitals are ready"
-        ),
-    ] = False,
     plan: options.PlanFile = None,
     changes: options.Changes,
     out: options.OutFolderOrNone = None,
 ) -> int:
-    """Submit a job to a consortium, or write it into a folder as it would be submitted.
+    """Submit a job to a consortium, or write the prepared job into a folder.
 
-    Waits until all hospitals have joined (at most 2 minutes), says why one can't, and prints the job's id. With --out
-    nothing is sent: that is for NVFlare's own tools, and for hospitals that review a job before they run it. The job
-    has no code, so it runs where NVFlare's list of classes has medsilo's, as in kits of 'medsilo kits'.
-
-    With --canary each hospital says within two minutes whether its package fits and its data can be read. It names
-    its GPUs and its memory, and its line is measured. The command ends with 1 unless all are ready.
+    The command waits at most two minutes until all hospitals have joined. The command prints the job's id, or the
+    reason why a hospital can't join. With --out, it submits nothing: NVFlare's own tools may submit the job, and
+    hospitals may review it first. The job contains no code, so it runs wherever NVFlare's class allow-list contains
+    medsilo's classes, as in kits of 'medsilo kits'.
     """
-    if canary:
-        return _send_canary(screen, job, kit, changes)
+    options.check_changes(changes, job, plan)
     if job is None:
-        raise MedsiloError("which job? give its folder, such as jobs/fedavg, or --canary")
+        raise MedsiloError("which job? give its folder, such as jobs/fedavg")
     if (kit is None) == (out is None):
         raise MedsiloError("where to? give --kit to submit the job, or --out to write it into a folder")
     screen.note("checking the job")
-    from medsilo.flare import jobs
+    with _loading():
+        if kit:  # NVFlare's import inspects all loaded modules, so it precedes PyTorch's
+            import medsilo_lab.consortium.lead  # noqa: F401
+        from medsilo.flare.job_source import find_job
+        from medsilo.flare.jobs import plan_of
 
-    found = jobs.find_job(job)
+    found = find_job(job)
     if kit:
         _connecting(screen, kit)
         from medsilo_lab.consortium import lead
@@ -76,20 +85,26 @@ def submit(
         submitted: str | Path = lead.submit(found, kit, screen.warn, changes, plan)
     else:
         assert out
-        jobs.write_job(out, jobs.plan_of(found, changes, plan), found)
+        from medsilo_lab.jobs import write_job
+
+        write_job(out, plan_of(found, changes, plan), found)
         submitted = out
     screen.say(f"job: {submitted}" if out else str(submitted))
     screen.answer(job=submitted)
     return 0
 
 
-def _send_canary(screen: Console, job: str | None, kit: Path | None, changes: list[str]) -> int:
-    if job or kit is None:
-        raise MedsiloError("--canary sends a job of its own; give --kit, and no job")
-    _connecting(screen, kit)
-    from medsilo_lab.consortium import canary
+def canary(screen: Console, *, kit: options.Kit, changes: options.Changes) -> int:
+    """Run a test study of one round on synthetic data, which shows the hospitals that are ready.
 
-    results = canary.send(kit, changes, screen.warn)
+    Each hospital reports within two minutes whether its packages match and its data are readable. The hospital also
+    reports its GPUs, its memory, and the speed of its connection. The exit code is 0 only if all hospitals are ready.
+    """
+    options.check_changes(changes)
+    _connecting(screen, kit)
+    from medsilo_lab.consortium.canary import send
+
+    results = send(kit, changes, screen.warn)
     screen.say(*(one.line(name) for name, one in results.items()))
     screen.answer(hospitals={name: one.as_json() for name, one in results.items()})
     return 0 if all(one.ready for one in results.values()) else 1
@@ -97,19 +112,20 @@ def _send_canary(screen: Console, job: str | None, kit: Path | None, changes: li
 
 def status(
     screen: Console,
-    job: Annotated[str | None, typer.Argument(metavar="ID", help="one job's id (default: all)")] = None,
+    job: Annotated[str | None, typer.Argument(metavar="ID", help="id of a job (default: all jobs)")] = None,
     *,
     kit: options.Kit,
-    watch: Annotated[bool, typer.Option("--watch", help="show the job's rounds, until it ends")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="show the rounds of the job until it ends")] = False,
     require: Annotated[
         str | None, option("A,B", "for monitoring: end with 1 unless all these hospitals are connected")
     ] = None,
 ) -> int:
-    """Say who is connected and what runs; with --watch show a job's rounds, one line per site, until it ends.
+    """Show the connected hospitals and the jobs. With --watch, show the rounds of one job until it ends.
 
-    Lists connected hospitals, when the server last heard them, and their rounds; then the latest 20 jobs, with id and
-    state. It says why a submitted job waits. With --watch it follows a study that goes on into its next job, and ends
-    with 0 if the study finished, else with 1. Ctrl-C ends the watching, not the job.
+    The command lists the connected hospitals with the time of their last message and their rounds. The command then
+    lists the latest 20 jobs with id and state, and explains why a submitted job waits. With --watch, it follows a study
+    that continues in another job. The exit code is 0 if the study finished, else 1. Ctrl-C stops the command and not
+    the job.
     """
     if watch and job is None:
         raise MedsiloError("which job? give the id that submit printed; 'medsilo status' lists the latest")
@@ -129,6 +145,7 @@ def status(
 
 
 def _watch(screen: Console, job: str, kit: Path) -> int:
+    from medsilo.runs.ends import COMPLETED
     from medsilo_lab.consortium import lead
 
     screen.in_lines = True
@@ -138,7 +155,7 @@ def _watch(screen: Console, job: str, kit: Path) -> int:
 
     def stands(study: "Progress") -> None:
         nonlocal told, at
-        progress.planned, progress.metric, progress.steps = study.planned, study.metric, study.steps
+        progress.planned, progress.metric = study.planned, study.metric
         told, at = Moment(study.turns, away=study.away), time.monotonic()
 
     try:
@@ -149,16 +166,16 @@ def _watch(screen: Console, job: str, kit: Path) -> int:
         return 130
     screen.say(f"{ended}; results: medsilo download {job} --kit {kit}")
     screen.answer(job=job, status=ended)
-    if ended == "FINISHED:COMPLETED":
+    if ended == COMPLETED:
         return 0
     screen.say(f"to go on from the last finished round: medsilo resume {job} --kit {kit}")
     return 1
 
 
 def cancel(screen: Console, job: options.JobId, *, kit: options.Kit) -> None:
-    """End a job, and wait until it has ended.
+    """Stop a job, and wait until it has ended.
 
-    Finished rounds are kept: 'medsilo resume' continues after them.
+    Finished rounds are kept, and 'medsilo resume' continues after them.
     """
     _connecting(screen, kit)
     from medsilo_lab.consortium import lead
@@ -169,9 +186,10 @@ def cancel(screen: Console, job: options.JobId, *, kit: options.Kit) -> None:
 
 
 def download(screen: Console, job: options.JobId, *, kit: options.Kit, out: options.OutFolder = Path("runs")) -> None:
-    """Download a job's results and write the report.
+    """Download the results of a job and write its report.
 
-    Scores, rounds and shared models of a job that ended; hospitals' own models stay with them.
+    The results are scores, rounds and shared models of an ended job. Each hospital's personal model stays at that
+    hospital.
     """
     _connecting(screen, kit)
     from medsilo_lab.consortium import lead
@@ -184,6 +202,7 @@ SUBMIT = Command(
     'jobs/fedbn --kit kits/lead@clinic.example --set "participation.sites=[st-anna,university-clinic]"',
     "For a consortium's lead",
 )
+CANARY = Command(canary, "--kit kits/lead@clinic.example", "For a consortium's lead")
 STATUS = Command(status, "--kit KIT", "For a consortium's lead")
 CANCEL = Command(cancel, "ID --kit KIT", "For a consortium's lead")
 DOWNLOAD = Command(download, "ID --kit KIT", "For a consortium's lead")

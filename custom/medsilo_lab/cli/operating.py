@@ -1,4 +1,4 @@
-"""The command for the pages of finished runs: report."""
+"""The command 'report', which writes a page about finished runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
 
-MOST_NAMED = 3  # runs in the title of a page
+MOST_NAMED = 3  # largest number of runs named in a page's title
 
 
 def report(
@@ -22,11 +22,11 @@ def report(
         bool, typer.Option("--hospitals", help="for a comparison: also write a decision sheet for each hospital")
     ] = False,
 ) -> None:
-    """Write one HTML page about one or more runs.
+    """Write an HTML page about one or several runs.
 
-    A folder with several runs means all of them; that of a comparison gives the comparison's page. The page
-    needs no network. A decision sheet is one printed page, which may be mailed to its hospital: whether federated
-    training helps there. It names no other hospital.
+    A folder of several runs stands for all of them. The folder of a comparison gives the page of the comparison. The
+    page needs no network. A decision sheet is a printed page about the benefit of federated training for one hospital.
+    The sheet names no other hospital, so it may be mailed to the hospital.
     """
     screen.note("reading the runs")
     from medsilo_lab.report.page import write
@@ -48,7 +48,7 @@ def report(
     if hospitals:
         from medsilo.check.disclosure import left_in_short
         from medsilo.plan import load_plan
-        from medsilo_lab.report.gains import write_sheets
+        from medsilo_lab.report.differences import write_sheets
 
         own = write_sheets(runs[0], lambda run: left_in_short(load_plan(run / paths.PLAN)))
     screen.say(*(f"hospital's sheet: {page}" for page in own))

@@ -1,4 +1,4 @@
-"""The command for people who have a folder of images or recordings and nothing else yet: init."""
+"""The command 'init', which makes a data set and a job from a folder of data."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +11,7 @@ from medsilo.cli.options import option
 from medsilo.cli.show import Command, Console
 from medsilo.core.errors import MedsiloError
 from medsilo.runs.progress import StudyProgress
+from medsilo_lab.cli import asking
 
 if TYPE_CHECKING:
     from medsilo.check.result import Report, Table
@@ -22,67 +23,80 @@ def init(
     screen: Console,
     folder: Annotated[
         Path | None,
-        typer.Argument(help="images and labels, tables or recordings; of one hospital or with a folder for each"),
+        typer.Argument(
+            help=("images and labels, tables or recordings; of one hospital, or with a folder for each hospital")
+        ),
     ] = None,
     *,
     out: options.OutFolder = Path("study"),
     site: Annotated[str, option("SITE", "this hospital's name, if the folder belongs to one hospital")] = "hospital-a",
-    target: Annotated[str | None, option("COLUMN", "the table's column that is to be learned")] = None,
-    slices: Annotated[bool, typer.Option("--slices", help="learn volumes slice by slice, in 2-D")] = False,
-    no_train: Annotated[bool, typer.Option("--no-train", help="leave out the trial")] = False,
-    example: Annotated[
-        Path | None,
-        option(
-            "FOLDER",
-            "write a folder of three synthetic hospitals there to try out, and end",
-            parser=options.output_folder,
-        ),
-    ] = None,
+    target: asking.Target = None,
+    slices: Annotated[bool, typer.Option("--slices", help="train a 2-D network on the slices of volumes")] = False,
+    hospitals: Annotated[
+        bool,
+        typer.Option("--hospitals", help=("each folder or table belongs to one hospital, and the plan uses its name")),
+    ] = False,
+    said: asking.Said = None,
+    answers: asking.AnswersFile = None,
+    yes: asking.Yes = False,
+    call: asking.Called = None,
+    no_train: Annotated[bool, typer.Option("--no-train", help="skip the trial training")] = False,
     device: options.Device = None,
 ) -> int:
-    """Look at a folder of images, tables or recordings; write medsilo.yaml and a job, each choice with its reason.
+    """Make a data set and a job from a folder of images, tables or recordings, and explain each choice.
 
-    Checks them, trains every hospital alone over twelve rounds, and writes that run's page. Overwrites nothing
-    (docs/start/tutorial.md).
+    The command asks the same questions as 'medsilo data' and writes the same files. The command then checks the data
+    set, trains every hospital separately for twelve rounds, and writes a report of that run. The command overwrites
+    nothing (medsilo docs start/tutorial).
     """
-    if (folder is None) == (example is None):
-        return screen.fail(MedsiloError("give the folder of your data, or --example FOLDER without one"), 2)
-    screen.note("loading PyTorch")
-    if example:
-        _write_example(screen, example)
     if folder is None:
-        return 0
+        missing = "give the folder of your data; 'medsilo example FOLDER' writes synthetic hospitals to try out"
+        return screen.fail(MedsiloError(missing), 2)
+    screen.note("loading PyTorch")
     from tempfile import TemporaryDirectory
 
     from medsilo.core.text import duration
     from medsilo.runs import paths
     from medsilo_lab.start import dataset_layout
-    from medsilo_lab.start.trial import alone
+    from medsilo_lab.start.making import make_each
+    from medsilo_lab.start.trial import alone, try_methods
     from medsilo_lab.study.reading_once import keeping_ready
 
     dataset_layout.refuse_to_overwrite(out, folder)
-    screen.say(f"looking at {folder}")
-    with screen.busy("opening files"):
-        gpu = options.settings_of(device, None).compute().device.type == "cuda"
-        own = dataset_layout.DatasetLayout(folder.resolve(), site, device, gpu, by_slices=slices, target=target)
-        sight = dataset_layout.first_sight(own)
-    found, choices = sight.summary, sight.choices
-    plan, told = dataset_layout.write_start(out, choices), dataset_layout.rows(choices)
-    screen.goes_on = f"the settings and the plan are in {out}; to start again, remove it first"
-    screen.say(*found, "", *dataset_layout.shown_lines(choices))
-    screen.say(f"with their reasons, all choices: {out / 'medsilo.yaml'}, {out / dataset_layout.JOB}")
-    with TemporaryDirectory(prefix="medsilo-") as ready:  # so that images are prepared once
+    screen.begin(f"looking at {folder}")
+    gpu = options.settings_of(device, None).compute().device.type == "cuda"
+    own = dataset_layout.DatasetLayout(folder.resolve(), site, device, gpu, slices, target, hospitals)
+    with TemporaryDirectory(prefix="medsilo-") as ready:  # keeps preprocessed images for the trial
+        made = make_each(
+            own,
+            asking.asker(screen, yes),
+            said=asking.answers_of(said, answers),
+            progress=asking.progress_on(screen),
+            ready=Path(ready),
+            called=asking.called_by(call),
+        )
+        sight = made.sight
+        found, choices = sight.summary, sight.choices
+        plan, told = dataset_layout.write_start(out, choices, made.sets), dataset_layout.rows(choices)
+        screen.goes_on = f"the data set and the plan are in {out}; to start again, remove it first"
+        screen.say(*found, "", *dataset_layout.shown_lines(choices))
+        for name, one in made.sets.items():
+            screen.say(*(f"{name}, {line}" if name else line for line in asking.lines_of(one.data_set)[1:2]))
+        screen.say(f"with their reasons, all choices: {out / dataset_layout.DATA_SET}, {out / dataset_layout.JOB}")
         checked = _checked(screen, plan, out, Path(ready))
         stopped = [name for name, report in checked.items() if not report.go]
         go = not stopped
-        a_round = sum(sum(report.seconds) for report in checked.values())  # one hospital after the other
+        a_round = sum(sum(report.seconds) for report in checked.values())  # the hospitals train in turn
         trial = out / dataset_layout.TRIAL if go and not no_train else None
         steps = dataset_layout.advice(sight.several, out, stopped)
         if trial:
+            settings = keeping_ready(options.settings_of_owner(device, None, out), plan.task, Path(ready))
+            if sight.several:
+                with screen.busy("trying one round by each method"):
+                    try_methods(plan, dataset_layout.COMPARED, settings)
             tried = alone(plan)
             about = f": about {duration(tried.rounds * a_round)}" if a_round else ""
             screen.say(f"\n{tried.rounds} rounds, every hospital alone and one after the other{about}")
-            settings = keeping_ready(options.settings_of_owner(device, None, out), plan.task, Path(ready))
             _tried(screen, tried, settings, trial)
     page = trial / paths.REPORT if trial else None
     screen.say("", *(f"{what}\n    {command}" if command else what for what, command in steps))
@@ -91,6 +105,7 @@ def init(
         found=found,
         choices=[{"file": file, "key": key, "value": value, "why": why} for file, key, value, why in told],
         check={name: report.as_json() for name, report in checked.items()},
+        data_sets={name or one.data_set.name: one.data_set.model_dump(mode="json") for name, one in made.sets.items()},
         settings=out / "medsilo.yaml",
         job=out / dataset_layout.JOB,
         trial=trial,
@@ -100,7 +115,14 @@ def init(
     return 0 if go else 1
 
 
-def _write_example(screen: Console, folder: Path) -> None:
+def example(
+    screen: Console,
+    folder: Annotated[Path, typer.Argument(help="path of the new folder", parser=options.output_folder)],
+) -> None:
+    """Write a folder with the data of three synthetic hospitals, as an example for 'medsilo init'.
+
+    Each hospital has volumes in images/ and masks of the same names in labels/.
+    """
     screen.begin("drawing hospitals")
     from medsilo_lab.start.example import write_example
 
@@ -110,7 +132,7 @@ def _write_example(screen: Console, folder: Path) -> None:
 
 
 def _checked(screen: Console, plan: "Plan", out: Path, ready: Path) -> dict[str, "Report"]:
-    """Return what 'medsilo check' says of each hospital; names of files for each lie beside."""
+    """Run 'medsilo check' for each hospital. The private lists of files are written beside the job."""
     from medsilo.check.result import MARKS
     from medsilo_lab.start.dataset_layout import CHECKS
     from medsilo_lab.start.trial import checked
@@ -135,9 +157,8 @@ def _checked(screen: Console, plan: "Plan", out: Path, ready: Path) -> dict[str,
 
 
 def _tried(screen: Console, trial: "Plan", settings: "SiteSettings", folder: Path) -> None:
-    """Run the trial, show its scores, and write its page."""
-    from medsilo.federation import inprocess
     from medsilo.runs import paths
+    from medsilo_lab.engines import inprocess
     from medsilo_lab.report.formats import text_table
     from medsilo_lab.report.page import write
     from medsilo_lab.report.read import read
@@ -150,10 +171,11 @@ def _tried(screen: Console, trial: "Plan", settings: "SiteSettings", folder: Pat
 
 
 INIT = Command(init, "/data/kidney -o study", "To begin with")
+EXAMPLE = Command(example, "data", "To begin with")
 
 
 def hospitals_table(each: "Mapping[str, Sequence[Table]]") -> "Table":
-    """Return one table of what hospitals have, by structure and column, of the tables of each."""
+    """Join the tables of all hospitals into one table."""
     from medsilo.check.data import HELD, in_words
     from medsilo.check.result import Table
 

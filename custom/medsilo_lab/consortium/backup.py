@@ -1,4 +1,4 @@
-"""A server in one file, and back: its kit with studies and the list of who is expelled, and the jobs in its storage."""
+"""Back up a server into one file and restore it: its kit with studies and expelled hospitals, and its stored jobs."""
 
 import json
 import os
@@ -25,36 +25,37 @@ from medsilo.site.kit import HOSPITALS
 from medsilo.site.party import FILE_NAME
 from medsilo_lab.consortium.description import SERVICE
 
-EXPELLED = "disabled_clients.json"  # NVFlare's own name for it, in the server's kit
+EXPELLED = "disabled_clients.json"  # NVFlare's file name in the server's kit
 KIT, STUDIES, STORAGE, FACTS = "kit", "studies", "storage", "backup.json"
 ENTRY = re.compile(rf"({KIT}|{STUDIES}|{STORAGE})(/(?!\.{{1,2}}/)[^/\x00-\x1f]+)*/(?!\.{{1,2}}$)[^/\x00-\x1f]+")
-LEFT_OUT = (".part", ".lock", ".fl")  # ends of the names of files that are of this moment only
-SERVER = "server"  # in a job's deploy_map, beside the hospitals
-TRIES = 20  # looks at a folder in which a server replaces files meanwhile
+LEFT_OUT = (".part", ".lock", ".fl")  # suffixes of temporary files
+SERVER = "server"  # the server's name in a job's deploy_map
+TRIES = 20  # attempts to list a folder while the running server replaces its files
 
 
-Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,4096}$")]  # nothing that moves a terminal's cursor
+# a text without control characters, which could move a terminal's cursor
+Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,4096}$")]
 AbsoluteFolder = Annotated[Line, Field(pattern=r"^/")]
 
 
 class Backup(BaseModel):
-    """The facts of a backup."""
+    """The description of a backup file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     form: Literal[1] = 1
     made: Line
     storage: AbsoluteFolder
-    studies: AbsoluteFolder | None  # where they were, if not in the kit
+    studies: AbsoluteFolder | None  # the former folder of studies, if it was outside the kit
     expelled: list[Line]
     files: int
 
     def places(self, kit: Path) -> dict[str, Path]:
-        """Return where its parts are."""
+        """Return the paths of the backup's parts."""
         beside = {STUDIES: Path(self.studies)} if self.studies else {}
         return {KIT: kit, STORAGE: Path(self.storage), **beside}
 
     def moved(self, kit: Path, storage: Path | None) -> "Backup":
-        """Return the same of a server whose parts all lie in this kit, or its jobs in `storage`."""
+        """Return the description of a server with all parts in this kit, or with its jobs in `storage`."""
         place = (storage or kit / STORAGE).absolute()
         return self.model_copy(
             update={"storage": str(place), "studies": str(kit.absolute() / STUDIES) if self.studies else None}
@@ -62,10 +63,12 @@ class Backup(BaseModel):
 
 
 def back_up(kit: Path, file: Path) -> Backup:
-    """Write a backup. The server may run: files that it replaces meanwhile are read whole, before or after."""
+    """Write a backup of a server that may be running. Each file is complete, even if the server replaces it
+    meanwhile.
+    """
     storage = storage_of(kit)
     if storage is None:
-        raise MedsiloError("only a server has a backup: give its kit", str(kit))
+        raise MedsiloError("only a server can be backed up; give the server's kit", str(kit))
     kit = kit.absolute()
     studies = studies_of(kit)
     if file.exists():
@@ -80,7 +83,7 @@ def back_up(kit: Path, file: Path) -> Backup:
     with replacing(file) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for part, folder in kept.places(kit).items():
             for path, name in _files(part, folder, archive, storage):
-                with suppress(FileNotFoundError):  # it was replaced: by what the next look finds
+                with suppress(FileNotFoundError):  # if the server replaced it, the next listing finds the new file
                     archive.write(path, name)
         kept = kept.model_copy(update={"files": len(archive.namelist())})
         archive.writestr(FACTS, kept.model_dump_json())
@@ -88,15 +91,15 @@ def back_up(kit: Path, file: Path) -> Backup:
 
 
 def _files(part: str, folder: Path, archive: zipfile.ZipFile, storage: Path) -> Iterator[tuple[Path, str]]:
-    """Yield a folder's files and their names there; looks again where one went while the others were read.
+    """Yield the files of a folder with their relative names. If a file disappears meanwhile, list the folder again.
 
-    storage: a part of its own, also where it lies in the kit.
+    storage: a separate part of the backup, even if it is inside the kit.
     """
     for _ in range(TRIES):
         known = {*archive.namelist()}
         for place, folders, names in os.walk(folder):
             if part == KIT and Path(place) == folder:
-                # Not the folders of jobs that run, or were killed.
+                # Skips the folders of running and killed jobs.
                 folders[:] = [name for name in folders if not JOB.fullmatch(name) and folder / name != storage]
             for path in (Path(place) / name for name in sorted(names) if not name.endswith(LEFT_OUT)):
                 name = f"{part}/{path.relative_to(folder).as_posix()}"
@@ -104,7 +107,7 @@ def _files(part: str, folder: Path, archive: zipfile.ZipFile, storage: Path) -> 
                     yield path, name
         if len(known) == len(archive.namelist()):
             return
-    raise MedsiloError("the server makes files faster than they can be read; stop it, then repeat")
+    raise MedsiloError("the server writes files faster than medsilo can read them; stop the server, then repeat")
 
 
 def _expelled(path: Path) -> list[str]:
@@ -115,15 +118,15 @@ def _expelled(path: Path) -> list[str]:
 
 
 def put_back(file: Path, kit: Path, storage: Path | None = None, expelled: Collection[str] = ()) -> Backup:
-    """Make a server's kit and its storage from a backup, beside whose expelled hospitals others may be named.
+    """Restore a server's kit and its storage from a backup. `expelled` names further hospitals to expel.
 
-    Nothing is written but into these two folders; without `storage` it is one in the kit.
+    The function writes only into the kit and the storage. By default, the storage is inside the kit.
     """
     if kit.exists():
-        raise MedsiloError(f"{kit.name} exists; name a new folder for the kit, or move that one away")
+        raise MedsiloError(f"{kit.name} exists; choose a new folder for the kit, or move the existing folder")
     if storage and any(one.is_file() for one in storage.rglob("*")):
         raise MedsiloError(
-            f"{storage.name} is not empty; name an empty folder for the jobs with --storage", str(storage)
+            f"{storage.name} is not empty; choose an empty folder for the jobs with --storage", str(storage)
         )
     make_folder(kit.absolute().parent)
     with tempfile.TemporaryDirectory(prefix=".restore-", dir=kit.absolute().parent) as folder:
@@ -142,7 +145,7 @@ def put_back(file: Path, kit: Path, storage: Path | None = None, expelled: Colle
                     f"{file.name}: the backup has jobs, and the kit has a folder {part}/ in their place; give --storage"
                 )
             (place / part).rename(place / KIT / part)
-        for part in (*outside, KIT):  # the kit last: with it the server can start
+        for part in (*outside, KIT):  # the kit comes last, because the server can start with it
             shutil.copytree(place / part, parts[part], dirs_exist_ok=True)
     kit.chmod(0o700)
     return kept.model_copy(update={"expelled": out})
@@ -157,13 +160,15 @@ def _check_known(expelled: Collection[str], names: Collection[str]) -> None:
 
 
 def _names(place: Path, expelled: Collection[str]) -> set[str]:
-    """Return every hospital that an unpacked backup names: of its kit, its studies and jobs, and the expelled ones."""
+    """Return the names of all hospitals in an unpacked backup: of the kit, the studies, the jobs and the expelled
+    hospitals.
+    """
     names = set(expelled)
     with reading(f"local/{HOSPITALS} in the backup"):
         path = place / KIT / "local" / HOSPITALS
         names |= set(json.loads(path.read_text(encoding="utf-8"))["hospitals"]) if path.exists() else set()
     for path in place.rglob(paths.ROUNDS):
-        with suppress(MedsiloError):  # a damaged study names nobody
+        with suppress(MedsiloError):  # a damaged study has no readable names
             names |= {site for line in read_rounds(path.parent, growing=True) for site in line.asked}
     for meta in place.glob(f"{STORAGE}/jobs/*/meta"):
         with suppress(OSError, ValueError, AttributeError, TypeError):
@@ -172,23 +177,29 @@ def _names(place: Path, expelled: Collection[str]) -> set[str]:
 
 
 def _lead_to(unpacked: Path, was: Backup, now: Backup, kit: Path) -> None:
-    """Let an unpacked kit look for itself, its jobs and its studies where they will be."""
+    """Replace the former paths in an unpacked kit by the paths after the restore."""
     resources = unpacked / "local/resources.json"
     parts = json.dumps(was.storage)[1:-1], json.dumps(now.storage)[1:-1]
     if resources.is_file():
-        write_text(resources, resources.read_text(encoding="utf-8").replace(f'"{parts[0]}/', f'"{parts[1]}/'))
+        with reading("local/resources.json in the backup"):
+            text = resources.read_text(encoding="utf-8")
+        write_text(resources, text.replace(f'"{parts[0]}/', f'"{parts[1]}/'))
     if (unit := unpacked / SERVICE).is_file():
-        text = unit.read_text(encoding="utf-8").replace(f" {was.storage}\n", f" {now.storage}\n")
+        with reading(f"{SERVICE} in the backup"):
+            text = unit.read_text(encoding="utf-8")
+        text = text.replace(f" {was.storage}\n", f" {now.storage}\n")
         lay = re.search("^WorkingDirectory=(/.+)$", text, re.MULTILINE)
         write_text(unit, text.replace(lay[1], str(kit)) if lay else text)
     if now.studies:
         own = unpacked / "local" / FILE_NAME
-        values = read_yaml(own, f"local/{FILE_NAME}", "that of a server")
+        values = read_yaml(own, f"local/{FILE_NAME}", "that of a server") or {}
+        if not isinstance(values, dict):
+            raise MedsiloError(f"local/{FILE_NAME} in the backup is not a mapping; use another backup")
         write_text(own, dump_yaml({**values, "output": now.studies}))
 
 
 def _unpacked(file: Path, place: Path) -> Backup:
-    """Unpack a backup; each file is compared with its checksum."""
+    """Unpack a backup and verify the checksum of each file."""
     try:
         with zipfile.ZipFile(file) as archive:
             inside = archive.infolist()

@@ -1,4 +1,4 @@
-"""Send a canary through a consortium: a study of one round on synthetic data that says which hospitals are ready."""
+"""Run a canary in a consortium: a study of one round on synthetic data that shows which hospitals are ready."""
 
 import tempfile
 from collections.abc import Iterable
@@ -9,14 +9,16 @@ from typing import Any
 from nvflare.fuel.flare_api.api_spec import MonitorReturnCode
 from nvflare.fuel.flare_api.flare_api import Session
 
-from medsilo import __version__
 from medsilo.check.canary import NAME
 from medsilo.core.errors import MedsiloError
-from medsilo.flare.jobs import plan_of, write_job
+from medsilo.core.version import __version__
+from medsilo.flare.jobs import plan_of
 from medsilo.plan import Plan
+from medsilo.runs.ends import end_of
 from medsilo.runs.schema import SiteResult
 from medsilo.runs.site_files import Readiness
 from medsilo_lab.consortium import lead
+from medsilo_lab.jobs import write_job
 
 JOB = "fedavg"
 SYNTHETIC = (
@@ -29,37 +31,43 @@ SYNTHETIC = (
     "training.rounds=1",
     f"layers=[{{name: {NAME}}}]",
 )
-MOST = 110.0  # seconds until it is cancelled
+CODE = {
+    "none": "runs no code of a job",
+    "approved": "runs a job's code once its engineer approved it (medsilo approve)",
+    "any": "runs any code of a job",
+}
+MOST = 110.0  # seconds until the canary is cancelled
 LATE = f"no answer within {MOST:g} s, so the canary was cancelled; send another one when the hospital is less busy"
 
 
 @dataclass(frozen=True)
 class CanaryResult:
-    """The outcome of a canary at one hospital."""
+    """A canary's result for one hospital."""
 
     reached: bool
-    reason: str = ""  # why it is not ready
+    reason: str = ""  # the reason why the hospital is not ready
     readiness: Readiness | None = None
 
     @property
     def ready(self) -> bool:
-        """Return whether a study can begin there."""
+        """True if the hospital is ready for a study."""
         return not self.reason
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for programs."""
         reported = self.readiness.as_json() if self.readiness else {}
         return {"reached": self.reached, "ready": self.ready, "reason": self.reason, **reported}
 
     def line(self, name: str) -> str:
-        """Return it for people."""
+        """Describe the result in one line for people."""
         state = "ready" if self.ready else "not ready" if self.reached else "not reached"
         reported = _words(self.readiness) if self.readiness else []
         return "; ".join(filter(None, [f"{name}: {state}", self.reason, *reported]))
 
 
 def send(kit: Path, changes: Iterable[str], say: lead.Say) -> dict[str, CanaryResult]:
-    """Send a canary to the hospitals that the changes name (participation.sites), or else to all that are connected."""
+    """Run a canary with the hospitals in participation.sites, if the changes name them, or with all connected
+    hospitals.
+    """
     asked = plan_of(JOB, [*SYNTHETIC, *changes]).participation.sites
     with lead.connected(kit) as session:
         here = lead.heard_lately(session.get_system_info())
@@ -72,7 +80,7 @@ def send(kit: Path, changes: Iterable[str], say: lead.Say) -> dict[str, CanaryRe
 
 
 def _plan_for(sites: list[str], changes: Iterable[str]) -> Plan:
-    """Return the canary's plan, in which one hospital that is not ready hinders no other."""
+    """Return the canary's plan. A hospital that is not ready does not stop the others."""
     minimum = ["participation.minimum=null"]
     if len(sites) > 1:
         minimum = ["participation.minimum=1", "participation.when_missing=continue"]
@@ -89,13 +97,13 @@ def _sent(session: Session, plan: Plan, sites: list[str]) -> dict[str, CanaryRes
     summary, _, refusal = lead.outcome_left(session, job_id)
     if summary is None:
         job = session.get_job_meta(job_id)
-        why = refusal or "; ".join(lead.obstacles(job)) or lead.MEANT.get(job["status"], lead.NO_REASON)
+        why = refusal or "; ".join(lead.obstacles(job)) or end_of(job["status"]).words
         return dict.fromkeys(sites, CanaryResult(True, LATE if late else why))
     return {site: CanaryResult(True, _why_not(own, late), own.readiness) for site, own in sorted(summary.sites.items())}
 
 
 def _why_not(own: SiteResult, late: bool = False) -> str:
-    """Return why a hospital is not ready. late: whether the canary was cancelled because it took too long."""
+    """Return the reason why a hospital is not ready. `late` is true if the canary was cancelled by its time limit."""
     readiness = own.readiness
     if late and not any(said.startswith("refused: ") for said in own.missed_ends.values()):
         return LATE
@@ -112,10 +120,11 @@ def _why_not(own: SiteResult, late: bool = False) -> str:
 
 
 def _words(readiness: Readiness) -> list[str]:
-    """Return what a hospital reported, in words."""
+    """Describe a hospital's readiness report."""
     line, promised = readiness.line, readiness.gpus_promised
     return [
         f"data {readiness.data}",
+        *([CODE[readiness.code]] if readiness.code else []),
         f"{readiness.gpus} of {promised} GPUs" if promised else readiness.device,
         f"{readiness.memory} GiB of memory and {readiness.disk} GiB of disk are free",
         "line not measured" if line is None else f"line {line * 8 / 1e6:.3g} Mbit/s",

@@ -1,4 +1,4 @@
-"""The consortium's one file: who takes part, checked before a single key is made."""
+"""Read a consortium's description and check its participants before any key is made."""
 
 import re
 from contextlib import suppress
@@ -13,10 +13,10 @@ from medsilo.core.section import Section
 from medsilo.core.yaml_text import read_yaml
 
 EXAMPLE = "provisioning/consortium.yaml"
-POLICIES = "site_configs"  # the folder of examples, in a checkout and in medsilo-lab
-SERVICE = "medsilo.service"  # in a kit
-PRIVATE = "private-root"  # the folder beside the kits that never leaves the lead
-ROOT = "server"  # NVFlare's own name for the server
+POLICIES = "site_configs"  # example policies, in a checkout and in the wheel medsilo-lab
+SERVICE = "medsilo.service"  # name of the systemd unit in a startup kit
+PRIVATE = "private-root"  # the lead's private folder beside the kits
+ROOT = "server"  # NVFlare's name for the server
 MUTUAL = {"connection_security": "mtls"}
 
 
@@ -29,7 +29,7 @@ def _matching(pattern: str, hint: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-# NVFlare's own rules for names, which become files, folders and certificates; 63 letters are what a certificate holds.
+# NVFlare uses these names for files, folders and certificates. A certificate allows 63 letters.
 Name = Annotated[str, _matching(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", "letters, digits, '-' and '_', 63 at most")]
 Organisation = Annotated[str, _matching(r"[A-Za-z0-9_]{1,63}", "letters, digits and '_', like st_anna")]
 Host = Annotated[
@@ -47,14 +47,14 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Server(Section):
-    """The server, where all meet. Hospitals and people connect to it; it connects to nobody."""
+    """The server of the federation. Hospitals and people connect to it; it opens no connections itself."""
 
     host: Host
-    other_names: list[Host] = Field(default_factory=list)  # of the same machine, or of one that may take its place
+    other_names: list[Host] = Field(default_factory=list)  # host names of the same machine, or of a replacement
     port: Port = 8002
     organisation: Organisation
-    scheme: Literal["tcp", "grpc", "http"] = "tcp"  # what carries the encrypted traffic
-    storage: Path = Path("/var/lib/medsilo")  # on the server's machine: NVFlare's jobs and their results
+    scheme: Literal["tcp", "grpc", "http"] = "tcp"  # transport protocol of the encrypted connections
+    storage: Path = Path("/var/lib/medsilo")  # folder on the server's machine for NVFlare's jobs and their results
 
     @field_validator("storage")
     @classmethod
@@ -65,26 +65,26 @@ class Server(Section):
 
 
 class Hospital(Section):
-    """One client of the federation."""
+    """A hospital, which is one client of the federation."""
 
     name: Name
     organisation: Organisation
     contact: Email
-    policies: Path  # the folder that goes into the kit's local/; in the file relative to it
+    policies: Path  # folder copied into the kit's local/; a relative path starts at the consortium's file
 
 
 class Relay(Section):
-    """A machine that stands for others before the server: they connect to it, and it connects on."""
+    """A relay. Clients connect to it, and it connects to the server."""
 
     name: Name
-    host: Host  # under which those behind it reach it
+    host: Host  # host name for connections to the relay
     port: Port = 8002
     organisation: Organisation
-    behind: list[Name] = Field(min_length=1)  # the hospitals and relays that connect to it
+    behind: list[Name] = Field(min_length=1)  # hospitals and relays that connect to this relay
 
 
 class Person(Section):
-    """Somebody who may connect with NVFlare's console or medsilo; rights come with the role."""
+    """A user of medsilo or NVFlare's console, whose role sets the permissions."""
 
     name: Email
     organisation: Organisation
@@ -92,14 +92,15 @@ class Person(Section):
 
 
 class Consortium(Section):
-    """consortium.yaml."""
+    """The contents of consortium.yaml."""
 
     name: Name
-    root_valid_days: int = Field(1825, ge=1, le=7300)  # of the root; NVFlare's certificates under it last 360 days
+    # lifetime of the root certificate; NVFlare's other certificates last 360 days
+    root_valid_days: int = Field(1825, ge=1, le=7300)
     server: Server
     hospitals: list[Hospital] = Field(min_length=1)
     people: list[Person] = Field(min_length=1)
-    relays: list[Relay] = Field(default_factory=list)  # hospitals behind none connect to the server
+    relays: list[Relay] = Field(default_factory=list)  # hospitals without a relay connect to the server
 
     @model_validator(mode="after")
     def _each_name_once(self) -> "Consortium":
@@ -107,7 +108,7 @@ class Consortium(Section):
         for name in [self.server.host, *self._sites(), *(person.name for person in self.people)]:
             if name.casefold() in seen:
                 why = "is medsilo's own folder" if name.casefold() == PRIVATE else "is given twice"
-                raise ValueError(f"the name {name!r} {why}; every hospital, relay and person needs one of its own")
+                raise ValueError(f"the name {name!r} {why}; every hospital, relay and person needs a different name")
             seen.add(name.casefold())
         return self
 
@@ -119,7 +120,9 @@ class Consortium(Section):
             if relay.name == ROOT:
                 raise ValueError(f"NVFlare calls the server {ROOT!r}; give the relay another name")
             if (relay.host, relay.port) in places:
-                raise ValueError(f"two listen on port {relay.port} of {relay.host}; give relay {relay.name} another")
+                raise ValueError(
+                    f"two parties listen on port {relay.port} of {relay.host}; give relay {relay.name} another"
+                )
             places.add((relay.host, relay.port))
             for name in relay.behind:
                 if name not in known:
@@ -141,7 +144,7 @@ class Consortium(Section):
         return self
 
     def participants(self) -> list[dict[str, Any]]:
-        """Everybody, as NVFlare's project file names them."""
+        """Return all participants in the format of NVFlare's project file."""
         server = self.server
         ports = {"fed_learn_port": server.port, "admin_port": server.port}
         onward = {name: {"connect_to": {"name": relay.name}} for relay in self.relays for name in relay.behind}
@@ -166,14 +169,14 @@ class Consortium(Section):
         ]
 
     def _sites(self) -> list[str]:
-        """Return the names of all who may be behind a relay."""
+        """Return the names of all participants that may connect to a relay."""
         return [relay.name for relay in self.relays] + [hospital.name for hospital in self.hospitals]
 
     def _listens(self, relay: Relay) -> dict[str, Any]:
         return {"scheme": self.server.scheme, "default_host": relay.host, "port": relay.port, **MUTUAL}
 
     def project(self) -> dict[str, Any]:
-        """NVFlare's project.yml."""
+        """Return the contents of NVFlare's project.yml."""
         room = "nvflare.lighter.impl"
         builders = [
             {"path": f"{room}.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
@@ -188,23 +191,28 @@ class Consortium(Section):
 
 
 def read_consortium(path: Path) -> Consortium:
-    """The checked file; an error of one line that names the key and the fix. Its folders become absolute."""
+    """Read and check a consortium's description. A MedsiloError names the wrong key and the remedy. Paths become
+    absolute.
+    """
     values = read_yaml(path, path.name, "a consortium.yaml")
     needed = [key for key, field in Consortium.model_fields.items() if field.is_required()]
     if not isinstance(values, dict) or not values.keys() & set(needed[1:]):
-        raise MedsiloError(f"{path.name} is no consortium's file: {', '.join(needed)} are missing; see {EXAMPLE}")
+        raise MedsiloError(
+            f"{path.name} is not a consortium's description: {', '.join(needed)} are missing; see {EXAMPLE}"
+        )
     consortium = Consortium.from_values(values, path.name)
     found = [one.model_copy(update={"policies": _policies(one, path)}) for one in consortium.hospitals]
     return consortium.model_copy(update={"hospitals": found})
 
 
 def _policies(hospital: Hospital, file: Path) -> Path:
-    """Return the absolute folder of a hospital's policies: beside the file, or else the example of medsilo-lab."""
+    """Return the absolute folder of a hospital's policies: beside the file, or the example in medsilo-lab."""
     name, folders = hospital.policies, [file.parent / hospital.policies]
     if name.parent.name == POLICIES:
         package = Path(__file__).resolve().parents[1]
-        folders += [place / POLICIES / name.name for place in (package, package.parents[1])]  # of a wheel, a checkout
-    with suppress(OSError, StopIteration):  # a name that no file can have, or that none has
+        # in an installed wheel, and in a checkout
+        folders += [place / POLICIES / name.name for place in (package, package.parents[1])]
+    with suppress(OSError, StopIteration):  # ignores invalid file names and missing files
         return next(folder.resolve() for folder in folders if (folder / "medsilo.yaml").is_file())
     raise MedsiloError(
         f"{file.name}: policies of {hospital.name}: {name} has no medsilo.yaml; "

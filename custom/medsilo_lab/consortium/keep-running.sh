@@ -9,7 +9,7 @@ if ! python3 -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("
   echo "$told" >&2; exit 1
 fi
 trap 'kill "$child" 2>/dev/null; wait "$child"; exit 0' TERM INT
-longest="${MEDSILO_LONGEST_WAIT:-300}" pause=5
+longest="${MEDSILO_LONGEST_WAIT:-300}" pause=1
 while true; do
   began=$SECONDS
   rm -f shutdown.fl
@@ -18,10 +18,10 @@ while true; do
   if [[ -f shutdown.fl ]]; then  # of the console, which ends the kit itself, or of stop_fl.sh, which leaves that to us
     for _ in 1 2 3 4 5; do kill -0 "$child" 2>/dev/null && sleep 1; done
     kill "$child" 2>/dev/null; wait "$child"
-    echo "medsilo: shut down by the console or stop_fl.sh; start this script anew" >&2; exit 0
+    echo "medsilo: shut down by the console or stop_fl.sh; start this script again" >&2; exit 0
   fi
   wait "$child"; code=$?
-  if (( SECONDS - began >= 60 )); then pause=5; fi
+  if (( SECONDS - began >= 60 )); then pause=1; fi
   if (( pause > longest )); then pause=$longest; fi
   echo "medsilo: $(date -u +%FT%TZ) ended with code $code after $((SECONDS - began)) s; starts again in $pause s" >&2
   sleep "$pause" & child=$!

@@ -1,4 +1,4 @@
-"""Do the lead's work from afar, over NVFlare's own client API: submit, status, watch, resume, fetch ..."""
+"""A lead's remote commands over NVFlare's client API: submit, status, watch, resume, download, cancel."""
 
 import io
 import logging
@@ -19,56 +19,53 @@ from nvflare.fuel.flare_api.api_spec import SystemInfo
 from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.fuel.hci.proto import MetaKey, MetaStatusValue
 
-from medsilo import __version__
 from medsilo.check.kit import read_kit
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import is_safe_name, plain
+from medsilo.core.version import __version__
 from medsilo.runs import paths
+from medsilo.runs.ends import ABORTED, COMPLETED, COULD_NOT_START, end_of, goes_on, is_over
 from medsilo.runs.events import SILENCE
-from medsilo.runs.paths import AFTER, CANCELS, GOES_ON, PROGRESS
+from medsilo.runs.paths import AFTER, CANCELS, GOES_ON, OUTCOME, PROGRESS
 from nvflare_reliability.kit_patches import connect
 
-if TYPE_CHECKING:  # a poll that finds no study needs no models, whose making is a sixth of its time
+# only functions that find a study import the models, because defining them takes a sixth of the time of `status`
+if TYPE_CHECKING:
     from medsilo.runs.rounds import Progress, Round
     from medsilo.runs.schema import Summary
 
-COMPLETED, ABORTED = "FINISHED:COMPLETED", "FINISHED:ABORTED"
-MEANT = {  # by states of a job that ended without a word of its own
-    ABORTED: "somebody ended the job",
-    "FINISHED:ABNORMAL": "the server, or its process for the job, was ended over it",
-    "FINISHED:EXECUTION_EXCEPTION": "a process of the job died, at the server or at a hospital",
-}
-LACKING = "medsilo can't be imported"  # begins the reason of a hospital's guard (site_guard.py)
-NO_REASON = "it left no reason; 'nvflare job logs' shows the server's log to a project_admin"
-CONNECT = 10.0  # seconds NVFlare has to reach the server
-POLL = 1.0  # seconds between looks at a running job
-STARTING = 120.0  # seconds that submitting waits for a job to start
-ENDING = 120.0  # seconds that aborting waits for a job's end
-PATIENCE = 600.0  # seconds that watching goes on without a connection
-NEXT = 4.0  # seconds after a job's death in which the server says whether its study goes on by itself
-NOT_CLONED = ("scope", "launcher_spec")  # what NVFlare 2.9 leaves out of a clone of a job
-SILENT = logging.NullHandler()  # what NVFlare says of a connection, our own line says
-NOT_THERE = (  # what NVFlare raises where a job's controller can't be asked, or not by this person
+LACKING = "medsilo can't be imported"  # beginning of the error message that site_guard.py sends
+CONNECT = 10.0  # time limit of NVFlare's connection to the server, in seconds
+POLL = 1.0  # seconds between two queries about a running job
+STARTING = 120.0  # time limit for the start of a submitted job, in seconds
+ENDING = 120.0  # time limit for the end of a cancelled job, in seconds
+PATIENCE = 600.0  # time limit of `watch` without a connection, in seconds
+# number of jobs that `status` shows, running jobs first, and number of jobs that it searches for these
+SHOWN, LISTED = 20, 200
+NEXT = 4.0  # seconds after a job's failure in which the server announces an automatic restart of its study
+NOT_CLONED = ("scope", "launcher_spec")  # keys that NVFlare 2.9 omits from a cloned job
+SILENT = logging.NullHandler()  # hides NVFlare's messages about a connection, which medsilo replaces
+NOT_THERE = (  # NVFlare's errors if the job's controller is not reachable, or the user lacks the permission
     *(api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.InternalError, api_spec.NoReply),
     api_spec.AuthorizationError,
 )
 Say = Callable[[str], None]
-OnRound = Callable[["Round", "Progress"], None]  # a round, and the study that it is of
+OnRound = Callable[["Round", "Progress"], None]  # receives a finished round, and the progress of its study
 
 
 class Unreachable(MedsiloError):
-    """The server does not answer; it may later."""
+    """The consortium's server did not answer. A later attempt may succeed."""
 
 
 @contextmanager
 def connected(kit: Path) -> Iterator[Session]:
-    """A session with the server as the kit's owner; whatever NVFlare raises becomes an error of one line."""
+    """Open a session with the server as the kit's owner. All errors of NVFlare become a MedsiloError of one line."""
     own = read_kit(kit, "person")
     logging.root.addHandler(SILENT)
     user, address = own.name, f"{own.host}:{own.port}"
     remedy = "; is it started, and the way to it open?"
     try:
-        with redirect_stdout(io.StringIO()):  # it says that it connects
+        with redirect_stdout(io.StringIO()):  # hides NVFlare's output about the connection
             session = connect(user, kit, CONNECT)
         remedy = " any more; did it end, or is its disk for temporary files full? its error_log.txt says why"
         try:
@@ -83,7 +80,7 @@ def connected(kit: Path) -> Iterator[Session]:
         right = re.search(r"is not authorized for '(\w+)'", str(error))
         why = f"not authorized for {right[1]}" if right else error
         raise MedsiloError(
-            f"{user} may not do this: {why}; leads submit jobs, and cancel and download their own"
+            f"{user} may not do this: {why}; leads submit jobs, and cancel and download only their own jobs"
         ) from error
     except api_spec.AuthenticationError as error:
         raise MedsiloError(f"the server at {address} does not accept {user}: {error}") from error
@@ -97,15 +94,17 @@ def connected(kit: Path) -> Iterator[Session]:
 
 
 def submit(job: Path, kit: Path, say: Say, changes: Iterable[str] = (), other_plan: Path | None = None) -> str:
-    """Check a job against its plan and against who is there, submit it, and return NVFlare's id for it.
+    """Check a job against its plan and the connected hospitals, submit it, and return NVFlare's job id.
 
-    It has started then; when hospitals can't take part as agreed, it ends with the reason before anything is trained.
+    The function returns after the job has started. If hospitals can't take part as agreed, the job ends before any
+    training, and the error has the reason.
     """
-    from medsilo.flare.jobs import check_components, plan_of, write_job  # what is heavy is imported where it is needed
+    from medsilo.flare.jobs import plan_of
+    from medsilo_lab.jobs import check_components, write_job  # defers the import of slow modules
 
     plan = plan_of(job, changes, other_plan)
     if plan.algorithm.pooled:
-        raise MedsiloError(f"{plan.algorithm.name} pools all data and never runs between hospitals")
+        raise MedsiloError(f"{plan.algorithm.name} pools all data, so it can't run in a consortium")
     with tempfile.TemporaryDirectory() as folder:
         packed = Path(folder) / plan.algorithm.name
         write_job(packed, plan, job)
@@ -117,7 +116,7 @@ def submit(job: Path, kit: Path, say: Say, changes: Iterable[str] = (), other_pl
                 wanted, there = (", ".join(sorted(names)) or "nobody" for names in (asked, here))
                 raise MedsiloError(
                     f"not submitted: the plan needs {plan.participation.required} of {wanted}, and connected are "
-                    f"{there}; start those who are missing, or change participation"
+                    f"{there}; start the missing hospitals, or change participation"
                 )
             job_id = session.submit_job(str(packed))
         say(f"submitted as {job_id}; waits until the hospitals have joined")
@@ -126,9 +125,9 @@ def submit(job: Path, kit: Path, say: Say, changes: Iterable[str] = (), other_pl
 
 
 def _await_start(kit: Path, job_id: str, say: Say, sites: Collection[str] = ()) -> None:
-    """Wait until the hospitals have joined; an error with the reason when the job ended before they had.
+    """Wait until the hospitals have joined. Raises MedsiloError with the reason if the job ends earlier.
 
-    sites: who is to take part in a new job; nobody is named where it goes on with a study.
+    sites: the participants of a new job; empty for a job that continues a study.
     """
     deadline = time.monotonic() + STARTING
     while True:
@@ -136,7 +135,7 @@ def _await_start(kit: Path, job_id: str, say: Say, sites: Collection[str] = ()) 
             with connected(kit) as session:
                 _watch_start(session, job_id, say, sites)
                 return
-        except Unreachable as error:  # a busy server may answer the next time
+        except Unreachable as error:  # a busy server may answer the next query
             if time.monotonic() > deadline:
                 say(f"{job_id} is submitted, whether it started is not known: {error}")
                 return
@@ -149,7 +148,7 @@ def _watch_start(session: Session, job_id: str, say: Say, sites: Collection[str]
         job = session.get_job_meta(job_id)
         if job["status"] == COMPLETED:
             return
-        if _is_over(job["status"]):
+        if is_over(job["status"]):
             raise MedsiloError(_why_over(job, _left(session, job_id), sites))
         lacking = [said for said in obstacles(job) if job["status"] == "SUBMITTED" and LACKING in said]
         if lacking and sites:
@@ -168,21 +167,23 @@ def _watch_start(session: Session, job_id: str, say: Say, sites: Collection[str]
 
 
 def _why_over(job: dict[str, Any], left: "Progress | None", sites: Collection[str]) -> str:
-    """Return why a job ended before it was seen to run. left: how its study ended, if it had one."""
+    """Return the reason why a job ended before it was seen running. `left` is the progress of the job's study, if there
+    is one.
+    """
     why = [job["status"], *([left.reason] if left and left.reason else obstacles(job))]
     began = not sites or bool(left and left.rounds)
-    if job["status"] != ABORTED and (len(why) == 1 or "was aborted" in why[1]):  # only NVFlare knows why
+    if job["status"] != ABORTED and (len(why) == 1 or "was aborted" in why[1]):  # NVFlare's status is the only reason
         unable = (
             f"one of {', '.join(sites)} can't run medsilo {__version__}: it is not installed there, or the policies "
             "forbid it; 'medsilo check --kit' at each says which"
         )
-        why.append(MEANT.get(job["status"], NO_REASON) if began else unable)
+        why.append(end_of(job["status"]).words if began else unable)
     head = f"job {job['job_id']} has ended" if began else "not started"
     return f"{head}: {'; '.join(why)}"
 
 
 def cancel(job_id: str, kit: Path, say: Say) -> str:
-    """End a job and wait until it has ended, so that `resume` may follow at once; returns its final status."""
+    """Stop a job and wait until it has ended, so that `resume` can follow at once. Return its final status."""
     with connected(kit) as session:
         with suppress(*NOT_THERE):
             session.do_app_command(job_id, PROGRESS, {CANCELS: read_kit(kit, "person").name})
@@ -190,10 +191,10 @@ def cancel(job_id: str, kit: Path, say: Say) -> str:
 
 
 def cancel_in(session: Session, job_id: str, say: Say = lambda line: None) -> str:
-    """Do the same in a session that is there."""
+    """Stop a job over an open session, and return its final status."""
     session.abort_job(job_id)
     deadline, told = time.monotonic() + ENDING, False
-    while not _is_over(status := str(session.get_job_meta(job_id)["status"])):
+    while not is_over(status := str(session.get_job_meta(job_id)["status"])):
         if time.monotonic() > deadline:
             raise MedsiloError(
                 f"job {job_id} is still {status}, {ENDING:g} s after the server was asked to end it; "
@@ -207,11 +208,11 @@ def cancel_in(session: Session, job_id: str, say: Say = lambda line: None) -> st
 
 
 def resume(run: str, kit: Path, say: Say) -> str:
-    """Go on with the study of a job that ended before it; `run` is that job's id, or a run that `fetch` brought.
+    """Continue the study of an ended job. `run` is the job's id, or a run folder that `download` wrote.
 
-    As with `submit`, the new job has started when its id is returned.
+    The function returns the id of the new job after its start, as `submit` does.
 
-    The new job is a clone of the old one, and the server knows by that which study's checkpoint to take.
+    The new job is a clone of the ended job. The server recognises the study by it, and loads its checkpoint.
     """
     led = Path(run, paths.JOBS).read_text().split() if Path(run, paths.JOBS).exists() else []
     job_id = led[-1] if led else run
@@ -219,7 +220,7 @@ def resume(run: str, kit: Path, say: Say) -> str:
         job = session.get_job_meta(job_id)
         if job["status"] == COMPLETED:
             raise MedsiloError(f"job {job_id} is finished; there is nothing to resume")
-        if not _is_over(job["status"]):
+        if not is_over(job["status"]):
             raise MedsiloError(f"job {job_id} is {job['status']}; 'medsilo cancel {job_id}' ends it first")
         if gone := [key for key in NOT_CLONED if job.get(key)]:
             raise MedsiloError(
@@ -233,31 +234,38 @@ def resume(run: str, kit: Path, say: Say) -> str:
 
 @dataclass(frozen=True)
 class JobState:
-    """One job, as the server knows it."""
+    """The state of a job at the server."""
 
     id: str
     status: str
     name: str
     submitter: str
     submitted: str
-    obstacles: tuple[str, ...] = ()  # why it waits or could not start
+    obstacles: tuple[str, ...] = ()  # reasons why the job waits or could not start
+    goes_on: str = ""  # time at which the study of a failed job restarts automatically
+    outcome: str = ""  # reason of the failure, if the server reports it
 
     def line(self) -> str:
-        """Return the job in one line."""
-        return "  ".join(part for part in (self.id, self.status, self.name, self.submitter, self.submitted) if part)
+        """Describe the job in one line."""
+        told = (self.id, self.outcome or self.status, self.goes_on, self.name, self.submitter, self.submitted)
+        return "  ".join(filter(None, told))
+
+    def reasons(self) -> list[str]:
+        """Return the reasons why the job waits or could not start, one line each."""
+        return [f"  {'because' if is_over(self.status) else 'waits'}: {why}" for why in self.obstacles]
 
 
 @dataclass(frozen=True)
 class HospitalState:
-    """One hospital: whether it answers now, and its part in the studies that run."""
+    """The state of a hospital: whether it is connected, and its activity in the running studies."""
 
     name: str
     connected: bool
-    last_heard: float | None = None  # when the server heard it last, in seconds since 1970
+    last_heard: float | None = None  # time of the hospital's last message, in seconds since 1970
     doing: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """Return the hospital in one line."""
+        """Describe the hospital in one line."""
         at = self.last_heard
         heard = None if at is None else f"last heard {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
         here = "connected" if self.connected else "NOT CONNECTED"
@@ -266,43 +274,46 @@ class HospitalState:
 
 @dataclass(frozen=True)
 class State:
-    """The parties that are there and the jobs that run; of one job alone, that job."""
+    """The connected hospitals and the running jobs, or the state of one job."""
 
     jobs: tuple[JobState, ...]
     up_since: str | None = None
     hospitals: tuple[HospitalState, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return the state for people."""
+        """Describe the state in lines of text."""
         hospitals = [hospital.line() for hospital in self.hospitals]
         if self.up_since is None:
             return [*(line for job in self.jobs for line in (job.line(), *job.obstacles)), *hospitals]
-        jobs = (line for job in self.jobs for line in (job.line(), *(f"  waits: {why}" for why in job.obstacles)))
+        jobs = (line for job in self.jobs for line in (job.line(), *job.reasons()))
         return [f"server: up since {self.up_since} UTC", *hospitals, *jobs]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the state for programs."""
+        """Return the state as a JSON document."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def status(kit: Path, job_id: str | None = None) -> State:
-    """Return who is there and what runs, or one job."""
+    """Return the connected hospitals and the running jobs, or only one job."""
     with connected(kit) as session:
         info = session.get_system_info()
         here = heard_lately(info)
         if job_id:
             job = session.get_job_meta(job_id)
-            one = _job_state(job, _waits(session, job_id, job["status"], here) or tuple(obstacles(job)))
+            newer = _listed(session) if job.get(GOES_ON) else ()
+            one = _job_state(job, _reasons(session, job, here) or tuple(obstacles(job)), newer)
             return State((one,), hospitals=_hospitals(session, info, [one]) if one.status == "RUNNING" else ())
-        listed = session.list_jobs(detailed=True, reverse=True, limit=20)
-        jobs = tuple(_job_state(job, _waits(session, job["job_id"], job["status"], here)) for job in listed)
+        listed = _listed(session)
+        shown = sorted(listed, key=lambda job: (job["status"] != "RUNNING", is_over(job["status"])))[:SHOWN]
+        jobs = tuple(_job_state(job, _reasons(session, job, here), listed) for job in shown)
         since = datetime.fromtimestamp(info.server_info.start_time, UTC)
         return State(jobs, f"{since:%Y-%m-%d %H:%M:%S}", _hospitals(session, info, jobs))
 
 
 def _hospitals(session: Session, info: SystemInfo, jobs: Iterable[JobState]) -> tuple[HospitalState, ...]:
-    """Return the hospitals that the server lists, which it does for minutes after they are gone, and those of studies
-    that run. Each is asked, by the server."""
+    """Return the hospitals that the server lists, and the participants of running studies. The server lists a lost
+    hospital for some minutes, so each hospital is queried.
+    """
     heard = {client.name: client.last_connect_time for client in info.client_info}
     here = {name for name in sorted(heard_lately(info)) if _answers(session, name)}
     doing: dict[str, list[str]] = {name: [] for name in heard}
@@ -314,25 +325,29 @@ def _hospitals(session: Session, info: SystemInfo, jobs: Iterable[JobState]) -> 
 
 
 def heard_lately(info: SystemInfo) -> set[str]:
-    """Return the hospitals whose heartbeats come, as the server's clock has them beside each other. A process whose kit
-    was started once more is connected, and gets no job."""
+    """Return the hospitals with recent heartbeats, by the server's clock. If a hospital starts its kit twice, the
+    second process is connected but gets no job.
+    """
     heard = {client.name: client.last_connect_time or 0.0 for client in info.client_info}
     newest = max(heard.values(), default=0.0)
     return {name for name, at in heard.items() if newest - at < SILENCE}
 
 
 def _answers(session: Session, name: str) -> bool:
-    """Return whether a hospital answers the server now. NVFlare 2.9 loses the answers of the others where it asks
-    several, and one is gone."""
+    """Return True if a hospital answers the server now.
+
+    A query to several hospitals is not possible: if one is disconnected, NVFlare 2.9 loses the other answers.
+    """
     try:
         told = session.get_client_job_status([name]) or []
-    except (api_spec.NoConnection, api_spec.InternalError, api_spec.InvalidTarget):  # nothing within its time limit
+    # the hospital does not answer in time
+    except (api_spec.NoConnection, api_spec.InternalError, api_spec.InvalidTarget):
         return False
     return any(reply.get(MetaKey.STATUS) != MetaStatusValue.NO_REPLY for reply in told)
 
 
 def _turns(study: "Progress") -> dict[str, str]:
-    """Return what each hospital of a study does, and since when."""
+    """Describe each hospital's current activity in a study, and its duration."""
     if study.turns is None:
         return {}
     part = f"round {study.turns.round}" if study.turns.task == "round" else study.turns.task
@@ -344,38 +359,59 @@ def _turns(study: "Progress") -> dict[str, str]:
     return told | {name: f"{told.get(name, part)}, {why}" for name, why in study.away.items()}
 
 
-def _job_state(job: dict[str, Any], obstacles: tuple[str, ...] = ()) -> JobState:
-    """Return a job as people read it: other leads named theirs."""
+def _listed(session: Session) -> list[dict[str, Any]]:
+    """Return the latest jobs, newest first."""
+    found: list[dict[str, Any]] = session.list_jobs(detailed=True, reverse=True, limit=LISTED)
+    return found
+
+
+def waits_to_go_on(job: dict[str, Any]) -> str:
+    """Return the time at which the study of a failed job restarts automatically; empty without a restart."""
+    match job.get(GOES_ON):
+        case {"at": float(at), "turn": str(turn)}:
+            return goes_on(at - time.time(), plain(turn, 40))
+    return ""
+
+
+def _job_state(job: dict[str, Any], obstacles: tuple[str, ...] = (), others: Iterable[dict[str, Any]] = ()) -> JobState:
+    """Return the state of a job. Jobs of other leads have their owner's name. `others` are jobs that may continue the
+    same study.
+    """
     said = (job.get("job_name") or job.get("name"), job.get("submitter_name"), job.get("submit_time_iso"))
     name, submitter, submitted = (plain(one or "", 200) for one in said)
-    return JobState(job["job_id"], job["status"], name, submitter, submitted, obstacles)
+    own, status = job["job_id"], job["status"]
+    due = "" if any(own == other.get("cloned_from") for other in others) else waits_to_go_on(job)
+    outcome = plain(job.get(OUTCOME) or "", 200) if is_over(status) else ""
+    return JobState(own, status, name, submitter, submitted, obstacles, due, outcome)
 
 
-def _waits(session: Session, job_id: str, status: str, here: Collection[str]) -> tuple[str, ...]:
-    """Return why a job that was submitted has not started; nothing of one that has. here: who is connected."""
-    if status != "SUBMITTED":
+def _reasons(session: Session, job: dict[str, Any], here: Collection[str]) -> tuple[str, ...]:
+    """Return the reasons why a job waits or could not start. `here` are the connected hospitals."""
+    if job["status"] not in ("SUBMITTED", COULD_NOT_START):
         return ()
-    from medsilo.flare.admission import named_in
+    whole = session.get_job_meta(job["job_id"])  # NVFlare's list of jobs omits some fields
+    if is_over(job["status"]):
+        return tuple(obstacles(whole))
+    from medsilo_server.flare.admission import named_in
 
-    job = session.get_job_meta(job_id)
-    away = sorted(named_in(job.get("deploy_map")) - set(here))
-    return (*([f"not connected: {plain(', '.join(away))}"] if away else []), *obstacles(job))
+    away = sorted(named_in(whole.get("deploy_map")) - set(here))
+    return (*([f"not connected: {plain(', '.join(away))}"] if away else []), *obstacles(whole))
 
 
 def obstacles(job: dict[str, Any]) -> list[str]:
-    """Return why a job waits or could not start, as NVFlare's scheduler and the hospitals said."""
+    """Return the reasons why a job waits or could not start, as NVFlare's scheduler and the hospitals report them."""
     if job["status"] == "SUBMITTED":
-        return [plain(said.partition(": ")[2]) for said in job.get("schedule_history", [])[-1:]]  # without the time
+        return [plain(said.partition(": ")[2]) for said in job.get("schedule_history", [])[-1:]]  # removes the time
     return [plain(said) for said in job.get("job_deploy_detail", []) if not said.endswith(": OK")]
 
 
 def watch(
     job_id: str, kit: Path, on_round: OnRound, say: Say, on_progress: Callable[["Progress"], None] = lambda study: None
 ) -> tuple[str, str]:
-    """Report rounds, from the server's own records, until the study ends; returns its last job and how that ended.
+    """Report each round from the server's records until the study ends. Return its last job and the final status.
 
-    on_progress: is told how far the study is, also between two rounds. A lost connection is made again; rounds that
-    ended meanwhile are reported then. A study that went on, or is to go on by itself, is followed into its next job.
+    on_progress: receives the study's progress, also between two rounds. After a lost connection, the function connects
+    again and reports the missed rounds. If the study restarts automatically, the function follows its next job.
     """
     watching, heard = _Watching(job_id, on_round, say, on_progress), time.monotonic()
     while True:
@@ -394,51 +430,51 @@ def watch(
 
 @dataclass
 class _Watching:
-    """The last that a person who watches a job was told."""
+    """The state of a watched job that was reported last."""
 
     job_id: str
     on_round: OnRound
     say: Say
     on_progress: Callable[["Progress"], None] = lambda study: None
-    reported: set[str] = field(default_factory=set)  # obstacles
-    last: int = 0  # the last round
+    reported: set[str] = field(default_factory=set)  # obstacles that were reported
+    last: int = 0  # the last reported round
     planned: int | None = None
-    died: float | None = None  # when its job was first seen to have ended otherwise than well
+    died: float | None = None  # time at which the job was first found failed
 
     def look(self, session: Session) -> str | None:
-        """Tell what is new; returns the job's status when it is over."""
+        """Report changes. Return the job's status when it has ended."""
         job = session.get_job_meta(self.job_id)
         for line in obstacles(job):
             self._say_once(line)
         status = job["status"]
         if status == "RUNNING":
-            # NVFlare goes on saying RUNNING for some seconds after the last round: there is nobody to ask then
+            # For some seconds after the last round, NVFlare reports RUNNING although the controller has ended.
             all_told = self.last == self.planned
             study = None if all_told else _so_far(session, self.job_id, self.last)
             if study is None and self.planned is None:
                 self._say_once("no rounds yet: the job is starting, or somebody else submitted it")
             self._tell(study)
-        if not _is_over(status) or (status != COMPLETED and self._goes_on(session, job)):
+        if not is_over(status) or (status != COMPLETED and self._goes_on(session, job)):
             return None
-        # The last rounds were too quick to be told, or there are none, or it failed after them
+        # Some rounds may be unreported: they were too fast, or the job ended without a round, or failed after its last.
         if self.last != self.planned or status != COMPLETED:
             study = None
-            with suppress(api_spec.AuthorizationError):  # of those who may look on but not download
+            with suppress(api_spec.AuthorizationError):  # users who may watch a job but not download it
                 study = _left(session, self.job_id)
             self._tell(study)
             if status != COMPLETED:
-                self.say((study and study.reason) or MEANT.get(status, NO_REASON))
+                self.say((study and study.reason) or end_of(status).words)
         return status
 
     def _goes_on(self, session: Session, job: dict[str, Any]) -> bool:
-        """Return whether there is more to watch of a study whose job ended: its next job, or a time until there is."""
+        """Return True if the study of an ended job continues: in another job, or by a later automatic restart."""
         self.died = self.died or time.monotonic()
         newer = session.list_jobs(detailed=True, reverse=True, limit=20)
         if found := [one["job_id"] for one in newer if one.get("cloned_from") == self.job_id]:
             self.job_id, self.died = found[0], None
             self.say(f"{job['status']}; the study goes on as {self.job_id}")
-        elif told := job.get(GOES_ON):
-            self._say_once(f"{job['status']}; the study goes on by itself, {plain(told, 40)} times, when all are back")
+        elif told := waits_to_go_on(job):
+            self._say_once(f"{job['status']}; the study {told}")
         else:
             return job["status"] != ABORTED and time.monotonic() - self.died < NEXT
         return True
@@ -464,13 +500,10 @@ class _Watching:
             self.last = line.round
 
 
-def _is_over(status: str) -> bool:
-    return status.startswith("FINISHED")
-
-
 def _so_far(session: Session, job_id: str, after: int = 0) -> "Progress | None":
-    """Return what the controller tells of the rounds after this one; nothing when the job is starting or just ends, and
-    to nobody but who submitted it."""
+    """Return the controller's report of the rounds after `after`. There is no report (None) while the job starts or
+    ends, and for all users but the job's submitter.
+    """
     try:
         found = session.do_app_command(job_id, PROGRESS, {AFTER: after})
     except NOT_THERE:
@@ -486,7 +519,7 @@ def _so_far(session: Session, job_id: str, after: int = 0) -> "Progress | None":
 
 
 def _left(session: Session, job_id: str) -> "Progress | None":
-    """Return the same from what a job left when it was over; nothing where it left nothing."""
+    """Return the same report from the files of an ended job; None without files."""
     from medsilo.runs.rounds import Progress
 
     ended, rounds, refusal = outcome_left(session, job_id)
@@ -496,14 +529,15 @@ def _left(session: Session, job_id: str) -> "Progress | None":
         study=ended.study,
         planned=ended.rounds.planned,
         metric=ended.metric,
-        steps={site: step for site, own in ended.sites.items() if (step := own.steps.get("validation"))},
         rounds=rounds,
         reason=ended.reason,
     )
 
 
 def outcome_left(session: Session, job_id: str) -> "tuple[Summary | None, list[Round], str | None]":
-    """Return what a job that is over left: its study's outcome and rounds; or, without a study, why it failed."""
+    """Return the summary and rounds of an ended job's study. If the job had no study, return the reason of its
+    failure.
+    """
     from medsilo.runs.reading import read_rounds, read_summary
 
     with tempfile.TemporaryDirectory() as folder:
@@ -515,33 +549,32 @@ def outcome_left(session: Session, job_id: str) -> "tuple[Summary | None, list[R
 
 
 def _download(session: Session, job_id: str, folder: Path) -> Path:
-    """Download what a job left."""
     return Path(session.download_job_result(job_id, str(folder))) / "workspace"
 
 
 def _run_in(workspace: Path) -> Path | None:
-    """Return the run's folder among what a job left, if there is one."""
+    """Return the run folder among a job's files; None without a run."""
     runs = [path for path in workspace.glob("medsilo/*") if path.is_dir() and is_safe_name(path.name)]
     return runs[0] if len(runs) == 1 else None
 
 
 def _refusal_in(workspace: Path) -> str | None:
-    """Return why a job failed, as its controller left it, also when it led no study."""
+    """Return the reason of a job's failure, which the controller wrote to a file even if no study began."""
     path = workspace / paths.REFUSED
     return plain(path.read_text("utf-8", "replace")) if path.is_file() else None
 
 
 def download(job_id: str, kit: Path, out: Path) -> Path:
-    """Download a finished job's results into a run folder under `out`; returns it."""
+    """Download the results of a finished job into a run folder under `out`, and return that folder."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".fetching-") as folder, connected(kit) as session:
         status = str(session.get_job_status(job_id))
-        if not _is_over(status):
+        if not is_over(status):
             raise MedsiloError(f"job {job_id} is {status}; 'medsilo status {job_id} --watch' waits for its end")
         run = _run_in(_download(session, job_id, Path(folder)))
         if run is None or not (run / paths.SUMMARY).exists():
             raise MedsiloError(
-                f"job {job_id} ({status}) left no results: it ended before its study did; "
+                f"job {job_id} ({status}) left no results, because it ended before its study; "
                 "'nvflare job logs' shows the server's log to a project_admin"
             )
         if not (out / run.name).exists():
@@ -551,10 +584,10 @@ def download(job_id: str, kit: Path, out: Path) -> Path:
 
 
 def _check_earlier(own: Path, run: Path) -> None:
-    """Raise MedsiloError unless a folder is an earlier download of this study, whose files newer ones replace."""
+    """Raise MedsiloError unless the folder is an earlier download of the same study."""
     before, now = (
         (path / paths.JOBS).read_text().split() if (path / paths.JOBS).is_file() else [] for path in (own, run)
     )
     led_on = before and before == now[: len(before)]
     if not led_on or own.is_symlink() or any(path.is_symlink() for path in own.rglob("*")):
-        raise MedsiloError(f"{own} exists, and is no earlier download of this study; choose another --out")
+        raise MedsiloError(f"{own} exists, and is not an earlier download of this study; choose another --out")

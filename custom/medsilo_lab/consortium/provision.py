@@ -1,4 +1,4 @@
-"""From the consortium's file to signed kits, over NVFlare's own provisioning."""
+"""Make signed startup kits from a consortium's description, with NVFlare's provisioning."""
 
 import contextlib
 import copy
@@ -7,11 +7,14 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from nvflare.lighter.constants import CtxKey, ProvFileName
 from nvflare.lighter.prov_utils import prepare_builders
 from nvflare.lighter.provision import prepare_project
@@ -19,34 +22,42 @@ from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.utils import load_private_key, sign_folders
 
 from medsilo.core.errors import MedsiloError, YamlError
-from medsilo.core.files import make_folder, write_json, write_text
+from medsilo.core.files import make_folder, write_bytes, write_json, write_text
 from medsilo.core.yaml_text import load_yaml
-from medsilo.site.kit import HOSPITALS
-from medsilo.site.policy import CONTROLLER
+from medsilo.site.kit import BEFORE, HOSPITALS
 from medsilo.site.settings import SiteSettings
 from medsilo_lab.consortium.description import PRIVATE, SERVICE, Consortium
+from medsilo_lab.jobs import CONTROLLER
+from nvflare_reliability.revocation import LIST, read_list, signed_list
 
 HERE = Path(__file__).parent
-RUN, GUARD = "keep-running.sh", "site_guard.py"  # files beside this one, as SERVICE
-# In the kit of a relay: where it listens; of who is behind one: where it is, and that nobody else is connected to.
+# names of files in the package's folder, as for SERVICE
+RUN, GUARD, LISTENER = "keep-running.sh", "site_guard.py", "relay_listener.py"
+EARLIER = "earlier-certificates"  # folder in private-root/ with the earlier certificates of each party
+# A relay's kit contains its listening address. The kit of a client behind it has the relay's address as its only
+# connection.
 CONNECTIONS = ("comm_config.json", "relay__resources.json")
-# A job whose hospital is away is tried twice a minute for a week. NVFlare's defaults try it ten times, after twice the
-# pause each time. In whole seconds: doubled a thousand times, a fraction overflows, and then no job starts any more.
+# NVFlare tries a job ten times if a hospital is disconnected, and doubles the pause each time. Here, a job is tried
+# twice a minute for a week. The seconds are whole numbers, because doubling a fraction a thousand times overflows, and
+# then no further job starts.
 WAITING = {"min_schedule_interval": 10, "max_schedule_interval": 30, "max_schedule_count": 20_160}
-OWN_COMPONENTS = {  # of the server's own process
+OWN_COMPONENTS = {  # components of the server's parent process
     "forgotten_jobs": "nvflare_reliability.cleanup.ForgottenJobs",
     "bounded_streams": "nvflare_reliability.cleanup.BoundedStreams",
     "returning_sites": "nvflare_reliability.returning_sites.ReturningSites",
-    "known_hospitals": "medsilo.flare.admission.KnownHospitals",
+    "known_hospitals": "medsilo_server.flare.admission.KnownHospitals",
     "kit_events": "medsilo.flare.kit_events.ServerEvents",
-    "resumed_studies": "medsilo.flare.resuming.ResumedStudies",
+    "resumed_studies": "medsilo_server.flare.resuming.ResumedStudies",
 }
 
 
-def provision(consortium: Consortium, kits: Path, renew: Collection[str] = ()) -> list[str]:
-    """Make the kits that are not there yet, under the same root, and give `renew` new certificates; who got something.
+def provision(consortium: Consortium, kits: Path, renew: Collection[str] = (), new_key: bool = False) -> list[str]:
+    """Make the missing kits with the existing root certificate, and give the parties in `renew` new certificates.
+    Return the parties with a new kit or certificate.
 
-    A kit that is there is left as it is.
+    Existing kits stay unchanged. With `new_key`, the renewed certificates are for new keys instead of the earlier keys.
+    The folder startup-before/ beside startup/ then contains the earlier key, so that files signed with it can be signed
+    again.
     """
     root = kits / PRIVATE
     make_folder(root)
@@ -56,32 +67,154 @@ def provision(consortium: Consortium, kits: Path, renew: Collection[str] = ()) -
         raise MedsiloError(f"nobody in {consortium.name} is called {unknown[0]!r}; known: {', '.join(names)}")
     _check_kept_promises(root / "project.yml", project, renew)
     state = root / consortium.name / "state" / "cert.json"
-    _forget(state, renew)
-    fresh = _build(project, root)
-    try:
-        _complete(consortium, fresh)
-        _seal([fresh / name / "startup" for name in names], state)
-        new = [name for name in names if not (kits / name).exists()]
-        for name in new:
-            (fresh / name).chmod(0o700)
-            (fresh / name).rename(kits / name)
-        for name in sorted(set(renew) - set(new)):
-            shutil.rmtree(kits / name / "startup")
-            (fresh / name / "startup").rename(kits / name / "startup")
-            for file in CONNECTIONS:
-                (kits / name / "local" / file).unlink(missing_ok=True)
-                if (fresh / name / "local" / file).exists():
-                    (fresh / name / "local" / file).rename(kits / name / "local" / file)
-    finally:
-        shutil.rmtree(fresh)
+    before = json.loads(state.read_text()) if renew and state.exists() else {}
+    with _undone(state, before):
+        _forget(state, renew)
+        for name in before.keys() & {*renew}:
+            _remember(root, name, before[name]["cert"])
+        fresh = _build(project, root)
+        try:
+            _complete(consortium, fresh)
+            renewed = [name for name in sorted(set(renew)) if name in before]
+            if not new_key:
+                _keep_keys(state, before, {name: fresh / name / "startup" for name in renewed})
+            _seal([fresh / name / "startup" for name in names], state)
+            new = [name for name in names if not (kits / name).exists()]
+            hospitals = [hospital.name for hospital in consortium.hospitals if new_key and hospital.name in renewed]
+            for name in hospitals:
+                _set_aside(before[name], fresh / name / "startup", fresh / name / BEFORE)
+            for name in new:
+                (fresh / name).chmod(0o700)
+                (fresh / name).rename(kits / name)
+            for name in sorted(set(renew) - set(new)):
+                for folder in ("startup", *([BEFORE] if name in hospitals else [])):
+                    _replace(kits / name / folder, fresh / name / folder)
+                if name not in hospitals:
+                    shutil.rmtree(kits / name / BEFORE, ignore_errors=True)
+                for file in (*CONNECTIONS, LISTENER):
+                    _replace_file(kits / name / "local" / file, fresh / name / "local" / file)
+        finally:
+            shutil.rmtree(fresh)
     write_text(root / "project.yml", yaml.safe_dump(project, sort_keys=False))
     return [*new, *sorted(set(renew) - set(new))]
 
 
-def write_requests(consortium: Consortium, folder: Path) -> None:
-    """For the way in which every party makes its own key: what NVFlare's 'cert' and 'package' commands read.
+def revoke(kits: Path, names: Collection[str]) -> Path:
+    """Write a certificate revocation list: all earlier entries, and every certificate that these parties ever had."""
+    root = kits / PRIVATE
+    states = sorted(root.glob("*/state/cert.json"))
+    if len(states) != 1:
+        raise MedsiloError(f"{kits} has no {PRIVATE}/ with the root key that signs the list")
+    issued = json.loads(states[0].read_text())
+    own: list[x509.Certificate] = []
+    known = {path.parent.name for path in root.glob(f"{EARLIER}/*/*.pem")} | issued.keys()
+    for name in names:
+        if name not in known:
+            raise MedsiloError(f"no party with a certificate is called {name!r}")
+        texts = [path.read_text() for path in sorted((root / EARLIER / name).glob("*.pem"))]
+        if isinstance(issued.get(name), dict):
+            texts.append(issued[name]["cert"])
+        if (kits / name / "startup/server.crt").exists():
+            raise MedsiloError(
+                f"{name} is the server: hospitals don't check this list when they connect to it. If its key may have "
+                "leaked, make new kits for everybody in another folder"
+            )
+        own += [x509.load_pem_x509_certificate(text.encode()) for text in texts]
+    anchor = x509.load_pem_x509_certificate(issued["root_cert"].encode())
+    key: Any = load_pem_private_key(issued["root_pri_key"].encode(), None)
+    before = read_list((kits / LIST).read_bytes(), anchor) if (kits / LIST).exists() else None
+    made = signed_list(before, own, anchor, lambda builder: builder.sign(key, SHA256()))
+    write_bytes(kits / LIST, made.public_bytes(Encoding.PEM))
+    return kits / LIST
 
-    The lead keeps project_profile.yaml; each party gets the folder with its name.
+
+def _remember(root: Path, name: str, certificate: str) -> None:
+    """Store a certificate before it is replaced, so that both certificates can be revoked."""
+    own = x509.load_pem_x509_certificate(certificate.encode())
+    make_folder(root / EARLIER / name)
+    write_text(root / EARLIER / name / f"{own.serial_number:x}.pem", certificate)
+
+
+@contextlib.contextmanager
+def _undone(state: Path, before: dict[str, Any]) -> Iterator[None]:
+    """Restore the certificates and keys in NVFlare's state if no kits were made with the new certificates."""
+    try:
+        yield
+    except BaseException:
+        if before:
+            write_json(state, before)
+        raise
+
+
+def _keep_keys(state: Path, before: Mapping[str, Any], kits: Mapping[str, Path]) -> None:
+    """Issue the new certificates for the earlier keys. `kits` maps parties to their startup/ folders."""
+    now = json.loads(state.read_text())
+    root: Any = load_pem_private_key(now["root_pri_key"].encode(), None)
+    for name, startup in kits.items():
+        key = load_pem_private_key(before[name]["pri_key"].encode(), None).public_key()
+        made = x509.load_pem_x509_certificate(now[name]["cert"].encode())
+        builder = x509.CertificateBuilder(made.issuer, made.subject, key, made.serial_number)  # type: ignore[arg-type]
+        builder = builder.not_valid_before(made.not_valid_before_utc).not_valid_after(made.not_valid_after_utc)
+        for extension in made.extensions:
+            value = extension.value
+            if isinstance(value, x509.SubjectKeyIdentifier):
+                value = x509.SubjectKeyIdentifier.from_public_key(key)  # type: ignore[arg-type]
+            builder = builder.add_extension(value, extension.critical)
+        certificate = builder.sign(root, SHA256()).public_bytes(Encoding.PEM)
+        now[name] = {"cert": certificate.decode(), "pri_key": before[name]["pri_key"]}
+        own = next(path for path in startup.glob("*.crt") if path.read_bytes() == made.public_bytes(Encoding.PEM))
+        own.write_bytes(certificate)
+        own.with_suffix(".key").write_text(before[name]["pri_key"])
+    write_json(state, now)
+
+
+def _set_aside(before: Mapping[str, str], startup: Path, folder: Path) -> None:
+    """Write a hospital's earlier certificate and key, so that its signed files can be signed again with the new key."""
+    make_folder(folder)
+    files = {"client.crt": before["cert"], "client.key": before["pri_key"]}
+    for name, content in files.items():
+        write_text(folder / name, content)
+    shutil.copyfile(startup / "rootCA.pem", folder / "rootCA.pem")
+
+
+def _replace(old: Path, new: Path) -> None:
+    """Replace a folder by another. The old folder is removed only after the new folder is complete. A mounted folder is
+    replaced file by file.
+    """
+    arriving, leaving = (old.with_name(f".{old.name}.{word}") for word in ("new", "old"))
+    for left in (arriving, leaving):
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        shutil.copytree(new, arriving)
+        try:
+            if old.exists():
+                old.rename(leaving)
+            arriving.rename(old)
+        except OSError:  # a mounted folder can't be renamed
+            if not old.exists():
+                leaving.rename(old)
+            for file in arriving.iterdir():
+                _replace_file(old / file.name, file)
+            for file in old.iterdir():
+                if not (arriving / file.name).exists():
+                    file.unlink()
+    finally:
+        for left in (arriving, leaving):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _replace_file(old: Path, new: Path) -> None:
+    if not new.exists():
+        old.unlink(missing_ok=True)
+        return
+    write_bytes(old, new.read_bytes())
+    old.chmod(new.stat().st_mode)
+
+
+def write_requests(consortium: Consortium, folder: Path) -> None:
+    """Write the files for NVFlare's commands 'cert' and 'package', with which every party makes its own key.
+
+    The lead keeps project_profile.yaml. Each party receives the folder with its name.
     """
     if unsigned := [person.name for person in consortium.people if person.role == "project_admin"]:
         raise MedsiloError(f"NVFlare signs no request of a project_admin; give {unsigned[0]} another role")
@@ -98,13 +231,14 @@ def write_requests(consortium: Consortium, folder: Path) -> None:
         asked = {key: participant[key] for key in ("name", "type", "org", "role") if key in participant}
         definition = {"name": consortium.name, "participants": [asked]}
         write_text(folder / asked["name"] / f"{asked['name']}.yaml", yaml.safe_dump(definition, sort_keys=False))
-    with tempfile.TemporaryDirectory() as unused:  # kits of a root that nobody gets, for what is in their local/
+    # temporary kits, only for the files in their local/ folders
+    with tempfile.TemporaryDirectory() as unused:
         for name in provision(consortium, Path(unused) / "kits"):
             shutil.copytree(Path(unused) / "kits" / name / "local", folder / name / "local", dirs_exist_ok=True)
 
 
 def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[str]) -> None:
-    """Refuse to change what certificates and kits that are out say, unless these kits are renewed."""
+    """Raise MedsiloError if the description changes facts in issued certificates and kits that are not renewed."""
     if not path.exists():
         return
     try:
@@ -140,7 +274,9 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
 
 
 def _route(participants: Mapping[str, dict[str, Any]], name: str) -> list[Any]:
-    """Return where a party listens and connects to, and all relays between it and the server."""
+    """Return the addresses at which a party listens and to which it connects, and all relays between it and the
+    server.
+    """
     route: list[Any] = []
     while here := participants.get(name):
         route += [name, here.get("listening_host"), here.get("connect_to")]
@@ -149,20 +285,20 @@ def _route(participants: Mapping[str, dict[str, Any]], name: str) -> list[Any]:
 
 
 def _forget(path: Path, names: Collection[str]) -> None:
-    """Drop certificates from NVFlare's state, so that it issues new ones."""
+    """Remove certificates from NVFlare's state, so that NVFlare issues new certificates."""
     if names and path.exists():
         state = json.loads(path.read_text())
         write_json(path, {name: entry for name, entry in state.items() if name not in names})
 
 
 def _build(project: dict[str, Any], root: Path) -> Path:
-    """Kits for all, as NVFlare builds them; those of the same root and state are the same byte for byte."""
-    project = copy.deepcopy(project)  # NVFlare takes it apart
+    """Build kits for all participants with NVFlare. The same root and state give identical bytes."""
+    project = copy.deepcopy(project)  # NVFlare modifies its argument
     log, said = logging.Logger("provisioning"), io.StringIO()
     log.addHandler(errors := logging.StreamHandler(said))
     errors.setLevel(logging.ERROR)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # its tracebacks; the reason is in the log
+        with contextlib.redirect_stderr(io.StringIO()):  # hides NVFlare's tracebacks, because the log has the reason
             provisioner = Provisioner(str(root), prepare_builders(project))
             context = provisioner.provision(prepare_project(project), logger=log)
     except (ValueError, RuntimeError) as error:
@@ -174,15 +310,18 @@ def _build(project: dict[str, Any], root: Path) -> Path:
 
 
 def _seal(folders: list[Path], state: Path) -> None:
-    """The root's signature over every file: NVFlare starts no kit whose certificate, key or addresses were changed."""
+    """Sign every file with the root key, because NVFlare only starts kits whose certificate, key and addresses are
+    unchanged.
+    """
     key = load_private_key(json.loads(state.read_text())["root_pri_key"])
     for folder in folders:
         sign_folders(str(folder), key, signature_file=ProvFileName.SIGNATURE_JSON)
 
 
 def _complete(consortium: Consortium, fresh: Path) -> None:
-    """Each hospital's own policies; a server with a disk of its own for jobs, that forgets none, takes little of each
-    sender and tells leads of their own; our classes."""
+    """Complete each kit. A hospital's kit gets its policies. The server's kit gets a storage folder on a separate disk,
+    limits per sender, and permissions that show leads their own jobs only. Medsilo's classes go on the allow-list.
+    """
     for hospital in consortium.hospitals:
         shutil.copytree(hospital.policies, fresh / hospital.name / "local", dirs_exist_ok=True)
         SiteSettings.read(fresh / hospital.name / "local")
@@ -190,6 +329,7 @@ def _complete(consortium: Consortium, fresh: Path) -> None:
         supervise(fresh / hospital.name, "hospital")
     for relay in consortium.relays:
         supervise(fresh / relay.name, "relay")
+        _listen(fresh / relay.name / "local")
     supervise(fresh / consortium.server.host, "server", consortium.server.storage)
     local = fresh / consortium.server.host / "local"
     resources = json.loads((local / "resources.json.default").read_text())
@@ -203,13 +343,23 @@ def _complete(consortium: Consortium, fresh: Path) -> None:
         resources["components"].append({"id": own, "path": path, "args": {}})
     write_json(local / "resources.json", resources)
     rights = json.loads((local / "authorization.json.default").read_text())
-    rights["permissions"]["lead"]["app_command"] = "n:submitter"  # follow their own studies
+    rights["permissions"]["lead"]["app_command"] = "n:submitter"  # leads may watch their own studies
     write_json(local / "authorization.json", rights)
     write_json(local / HOSPITALS, {"hospitals": sorted(hospital.name for hospital in consortium.hospitals)})
 
 
+def _listen(local: Path) -> None:
+    """Add the module that NVFlare imports before it listens to a relay's kit, with a path relative to the kit."""
+    shutil.copyfile(HERE / LISTENER, local / LISTENER)
+    path = local / CONNECTIONS[0]
+    write_json(path, json.loads(path.read_text("utf-8")) | {"comm_driver_path": local.name})
+
+
 def supervise(kit: Path, role: str, *writes: Path) -> None:
-    """Write loop and unit into the kit of a server, relay or hospital. writes: what it writes beside the kit."""
+    """Write the restart script and the systemd unit into the kit of a server, relay or hospital.
+
+    writes: further folders with write access.
+    """
     shutil.copyfile(HERE / RUN, kit / RUN)
     (kit / RUN).chmod(0o700)
     unit = (HERE / SERVICE).read_text("utf-8")
@@ -217,6 +367,6 @@ def supervise(kit: Path, role: str, *writes: Path) -> None:
 
 
 def guard(kit: Path) -> None:
-    """Put into a hospital's kit what refuses jobs where medsilo is missing."""
+    """Add the component that rejects jobs if medsilo is missing to a hospital's kit."""
     (kit / "local/custom").mkdir(mode=0o700, exist_ok=True)
     shutil.copyfile(HERE / GUARD, kit / "local/custom" / GUARD)

@@ -1,6 +1,7 @@
-"""A hospital's guard. `medsilo kits make` puts this file into local/custom of its kit, where NVFlare finds it.
+"""Reject jobs at a hospital without medsilo. `medsilo kits make` copies this file into local/custom of its kit, where
+NVFlare loads it.
 
-Without medsilo the site stays connected, and refuses every job with the reason.
+Without medsilo, the site stays connected and rejects every job with the reason.
 """
 
 from nvflare.apis.event_type import EventType
@@ -14,7 +15,7 @@ except Exception as error:
     REASON = f"medsilo can't be imported here ({type(error).__name__}); install it for this site's Python"
 
     class Guard(FLComponent):  # type: ignore[no-redef]
-        """Refuses jobs."""
+        """Rejects every job."""
 
         def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
             if event_type == EventType.SYSTEM_START:

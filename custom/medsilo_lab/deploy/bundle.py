@@ -1,7 +1,7 @@
-"""Export as a MONAI Bundle, which MONAI's own runner loads and runs.
+"""Export a model as a MONAI Bundle, which MONAI's own runner loads and runs.
 
-Reading, preprocessing, inference and writing are MONAI's. Only a network that MONAI hasn't got, as the super model,
-comes from medsilo. Weights are safetensors and no model.pt: that would be a pickle.
+MONAI reads, preprocesses, predicts and writes. Only networks that MONAI lacks, such as the super model, need medsilo.
+The weights are in safetensors files; a model.pt would be a pickle.
 """
 
 import json
@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from medsilo import __version__
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import save_tensors, write_json, write_text
+from medsilo.core.version import __version__
 from medsilo.tasks.inference import IN_MONAI, InMonai
 from medsilo_lab.deploy.exporter import Exporter
 from medsilo_lab.deploy.model_card import INTENDED_USE, template
@@ -24,18 +24,20 @@ from medsilo_lab.deploy.predict import BATCH
 from medsilo_lab.deploy.source import Source
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
-RUNNER = {"pytorch-ignite": "0.4.11", "fire": "0.5.0"}  # what MONAI's runner needs beside MONAI, the least versions
+# packages that MONAI's runner needs in addition to MONAI, with their minimum versions
+RUNNER = {"pytorch-ignite": "0.4.11", "fire": "0.5.0"}
 WEIGHTS = "model.safetensors"
-VOLUMES, FLAT = (".nii.gz", ".nii"), (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")  # what the runner reads
+# file formats of volumes and of 2-D images that the runner reads
+VOLUMES, FLAT = (".nii.gz", ".nii"), (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")
 
 
 def network(folder: str) -> nn.Module:
-    """The network in a bundle's models/ folder, for the bundle's configuration."""
+    """Return the network in a bundle's models/ folder. The bundle's configuration calls this function."""
     return Source.open(Path(folder)).network
 
 
 class BundleExporter(Exporter):
-    """Writes a bundle."""
+    """Writes a MONAI Bundle."""
 
     what = "bundle"
 
@@ -58,7 +60,7 @@ class BundleExporter(Exporter):
 
 
 def _without_medsilo(source: Source) -> dict[str, Any] | None:
-    """Return the network's definition, where it is one of MONAI's with nothing added to it."""
+    """Return the network's definition if MONAI alone can build it, else None."""
     shape = source.plan.task.channels, source.plan.task.goal.outputs
     with torch.device("meta"):
         plain = source.plan.network.plain.build(*shape).state_dict()
@@ -66,7 +68,7 @@ def _without_medsilo(source: Source) -> dict[str, Any] | None:
 
 
 def _write_scripts(scripts: Path) -> None:
-    """Copy the files that MONAI's program needs beside itself; there they know each other as `scripts`."""
+    """Copy the files that MONAI's program imports as the package `scripts`."""
     write_text(scripts / "__init__.py", "")
     for package, name in (("medsilo_lab.deploy", "in_monai"), ("medsilo.tasks.own", "image_patches")):
         code = resources.files(package).joinpath(f"{name}.py").read_text("utf-8")
@@ -74,7 +76,9 @@ def _write_scripts(scripts: Path) -> None:
 
 
 def _inference(words: InMonai, own: dict[str, Any] | None) -> dict[str, Any]:
-    """Return configs/inference.json: every image of dataset_dir gets a mask, or a line of a table, in output_dir."""
+    """Return configs/inference.json. The configuration predicts every image in dataset_dir, and writes masks or a table
+    to output_dir.
+    """
     facts = {"in_monai": IN_MONAI, "weights": WEIGHTS, "inferer": {**words.inferer, "batch": BATCH}}
     return json.loads(template("inference").render(facts, words=words, own=own, suffixes=_suffixes(words)))
 

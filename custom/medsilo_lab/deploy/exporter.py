@@ -1,4 +1,4 @@
-"""Write a finished model in a form that other programs run."""
+"""Export a trained model in a format for other programs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,8 +17,10 @@ EXPORTERS = PluginTable("medsilo.exporters", "medsilo_lab.deploy.exporter:Export
 
 @dataclass(frozen=True)
 class Exporter(ABC):
-    """Writes a model in one form. Derive from it; its name among the entry points `medsilo.exporters` is what `--to`
-    takes. A name with a dot is a form of one task's models: "monai.nnunet" for those of task nnunet.
+    """Writes a model in one export format.
+
+    Subclasses are registered as entry points in the group `medsilo.exporters`, under the value of `--to`. A name with a
+    dot is a format for the models of one task: "monai.nnunet" is for the task nnunet.
 
     >>> from torch import nn
     >>> class Named(Exporter):
@@ -28,27 +30,27 @@ class Exporter(ABC):
     {'names.txt': b'weight bias'}
     """
 
-    what: ClassVar[str]  # is written, for people
+    what: ClassVar[str]  # description of the export for people
 
-    source: Source  # the model: `source.network`, and the plan it was trained by, `source.plan`
+    source: Source  # the model in `source.network`, and its plan in `source.plan`
 
     @abstractmethod
     def write(self, out: Path) -> Mapping[str, bytes] | None:
-        """Write into a new folder; or return files by name."""
+        """Write the export into a new folder, or return its files by name."""
 
     @property
     def part(self) -> str:
-        """The folder in it that the model is written to, where it is one of several; else nothing."""
+        """Return the subfolder of the model if the export may contain several models; else an empty string."""
         return ""
 
 
 def export(source: Source, out: Path, form: str = "monai") -> str:
-    """Write a model into a folder that does not exist yet, or as a further part of one; return what it is."""
+    """Export a model into a new folder, or as an additional part of an existing export. Return its description."""
     own = f"{form}.{source.plan.task.name}"
     exporter: Exporter = EXPORTERS[own if own in EXPORTERS else form](source)
     place = out / exporter.part
     if place.exists():
-        raise MedsiloError("the folder exists; choose another", private=str(place))
+        raise MedsiloError("the folder exists; choose another folder", private=str(place))
     for name, content in (exporter.write(out) or {}).items():
         write_bytes(out / name, content)
     write_card(source, place)

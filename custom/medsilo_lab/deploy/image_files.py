@@ -1,4 +1,4 @@
-"""Predict a hospital's own image files: masks on the images' own grids, as files of the same kind."""
+"""Predict a hospital's image files. Each mask has the grid and the file format of its image."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +17,13 @@ from medsilo.tasks.scans import Scan
 from medsilo_lab.deploy.predict import scan_of
 from medsilo_lab.deploy.predictor import Predictor
 
-SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")  # masks are written as their images are
-COMPANIONS = (".raw", ".zraw")  # values of an .mhd file, which is the image
+# formats of images whose masks have the same format
+SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")
+COMPANIONS = (".raw", ".zraw")  # suffixes of files with the values of an .mhd image
 
 
 class ImagePredictor(Predictor):
-    """Predicts image files, whose masks have the values of the hospital's own masks."""
+    """Predicts image files. The masks have the values of the hospital's own masks."""
 
     cases = "images"
 
@@ -31,7 +32,9 @@ class ImagePredictor(Predictor):
         channels = {image[0]: image for image in use.images_among(find_images(self.given, self.say))}
         named = masks_for(list(channels))
         if any(path.resolve().parent == self.out.resolve() for path, _ in named):
-            raise MedsiloError("the images lie in the output folder; give -o another one, so that none is written over")
+            raise MedsiloError(
+                "the images are in the output folder; choose another folder with -o, so that no image is overwritten"
+            )
         if there := [mask for _, mask in named if (self.out / mask).exists()]:
             told = f"the output folder has {len(there)} masks of these names, which stay as they are; choose another -o"
             raise MedsiloError(told, private=there[0])
@@ -44,8 +47,10 @@ class ImagePredictor(Predictor):
 
 @dataclass
 class ImageFile:
-    """An image in a file for all channels or for each, or in a folder with one DICOM series; its mask is a file of
-    the same kind."""
+    """An image: one file, a file for each channel, or the folder of a DICOM series.
+
+    The predicted mask has the same file format as the image.
+    """
 
     name: str
     files: tuple[Path, ...]
@@ -64,7 +69,7 @@ class ImageFile:
 
 
 def _with_values(labels: np.ndarray, own_values: Mapping[int, int]) -> np.ndarray:
-    """Return a mask in which labels have a hospital's own values; those without one keep their number."""
+    """Replace labels in a mask by the hospital's own values. Labels without such a value are kept."""
     if all(label == value for label, value in own_values.items()):
         return labels
     table = np.arange(max(*own_values, int(labels.max())) + 1, dtype=np.uint16)
@@ -73,12 +78,12 @@ def _with_values(labels: np.ndarray, own_values: Mapping[int, int]) -> np.ndarra
 
 
 def write_mask(scan: Scan, labels: np.ndarray, path: Path) -> None:
-    """A mask with exactly the geometry of its image; whole or not there."""
+    """Write a mask with the geometry of its image. The file is complete or does not exist."""
     import SimpleITK
 
     part, mask, whole = path.with_name(f".part-{path.name}"), scan.on_own_grid(labels), False
     try:
-        with suppress(RuntimeError):  # NIfTI is written to a full disk without an error, so it is read again
+        with suppress(RuntimeError):  # a full disk gives no error for NIfTI, so the file is read again
             SimpleITK.WriteImage(mask, str(part), useCompression=True)
             whole = SimpleITK.Hash(SimpleITK.ReadImage(str(part))) == SimpleITK.Hash(mask)
         if not whole:
@@ -89,12 +94,13 @@ def write_mask(scan: Scan, labels: np.ndarray, path: Path) -> None:
 
 
 def find_images(given: Sequence[Path], say: Callable[[str], None] = print) -> list[Path]:
-    """The images that were given: files, folders of one DICOM series, and those in other folders; say how many of
-    their files are no images."""
+    """Return the images among these paths: files, folders of a DICOM series, and images in other folders. Report the
+    number of other files in these folders.
+    """
     found: list[Path] = []
     for path in given:
         if not path.is_file() and not path.is_dir():
-            raise MedsiloError("an image given is not there, or is no file; correct its path", private=str(path))
+            raise MedsiloError("an image does not exist, or is not a file; correct its path", private=str(path))
         if path.is_file() or _is_series(path):
             found.append(path)
         else:
@@ -114,12 +120,14 @@ def _is_image(path: Path) -> bool:
 
 
 def _is_series(folder: Path) -> bool:
-    """Return whether files of a folder say that they are DICOM; a damaged one is found when the series is read."""
+    """Return True if a folder contains DICOM files. A damaged series is only found when it is read."""
     return folder.is_dir() and any(path.is_file() and is_dicom(path) for path in sorted(folder.iterdir()))
 
 
 def masks_for(images: Sequence[Path]) -> list[tuple[Path, str]]:
-    """Every image with the name of its mask; images of the same name get their folder's before it."""
+    """Return every image with the file name of its mask. Images with equal names get their folder's name as a
+    prefix.
+    """
     names = Counter(_mask_name(path) for path in images)
     named = []
     for path in images:

@@ -1,6 +1,6 @@
-"""Parts of a MONAI Bundle: what MONAI's own classes do in another way than training here does.
+"""Transforms for a MONAI Bundle, in place of MONAI's where those differ from the preprocessing in training.
 
-A bundle holds a copy of this file and of image_patches.py, and so needs nothing else of medsilo.
+A bundle contains copies of this file and of image_patches.py, so it needs no other file of medsilo.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +18,9 @@ from medsilo.tasks.own.image_patches import from_windows, grid_at, middle_of
 
 
 class ToSpacingd(Resized):
-    """Resample an image to a spacing so that it covers the same place; it can be inverted.
+    """Resample an image to a spacing without moving its outer edges. The transform is invertible.
 
-    pixdim: millimetres along each axis; 0 leaves an axis as it is.
+    pixdim: millimetres along each axis; 0 keeps the spacing of an axis.
     """
 
     def __init__(self, keys: str, pixdim: Sequence[float]) -> None:
@@ -34,7 +34,7 @@ class ToSpacingd(Resized):
 
 
 class Coloured(MapTransform):
-    """Give a grey picture three equal channels."""
+    """Repeat a grey image in three channels."""
 
     def __call__(self, data: Mapping[Any, Any]) -> dict[Any, Any]:
         changed = dict(data)
@@ -45,9 +45,9 @@ class Coloured(MapTransform):
 
 
 class Middled(MapTransform):
-    """Take the middle of an image, with its least value around it where it is smaller.
+    """Crop the centre of an image. A smaller image is padded with its minimum.
 
-    size: of the image's axes in turn; 0 leaves an axis as it is.
+    size: size of the crop along each axis; 0 keeps the size of an axis.
     """
 
     def __init__(self, keys: str, size: Sequence[int]) -> None:
@@ -64,11 +64,15 @@ class Middled(MapTransform):
 
 
 class WholeImages(Inferer):
-    """Use the network on one whole image after the other, as `medsilo predict` does.
+    """Apply the network to one whole image at a time, as `medsilo predict` does.
 
-    size: what the network reads; sliced: whether the image's last axis are slices, which are the network's cases;
-    windows: whether images have sizes of their own and go through windows of `size` which overlap; classifies: whether
-    the answer is the probability of each class, over all slices; batch: slices that go through the network together.
+    Args:
+        size: size of the network's input
+        sliced: whether the network's inputs are the slices along the last axis
+        windows: whether images of any size are predicted in overlapping windows of `size`
+        overlap: overlap of two windows, as a share of the window
+        classifies: whether the result is the probability of each class, averaged over all slices
+        batch: number of slices in a batch
     """
 
     def __init__(
@@ -79,7 +83,9 @@ class WholeImages(Inferer):
         self.overlap, self.classifies, self.batch = overlap, classifies, batch
 
     def __call__(self, inputs: Tensor, network: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """Return scores [1, classes, *grid], or probabilities [1, classes], of an image [1, channels, *grid]."""
+        """Return the scores [1, classes, *grid], or the probabilities [1, classes], of an image [1, channels,
+        *grid].
+        """
         if len(inputs) != 1:
             raise ValueError("set the data loader's batch_size to 1: images differ in size")
         image = inputs.as_tensor() if isinstance(inputs, MetaTensor) else inputs
@@ -88,7 +94,7 @@ class WholeImages(Inferer):
         if self.classifies:
             return output.double().softmax(1).mean(0, keepdim=True)
         scores = output.movedim(0, -1)[None] if self.sliced else output
-        # With what was done to the image, so that it can be inverted.
+        # The result keeps the image's transforms, so that they can be inverted.
         return MetaTensor(scores).copy_meta_from(inputs) if isinstance(inputs, MetaTensor) else scores
 
     def _of(self, network: Callable[..., Tensor], cases: Tensor) -> Tensor:
@@ -96,7 +102,9 @@ class WholeImages(Inferer):
 
 
 def one_file_per_case(folder: str, channels: Sequence[str], suffixes: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the images of a folder; of several channels those of its folders named after them, which go together."""
+    """Return the images in a folder. If there are several channels, each result has an image from each channel's
+    subfolder.
+    """
 
     def files(place: Path) -> list[str]:
         return sorted(str(path) for path in place.iterdir() if path.name.lower().endswith(tuple(suffixes)))
@@ -111,12 +119,12 @@ def one_file_per_case(folder: str, channels: Sequence[str], suffixes: Sequence[s
 
 
 def opaque(image: Any) -> Any:
-    """Return a picture without its alpha channel."""
+    """Remove the alpha channel of an image."""
     return image.convert("RGB" if image.mode == "RGBA" else "L") if image.mode in ("RGBA", "LA") else image
 
 
 def in_bytes(image: Any) -> Any:
-    """Return a picture without its alpha channel; one of 16 bits from 0 to 65535 as from 0 to 255."""
+    """Remove the alpha channel of an image, and rescale 16-bit values from 0–65535 to 0–255."""
     from PIL import Image
 
     deep = image.mode.startswith("I;16")

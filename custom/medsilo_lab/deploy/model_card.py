@@ -1,5 +1,6 @@
-"""The card of any exported model, for people and for programs: what a run released about it, and no more."""
+"""Write the model card of an exported model, for people and programs. The card contains only disclosed facts."""
 
+from contextlib import suppress
 from math import log, sqrt
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,17 @@ from medsilo.core.package import ENGINE, facts_of
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
-from medsilo.runs.schema import SiteResult, Summary
+from medsilo.runs.schema import Summary
+from medsilo.runs.score import Interval, Score, interval_text
 from medsilo.tasks.segmentation import Segmentation
 from medsilo_lab.deploy.source import Source
 from medsilo_lab.report.class_rates import by_class
+from medsilo_lab.report.read import read
+from medsilo_lab.report.run_warnings import learning
 
 CARD, CARD_DATA = "MODEL_CARD.md", "model_card.json"
 LEVEL = 0.95
-MEANS = ("dice", "closeness")  # scores that are means over cases, each between 0 and 1
+MEANS = ("dice", "closeness")  # scores that are means over cases between 0 and 1
 INTENDED_USE = (
     "Research and evaluation of the task named above, on images like those of the hospitals listed; not a medical "
     "device. A person who can judge the result looks at each one before it is used."
@@ -41,27 +45,26 @@ RULES = {
     "hospital's personal one. That model answers.",
     "mixture": "All models answer, and a selector says for each image by what shares their probabilities are mixed.",
 }
-Interval = tuple[float, float]
 
 
 def write_card(source: Source, folder: Path) -> None:
-    """Write MODEL_CARD.md and model_card.json."""
+    """Write MODEL_CARD.md and model_card.json into a folder."""
     facts = card_facts(source)
     write_json(folder / CARD_DATA, facts)
     write_text(folder / CARD, template("card").render(facts))
 
 
 def template(name: str) -> Template:
-    """Return a text in Markdown that is to be filled; what is not there is empty."""
+    """Load a Markdown template. Missing values become empty."""
     places = FileSystemLoader(Path(__file__).parent)
     texts = Environment(loader=places, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
-    texts.filters["told"] = _shown
-    texts.policies["json.dumps_kwargs"] = {}  # keys in their order
+    texts.filters |= {"told": _shown, "interval": interval_text}
+    texts.policies["json.dumps_kwargs"] = {}  # keeps the order of keys
     return texts.get_template(f"{name}.template")
 
 
 def card_facts(source: Source) -> dict[str, Any]:
-    """Return everything that the card says."""
+    """Return all facts for the model card."""
     plan, summary, model = source.plan, _summary(source), source.network
     results = {**summary.sites, **summary.evaluation_sites} if summary else {}
     goal, super_model = plan.task.goal, model if isinstance(model, SuperModel) else None
@@ -72,7 +75,7 @@ def card_facts(source: Source) -> dict[str, Any]:
         "task": plan.task.name,
         "task_title": plan.task.title,
         "synthetic": plan.task.synthetic,
-        # without the background
+        # Omits the background
         "labels": list(goal.structures if goal.overlaps else goal.label_names[1:])
         if isinstance(goal, Segmentation)
         else list(goal.label_names),
@@ -87,10 +90,10 @@ def card_facts(source: Source) -> dict[str, Any]:
         "trained_with": summary.as_json()["packages"] if summary else None,
         "exported_with": facts_of(ENGINE),
         "data": {site: result.cases for site, result in results.items()},
-        "personal": list(super_model.agreed if super_model else ()),  # models of hospitals' own that are in it
+        "personal": list(super_model.agreed if super_model else ()),  # hospitals' own models inside a super model
         "absent": {site: result.absent for site, result in results.items() if result.absent}
         or {site: list(names) for site, names in lacking.items()},
-        "scores": {site: _score(result, summary.metric) for site, result in results.items()} if summary else {},
+        "scores": {site: _score(summary, site) for site in results} if summary else {},
         "classes": {
             site: [rates._asdict() for rates in own]
             for site, result in results.items()
@@ -98,6 +101,8 @@ def card_facts(source: Source) -> dict[str, Any]:
         },
         "mean_score": summary.mean_test if summary else None,
         "pooled_score": summary.pooled_test if summary else None,
+        "means": {"mean": str(summary.mean_score), "weighted by cases": str(summary.pooled_score)} if summary else {},
+        "warnings": _warnings(source) if summary else [],
         "metric": summary.metric if summary else plan.task.goal.metric,
         "level": LEVEL,
         "evaluation_sites": sorted(summary.evaluation_sites) if summary else [],
@@ -112,7 +117,7 @@ def card_facts(source: Source) -> dict[str, Any]:
 
 
 def _super_model(model: SuperModel) -> list[str]:
-    """Return how a super model answers, and whose models are in it."""
+    """Describe how a super model selects a model, and name the hospitals of its models."""
     kept = ", ".join(site for site in model.sites if site not in model.agreed) or "none"
     return [
         f"One global model, {len(model.agreed)} personal models and a selector. "
@@ -123,7 +128,7 @@ def _super_model(model: SuperModel) -> list[str]:
 
 
 def _summary(source: Source) -> Summary | None:
-    """Return the outcome of the run that made the model; None where its folder is not here."""
+    """Return the summary of the model's run; None if the run folder is not on this machine."""
     if source.run is None or not (source.run / paths.SUMMARY).is_file():
         return None
     try:
@@ -133,19 +138,37 @@ def _summary(source: Source) -> Summary | None:
     return summary if summary.plan_hash == source.plan.hash else None
 
 
-def _score(result: SiteResult, metric: str) -> dict[str, Any] | None:
-    """Return what a hospital released of its test; None where it was not tested."""
+def _score(summary: Summary, site: str) -> dict[str, Any] | None:
+    """Return the test result that a hospital disclosed; None without a test."""
+    result = summary.sites.get(site) or summary.evaluation_sites[site]
     if result.test is None:
         return None
-    score, cases = result.test.get(metric), result.test.get("cases")
-    interval = interval_of(metric, score, int(cases or 0)) if score is not None else None
-    return {"score": score, "cases": cases, "interval": interval, "step": result.steps.get("test")}
+    told = summary.score_at(site)
+    known = {"score": summary.score(site), "cases": result.test.get("cases"), "step": result.steps.get("test")}
+    return known | {"interval": interval_of(summary.metric, told), "shown": str(told)} | told.as_json()
 
 
-def interval_of(metric: str, score: float, cases: int) -> Interval | None:
-    """Return a 95 % interval of a score over so many cases; None where none follows from these two numbers."""
-    if cases < 1 or metric not in ("accuracy", *MEANS):
+def _warnings(source: Source) -> list[str]:
+    if source.run is None:
+        return []
+    with suppress(MedsiloError):  # part of the run may be missing on this machine
+        found = read(source.run, whole=False)
+        return [str(one) for one in learning({found.label: [found]})]
+    return []
+
+
+def interval_of(metric: str, score: Score) -> Interval | None:
+    """Return a 95 % interval of a score. For a score known as a range, the interval covers the intervals of both ends.
+
+    Return None if the score and the number of cases give no interval.
+    """
+    if score.low is None or score.high is None or not score.n or metric not in ("accuracy", *MEANS):
         return None
+    ends = _interval_of(metric, score.low, score.n), _interval_of(metric, score.high, score.n)
+    return ends[0][0], ends[1][1]
+
+
+def _interval_of(metric: str, score: float, cases: int) -> Interval:
     if metric == "accuracy":
         from scipy.stats import binomtest
 

@@ -1,4 +1,4 @@
-"""One picture of all images that were predicted, each with the outlines of what was found."""
+"""Draw an overview of all predicted images, each with the outlines of its findings."""
 
 from pathlib import Path
 
@@ -7,16 +7,17 @@ from PIL import Image, ImageDraw
 
 from medsilo.tasks.overlays import colours_of, outline, write_png
 
-# Okabe and Ito's orange, sky blue, bluish green, yellow, vermilion and reddish purple; more structures start again.
+# The palette of Okabe and Ito: orange, sky blue, bluish green, yellow, vermilion and reddish purple. Further structures
+# repeat it.
 COLOURS = ((230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (213, 94, 0), (204, 121, 167))
-TILE, COLUMNS, LINE = 256, 4, 16  # pixels of a tile, tiles in a row, pixels of a line of its legend
-BRIGHT = (1.0, 99.0)  # percentiles of a volume's slice that become black and white
+TILE, COLUMNS, LINE = 256, 4, 16  # pixels of a tile, tiles per row, and pixels of a line in the legend
+BRIGHT = (1.0, 99.0)  # percentiles of a slice that become black and white
 
 
 def tile(values: np.ndarray, labels: np.ndarray, spacing: tuple[float, ...]) -> np.ndarray:
-    """Return one image [C, (D,) H, W] with the outlines of its labels [(D,) H, W], [TILE, TILE, 3].
+    """Draw one image [C, (D,) H, W] with the outlines of its labels [(D,) H, W]. Return an array [TILE, TILE, 3].
 
-    Of a volume the slice in which most was found; spacing: millimetres along x, y (and z).
+    For a volume, draw the slice with the most labelled voxels. `spacing` is in millimetres along x, y (and z).
     """
     if labels.ndim == 3:
         depth = int((labels > 0).sum((1, 2)).argmax()) if labels.any() else len(labels) // 2
@@ -37,7 +38,7 @@ def tile(values: np.ndarray, labels: np.ndarray, spacing: tuple[float, ...]) -> 
 
 
 def write_montage(path: Path, tiles: dict[int, np.ndarray], names: tuple[str, ...]) -> None:
-    """Write tiles with their numbers as one picture; names: the structures, with the labels 1, 2, ..."""
+    """Write the numbered tiles into one image. `names` are the structures with the labels 1, 2, ..."""
     columns = min(COLUMNS, len(tiles))
     rows = -(-len(tiles) // columns)
     page = Image.new("RGB", (columns * TILE, rows * TILE + (len(names) + 1) * LINE))

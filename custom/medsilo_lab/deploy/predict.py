@@ -1,4 +1,4 @@
-"""Prediction on images, wherever they come from: what is found in each, and a table with one line per image."""
+"""Predict images from any source, and write a table with one line per image."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,43 +19,44 @@ from medsilo.tasks.segmentation import likeliest
 from medsilo_lab.deploy.montage import tile, write_montage
 from medsilo_lab.deploy.source import Source
 
-BATCH = 16  # cases (slices of a volume) that go through the network together
-VOLUME, PIXELS = "volume_ml_", "pixels_"  # before a structure's name
-MONTAGE, MOST = "overview.png", 24  # images of it
-COLUMNS = ("image", "mask", "error", "detail", "expert", "experts", "confidence")  # whatever was found
+BATCH = 16  # number of cases, such as slices of a volume, in a batch
+VOLUME, PIXELS = "volume_ml_", "pixels_"  # prefixes of structures' names in column names
+MONTAGE, MOST = "overview.png", 24  # name of the overview, and its largest number of images
+# columns that are always in the table
+COLUMNS = ("image", "mask", "error", "detail", "expert", "experts", "confidence")
 
 
 @dataclass
 class Prediction:
-    """One image's answer. `result` goes into the tables.
+    """The prediction for one image. The tables contain `result`.
 
     >>> import numpy as np
     >>> Prediction(np.zeros((2, 4, 4)), {"volume_ml": 0.0}).result
     {'volume_ml': 0.0}
     """
 
-    labels: np.ndarray | None  # the mask, on the grid of the scan's values; None for a classification
+    labels: np.ndarray | None  # the mask on the grid of the scan; None for a classification
     result: dict[str, Any]
 
 
 class PredictedImage(Protocol):
-    """One image to predict, wherever it comes from."""
+    """An image for prediction, from any source."""
 
-    name: str  # for the hospital's own table
+    name: str  # name of the image in the hospital's table
 
     def read(self) -> Scan:
-        """Return its values."""
+        """Read the image."""
 
     def write(self, scan: Scan, found: Mapping[str, Any], labels: np.ndarray | None, out: Path) -> dict[str, str]:
-        """Write what was found into a folder; return the names of the files, for the table.
+        """Write the findings into a folder. Return the names of the written files for the table.
 
-        labels: the mask, on the grid of the scan's values; None of a classification.
+        labels: the mask on the grid of the scan; None for a classification.
         """
 
 
 @torch.inference_mode()
 def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
-    """One image through the task's own preprocessing, the network, and back to the image's grid."""
+    """Preprocess one image as the task does, apply the network, and map the result back to the image's grid."""
     task = source.plan.task
     use, called = task.use, task.goal.label_names
     if not np.isfinite(scan.values).all():
@@ -83,12 +84,12 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
 
 
 def scan_of(use: Inference, image: tuple[Path, ...]) -> Scan:
-    """Return an image as a task reads it."""
+    """Read an image as the task does."""
     return use.scan_of(image) or Scan.read(image[0])
 
 
 def labels_on(use: Inference, scan: Scan, output: Tensor) -> Tensor:
-    """Return the label of each place of an image, from the network's output for its cases."""
+    """Return the label of each voxel of an image, from the network's output for its cases."""
     own, grid = use.labels_on(scan, output), scan.values.shape[1:]
     if own is not None:
         return own
@@ -102,7 +103,7 @@ def _class(output: Tensor, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _sizes(labels: np.ndarray, spacing: Sequence[float], names: Sequence[str]) -> dict[str, Any]:
-    """Return millilitres of a volume's structures, pixels of a flat image's."""
+    """Return the size of each structure: millilitres in a volume, pixels in a 2-D image."""
     voxels = np.bincount(labels.ravel(), minlength=len(names))
     structures = list(enumerate(names))[1:]
     if labels.ndim == 2:
@@ -114,10 +115,10 @@ def _sizes(labels: np.ndarray, spacing: Sequence[float], names: Sequence[str]) -
 def predict_all(
     source: Source, images: Sequence[PredictedImage], out: Path, device: torch.device, say: Callable[[str], None]
 ) -> int:
-    """Predict every image; return how many failed."""
+    """Predict every image. Return the number of failures."""
     import SimpleITK
 
-    SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)  # its warnings name files
+    SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)  # SimpleITK's warnings contain file names
     if judges_by_batch(source.network):
         say("note: this network's norms look at the whole batch, so a slice's result depends on its volume")
     source.network.to(device)
@@ -141,7 +142,7 @@ def predict_all(
 def _case(
     source: Source, image: PredictedImage, out: Path, device: torch.device
 ) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Return one image's row, and its picture; what is wrong with it is in the row and stops no other."""
+    """Predict one image. Return its row and picture. An error goes into the row and does not stop other images."""
     row: dict[str, Any] = {"image": image.name, "mask": None, "error": None, "detail": None}
     picture = None
     try:
@@ -152,7 +153,7 @@ def _case(
             picture = tile(scan.values, prediction.labels, scan.spacing)
     except MedsiloError as error:
         return row | {"error": str(error), "detail": error.private or None}, None
-    except Exception as error:  # too large for the device, no place on the disk, a library's own: the next may do
+    except Exception as error:  # for example, a full device memory or disk; other images may still succeed
         return row | {"error": f"{type(error).__name__}; see predictions.json", "detail": str(error)}, None
     return row | prediction.result, picture
 
@@ -174,17 +175,17 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return a label's name for people; where it has none, its number."""
+    """Return a label's name for people, or its number if it has no name."""
     return f"label {name}" if name.isdecimal() else name
 
 
 def write_tables(out: Path, model: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-    """Write predictions.json and predictions.csv."""
+    """Write predictions.json, and the flattened rows as predictions.csv."""
     write_json(out / "predictions.json", {"model": model, "cases": list(rows)})
     flat = []
     for row in rows:
         told = {"detail": " ".join((row["detail"] or "").split())}
-        if "experts" in row:  # an image that failed has none
+        if "experts" in row:  # failed images have no such key
             told["experts"] = ";".join(f"{name}:{count}" for name, count in sorted(row["experts"].items()))
         flat.append(row | told)
     write_csv(out / "predictions.csv", flat, COLUMNS)

@@ -1,4 +1,4 @@
-"""Predict the lines of tables: a line of predictions.csv for each."""
+"""Predict the lines of tables. predictions.csv has a row for each line."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,8 @@ COLUMNS = ("table", "line", "patient", "error")
 class TablePredictor(Predictor):
     """Predicts every line of tables.
 
-    The hospital's own table says how its numbers are standardised, unless its part of a run has that from training.
+    Standardisation uses the statistics from training if the hospital's part of the run has them, else those of the
+    table.
     """
 
     cases = "lines"
@@ -31,17 +32,19 @@ class TablePredictor(Predictor):
 
 
 def _predicted(asked: Predictor, task: PatientTable, path: Path, scales: Scales) -> Iterator[Row]:
-    """Yield a row for each line of a table, in its order; a line that can't be read has its reason."""
+    """Yield a row for each line of a table, in order. The row of an unreadable line has the reason."""
     try:
         rows = task.rows(path, asked.data or DataSource(folder=path.parent), outcome=False)
     except DataError as error:
         yield {"table": path.name, "line": None, "patient": None, "error": str(error), "detail": error.private}
         return
-    refused = [problem for problem in rows.listing.problems if problem.severity != "note"]
+    refused = [problem for problem in rows.problems if problem.severity != "note"]
     found: dict[str, Row] = {place: {"error": problem.what} for problem in refused for place in problem.private}
-    inputs = task.finished(rows.as_read, scales)
-    found |= dict(zip(rows.inputs, asked.answers(inputs, task.target), strict=True))
-    patients = {entry.name: entry.patient for entry in rows.listing.entries if rows.listing.patients_named}
+    inputs = task.finished(torch.from_numpy(rows.inputs), scales)
+    found |= dict(zip(rows.places, asked.answers(inputs, task.target), strict=True))
+    for what, lines in rows.odd.items():  # lines with an invalid value get no prediction
+        found |= {place: {"error": what} for place in rows.table.lines_called(lines.nonzero()[0])}
+    patients = dict(zip(rows.places, rows.patients.texts(), strict=True)) if rows.patients_named else {}
     for place in sorted(found, key=_number):
         yield {"table": path.name, "line": _number(place), "patient": patients.get(place), **found[place]}
 

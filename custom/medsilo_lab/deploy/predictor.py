@@ -1,4 +1,4 @@
-"""Predicting whatever a model reads: a task names its predictor, which reads the files and writes the answers."""
+"""The interface of predictors. A task names its predictor, which reads the files and writes the predictions."""
 
 import json
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ from medsilo_lab.deploy.source import Source
 
 PREDICTORS = PluginTable("medsilo.predictors", "medsilo_lab.deploy.predictor:Predictor", {})
 Say = Callable[[str], None]
-AT_ONCE = 4096  # cases that go through the network together
+AT_ONCE = 4096  # number of cases in a batch
 NEEDS = (
     "the plan standardises numbers by each hospital's own mean and deviation (task.standardise=site); give "
     "--settings with the medsilo.yaml of the hospital whose patients these are, or --site with its name, where its "
@@ -35,9 +35,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Predictor(ABC):
-    """Predicts cases of one kind: the files that were given, by which model, and where the answers go.
+    """Predicts one kind of data. A predictor has the given files, the model and the output folder.
 
-    Derive from it. A task's `use` has its name among the entry points `medsilo.predictors`.
+    Subclasses are entry points in the group `medsilo.predictors`. A task's `use` contains the name of its predictor.
 
     >>> import torch
     >>> from pathlib import Path
@@ -48,29 +48,28 @@ class Predictor(ABC):
     1
     """
 
-    cases: ClassVar[str]  # what is predicted, in the plural: "images"
+    cases: ClassVar[str]  # plural noun for the predicted cases, such as "images"
 
     source: Source
-    given: Sequence[Path]  # files, or folders with such
+    given: Sequence[Path]  # files, or folders that contain them
     out: Path
     device: torch.device
-    say: Say  # takes lines for people, in which no file is named
-    data: DataSource | None  # the hospital's own description of its data, by which its files are read
-    site_part: Path  # the hospital's part of a run, where the model was trained on this machine
+    say: Say  # receives lines of text for people, without file names
+    data: DataSource | None  # the hospital's description of its data, for reading the files
+    site_part: Path  # the hospital's part of the run, if the model was trained on this machine
 
     @abstractmethod
     def predict(self) -> int:
-        """Write predictions.csv and predictions.json; return how many cases failed."""
+        """Write predictions.csv and predictions.json. Return the number of failed cases."""
 
     def files(self, endings: tuple[str, ...] = ("",)) -> list[Path]:
-        """Return the files that were given, and those below given folders that end so; none of them is hidden."""
+        """Return the given files, and all files with these suffixes in the given folders. Hidden files are left out."""
         below = [CaseIndex.files_below(path)[0].items() if path.is_dir() else [("", path)] for path in self.given]
         return [file for files in below for name, file in files if not name or name.lower().endswith(endings)]
 
     def scales(self, plain: Callable[[], Scales]) -> Scales:
-        """Return how a hospital's numbers are standardised: as in training, or else by all that its own data hold.
-
-        plain: what is taken where no hospital's numbers matter.
+        """Return the standardisation of a hospital's numbers, from training or else from all its data. `plain` makes
+        the standardisation if the task does not depend on a hospital's statistics.
         """
         task: Any = self.source.plan.task
         if (self.site_part / paths.DATA).is_file():
@@ -84,7 +83,7 @@ class Predictor(ABC):
 
     @torch.inference_mode()
     def answers(self, inputs: Tensor, target: str = "") -> Iterator[Row]:
-        """Yield what the model says of each case, a row each. target: the name of a number that it learned."""
+        """Yield the model's prediction for each case as a row. `target` is the name of the predicted number."""
         source = self.source
         for cases in inputs.split(AT_ONCE):
             output, experts, sure = source.answer(cases.to(self.device))
@@ -97,13 +96,14 @@ class Predictor(ABC):
     def predict_rows(
         self, files: Sequence[Path], predicted: Callable[[Path], Iterator[Row]], columns: Sequence[str]
     ) -> list[Row]:
-        """Write predictions.json and predictions.csv with the rows of all files, and return them.
+        """Write predictions.json and predictions.csv with the rows of all files. Return the rows.
 
-        A row has an `error`, which is None where it has an answer. columns: those that predictions.csv has whatever
-        was found.
+        A row has the key `error`, with None for a successful prediction. `columns` are always in predictions.csv.
         """
         if any(path.resolve().parent == self.out.resolve() for path in files):
-            raise MedsiloError("the files lie in the output folder; give -o another one, so that none is written over")
+            raise MedsiloError(
+                "the files are in the output folder; choose another folder with -o, so that no file is overwritten"
+            )
         self.source.network.to(self.device)
         make_folder(self.out)
         rows: list[Row] = []
@@ -117,12 +117,14 @@ class Predictor(ABC):
         return rows
 
     def predict_images(self, images: Sequence[PredictedImage]) -> int:
-        """Predict every image, and write predictions.json, predictions.csv and a picture; return how many failed."""
+        """Predict every image. Write predictions.json, predictions.csv and an overview. Return the number of
+        failures.
+        """
         return predict_all(self.source, images, self.out, self.device, self.say)
 
 
 def failures(rows: Sequence[Row]) -> int:
-    """Return how many rows have no answer."""
+    """Return the number of rows without a prediction."""
     return sum(row["error"] is not None for row in rows)
 
 
@@ -135,9 +137,9 @@ def asked_to_predict(
     compute: Compute,
     say: Say,
 ) -> Predictor:
-    """Open the models, which answer together, and return what predicts these cases of their task."""
+    """Open the models as an ensemble, and return the predictor for their task."""
     if (out / "predictions.csv").exists():
-        raise MedsiloError("the folder has predictions already, which stay as they are; choose another -o", str(out))
+        raise MedsiloError("the folder already has predictions; choose another folder with -o", str(out))
     source = Source.together([Source.open(folder, site) for folder in models])
     run = models[0] / paths.SITES / site if is_safe_name(site) else models[0]
     source = replace(source, site_part=run)

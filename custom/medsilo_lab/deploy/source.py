@@ -1,4 +1,4 @@
-"""The model that answers: a super model, or a single model that a run left."""
+"""Load the model for predictions: a super model, or a single model of a run."""
 
 import math
 import shutil
@@ -19,17 +19,17 @@ from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.tasks.task import Task
 
-PLAIN = "plain"  # among the facts of a file: its tensors are those of a network whose training is over
-SINGLE = "model"  # the expert's name where there is only one
-GLOBAL_MODEL = f"{paths.GLOBAL}/{paths.BEST}"  # of a run whose hospitals share one model
-MOST_MEMBERS = 16  # of models that answer together
+PLAIN = "plain"  # key in a file of tensors: they belong to the network in its form after training
+SINGLE = "model"  # name of the expert in a model with only one
+GLOBAL_MODEL = f"{paths.GLOBAL}/{paths.BEST}"  # file of the shared model of a run
+MOST_MEMBERS = 16  # largest number of models in an ensemble
 
 
 class Committee(nn.Module):
-    """The mean of its members' probabilities as scores, so that a softmax or a logistic function gives it back.
+    """An ensemble. The output is the logit of the mean probability, so that a softmax or sigmoid gives this mean.
 
-    Of numbers that are no probabilities, as a regression has them, it is their mean. No mean of several models has a
-    larger squared error than these have on average (Krogh and Vedelsby, NeurIPS 1994).
+    For regression, the output is the mean of the predictions. The ensemble's squared error is at most the average
+    squared error of its members (Krogh and Vedelsby, NeurIPS 1994).
     """
 
     def __init__(self, task: Task, members: Sequence[nn.Module]) -> None:
@@ -58,24 +58,26 @@ def _log_mean(logarithms: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Source:
-    """A model that is ready to answer, and the plan it was trained by."""
+    """A model for prediction, with the plan of its training."""
 
     network: nn.Module
     plan: Plan
-    facts: dict[str, Any]  # for predictions.json: which model this is
-    run: Path | None = None  # the folder of the run that made it, where the model lies in one
-    site_part: Path | None = None  # the hospital's part of that run, if it is here; else the model's folder
-    round: int | None = None  # of a single model: the round after which it was kept
+    facts: dict[str, Any]  # facts that identify the model in predictions.json
+    run: Path | None = None  # the folder of the model's run, if the model is in a run folder
+    site_part: Path | None = None  # the hospital's part of that run, if it is on this machine; else the model's folder
+    round: int | None = None  # for a single model, the selected round
 
     @classmethod
     def open(cls, folder: Path, site: str = "") -> Self:
-        """Return the super model in a folder or in a run's; with a site, or where none is, the run's single model."""
+        """Open a super model, or the single model of a run. With `site`, or without a super model, it is the run's
+        single model.
+        """
         if not site:
             for place, run in ((folder, folder.resolve().parent), (folder / paths.SUPER_MODEL, folder)):
                 if (place / MANIFEST).is_file():
                     return cls._super(SuperModel.load(place), run, place)
         if not folder.is_dir():
-            raise MedsiloError("there is no such folder; give a run's or a super model's", str(folder))
+            raise MedsiloError("the folder does not exist; give the folder of a run or super model", str(folder))
         runs = sorted(path.parent.name for path in folder.glob("*/plan.yaml"))
         if runs and (folder / paths.VERDICT).exists():
             raise MedsiloError(f"the folder is a comparison; give one of its runs, like {runs[0]}", str(folder))
@@ -100,7 +102,7 @@ class Source:
 
     @classmethod
     def together(cls, sources: Sequence[Self]) -> Self:
-        """Return one source of several, whose models have learned the same task; one alone is returned as it is."""
+        """Combine models of the same task into an ensemble. A single model is returned unchanged."""
         first, *others = sources
         if not others:
             return first
@@ -115,13 +117,13 @@ class Source:
         return cls(committee, first.plan, facts, first.run)
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor | None]:
-        """Output, the expert of each case, and the selector's confidence where there is one."""
+        """Return the output, the expert of each case, and the selector's confidence, or None without a selector."""
         if isinstance(self.network, SuperModel):
             return self.network.answer(x)
         return self.network(x), [SINGLE] * len(x), None
 
     def save(self, folder: Path) -> None:
-        """Write the model into a folder where `open` finds it."""
+        """Write the model into a folder that `open` can read."""
         if isinstance(self.network, SuperModel):
             self.network.save(folder)
         else:
@@ -130,7 +132,7 @@ class Source:
             write_text(folder / paths.PLAN, self.plan.to_yaml())
 
     def copy(self, out: Path) -> None:
-        """Copy the model from where it was opened, with its plan and nothing else, so that it opens in the other."""
+        """Copy the model and its plan into another folder that `open` can read."""
         if isinstance(self.network, SuperModel):
             assert self.site_part
             shutil.copytree(self.site_part, out)
@@ -143,7 +145,9 @@ class Source:
 
 
 def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bool) -> nn.Module:
-    """Return the plan's network as it is when training is over. plain: its tensors are those of such a one."""
+    """Build the plan's network in its form after training, and load the tensors. `plain` is true if they are in this
+    form already.
+    """
     made = plan.model_copy(update={"network": plan.network.plain}) if plain else plan
     networks = made.build_networks()
     filled(plan.algorithm.whole(networks), name, tensors)
@@ -153,13 +157,17 @@ def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bo
 
 
 def _single(folder: Path, site: str) -> str:
-    """The file of a run's model: the one that all share, a site's own, or the one in a hospital's own folder."""
+    """Return the path of a run's model: the shared model, the model of this site, or the model in a hospital's own
+    folder.
+    """
     for shared in (GLOBAL_MODEL, paths.BEST):
         if not site and (folder / shared).is_file():
             return shared
     own = sorted(path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.BEST}"))
     if not site:
-        raise MedsiloError(f"every hospital of this run has a model of its own; choose with --site: {', '.join(own)}")
+        raise MedsiloError(
+            f"every hospital of this run has a personal model; choose a hospital with --site: {', '.join(own)}"
+        )
     if not is_safe_name(site) or site not in own:
         there = f"choose one of: {', '.join(own)}" if own else "it has none of one hospital alone; leave --site out"
         raise MedsiloError(f"--site {site}: the run has no model of that hospital; {there}")

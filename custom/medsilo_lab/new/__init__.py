@@ -1,1 +1,1 @@
-"""The start of a plug-in: a small package with a method, a task or a network that works, and its test."""
+"""Templates for a plug-in: a small package with a working method, task or network, and its test."""

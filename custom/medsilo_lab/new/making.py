@@ -1,4 +1,4 @@
-"""Write the package of a new method, task or network."""
+"""Write the package of a new method, task or network from templates."""
 
 import re
 from pathlib import Path
@@ -12,8 +12,8 @@ from medsilo.cli.show import Console
 from medsilo.core.errors import MedsiloError
 from medsilo.registry import TABLES
 
-HERE = Path(__file__).parent  # and beside it a template of each file
-KINDS = {  # by what is made: a plan's section, what its test runs
+HERE = Path(__file__).parent  # folder of the templates
+KINDS = {  # for each kind of plug-in, the plan section and the run in its test
     "method": ("algorithm", '"fedavg", method={}, changes={{"training.rounds": 2, "task.patients": 4}}'),
     "task": ("task", 'task={}, sites=["a", "b"], changes={{"training.rounds": 2}}'),
     "network": ("network", '"fedavg", model={}, changes={{"training.rounds": 2, "task.patients": 4}}'),
@@ -23,18 +23,20 @@ KINDS = {  # by what is made: a plan's section, what its test runs
 def new(
     screen: Console,
     kind: Annotated[str, typer.Argument(metavar="KIND", help="method, task or network")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="its name in plans, like my-method")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the new class in plans, such as my-method")],
     *,
     out: options.OutFolderOrNone = None,
 ) -> int:
-    """Write a package with a small method, task or network that works, and its test, to go on from.
+    """Write a package with a small, working method, task or network and its test, as a start for your own.
 
-    Install it where medsilo is installed: plans may use its name then. Hospitals allow it in their medsilo.yaml.
+    After you install the package beside medsilo, plans may use its name. Hospitals allow it in their medsilo.yaml.
     """
     if kind not in KINDS:
         raise MedsiloError(f"KIND: {kind!r} is not known; choose method, task or network")
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
-        raise MedsiloError(f"NAME: {name!r} has odd characters; write small letters, digits and '-', like my-{kind}")
+        raise MedsiloError(
+            f"NAME: {name!r} has invalid characters; use lower-case letters, digits and '-', like my-{kind}"
+        )
     section, given = KINDS[kind]
     folder, module, title = out or Path(name), name.replace("-", "_"), name.title().replace("-", "")
     if name in TABLES[section] or folder.exists():

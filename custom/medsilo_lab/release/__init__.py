@@ -1,1 +1,1 @@
-"""After a study: a signed folder with its model, and tests of it at hospitals that did not join."""
+"""After a study: release its model in a signed folder, and test it at hospitals that did not participate."""

@@ -1,9 +1,10 @@
-"""A released model: a signed folder that any hospital can test on its own patients, without a kit or a network."""
+"""Read and write a release: a signed folder with a model, which any hospital can test without a kit or a network."""
 
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import not_
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -14,6 +15,7 @@ from medsilo.core.package import ENGINE, facts_of
 from medsilo.core.section import Section
 from medsilo.flare.jobs import plan_of
 from medsilo.runs import paths
+from medsilo.runs.score import Score
 from medsilo.site import signed, signing
 from medsilo_lab.deploy import model_card
 from medsilo_lab.deploy.source import Source
@@ -26,26 +28,32 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def today() -> str:
-    """Return the day as it is written."""
+    """Return the present date as ISO text."""
     return f"{datetime.now(UTC):%Y-%m-%d}"
 
 
 class PackageFacts(Section):
-    """The medsilo that did it."""
+    """The version of medsilo that wrote the release."""
 
     version: Word
     hash: Hash
 
 
 class Scored(Section):
-    """A hospital's score in the study, as it told it."""
+    """A hospital's disclosed score in the study."""
 
     score: Share
     cases: Annotated[int, Field(ge=0, le=10**9)] | None = None
+    step: Share = Field(0.0, exclude_if=not_)  # the hospital's rounding step
+
+    @property
+    def told(self) -> Score:
+        """Return the hospital's score for display."""
+        return Score.told(self.score, self.cases, self.step)
 
 
 class ReleaseManifest(Section):
-    """release.json: what the folder holds, and what the model was in its study."""
+    """release.json: the list of the files, and the model's results in its study."""
 
     made: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
     task: Word
@@ -62,58 +70,64 @@ class ReleaseManifest(Section):
     @classmethod
     def _inside(cls, files: dict[str, str]) -> dict[str, str]:
         if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
-            raise ValueError("it names a file outside of the folder")
+            raise ValueError("it lists a file outside the folder")
         return files
 
 
 @dataclass(frozen=True)
 class Release:
-    """A release that was verified."""
+    """A release with a verified signature."""
 
     folder: Path
     manifest: ReleaseManifest
-    lead: str  # the public key that signed it
+    lead: str  # fingerprint of the public key that signed the release
 
     @classmethod
     def open(cls, folder: Path, leads: Collection[str] | None = None) -> Self:
-        """Return a release whose files are those that were signed.
+        """Open a release, and verify that its files are unchanged since they were signed.
 
-        leads: the fingerprints of the keys that may have signed it; None where the reader trusts it anyway: its own.
+        leads: fingerprints of accepted keys; None for the reader's own release.
         """
         manifest, key = signed.read_signed(folder / MANIFEST, ReleaseManifest)
         by = signed.fingerprint(key)
         if leads is not None and by not in (lead.strip().lower() for lead in leads):
-            raise MedsiloError(f"the release is signed by {by}, not by {', '.join(leads)}; ask the lead which is right")
+            raise MedsiloError(
+                f"the release is signed by {by}, not by {', '.join(leads)}; ask the lead for the right fingerprint"
+            )
         check_files(folder, manifest.files, MANIFEST)
         return cls(folder, manifest, key)
 
     @property
     def hash(self) -> str:
-        """Return what names it."""
+        """Return the hash that identifies the release."""
         return signed.digest_of(self.manifest)
 
     def source(self, packages: Collection[str] = ("*",)) -> Source:
-        """Return the model that answers, or several that answer together. packages: whose code its plan may name."""
+        """Return the model, or the ensemble of several models. `packages` are the packages whose code the plan may
+        name.
+        """
         folders = [self.folder / name for name in self.manifest.models]
         for folder in folders:
-            plan_of(folder / paths.PLAN, allowed=packages)  # before anything of a package is imported
+            plan_of(folder / paths.PLAN, allowed=packages)  # checks the allowed packages before any import
         sources = [Source.open(folder) for folder in folders]
         plan, told = sources[0].plan, self.manifest
         if (plan.hash, plan.task.name, plan.task.goal.metric) != (told.plan_hash, told.task, told.metric):
             raise MedsiloError(
-                f"{MANIFEST} describes another model than the folder holds; ask the lead for the release"
+                f"{MANIFEST} describes another model than the folder contains; ask the lead for the release again"
             )
         return Source.together(sources)
 
 
 def write_release(runs: Sequence[Path], site: str, out: Path, key: signing.PrivateKey) -> Release:
-    """Write the folder, and return it as a hospital reads it. site: whose own model, where each hospital has one."""
+    """Write a release, and return it as a hospital reads it. `site` selects a personal model, if each hospital has its
+    own.
+    """
     if out.exists():
-        raise MedsiloError(f"{out.name} is there already; name another folder with -o", str(out))
+        raise MedsiloError(f"{out.name} already exists; choose another folder with -o", str(out))
     sources = [Source.open(run, site) for run in runs]
     if raw := [run for run, source in zip(runs, sources, strict=True) if source.round == 0]:
         raise MedsiloError(
-            "the best model is that of round 0, before any training: no later one scored better; "
+            "the best model is that of round 0, before any training: no later model scored better; "
             "repeat the study with model_selection.keep=last, or with more patients",
             str(raw[0]),
         )
@@ -122,7 +136,9 @@ def write_release(runs: Sequence[Path], site: str, out: Path, key: signing.Priva
     names = [f"model-{number}" for number in range(1, len(runs) + 1)]
     labels = [f"labels, in order: {', '.join(task.goal.label_names)}"] if task.goal.label_names else []
     told = {site: own for site, own in facts[0]["scores"].items() if own and own["score"] is not None}
-    study = {site: Scored(score=own["score"], cases=own["cases"]) for site, own in told.items()}
+    study = {
+        site: Scored(score=own["score"], cases=own["cases"], step=own["step"] or 0.0) for site, own in told.items()
+    }
     try:
         for name, source in zip(names, sources, strict=True):
             source.copy(out / name)
@@ -147,7 +163,7 @@ def write_release(runs: Sequence[Path], site: str, out: Path, key: signing.Priva
 
 
 def check_files(folder: Path, files: Mapping[str, str], but: str) -> None:
-    """Raise MedsiloError unless a folder has just the files that were signed. but: the file that lists them."""
+    """Raise MedsiloError unless a folder contains exactly the signed files. `but` is the file with their list."""
     there = dict(signed.hashes_in(folder, but))
     if wrong := sorted(name for name in there.keys() | files.keys() if there.get(name) != files.get(name)):
         kind = "is missing" if wrong[0] not in there else "was changed after it was signed"

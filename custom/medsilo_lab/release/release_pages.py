@@ -1,4 +1,4 @@
-"""The page of a validation, for the hospital that made it."""
+"""Write the page of a validation for the hospital that ran it."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -6,14 +6,16 @@ from typing import Any
 
 from medsilo.core.text import counted
 from medsilo.runs import paths
+from medsilo.runs.score import Score, number_text
 from medsilo.site import signed
 from medsilo_lab.deploy import model_card
+from medsilo_lab.release import external_test
 from medsilo_lab.release.release_folder import Release
 from medsilo_lab.report import deciding
-from medsilo_lab.report.findings import GUESSES, Notice, is_little, way
-from medsilo_lab.report.formats import cell, number
+from medsilo_lab.report.formats import cell, score_cell
+from medsilo_lab.report.run_warnings import GUESSES, is_little, way
 from medsilo_lab.report.template import fill, save
-from medsilo_lab.study import external_test
+from medsilo_lab.study.verdict_file import Notice
 
 LIMITS = (
     "A score is over this hospital's cases alone, and says nothing of others.",
@@ -23,26 +25,26 @@ LIMITS = (
 
 PAGE = "validation.html"
 DOUBT = (
-    "{name} reaches {metric} {score}, and guessing {base}. A model that is wrong for these data scores so: check that "
+    "{name} reaches {metric} {score}, and {guess} {base}. A model that is wrong for these data scores so: check that "
     "files, labels, and the order of columns and classes are those of its study."
 )
 
 
 def remove_earlier(folder: Path, site: str) -> None:
-    """Remove an earlier validation's page and pictures, so that no two answers lie side by side."""
+    """Remove the page and pictures of an earlier validation, so that results are not mixed."""
     for path in (folder / PAGE, *_pictures(folder, site)):
         path.unlink(missing_ok=True)
 
 
 def _pictures(folder: Path, site: str) -> list[Path]:
-    """Return the best, the median and the worst case, as they were drawn."""
+    """Return the pictures of the best, the median and the worst case."""
     return sorted((paths.site_folder(folder, site) / paths.PICTURES).glob("test-*.png"))
 
 
 def write_page(
     path: Path, template: str, title: str, headline: str, limits: Sequence[str] = LIMITS, **content: Any
 ) -> Path:
-    """Write a page of this folder's template, and return where it is."""
+    """Write a page from a template in this folder. Return its path."""
     page = fill(template, title, Path(__file__).parent, answer=headline, limits=limits, **content)
     return save(page, path)
 
@@ -50,16 +52,16 @@ def write_page(
 def write_validation(
     releases: Sequence[Release], found: Sequence[external_test.Judged], site: str, folder: Path
 ) -> Path:
-    """Write the hospital's page, for its own eyes: exact scores, intervals, pictures."""
+    """Write the validation page for the hospital itself, with exact scores, intervals and pictures."""
     metric, rows = releases[0].manifest.metric, []
     for release, judged in zip(releases, found, strict=True):
         scores = judged.test.scores
         cells = [
-            cell(float(scores.values.mean())),
-            cell(judged.test.interval, missing="too few patients"),
+            score_cell(Score.told(float(scores.values.mean()), scores.people)),
+            cell(judged.test.interval, n=scores.people) if judged.test.interval else cell(None, "too few patients"),
             cell(scores.cases),
             cell(scores.people),
-            cell(judged.reported["test"], missing="suppressed"),
+            score_cell(judged.leaving),
         ]
         rows.append(((release.folder.name, f"release {release.hash[:12]}"), cells))
     first, tested = rows[0][1][0]["text"], found[0].test.scores
@@ -87,7 +89,7 @@ def write_validation(
 
 
 def _classes(releases: Sequence[Release], found: Sequence[external_test.Judged]) -> dict[str, Any]:
-    """Return the rows of each class, with its cases, and the classes with few."""
+    """Return the table rows of each class with its number of cases, and the classes with few cases."""
     named = [(release.folder.name, judged.exact) for release, judged in zip(releases, found, strict=True)]
     rows = [deciding.DecisionRow(name, own.decisions, own.figures) for name, own in named if own.decisions]
     labels = found[0].labels
@@ -98,22 +100,23 @@ def _classes(releases: Sequence[Release], found: Sequence[external_test.Judged])
 
 
 def _doubts(releases: Sequence[Release], found: Sequence[external_test.Judged]) -> Iterator[Notice]:
-    """Yield a notice for each model that is hardly better than guessing, as a wrong one is."""
+    """Yield a warning for each model that is hardly better than guessing, which may mean that the model is faulty."""
     for release, judged in zip(releases, found, strict=True):
         metric, score = judged.test.metric, float(judged.test.scores.values.mean())
         table = judged.exact.decisions.confusion if judged.exact.decisions else []
         most = max(map(sum, table), default=0) / max(sum(map(sum, table)), 1)
         base = most if table else GUESSES.get(metric, judged.test.mean)
         if base is not None and is_little(way(score, base), metric):
-            told = {"name": release.folder.name, "metric": metric, "score": number(score), "base": number(base)}
-            yield Notice("caution", "Hardly better than guessing", DOUBT.format(**told))
-
-
-def _score_cells(metric: str, score: float | None, cases: int | None) -> list[dict[str, Any]]:
-    low_high = model_card.interval_of(metric, score, cases or 0) if score is not None else None
-    return [cell(score, missing="suppressed"), cell(low_high), cell(cases)]
+            here, guessed = (number_text(one, judged.test.scores.people) for one in (score, base))
+            guess = "always saying the most frequent class" if table else "guessing"
+            told = {"name": release.folder.name, "metric": metric, "score": here, "base": guessed, "guess": guess}
+            yield Notice(kind="caution", word="Not learned", text=DOUBT.format(**told))
 
 
 def _study(release: Release) -> list[tuple[str, list[dict[str, Any]]]]:
     metric = release.manifest.metric
-    return [(site, _score_cells(metric, own.score, own.cases)) for site, own in sorted(release.manifest.study.items())]
+    rows = []
+    for site, own in sorted(release.manifest.study.items()):
+        interval = model_card.interval_of(metric, own.told)
+        rows.append((site, [score_cell(own.told), cell(interval, n=own.cases), cell(own.cases)]))
+    return rows

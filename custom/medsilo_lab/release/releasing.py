@@ -1,4 +1,4 @@
-"""Hand a model on: sign it, test it on patients of another hospital, or export it."""
+"""Commands that release a model: sign it, test it on another hospital's patients, or export it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,30 +13,30 @@ from medsilo.core.text import is_safe_name
 
 KEY = Path("~/.config/medsilo/signing.pem")
 MOST_COMPARED = 2
-OWN = "releases"  # what the key signs
-Key = Annotated[Path, typer.Option(metavar="FILE", help="the signing key; made at its first use")]
+OWN = "releases"  # purpose of the signing key
+Key = Annotated[Path, typer.Option(metavar="FILE", help="signing key; created on first use")]
 Leads = Annotated[
     list[str],
     typer.Option(
         "--lead",
         metavar="FINGERPRINT",
-        help="fingerprint of the signing key, which the lead gave you separately; may be repeated",
+        help="fingerprint of the signing key, which the lead gave you by another channel; may be repeated",
     ),
 ]
 
 
 def make(
     screen: Console,
-    runs: Annotated[list[Path], typer.Argument(help="a run's folder; several make an ensemble")],
+    runs: Annotated[list[Path], typer.Argument(help="a run folder; several run folders make an ensemble")],
     *,
     out: options.OutFolder = Path("release"),
-    site: Annotated[str, typer.Option(metavar="HOSPITAL", help="the hospital whose personal model to release")] = "",
+    site: Annotated[str, typer.Option(metavar="HOSPITAL", help="the hospital whose personal model is released")] = "",
     key: Key = KEY,
 ) -> int:
-    """Make a signed folder of a run's model, which any hospital tests on its own patients by `medsilo release test`.
+    """Make a signed release of a run's model. Any hospital can test it on its own patients with `medsilo release test`.
 
-    It holds the model, its plan and its card, with the scores that hospitals disclosed. Give the hospitals the
-    fingerprint of your key by another way than the folder.
+    The folder contains the model, its plan, its model card and the disclosed scores. Send your key's fingerprint to the
+    hospitals by another channel than the folder.
     """
     from medsilo.site import signed, signing
     from medsilo_lab.release.release_folder import write_release
@@ -52,51 +52,51 @@ def make(
 
 def test(
     screen: Console,
-    releases: Annotated[list[Path], typer.Argument(help="a release; two are compared on the same patients")],
+    releases: Annotated[list[Path], typer.Argument(help="a release; two releases are compared on the same patients")],
     *,
     data: options.Data = None,
-    site_config: options.SiteConfig = None,
-    hospital: Annotated[str, typer.Option("--as", metavar="NAME", help="this hospital's name")],
+    settings_folder: options.SettingsFolder = None,
+    hospital: Annotated[str, typer.Option("--as", metavar="NAME", help="name of this hospital")],
     out: options.OutFolder = Path("validation"),
     leads: Leads,
     device: options.Device = None,
 ) -> int:
-    """Test a released model on this hospital's own patients: no kit, no network and no account are needed.
+    """Test a released model on this hospital's patients. The test needs no kit, no network and no account.
 
-    All cases are tested. The page, with its pictures, stays here. The last line has the score and the cases in this
-    hospital's own steps (medsilo.yaml, --settings). That line may be mailed to the lead.
+    The test uses all cases. The page with its pictures stays at the hospital. The last line of the output has the score
+    and the number of cases, both rounded by this hospital's settings (medsilo.yaml, --settings). Only that line may be
+    mailed to the lead.
     """
     screen.begin(f"reading {', '.join(map(str, releases))}")
+    from medsilo_lab.release import external_test
     from medsilo_lab.release.release_folder import Release
     from medsilo_lab.release.release_pages import remove_earlier, write_validation
-    from medsilo_lab.study import external_test
 
     if not is_safe_name(hospital):
         raise MedsiloError("--as: give letters, digits, '.', '_' and '-', at most 63")
     if len(releases) > MOST_COMPARED:
         raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
     opened = [Release.open(folder, leads) for folder in releases]
-    settings = options.settings_of(device, data, site_config, pictures=True)
+    settings = options.settings_of(device, data, settings_folder, pictures=True)
     remove_earlier(out, hospital)
     with screen.busy("testing"):
         sources = [release.source(settings.packages) for release in opened]
         found = external_test.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}")
     page = write_validation(opened, found, hospital, out)
     screen.say(f"page, which stays here: {page}")
-    told = [
-        {"release": release.hash, "score": here.reported["test"], "cases": here.reported["cases"]}
-        for release, here in zip(opened, found, strict=True)
-    ]
-    for release, own in zip(opened, told, strict=True):
-        score = "no score (too few patients)" if own["score"] is None else f"{release.manifest.metric} {own['score']:g}"
-        cases = "few" if own["cases"] is None else own["cases"]
-        screen.say(f"may be mailed to the lead: release {release.hash[:12]}: {score}, {cases} cases")
+    told = []
+    for release, here in zip(opened, found, strict=True):
+        own, cases = here.leaving, here.reported["cases"]
+        told.append({"release": release.hash, "score": here.reported["test"], "cases": cases} | own.as_json())
+        score = f"{release.manifest.metric} {own}" if own.known else "no score (too few patients)"
+        over = "few" if cases is None else cases
+        screen.say(f"may be mailed to the lead: release {release.hash[:12]}: {score}, {over} cases")
     screen.answer(page=page, told=told)
     return 0
 
 
 def form_of(value: object) -> str:
-    """Return a form in which models are exported; those of one task alone have a dot in their name."""
+    """Return a valid export format. Formats for the models of one task have a dot in their name."""
     from medsilo_lab.deploy.exporter import EXPORTERS
 
     known = [name for name in EXPORTERS if "." not in name]
@@ -120,9 +120,10 @@ def export(
         ),
     ] = "monai",
 ) -> None:
-    """Write a run's model or super model as a MONAI Bundle.
+    """Export a run's model or super model as a MONAI Bundle.
 
-    docs/after/use-a-model.md says how MONAI runs it, and docs/research/nnunet.md how nnU-Net runs its own form.
+    'medsilo docs after/use-a-model' shows how to run the export in MONAI. 'medsilo docs research/nnunet' shows it for
+    nnU-Net.
     """
     screen.note("reading the model")
     from medsilo_lab.deploy.exporter import export as write

@@ -1,4 +1,4 @@
-"""Say how well each class is told from the rest, from what a site tells of its decisions."""
+"""Calculate sensitivity and specificity of each class against the other classes, from a site's disclosed decisions."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,9 @@ from medsilo.runs.schema import Decisions, SiteResult
 
 
 class ClassRates(NamedTuple):
-    """A class against the rest, where the most probable class is what was found. None where there is no such case."""
+    """The results of one class against the others, with the most probable class as the decision. A class without cases
+    has None in place of a rate.
+    """
 
     name: str
     cases: int
@@ -17,7 +19,7 @@ class ClassRates(NamedTuple):
 
 
 def by_class(site: SiteResult, names: Sequence[str]) -> list[ClassRates]:
-    """Return how well each class is told from the rest; nothing where the site does not tell classes."""
+    """Return sensitivity and specificity of each class; empty if the site does not disclose its class counts."""
     if site.decisions is None:
         return []
     rates = []
@@ -29,7 +31,7 @@ def by_class(site: SiteResult, names: Sequence[str]) -> list[ClassRates]:
 
 
 def against_rest(decisions: Decisions, label: int) -> tuple[int, int, int, int]:
-    """Return a class's cases and those of them found, the others' cases and those of them not taken for it."""
+    """Return four counts: cases of a class, its true positives, cases of other classes, and its true negatives."""
     everyone = sum(map(sum, decisions.confusion))
     own, right = sum(decisions.confusion[label]), decisions.confusion[label][label]
     others, wrong = everyone - own, sum(row[label] for row in decisions.confusion) - right

@@ -1,4 +1,4 @@
-"""The sites' cases by part and by class, as they disclosed them."""
+"""Tables of each site's disclosed numbers of cases, by part of the data and by class."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,12 +9,13 @@ from medsilo_lab.report.read import RunResult
 
 PARTS = ("train", "validation", "test")
 Rows = list[tuple[str, list[dict[str, Any]]]]
-Table = tuple[str, Sequence[str], Rows, str]  # its title, its heads, its rows, and what they rest on
+Table = tuple[str, Sequence[str], Rows, str]  # title, column headers, rows and description of the sample
 
 
 def tables(runs: Sequence[RunResult]) -> Iterator[Table]:
-    """Yield the cases by part, and those of the training part by class where a site tells them, of the run with most
-    sites."""
+    """Yield the numbers of training, validation and test cases, and of training cases by class if disclosed, for the
+    run with most sites.
+    """
     run = max(runs, key=lambda run: len(run.sites), default=None)
     if run is None or not any(run.site(site).cases for site in run.sites):
         return
@@ -34,7 +35,7 @@ def _sample(rows: Sequence[Sequence[int | None]], unit: str) -> str:
 def _rows(
     sites: Sequence[str], rows: Sequence[Sequence[int | None]], shaded: float
 ) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return counts as cells, the darker, the larger their share of the site's."""
+    """Return counts as table cells. A larger share of the site's cases has a darker cell."""
     told = []
     for site, counts in zip(sites, rows, strict=True):
         whole = sum(filter(None, counts)) or 1

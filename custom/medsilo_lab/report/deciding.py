@@ -1,6 +1,7 @@
-"""Show how a classification decides: confusion, sensitivity and specificity at a threshold, calibration, curves.
+"""Show the decisions of a classification: confusion matrix, sensitivity and specificity, calibration and curves.
 
-Curves follow from the places of the probability that hospitals tell: in each tenth the cases, and those of the class.
+The curves come from counts in ten bins of the predicted probability. Each hospital discloses the cases in each bin, and
+the cases of the class.
 """
 
 import re
@@ -13,40 +14,40 @@ from markupsafe import Markup
 from medsilo.core.text import counted
 from medsilo.runs.schema import Decisions, ReliabilityBin
 from medsilo_lab.report import class_rates
-from medsilo_lab.report.charts import Series, line_chart, swatch, ticks
 from medsilo_lab.report.formats import cell
-from medsilo_lab.report.read import RunResult, sample
+from medsilo_lab.report.read import RunResult, same, sample
+from medsilo_page.charts import GREY, Series, line_chart, swatch, ticks
 
-LOSS = 0.1  # net benefit below which a curve is not drawn
+LOSS = 0.1  # curves are cut below this net benefit
 Point = tuple[float, float]
 Points = Iterable[Point]
 
 
 def together(several: Sequence[Sequence[ReliabilityBin]]) -> list[ReliabilityBin]:
-    """Return the places of several classes, each against the rest, or of several sites together."""
+    """Merge the bins of several classes, each against the rest, or of several sites."""
     columns = (zip(*places, strict=True) for places in zip(*several, strict=True))
     return [(sum(cases), sum(own), float(sum(total))) for cases, own, total in columns]
 
 
 EVERYONE = "all sites' cases"
 FIGURES = ("sensitivity", "specificity", "calibration_error")
-OF_CLASS = re.compile(r"auroc_\d+")  # the area under the ROC curve of one of several classes
-FEW = 10  # cases of a class: with fewer its area describes these cases and compares nothing
+OF_CLASS = re.compile(r"auroc_\d+")  # name of the AUROC of one class among several
+FEW = 10  # with fewer cases of a class, its AUROC describes these cases only and supports no comparison
 Row = tuple[Any, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class DecisionRow:
-    """One row of the tables: whose test cases, what they tell, and the figures that follow from it."""
+    """A table row: the site, its disclosed counts, and the rates calculated from them."""
 
     name: Any
     decisions: Decisions
     figures: Mapping[str, float | None]
-    several: bool = False  # several sites, each with a threshold of its own
+    several: bool = False  # several sites, each with another threshold
 
     @property
     def places(self) -> list[ReliabilityBin]:
-        """Those of the probability, of all classes together."""
+        """Return the bins of the probability, merged over all classes."""
         return together(self.decisions.reliability or ())
 
     @property
@@ -58,11 +59,13 @@ class DecisionRow:
         return self.name if isinstance(self.name, str) else self.name[-1]
 
 
-Drawn = tuple[str, int, DecisionRow]  # a line of the chart: its name, its style and whose it is
+Drawn = tuple[str, int, DecisionRow]  # a line in a chart: its label, its style and its data
 
 
 def curves(lines: Sequence[Drawn], whole: Sequence[Drawn]) -> dict[str, Any]:
-    """Return the charts with their captions, and one legend. whole: of each run all sites', for its decision curve."""
+    """Return the charts with captions and a common legend. `whole` has a row over all sites for each run, for the
+    decision curve.
+    """
     lines, whole = ([one for one in own if one[2].decisions.reliability] for own in (lines, whole))
     if not lines:
         return {"charts": [], "legend": []}
@@ -79,12 +82,13 @@ def curves(lines: Sequence[Drawn], whole: Sequence[Drawn]) -> dict[str, Any]:
     known = dict.fromkeys((name, style) for name, style, _ in (*lines, *whole))
     return {
         "charts": charts,
-        "legend": [{"name": name, "swatch": swatch(style)} for name, style in known],
+        "legend": [{"name": name, "swatch": swatch(style)} for name, style in known if style != GREY]
+        + [{"name": "the others", "swatch": swatch(GREY)}] * any(style == GREY for _, style in known),
     }
 
 
 def _chart(key: str, series: Sequence[Series], x: str, y: str, guide: Sequence[Point]) -> Markup:
-    """Draw over the whole range of shares; net benefit, which has no range of its own, as far as it goes."""
+    """Draw a chart whose axes run from 0 to 1. Net benefit has no fixed range, so its axis follows the values."""
     known = [value for one in series for value in one.values if value is not None] + [value for _, value in guide]
     return line_chart(
         series,
@@ -109,7 +113,7 @@ def _reliability(places: list[ReliabilityBin]) -> Points:
 
 
 def _called(places: list[ReliabilityBin]) -> Iterator[tuple[float, int, int]]:
-    """Yield, from the highest threshold down to 0: how many cases count as found, and how many of them rightly."""
+    """Yield, for each threshold from the highest down to 0, the numbers of positive decisions and of true positives."""
     cases = own = 0
     yield 1.0, 0, 0
     for place in reversed(range(len(places))):
@@ -124,9 +128,9 @@ def _roc(places: list[ReliabilityBin]) -> Points:
 
 
 def _benefit(places: list[ReliabilityBin], everybody: bool = False) -> Points:
-    """Return net benefit (Vickers and Elkin 2006): true less false alarms per case, a false one worth t / (1 − t).
+    """Return the net benefit per case (Vickers and Elkin 2006): true positives minus false positives times t / (1 − t).
 
-    everybody: of who counts everybody as found.
+    everybody: calculate it for the rule that all cases are positive.
     """
     called, net = list(_called(places)), []
     everyone, ill = called[-1][1:]
@@ -139,7 +143,9 @@ def _benefit(places: list[ReliabilityBin], everybody: bool = False) -> Points:
 
 
 def of_run(run: RunResult, name: str = "") -> list[DecisionRow]:
-    """Return the sites of a run that tell, and all of them together. name: the run's, where there are several."""
+    """Return a row for each site that discloses its decisions, and a row for all of them. `name` labels the run among
+    several.
+    """
     sites = {site: run.site(site) for site in run.sites}
     rows = [
         DecisionRow((name, site) if name else site, told.decisions, told.figures)
@@ -153,7 +159,7 @@ def of_run(run: RunResult, name: str = "") -> list[DecisionRow]:
 
 
 def together_of(several: Sequence[Decisions]) -> Decisions:
-    """Return the counts of several sites together; what one does not tell is that of the others."""
+    """Merge the counts of several sites. Sites that do not disclose a count are left out of it."""
     cuts = [one.decided for one in several if one.decided]
     curves = [one.reliability for one in several if one.reliability]
     tables = [one.confusion for one in several]
@@ -166,7 +172,9 @@ def together_of(several: Sequence[Decisions]) -> Decisions:
 
 # ---------------------------------------------------------------------------------------------------- the section
 def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
-    """Return what the page shows of these runs; nothing where no site tells classes, or they differ."""
+    """Return the section about decisions. The section is empty if no site discloses decisions, or if the runs have
+    different classes.
+    """
     several = len(runs) > 1
     by_run = [(run, of_run(run, run.label if several else "")) for run in runs]
     rows = [row for _, own in by_run for row in own]
@@ -179,7 +187,7 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
     everyone = {sum(map(sum, own.decisions.confusion)) for _, _, own in last}
     last_rows = [row for _, _, row in whole]
     return {
-        "n": f"n = {counted(everyone.pop(), 'test case')}" if len(everyone) == 1 else sample(runs),
+        "n": _sample(runs, everyone.pop()) if len(everyone) == 1 else sample(runs),
         "two": len(classes) == 2,
         "second": classes[-1],
         "at_threshold": [_at_threshold(row) for row in rows] if len(classes) == 2 else [],
@@ -196,17 +204,26 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def _sample(runs: Sequence[RunResult], cases: int) -> str:
+    """Return the number of test cases in this section, and of patients if every site discloses them."""
+    patients = same(runs, lambda run: sum(run.patients.values()))
+    whole = patients and all(set(run.sites) <= set(run.patients) for run in runs)
+    return f"n = {counted(cases, 'test case')}" + (f" of {counted(patients, 'patient')}" if patients and whole else "")
+
+
 def _at_threshold(row: DecisionRow) -> Row:
     sensitivity, specificity, error = (row.figures.get(name) for name in FIGURES)
     if not row.decisions.decided:
         return row.name, [cell(None), cell(None), cell(None), cell(error)]
     no, false, missed, yes = row.decisions.decided
-    rates = [cell(sensitivity, aside=f"{yes} of {missed + yes}"), cell(specificity, aside=f"{no} of {no + false}")]
-    return row.name, [cell(row.decisions.threshold, "each its own" if row.several else None), *rates, cell(error)]
+    ill, well = missed + yes, no + false
+    rates = [cell(sensitivity, aside=f"{yes} of {ill}", n=ill), cell(specificity, aside=f"{no} of {well}", n=well)]
+    threshold = cell(row.decisions.threshold, "each its own" if row.several else None)
+    return row.name, [threshold, *rates, cell(error, n=ill + well)]
 
 
 def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
-    """Return a line for each class that occurs or was found."""
+    """Return a row of the confusion matrix for each class that occurs or is predicted."""
     table = row.decisions.confusion
     return [
         (
@@ -219,19 +236,19 @@ def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
 
 
 def against_rest(row: DecisionRow, classes: Sequence[str]) -> Iterator[Row]:
-    """Yield sensitivity, specificity and area of each class, where the most probable class is what was found."""
+    """Yield sensitivity, specificity and AUROC of each class, with the most probable class as the decision."""
     for label, name in enumerate(classes):
         own, right, others, rejected = class_rates.against_rest(row.decisions, label)
         area = row.figures.get("auroc" if len(classes) == 2 else f"auroc_{label}")
-        yield (row.words, name), [_share(right, own), _share(rejected, others), cell(area)]
+        yield (row.words, name), [_share(right, own), _share(rejected, others), cell(area, n=own + others)]
 
 
 def few_cases(told: Decisions, classes: Sequence[str]) -> Iterator[str]:
-    """Yield the classes of which there are few test cases, with their number."""
+    """Yield the classes with few test cases, with their number."""
     for name, counts in zip(classes, told.confusion, strict=True):
         if sum(counts) < FEW:
             yield f"{sum(counts)} of {name}"
 
 
 def _share(part: int, whole: int) -> dict[str, Any]:
-    return cell(part / whole if whole else None, aside=f"{part} of {whole}")
+    return cell(part / whole if whole else None, aside=f"{part} of {whole}", n=whole)

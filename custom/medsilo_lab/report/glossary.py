@@ -1,8 +1,8 @@
-"""The terms that pages explain at their end, where they stand in them."""
+"""Explain terms at the end of a page, if they occur in it."""
 
 import re
 
-TERMS = {  # as a page writes it, in lower case: its meaning in one or two sentences
+TERMS = {  # from a term in lower case to its meaning in one or two sentences
     "federated training": "Hospitals train one model together. Images and records stay; what training changed in the "
     "model goes to a server, which averages it.",
     "single-site training": "A hospital trains a model with its own patients alone.",
@@ -26,6 +26,7 @@ TERMS = {  # as a page writes it, in lower case: its meaning in one or two sente
     "is another one.",
     "reference": "No federated training: shown for comparison.",
     "accuracy": "The share of cases whose class the model names correctly.",
+    "label_accuracy": "The share of findings that the model says rightly, of all that a case can have.",
     "dice": "The overlap of the outline that the model found with the one that was drawn: 0 is none, 1 is the same.",
     "concordance": "The share of pairs of patients whom the model puts in the right order: 0.5 is guessing.",
     "hd95": "The distance between the two outlines that 95 % of their points stay within. Less is better.",
@@ -33,12 +34,12 @@ TERMS = {  # as a page writes it, in lower case: its meaning in one or two sente
     "specificity": "Of the cases that are not of the class, the share that is not found.",
     "calibration error": "How far the model's probabilities are from what happens: 0 is best.",
 }
-VERDICTS = {"better", "worse"}  # terms only where nothing else stands beside them
+VERDICTS = {"better", "worse"}  # terms that are explained only if they are the whole text of an element
 NO_WORDS = re.compile(r"<(svg|pre|code|style)\b.*?</\1>|<[^>]*>", re.DOTALL)
 
 
 def terms_in(page: str) -> list[tuple[str, str]]:
-    """Return the terms that stand in a page's text, in alphabetical order, with their meanings."""
+    """Return the terms in a page with their meanings, in alphabetical order."""
     text = NO_WORDS.sub(" ", page)
 
     def stands(term: str) -> bool:

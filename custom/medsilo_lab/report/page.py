@@ -1,4 +1,4 @@
-"""One self-contained HTML page about one or many runs: it opens without a network and prints."""
+"""Write one self-contained HTML page about one or several runs. The page needs no network, and can be printed."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,28 +10,36 @@ from markupsafe import Markup
 from medsilo.core.errors import reading
 from medsilo.core.text import counted, epsilon_text
 from medsilo.runs import paths
-from medsilo.runs.own_files import Spent
+from medsilo.runs.own_files import Spent, Weighed
 from medsilo.runs.schema import SiteResult
-from medsilo_lab.report import data_table, deciding, findings, panels
-from medsilo_lab.report.charts import Series, line_chart, styles, swatch, ticks
-from medsilo_lab.report.findings import learned, provenance
-from medsilo_lab.report.formats import SUPPRESSED, between, bytes_text, cell, score_text, seconds_text, text_table
+from medsilo.runs.score import SUPPRESSED, Score, about, interval_text, number_text
+from medsilo_lab.report import data_table, deciding, findings, panels, subgroup_panels
+from medsilo_lab.report.findings import provenance
+from medsilo_lab.report.formats import bytes_text, cell, score_cell, seconds_text, text_table
 from medsilo_lab.report.panels import Subject
-from medsilo_lab.report.read import RunResult, all_sites, last_round, read, read_all, same, sample, spans
+from medsilo_lab.report.read import RunResult, all_sites, last_round, read_all, same, sample, spans
+from medsilo_lab.report.reported import Reported
+from medsilo_lab.report.run_warnings import of_run, warnings
 from medsilo_lab.report.template import fill, save
+from medsilo_lab.study.subgroups import of_run as of_run_subgroups
 from medsilo_lab.study.verdict_file import REFERENCES
+from medsilo_page.charts import Series, Whisker, axis_of, line_chart, shared_axis, styles, swatch, ticks, whisker_chart
 
 
 def write(runs: Sequence[Path], destination: Path, title: str) -> Path:
-    """Read the run folders, write the page and return where it is."""
-    every = read_all(runs)
-    with reading("what these runs tell, in summary.json, rounds.jsonl or test.csv,"):  # each file may be well by itself
-        page = render(every, title)
+    """Read the run folders, write their page, and return its path."""
+    return _write(read_all(runs), destination, title)
+
+
+def _write(runs: Sequence[RunResult], destination: Path, title: str) -> Path:
+    # each file may be valid by itself, but not agree with the others
+    with reading("what these runs tell, in summary.json, rounds.jsonl or test.csv,"):
+        page = render(runs, title)
     return save(page, destination)
 
 
 def render(runs: Sequence[RunResult], title: str) -> str:
-    """The page as text; it depends on nothing but these."""
+    """Return the page as HTML. The HTML depends only on the arguments."""
     subjects = [Subject(run.label, [run]) for run in runs]
     looks = styles([run.summary.method in REFERENCES for run in runs])
     return fill(
@@ -42,11 +50,13 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         n_runs=f"n = {counted(len(runs), 'run')}",
         single=len(runs) == 1,
         context=_context(runs, title),
-        answer=findings.answer(runs) + learned(subjects),
-        notices=findings.notices(runs),
+        answer=findings.answer(runs),
+        notices=warnings({run.label: [run] for run in runs}),
+        picture=_picture(runs[0]) if len(runs) == 1 else {},
         results=_results(runs),
         figures=_figures(runs),
         decisions=deciding.section(runs, looks),
+        subgroups=subgroup_panels.section({run.label: of_run_subgroups(run.summary) for run in runs}),
         overlays=panels.overlays(subjects),
         holdings=list(data_table.tables(runs)),
         curves=_curves(runs),
@@ -55,6 +65,7 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         super_models=panels.super_models(runs),
         unseen=panels.unseen(subjects),
         spent=[((run.label, site), _spent(one)) for run in runs for site, one in run.spent.items()],
+        weighed=[((run.label, site), _weighed(one)) for run in runs for site, one in run.weighed.items()],
         participation=[_participation(run) for run in runs if run.summary.method != "central"],
         costs=panels.costs(subjects),
         provenance=provenance(runs),
@@ -62,13 +73,17 @@ def render(runs: Sequence[RunResult], title: str) -> str:
     )
 
 
-def report_of(folder: Path) -> tuple[str, Path]:
-    """Write a finished run's page into its folder; return its scores as a table for the terminal, and the page."""
-    return text_table(read(folder)), write([folder], folder / paths.REPORT, folder.name)
+def report_of(folder: Path) -> Reported:
+    """Write the page of a finished run into its folder. Return a score table for the terminal, the warnings, and the
+    page's path.
+    """
+    runs = read_all([folder])
+    told = [one.as_json() for one in of_run(runs[0])]
+    return Reported(text_table(runs[0]), told, _write(runs, folder / paths.REPORT, folder.name))
 
 
 def _spent(one: Spent) -> list[dict[str, Any]]:
-    """Return what a study and all studies cost a hospital, what is allowed, and at which δ."""
+    """Return a hospital's privacy cost in this study and in all studies, its privacy budget, and δ."""
     costs = (one.study, one.all_studies)
     rest = (one.allowed, one.delta)
     return [
@@ -77,8 +92,15 @@ def _spent(one: Spent) -> list[dict[str, Any]]:
     ]
 
 
+def _weighed(one: Weighed) -> list[dict[str, Any]]:
+    """Return a hospital's patients, cases and weight, each as disclosed and as exact number."""
+    told, exact = (one.told_patients, one.told_cases, one.told_weight), (one.patients, one.cases, one.weight)
+    pairs = [cell(float(number)) for pair in zip(told, exact, strict=True) for number in pair]
+    return [*pairs, cell(one.off, f"{one.off:.0%}")]
+
+
 def _context(runs: Sequence[RunResult], name: str) -> str:
-    """Name, task, network and size of the page's runs in one line below the title."""
+    """Describe the page's runs in one line: name, task, network and size."""
     count = len(all_sites(runs))
     parts = [
         name,
@@ -91,6 +113,34 @@ def _context(runs: Sequence[RunResult], name: str) -> str:
     return " · ".join(part for part in parts if part)
 
 
+def _picture(run: RunResult) -> dict[str, Any]:
+    """Return a chart of each site's test score with its interval; empty without known scores."""
+    known = [(site, run.score_at(site), run.intervals.get(site)) for site in run.sites]
+    drawn = {
+        site: Whisker(
+            score.middle, interval, 0, f"{score} ({interval_text(interval, score.n)})" if interval else f"{score}"
+        )
+        for site, score, interval in known
+        if score.middle is not None
+    }
+    if not drawn:
+        return {}
+    marks = shared_axis(list(drawn.values()), zero=False)
+    rows = [
+        {
+            "name": site,
+            "chart": whisker_chart(drawn[site], marks, f"score-{place}", f"{site}: test score", zero=False)
+            if site in drawn
+            else "",
+            "score": str(score),
+            "interval": interval_text(interval, score.n) if interval else "",
+            "n": run.tested_in_words(site),
+        }
+        for place, (site, score, interval) in enumerate(known)
+    ]
+    return {"rows": rows, "axis": axis_of(marks, signed=False), "metric": run.summary.metric}
+
+
 def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
     sites = all_sites(runs)
     rows = [
@@ -100,9 +150,9 @@ def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
             "bad": "failed" if run.failed else "",
             "reference": run.summary.method in REFERENCES and not run.failed and len(runs) > 1,
             "cells": [
-                cell(run.summary.mean_test, look="total"),
-                cell(run.summary.pooled_test),
-                *(cell(run.score(site), score_text(run, site), between(run.intervals.get(site))) for site in sites),
+                score_cell(run.summary.mean_score, look="total"),
+                score_cell(run.summary.pooled_score),
+                *(score_cell(run.score_at(site), run.intervals.get(site)) for site in sites),
             ],
         }
         for run in runs
@@ -114,31 +164,46 @@ def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
 
 
 def _figures(runs: Sequence[RunResult]) -> dict[str, Any]:
-    """All that was measured of each site's test cases; what a site withholds is called so."""
+    """Return a table of all measures of each site's test cases. Suppressed measures are marked."""
     found = dict.fromkeys(name for run in runs for site in run.sites for name in run.site(site).figures)
     names = [name for name in found if name not in deciding.FIGURES and not deciding.OF_CLASS.fullmatch(name)]
     rows = []
     for run in runs:
         if any(run.site(site).figures for site in run.sites):
-            rows += [((run.label, site), [_figure(run.site(site), name) for name in names]) for site in run.sites]
-            rows.append(((run.label, "all sites' cases"), [cell(run.summary.pooled.get(name)) for name in names]))
+            rows += [((run.label, site), [_figure(run, site, name) for name in names]) for site in run.sites]
+            rows.append(((run.label, "all sites' cases"), [_pooled(run, name) for name in names]))
     return {"heads": [name.replace("_", " ") for name in names], "rows": rows}
 
 
-def _figure(site: SiteResult, name: str) -> dict[str, Any]:
-    if name in site.figures or not site.suppressed:
-        return cell(site.figures.get(name))
-    return cell(None, SUPPRESSED)
+def _figure(run: RunResult, name_of_site: str, name: str) -> dict[str, Any]:
+    site, score = run.site(name_of_site), run.score_at(name_of_site)
+    if name == run.summary.metric and score.step:
+        return score_cell(score)
+    if ends := site.figure_ranges.get(name):
+        return score_cell(Score.within(ends, score.n))
+    if name not in site.figures and site.suppressed:
+        return cell(None, SUPPRESSED)
+    text = number_text(site.figures.get(name), score.n)
+    return cell(site.figures.get(name), about(text) if score.step else text)
+
+
+def _pooled(run: RunResult, name: str) -> dict[str, Any]:
+    """Return a table cell with a measure over the cases of all sites."""
+    whole = run.summary.pooled_score
+    if name == run.summary.metric and whole.step:
+        return score_cell(whole)
+    text = number_text(run.summary.pooled.get(name), whole.n)
+    return cell(run.summary.pooled.get(name), about(text) if whole.step else text)
 
 
 def _curves(runs: Sequence[RunResult]) -> dict[str, Any]:
-    """One chart per method with its sites, and the numbers behind them."""
+    """Return a chart of the validation curves for each method, and a table of their values."""
     sites = all_sites(runs)
     alike = same(runs, lambda run: run.summary.metric) is not None
     per_run = []
     for position, run in enumerate(runs):
         series = [
-            Series(site, run.site(site).validation, style, run.summary.selected.rounds.get(site))
+            _validated(run, site, style)
             for style, site in enumerate(sites)
             if any(value is not None for value in run.site(site).validation)
         ]
@@ -153,6 +218,13 @@ def _curves(runs: Sequence[RunResult]) -> dict[str, Any]:
         "site_legend": [{"name": site, "swatch": swatch(style)} for style, site in enumerate(sites)],
         "runs": per_run,
     }
+
+
+def _validated(run: RunResult, site: str, style: int) -> Series:
+    """Return a site's validation scores as a line of a chart."""
+    values = run.site(site).validation
+    words = [str(run.summary.validated_at(site, rounds)) for rounds in range(len(values))]
+    return Series(site, values, style, run.summary.selected.rounds.get(site), words=words)
 
 
 def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunResult]) -> Markup:
@@ -170,9 +242,9 @@ def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunRes
 
 
 def _participation(run: RunResult) -> dict[str, Any]:
-    """What each site did for the run, and a list of who is missing and why."""
+    """Return a table of each site's participation, and the missed rounds with their reasons."""
     everyone = bool(run.rounds) and all({*run.sites} <= {*line.answered} for line in run.rounds)
-    rounds: dict[tuple[str, str], list[int]] = {}  # by site and reason: one lost for fifty rounds takes one line
+    rounds: dict[tuple[str, str], list[int]] = {}  # by site and reason, so that fifty missed rounds take one line
     for site in run.sites:
         for number, why in run.missed(site).items():
             rounds.setdefault((site, why), []).append(number)
@@ -186,6 +258,6 @@ def _participation(run: RunResult) -> dict[str, Any]:
 
 
 def _work(own: SiteResult) -> list[dict[str, Any]]:
-    """Return in how many rounds a site took part, how long it worked, and what it sent and received."""
+    """Return table cells with a site's rounds, its working time, and the bytes that it sent and received."""
     sent = [cell(value, bytes_text(value)) for value in (own.bytes_up, own.bytes_down)]
     return [cell(own.contributed), cell(own.seconds, seconds_text(own.seconds)), *sent]

@@ -1,7 +1,7 @@
-"""Show what methods found beside their scores.
+"""Panels with results of a method beside its scores.
 
-Whom AdaFed's sites learn from, whose model FedSM chose, what HarmoFL does to the images: a panel is about one run. What
-was found in images, scores elsewhere and costs are also of the seeds of a study's row.
+A panel about a method's internals shows one run: AdaFed's weights between sites, FedSM's selected models, or HarmoFL's
+images. Panels about images, external hospitals and costs show all seeds of a configuration.
 """
 
 import statistics
@@ -11,15 +11,16 @@ from functools import partial
 from typing import Any
 
 from medsilo.core.text import counted
-from medsilo_lab.report.formats import MISSING, bytes_text, cell, number, seconds_text
+from medsilo.runs.score import Score
+from medsilo_lab.report.formats import MISSING, bytes_text, cell, score_cell, seconds_text
 from medsilo_lab.report.read import OVERLAYS, RunResult, cases_tested
 
-MOST_OVERLAYS = 12_000_000  # characters that the overlays of one page may take
+MOST_OVERLAYS = 12_000_000  # largest total number of characters of a page's overlays
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The subject of a panel: one run, or a study's row with the runs of those of its seeds that finished."""
+    """The subject of a panel: one run, or all finished runs of a configuration."""
 
     label: str
     runs: Sequence[RunResult]
@@ -30,7 +31,7 @@ class Subject:
 
 
 def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Iterator[Subject]:
-    """The subjects of which a run tells this, each with those runs."""
+    """Yield the subjects with runs that have this value, reduced to those runs."""
     for subject in subjects:
         runs = [run for run in subject.runs if fact(run)]
         if runs:
@@ -38,7 +39,7 @@ def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Ite
 
 
 def similarity(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return who learns from whom, where the method weighs sites: W."""
+    """Return the matrix W of the sites' weights for each other, for methods that have it."""
     panels = []
     for run in runs:
         if found := run.summary.details.similarity:
@@ -58,7 +59,7 @@ def _weight(weight: float, heat: float, kept: bool) -> dict[str, Any]:
 
 
 def _pretrained(facts: dict[str, Any] | None) -> str:
-    """On what the weights rest."""
+    """Describe the data behind pretrained weights."""
     if facts is None:
         return "No data were shared: the weights rest on the sites' own batch norm, or on none."
     source = "a file at the server" if facts.get("source") == "file" else str(facts.get("data", MISSING))
@@ -67,7 +68,7 @@ def _pretrained(facts: dict[str, Any] | None) -> str:
 
 
 def super_models(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """The models that answered for each site's cases, and the threshold that was chosen."""
+    """Return for each site the shares of its cases by selected model, and the selection threshold."""
     panels = []
     for run in runs:
         if found := run.summary.details.super_model:
@@ -92,14 +93,14 @@ def super_models(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
 
 
 def _choices(told: Mapping[str, Mapping[str, int]]) -> str:
-    """Return the number of choices behind a table of frequencies."""
+    """Return the number of selections behind a table of shares."""
     return f"n = {counted(sum(sum(chosen.values()) for chosen in told.values()), 'choice')}"
 
 
 def _frequencies(
     told: Mapping[str, Mapping[str, int]], names: Sequence[str], sites: Sequence[str]
 ) -> list[tuple[tuple[str, str], list[dict[str, Any]]]]:
-    """By site, the share of its cases that each model answered for."""
+    """Return the share of each site's cases that each model predicted."""
     rows = []
     for site, chosen in told.items():
         whole = sum(chosen.values())
@@ -110,12 +111,14 @@ def _frequencies(
 
 
 def harmonised(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return images before and after, of each run that has some."""
+    """Return images before and after harmonisation, for each run that has them."""
     return [{"label": run.label, "pictures": run.pictures} for run in runs if run.pictures]
 
 
 def overlays(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """A table for each subject's first run, a line for each site. What makes the page too large is left out."""
+    """Return a table of overlays for the first run of each subject, with a row for each site. Tables that would make
+    the page too large are omitted.
+    """
     first = [subject.runs[0] for subject in having(subjects, lambda run: run.overlays)]
     drawn = [one for run in first for own in run.overlays.values() for one in own]
     for kinds in (OVERLAYS, ("median", "worst"), ("median",), ()):
@@ -125,7 +128,7 @@ def overlays(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 
 def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """The scores at hospitals that did not train."""
+    """Return the scores at evaluation sites, which did not train."""
     told = list(having(subjects, lambda run: run.summary.evaluation_sites))
     sites = list(
         dict.fromkeys(site for subject in told for run in subject.runs for site in run.summary.evaluation_sites)
@@ -133,9 +136,10 @@ def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:
     rows = []
     for subject in told:
         scores = [
-            [run.summary.score(site) for run in subject.runs if site in run.summary.evaluation_sites] for site in sites
+            [run.summary.score_at(site) for run in subject.runs if site in run.summary.evaluation_sites]
+            for site in sites
         ]
-        rows.append((subject.label, [_over_seeds([one for one in own if one is not None], number) for own in scores]))
+        rows.append((subject.label, [_over_seeds(own) for own in scores]))
     tested = [
         cases_tested(run.summary, site) or 0 for subject in told[:1] for run in subject.runs[:1] for site in sites
     ]
@@ -143,16 +147,20 @@ def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:
     return {"sites": sites, "rows": rows, "n": n, "several": any(subject.several for subject in told)}
 
 
-def _over_seeds(values: Sequence[float], form: Callable[[float], str]) -> dict[str, Any]:
-    """The mean, and below it the lowest and the highest where they differ."""
-    if not values:
-        return cell(None)
-    mean, low, high = statistics.mean(values), form(min(values)), form(max(values))
-    return cell(mean, form(mean), f"{low}–{high}" if low != high else "")
+def _over_seeds(scores: Sequence[Score]) -> dict[str, Any]:
+    """Return a table cell with the mean over seeds, and the lowest and highest score if they differ."""
+    ends = [(one.low, one.high) for one in scores if one.low is not None and one.high is not None]
+    if not ends:
+        return score_cell(scores[0] if scores else Score(kind="missing"))
+    known = [one for one in scores if one.known]
+    low, high = (statistics.mean(end) for end in zip(*ends, strict=True))
+    mean = Score.mean(low, high, known).changed(n=known[0].n)
+    lowest, highest = (str(pick(known, key=lambda one: one.middle or 0.0)) for pick in (min, max))
+    return score_cell(mean) | {"aside": f"{lowest}–{highest}" if lowest != highest else ""}
 
 
 def costs(subjects: Sequence[Subject]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return what a run of each subject costs, the mean over several: in all, and for a site and round."""
+    """Return the costs of each subject's runs, as means over seeds: in total, and per site and round."""
     forms: dict[Callable[[RunResult], float | None], Callable[[float | None], str]] = {
         lambda run: run.summary.seconds: seconds_text,
         partial(_per_contribution, "seconds"): seconds_text,
@@ -169,7 +177,7 @@ def costs(subjects: Sequence[Subject]) -> list[tuple[str, list[dict[str, Any]]]]
 
 
 def _per_contribution(field: str, run: RunResult) -> float | None:
-    """Total over sites divided by all contributions; one site's missing value makes the average missing too."""
+    """Return a total over sites divided by all contributions, or None if a site's value is missing."""
     total, contributions = 0.0, 0
     for site in run.sites:
         value, rounds = getattr(run.site(site), field), run.site(site).contributed
@@ -180,5 +188,5 @@ def _per_contribution(field: str, run: RunResult) -> float | None:
 
 
 def _most_memory(run: RunResult) -> int | None:
-    """The most that a process held."""
+    """Return the peak memory of a process in the run."""
     return max(filter(None, [run.summary.memory, *(run.site(site).memory for site in run.sites)]), default=None)

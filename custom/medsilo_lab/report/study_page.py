@@ -1,8 +1,7 @@
-"""The page about a whole study: methods and seeds, with what may be concluded and what may not."""
+"""Write the page about a comparison of methods and seeds, with supported conclusions and limitations."""
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,39 +10,42 @@ from markupsafe import Markup
 from medsilo.core.text import counted
 from medsilo.runs import paths
 from medsilo.runs.schema import StudyFacts
-from medsilo_lab.report import data_table, deciding, findings, panels
-from medsilo_lab.report.charts import Series, band_of, line_chart, styles, swatch, values_of
-from medsilo_lab.report.findings import ROUNDED, STANDS_OUT, Notice, learned, provenance
-from medsilo_lab.report.formats import between, cell, number
-from medsilo_lab.report.gains import finding, first_screen
+from medsilo.runs.score import about, interval_text, number_text
+from medsilo_lab.report import data_table, deciding, findings, panels, subgroup_panels
+from medsilo_lab.report.differences import finding, first_screen
+from medsilo_lab.report.findings import provenance
+from medsilo_lab.report.formats import cell
 from medsilo_lab.report.panels import Subject
 from medsilo_lab.report.read import RunResult, read
+from medsilo_lab.report.run_warnings import runs_of, warnings
 from medsilo_lab.report.template import fill, save
 from medsilo_lab.study.verdict_file import REFERENCES, Level, PairedDifference, Verdict, VerdictRow, read_verdict
-from medsilo_lab.study.words import points, repetitions
+from medsilo_lab.study.words import interval_in_points, points, repetitions
+from medsilo_page.charts import GREY, Series, band_of, line_chart, styles, swatch, values_of
 
-DARKEST = 0.3  # the gain whose cell is darkest
-TESTED = (("Mean over sites", "declared"), ("p", "corrected"))  # the question that was declared
+DARKEST = 0.3  # difference with the darkest cell
+# marks of the declared question and of corrected p-values
+TESTED = (("Mean over sites", "declared"), ("p", "corrected"))
 EXPLORED = ("Pooled over cases", "Worst site")
-FEW = 6  # seeds that are named one by one
-Rows = dict[str, list[RunResult]]  # a row's finished runs, by its title
+FEW_CURVES = 3
+FEW = 6  # with more seeds, the page gives their number only
+Rows = dict[str, list[RunResult]]  # finished runs of each configuration by its title
 
 
 def write_study(folder: Path, destination: Path | None = None, *, template: str = "study.html", **more: Any) -> Path:
-    """Read a comparison's folder, write its page and return where it is.
+    """Read a comparison's folder, write its page and return the page's path.
 
-    A page of its own kind gives its template, with what that shows.
+    `template` is the file of the page's template, and `more` adds values for it.
     """
     verdict = read_verdict(folder)
-    found: Rows = {row.title: [] for row in verdict.rows}
-    for one in verdict.runs:
-        turn = f", fold {one.fold}" if one.fold else ""
-        found[one.row].append(replace(read(folder / one.run), label=f"{one.row}, seed {one.seed}{turn}"))
+    found = runs_of(folder, verdict, whole=True)
     return save(render(verdict, found, template, **more), destination or folder / paths.REPORT)
 
 
 def write_demo(folder: Path, pictured: str) -> Path:
-    """Write the demo's page, with a story before the comparison. pictured: the row that keeps the hospitals' images."""
+    """Write the demo's page, which explains the example before the comparison. `pictured` is the configuration with
+    images.
+    """
     first = next((one.run for one in read_verdict(folder).runs if one.row == pictured), None)
     found = read(folder / first).pictures if first else {}
     images = {site: [before for before, _ in pairs] for site, pairs in found.items()}
@@ -51,10 +53,11 @@ def write_demo(folder: Path, pictured: str) -> Path:
 
 
 def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: Any) -> str:
-    """The page as text; it depends on nothing but these."""
+    """Return the page as HTML. The HTML depends only on the arguments."""
     runs = [run for own in found.values() for run in own]
     about, rows = verdict.about, verdict.rows
-    looks = styles([row.method in REFERENCES for row in rows])
+    looks = _looks(verdict)
+    others = [row.title for look, row in zip(looks, rows, strict=True) if look == GREY]
     subjects = [Subject(title, own) for title, own in found.items()]
     return fill(
         template,
@@ -69,21 +72,32 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         context=_context(verdict),
         tested_sites=_sites(verdict),
         first=first_screen(verdict),
-        answer=verdict.headline + learned(subjects),
+        answer=verdict.headline,
         between=[*[verdict.between] * bool(verdict.first), *verdict.other_networks],
-        notices=_notices(verdict, found),
+        notices=verdict.warnings or warnings(found, about.failures),
         scores=[_scores(row, verdict) for row in rows],
         difference_heads=[*TESTED, *((name, "exploratory") for name in EXPLORED), *_sites(verdict, "exploratory")],
         tested=[_differences(row, verdict) for row in _tested(verdict)],
-        joining=[(row.title, [_shaded(row.joining[site]) for site in verdict.sites]) for row in _gaining(verdict)],
+        single_site=[
+            (row.title, [_shaded(row.from_single_site[site]) for site in verdict.sites]) for row in _gaining(verdict)
+        ],
         holdings=list(data_table.tables(runs)),
-        legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
+        legend_entries=[
+            *(
+                {"name": row.title, "swatch": swatch(look)}
+                for look, row in zip(looks, rows, strict=True)
+                if look != GREY
+            ),
+            *([{"name": "the others", "swatch": swatch(GREY)}] if others else []),
+        ],
+        others=others,
         curve=_curve(found, looks, verdict.metric),
         figures=_figures(found),
         decisions=deciding.section(
             [own[0] for own in found.values() if own],
             [look for look, own in zip(looks, found.values(), strict=True) if own],
         ),
+        subgroups=subgroup_panels.section({verdict.subgroups[0].row: verdict.subgroups} if verdict.subgroups else {}),
         overlays=panels.overlays(subjects),
         unseen=panels.unseen(subjects),
         costs=panels.costs(subjects),
@@ -91,6 +105,17 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         limits=_limits(verdict, runs),
         **more,
     )
+
+
+def _looks(verdict: Verdict) -> list[int]:
+    """Return the line style of each configuration in a chart. The declared federation and single-site training have
+    their own styles, and all others are grey. A comparison of few configurations without a declared one has a style for
+    each.
+    """
+    asked = verdict.declared or verdict.baseline
+    if asked is None and len(verdict.rows) <= FEW_CURVES:
+        return styles([row.method in REFERENCES for row in verdict.rows])
+    return [0 if row.title == asked else -1 if row.method == "local" else GREY for row in verdict.rows]
 
 
 def _context(verdict: Verdict) -> str:
@@ -108,13 +133,13 @@ def _context(verdict: Verdict) -> str:
 
 
 def _description(verdict: Verdict, runs: Sequence[RunResult]) -> StudyFacts:
-    """Return the study in its lead's words, with the page's own title where it was given one."""
+    """Return the lead's description of the study, with the title of the page as default."""
     told = runs[0].summary.description if runs else StudyFacts()
     return told.changed(title=verdict.about.title or told.title)
 
 
 def _sample(verdict: Verdict) -> str:
-    """Return what the comparison's numbers rest on."""
+    """Describe the sample of the comparison."""
     seeds = repetitions(len(verdict.seeds))
     if not verdict.patients:
         return f"n = {counted(len(verdict.runs), 'run')}, {seeds}"
@@ -122,27 +147,16 @@ def _sample(verdict: Verdict) -> str:
 
 
 def _sites(verdict: Verdict, more: str = "") -> list[tuple[str, str]]:
-    """Return the sites as a table's heads, each with its test patients."""
+    """Return a table header for each site, with its number of test patients."""
     told = {site: counted(number, "test patient") for site, number in verdict.patients.items()}
     return [(site, ", ".join(filter(None, (told.get(site, ""), more)))) for site in verdict.sites]
-
-
-def _notices(verdict: Verdict, found: Rows) -> list[Notice]:
-    """Return the notices of the first screen: failed runs, missing sites, cautions, synthetic data."""
-    of_runs = findings.notices([run for own in found.values() for run in own])
-    notices = [Notice("failed", "Failed", failure) for failure in verdict.about.failures]
-    notices += [notice for notice in of_runs if notice.kind == "missing"]
-    told = {f"{title}: {line}" for title, own in found.items() for run in own for line in run.summary.details.warnings}
-    notices += [Notice("caution", "Caution", text) for text in sorted(told)]
-    notices += [notice for notice in of_runs if notice.word in (STANDS_OUT, ROUNDED)]
-    return notices + [notice for notice in of_runs if notice.kind == "synthetic"]
 
 
 def _score(found: Level | None, look: str = "") -> dict[str, Any]:
     if found is None:
         return cell(None, look=look)
-    spread = "" if found.sd is None else f" ± {found.sd:.3f}"
-    return cell(found.mean, number(found.mean) + spread, between((found.low, found.high)), look)
+    spread = "" if found.sd is None else f" ± {number_text(found.sd, found.n)}"
+    return cell(found.mean, f"{found}{spread}", interval_text((found.low, found.high), found.n), look)
 
 
 def _scores(row: VerdictRow, verdict: Verdict) -> dict[str, Any]:
@@ -160,8 +174,7 @@ def _difference(found: PairedDifference | None) -> dict[str, Any]:
     if found is None:
         return cell(None)
     look = ("higher" if found.mean > 0 else "lower") if found.sure else ""
-    low, high = found.interval
-    return cell(100 * found.mean, points(found.mean), f"{points(low)} to {points(high)}", look)
+    return cell(100 * found.mean, points(found.mean), interval_in_points(found), look)
 
 
 def _differences(row: VerdictRow, verdict: Verdict) -> tuple[tuple[str, str], list[dict[str, Any]]]:
@@ -170,39 +183,44 @@ def _differences(row: VerdictRow, verdict: Verdict) -> tuple[tuple[str, str], li
     if found.mean:
         p = cell(found.mean.adjusted, "< 0.001" if found.mean.adjusted < 0.001 else None)
     rest = (_difference(one) for one in (found.pooled, found.worst, *map(found.sites.get, verdict.sites)))
-    against = "" if row.against == verdict.against else f"against {row.against}"
-    return (row.title, against), [_difference(found.mean), p, *rest]
+    beside = "" if row.baseline == verdict.baseline else f"against {row.baseline}"
+    return (row.title, beside), [_difference(found.mean), p, *rest]
 
 
 def _gaining(verdict: Verdict) -> list[VerdictRow]:
-    """Return the rows with a gain over training alone; none where the first screen has all of them."""
-    rows = [row for row in verdict.rows if any(row.joining.values())]
+    """Return the configurations with a difference from single-site training; empty if the first screen shows all of
+    them.
+    """
+    rows = [row for row in verdict.rows if any(row.from_single_site.values())]
     return [] if [row.title for row in rows] == [verdict.declared] else rows
 
 
 def _tested(verdict: Verdict) -> list[VerdictRow]:
-    """Return the rows that were held against another; none where that is training alone, as on the first screen."""
-    rows = [row for row in verdict.rows if row.against]
+    """Return the configurations with a baseline; empty if the baseline is single-site training, as on the first
+    screen.
+    """
+    rows = [row for row in verdict.rows if row.baseline]
     return [] if verdict.first and all(row.method == "local" for row in rows) else rows
 
 
 def _shaded(found: PairedDifference | None) -> dict[str, Any]:
-    """A cell that is the darker, the larger the gain or the loss."""
+    """Make a table cell that is darker for a larger difference."""
     if found is None:
         return cell(None)
-    look = f"{'gain' if found.mean > 0 else 'loss'}{' sure' if found.sure else ''}"
-    low, high = found.interval
-    told = cell(100 * found.mean, points(found.mean), f"{points(low)} to {points(high)}", look)
+    look = f"{'higher' if found.mean > 0 else 'lower'}{' sure' if found.sure else ''}"
+    told = cell(100 * found.mean, points(found.mean), interval_in_points(found), look)
     return told | {"heat": min(abs(found.mean) / DARKEST, 1)}
 
 
 def _curve(found: Rows, looks: Sequence[int], metric: str) -> Markup | None:
-    """Validation, mean over sites and seeds, by round."""
+    """Draw the mean validation score over sites and seeds, by round."""
     lines = []
     for style, (title, runs) in zip(looks, found.items(), strict=True):
         curves = [run.mean_curve for run in runs]
         means = [_mean(column) for column in zip(*curves, strict=False)]
-        lines.append(Series(title, means, style, band=band_of(curves)))
+        coarse = any(run.step(site, "validation") for run in runs for site in run.sites)
+        words = [about(number_text(mean)) if coarse else number_text(mean) for mean in means]
+        lines.append(Series(title, means, style, band=band_of(curves), words=words))
     if not values_of(lines):
         return None
     title, label = f"Validation {metric} by round", f"validation {metric}"
@@ -210,20 +228,24 @@ def _curve(found: Rows, looks: Sequence[int], metric: str) -> Markup | None:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """No value where one of them is missing."""
+    """Return the mean; None if a value is missing."""
     known = [value for value in values if value is not None]
     return statistics.mean(known) if known and len(known) == len(values) else None
 
 
 def _figures(found: Rows) -> dict[str, Any]:
-    """Return the measures over all sites' cases together, as means over seeds."""
+    """Return a table of the measures over the cases of all sites, as means over seeds."""
     known = dict.fromkeys(name for runs in found.values() for run in runs for name in run.summary.pooled)
     names = [name for name in known if not deciding.OF_CLASS.fullmatch(name)]
-    rows = [
-        (title, [cell(_mean([run.summary.pooled.get(name) for run in runs])) for name in names])
-        for title, runs in found.items()
-    ]
+    rows = [(title, [_over_runs(runs, name) for name in names]) for title, runs in found.items()]
     return {"heads": [name.replace("_", " ") for name in names], "rows": rows}
+
+
+def _over_runs(runs: Sequence[RunResult], name: str) -> dict[str, Any]:
+    scores = [run.summary.pooled_score for run in runs]
+    mean = _mean([run.summary.pooled.get(name) for run in runs])
+    text = number_text(mean, min((score.n for score in scores if score.n), default=None))
+    return cell(mean, about(text) if any(score.step for score in scores) else text)
 
 
 def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> Iterator[str]:

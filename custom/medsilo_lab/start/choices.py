@@ -1,4 +1,4 @@
-"""Choose what a plan and a hospital's settings say, from what lies in the folder; every choice has its reason."""
+"""Choose a plan and a hospital's settings from the files of a folder, with a reason for every choice."""
 
 import math
 import re
@@ -9,25 +9,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from medsilo.core.errors import DataError
+from medsilo.core.text import latin
 from medsilo_lab.start.dataset_facts import DatasetFacts, ranges
 from medsilo_lab.start.fitting import Fit
-from medsilo_lab.start.wording import LEAST_NAMED, plain, plans_words, renamed, yes_last
+from medsilo_lab.start.wording import LEAST_NAMED, names_a_person, plans_words, renamed, renamed_words, yes_last
 
-LEAST_TESTED = 5  # patients of a part, so that their score is told (min_patients_per_metric)
-LEAST_TRAINED = 9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED
-FEWEST = 2  # classes between which something can be learned
-THIN = 16  # slices: in fewer a network in three dimensions sees little
-AIR = -500  # Hounsfield units: what lies below says that an image is a CT
-WIDER = 0.25  # of the structures' range, on each side of a window
-STEPS = 12  # of the optimizer that a round should have at least
-LONGEST_ROUND = 8  # epochs
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}")  # of a structure or a class
+# smallest number of test or validation patients for which scores are disclosed (min_patients_per_metric)
+LEAST_TESTED = 5
+LEAST_TRAINED = 9  # smallest number of patients of a training hospital, so that enough remain for the test
+FEWEST = 2  # smallest number of classes in a classification
+THIN = 16  # with fewer slices per volume, a 3-D network learns little
+AIR = -500  # Hounsfield units; a lower value means that the image is a CT
+WIDER = 0.25  # margin of an intensity window on each side, as a share of the structures' range
+STEPS = 12  # smallest number of optimizer steps per round
+LONGEST_ROUND = 8  # largest number of epochs per round
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}")  # allowed names of structures and classes
 
-Choices = Mapping[str, tuple[Any, str]]  # key, with a dot where it is in a section: its value, and why
+Choices = Mapping[str, tuple[Any, str]]  # from a key, such as task.name, to its value and the reason
 
 
 class Choice(NamedTuple):
-    """A key's value in a plan or in medsilo.yaml, and the reason."""
+    """A key's value in a plan or in medsilo.yaml, with the reason."""
 
     value: Any
     why: str
@@ -35,26 +37,24 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Draft:
-    """All choices for one folder."""
+    """All choices for a folder of data."""
 
     plan: Choices
     settings: Choices
-    sites: Mapping[str, Choices] = field(default_factory=dict)  # hospital -> what it says in their place
-
-    def settings_of(self, site: str) -> Choices:
-        """Return all settings of a hospital, its own in the place of those that hold for all."""
-        return in_order({**self.settings, **self.sites[site]})
+    # choices for single hospitals, which replace the common choices
+    sites: Mapping[str, Choices] = field(default_factory=dict)
 
 
 METHOD = Choice("fedavg", "the plainest; 'medsilo compare' compares others with it")
 BATCH = Choice(32, "cases are small: any machine has room")
 ADAMS_RATE = "usual for adam; less where the loss jumps"
-SECTIONS = ("algorithm", "task", "network", "training", "participation")  # in turn; others are behind them
-BEHIND_SHARES = ("task.partition", "task.size", "task.resize")  # stand behind task.shares
+# order of the plan's sections; other sections follow
+SECTIONS = ("algorithm", "task", "network", "training", "participation")
+BEHIND_SHARES = ("task.partition", "task.size", "task.resize")  # keys after task.shares
 
 
 def in_order(choices: Choices) -> Choices:
-    """Return choices by their sections, those without one last."""
+    """Sort choices by section. Choices without a section come last."""
     section = {key: key.rpartition(".")[0] for key in choices}
     places = {name: place for place, name in enumerate(SECTIONS)}
     keys = sorted(choices, key=lambda key: (not section[key], places.get(section[key], len(places)), section[key]))
@@ -62,14 +62,15 @@ def in_order(choices: Choices) -> Choices:
 
 
 def trained_of(patients: Mapping[str, int]) -> list[str]:
-    """Return the hospitals that can train: those with patients enough, or all where these are too few."""
+    """Return the hospitals with enough patients for training, or all hospitals if none has enough."""
     enough = [site for site, count in patients.items() if count >= LEAST_TRAINED]
     return enough if len(enough) > 1 else list(patients)
 
 
 def named_hospitals(patients: Mapping[str, int]) -> dict[str, int]:
-    """Return the hospitals that a plan names; those of very few patients may be patients themselves, and nothing could
-    be told of them."""
+    """Return the hospitals for the plan. Folders with very few patients are left out: they could disclose no number,
+    and such a folder may belong to one patient.
+    """
     if len(patients) < 2:
         return dict(patients)
     named = {site: count for site, count in patients.items() if count >= LEAST_NAMED}
@@ -83,7 +84,9 @@ def named_hospitals(patients: Mapping[str, int]) -> dict[str, int]:
 
 
 def course_of(patients: Mapping[str, int], site: str) -> Choices:
-    """Return who takes part, and how numbers are chosen. site: the one hospital, where patients are under ""."""
+    """Choose the participants, and the protection of disclosed numbers. If `site` is the only hospital, `patients` has
+    the key "".
+    """
     alone = {"participation.sites": ([site], "this hospital alone; the consortium's lead adds the others")}
     training = trained_of(patients)
     few = {name: count for name, count in patients.items() if name not in training}
@@ -99,20 +102,21 @@ def course_of(patients: Mapping[str, int], site: str) -> Choices:
 
 # ---------------------------------------------------------------------------------------------------- the task
 def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
-    """Return the plan's labels, and what the hospital's own are called there."""
+    """Choose the plan's labels. Return them with a map from the hospital's labels."""
     if looks.segments:
         values = sorted({value for look in looks.looked for value in look.values} - {0})
         told, known = ", ".join(map(str, values)), dict(looks.layout.named.structures) if looks.layout.named else {}
-        if len(named := [known[value] for value in values if known.get(value)]) == len(values) == len(set(named)):
+        named = [known[value] for value in values if known.get(value) and not names_a_person(known[value])]
+        if len(named) == len(values) == len(set(named)):
             return Choice(named, f"as dataset.json calls the masks' values {told}"), dict(
                 zip(values, named, strict=True)
             )
         names = ["structure"] if len(values) == 1 else [f"structure-{place}" for place in range(1, len(values) + 1)]
         why = f"masks have the value{'s' if len(values) > 1 else ''} {told}, besides 0: call them what they are"
         return Choice(names, why), dict(zip(values, names, strict=True))
-    words = plans_words(looks.patients_of)
+    words = plans_words(looks.patients_of, looks.patients_known)
     own = yes_last(sorted(set(words.values())))
-    names = [name if NAME.fullmatch(name) and name == name.strip() else plain(name) for name in own]
+    names = [name if NAME.fullmatch(name) and name == name.strip() else latin(name) for name in own]
     if len(set(names)) < len(names) or not all(map(NAME.fullmatch, names)):
         raise DataError("classes have names that differ in punctuation only; use letters and digits", ", ".join(own))
     if len(own) < FEWEST:
@@ -124,11 +128,11 @@ def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
     where = "the table's" if looks.layout.by_table else "the folders' names"
     spelt = dict(zip(own, names, strict=True))
     changed = renamed({here: spelt[plans] for here, plans in words.items()})
-    return Choice(names, f"{where}; what few patients have is 'other'"), dict(changed)
+    return Choice(names, where + renamed_words(names)), dict(changed)
 
 
 def channels_of(looks: DatasetFacts) -> Choices:
-    """Return what a plan says of channels."""
+    """Choose the plan's channels."""
     channels = looks.channels
     if looks.flat:
         told = "all images have three channels" if channels == 3 else "all images have 1 channel"
@@ -147,7 +151,9 @@ def channels_of(looks: DatasetFacts) -> Choices:
 
 
 def dimensions_of(looks: DatasetFacts, by_slices: bool = False) -> Choice | None:
-    """Return whether volumes are learned whole or slice by slice; None of flat images. by_slices: as somebody asked."""
+    """Choose a 3-D network, or a 2-D network on slices; None for 2-D images. `by_slices` is the user's request for
+    slices.
+    """
     if looks.flat:
         return None
     if by_slices:
@@ -159,7 +165,7 @@ def dimensions_of(looks: DatasetFacts, by_slices: bool = False) -> Choice | None
 
 
 def spacing_of(looks: DatasetFacts, dimensions: int) -> Choice | None:
-    """Return the spacing for all hospitals; None of flat images, and of what is resized to one size."""
+    """Choose the common spacing of all hospitals; None for 2-D images, and for images that are resized to one size."""
     if looks.flat or not looks.segments:
         return None
     middle = [float(f"{looks.spaced(axis):.2g}") for axis in range(dimensions)]
@@ -168,7 +174,7 @@ def spacing_of(looks: DatasetFacts, dimensions: int) -> Choice | None:
 
 
 def intensity_of(looks: DatasetFacts) -> Choice:
-    """Return how intensities are scaled."""
+    """Choose the scaling of intensities."""
     low, high = min(look.low for look in looks.looked), max(look.high for look in looks.looked)
     kinds = {look.kind for look in looks.looked}
     if looks.flat and kinds == {"uint8"}:
@@ -190,15 +196,16 @@ def _window(looks: DatasetFacts) -> dict[str, Any]:
 
 
 def augmentation_of(looks: DatasetFacts) -> Choice:
-    """Return the changes by chance in training."""
+    """Choose the augmentation of images in training."""
     if looks.flat and looks.channels == 3:
         return Choice(["flip-x", "flip-y", "intensity"], "colours: no flips where left or up means something")
     return Choice(["affine", "intensity"], "small turns, other brightness; no flips, as bodies have a left and a right")
 
 
 def shares_of(patients: Mapping[str, int]) -> Choice:
-    """Return the shares of patients in training, validation and test, as they suit the largest hospital; small ones
-    have shares of their own (`shares_of_small`)."""
+    """Choose the shares of patients in training, validation and test, for the largest hospital. `shares_of_small` is
+    for small hospitals.
+    """
     most = max(patients.values())
     small = any(_shares(count) != _shares(most) for count in patients.values())
     few = f"; too few are tested, as scores of fewer than {LEAST_TESTED} are suppressed"
@@ -207,7 +214,7 @@ def shares_of(patients: Mapping[str, int]) -> Choice:
 
 
 def shares_of_small(patients: Mapping[str, int]) -> dict[str, Choices]:
-    """Return the shares of hospitals that need others, so that enough of their patients are tested."""
+    """Choose the shares of each small hospital, so that it has enough test patients."""
     usual, found = shares_of(patients).value, dict[str, Choices]()
     for site in trained_of(patients):
         if (own := _shares(patients[site])) != usual:
@@ -227,7 +234,9 @@ def _tested(patients: int) -> int:
 
 
 def size_of(looks: DatasetFacts, fit: Fit, spacing: Choice | None, limit: str) -> Choices:
-    """Return the size that the network reads; and that large flat images keep their own. limit: why it is not more."""
+    """Choose the size of the network's input. Large 2-D images keep their sizes. `limit` is the reason for the largest
+    size.
+    """
     axes = len(fit.caps)
     sizes = [looks.middle(axis) for axis in range(axes)]
     if spacing:
@@ -249,8 +258,10 @@ def size_of(looks: DatasetFacts, fit: Fit, spacing: Choice | None, limit: str) -
 
 
 def _shaped_as(sizes: Sequence[float], most: int, least: int) -> list[int]:
-    """Return the size of pieces, multiples of a number: all of an image, or what is left of it where the axis that is
-    nearest to whole gives way, until it has no more than so many voxels."""
+    """Return the size of patches: a whole image, or less. Every side is a multiple of one number.
+
+    Repeatedly shrink the axis that covers the largest share of its length, until the patch has at most `most` voxels.
+    """
     wanted = [max(least, math.ceil(size / least - 0.5) * least) for size in sizes]
     while math.prod(wanted) > most and max(wanted) > least:
         axis = max(
@@ -262,7 +273,7 @@ def _shaped_as(sizes: Sequence[float], most: int, least: int) -> list[int]:
 
 # ---------------------------------------------------------------------------------------------------- learning
 def network_of(fit: Fit, looks: DatasetFacts) -> Choices:
-    """Return the network that fits."""
+    """Choose the network that fits the machine and the images."""
     dimensions = len(fit.caps)
     if not looks.segments:
         norm = "batch" if fit.network == "densenet121" else "group"
@@ -288,7 +299,7 @@ _OWN_NORM = "no running statistics, which hospitals with other scanners would sp
 
 
 def steps_of(cases: int, batch: tuple[Any, str]) -> Choices:
-    """Return how long and with what steps is trained. cases: of training, in the median hospital."""
+    """Choose rounds, epochs and learning rate. `cases` is the number of training cases in the median hospital."""
     steps = max(1, cases // batch[0])
     epochs = min(LONGEST_ROUND, max(1, math.ceil(STEPS / steps)))
     return {
@@ -302,7 +313,7 @@ def steps_of(cases: int, batch: tuple[Any, str]) -> Choices:
 
 # ---------------------------------------------------------------------------------------------------- the settings
 def settings_of(looks: DatasetFacts, label_map: Mapping[Any, str]) -> Choices:
-    """Return what medsilo.yaml says of the data."""
+    """Choose the description of the data for medsilo.yaml."""
     source, found = looks.source, dict[str, tuple[Any, str]]()
     if looks.layout.images:
         images = looks.layout.images[0] if len(looks.layout.images) == 1 else list(looks.layout.images)
@@ -313,6 +324,8 @@ def settings_of(looks: DatasetFacts, label_map: Mapping[Any, str]) -> Choices:
         found["data.labels"] = looks.layout.labels, "a mask finds its image by that name"
     if table := looks.layout.table:
         found["data.table"] = table.name, "a line per case"
+        if table.head:
+            found["data.head"] = list(table.head), "what its columns are called, as its first line is a case"
         found["data.columns"] = table.described()["columns"], table.why
     if source.patient:
         count = f"{sum(looks.cases.values())} cases of {sum(looks.patients.values())} patients"

@@ -1,8 +1,8 @@
-"""Open some of a folder's images: sizes, spacings, intensities, channels, and the values of masks."""
+"""Open a sample of images in a folder, and collect sizes, spacings, intensities, channels and mask values."""
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,31 +15,33 @@ from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
 from medsilo_lab.start.folder_layout import FolderLayout, sites_of
 
-MOST = 60  # cases that are opened, from all hospitals in turn
-TAIL = (0.5, 99.5)  # percentiles of intensities that are told
-MOST_VALUES = 50  # of masks: more are instances, or no masks
-LEAST_PATIENTS = 6  # of a hospital, so that what is said of names is believed
+MOST = 60  # largest number of opened cases, taken from the hospitals in turn
+TAIL = (0.5, 99.5)  # percentiles of intensities in the report
+MOST_VALUES = 50  # with more different values, masks contain instances, or are not masks
+LEAST_PATIENTS = 6  # smallest number of patients per hospital for which a pattern in file names is accepted
 TELLING = (
     r"(.*?[^_/])(?:_\d+)+$",
     r"(.*[^_/])_\d+$",
     r"([^/]+)/[^/]+$",
     r"((?:.*/)?[^\d_/]*\d+)_[^\W\d_][^/]*$",
-)  # how names may tell the patient
-CLASS = r"[^/]+/"  # before them, where folders are classes: a patient may have images of several
+)  # patterns of a patient's name in file names
+# Words before a patient's number.
+SAYING = r"(?:.*/)?((?i:patient|pat|subject|subj|participant|proband|paciente|paziente)[-_ .]?\d+)$"
+CLASS = r"[^/]+/"  # the leading class folder; a patient may have images of several classes.
 
 
 @dataclass(frozen=True)
 class CaseFacts:
-    """The facts of one case's image and label."""
+    """Facts about one case's image and label."""
 
-    size: tuple[int, ...]  # along x, y (and z)
+    size: tuple[int, ...]  # voxels along x, y (and z)
     spacing: tuple[float, ...]
     channels: int
-    kind: str  # of the values, as numpy calls it
+    kind: str  # kind of numpy's dtype
     low: float
     high: float
-    tail: tuple[float, float]  # percentiles of the values, within the structures where there are any
-    values: tuple[int, ...] = ()  # of the mask
+    tail: tuple[float, float]  # percentiles of the intensities, within the structures if there are any
+    values: tuple[int, ...] = ()  # values in the mask
 
 
 Case = TypeVar("Case", Path, Entry)
@@ -48,25 +50,26 @@ Seen = TypeVar("Seen")
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """The facts of a folder: its cases by hospital, and what some of them look like."""
+    """Facts about a folder: its cases by hospital, and the properties of a sample."""
 
     layout: FolderLayout
     source: DataSource
-    patients: dict[str, int]  # by hospital
+    patients: dict[str, int]  # number of patients by hospital
     cases: dict[str, int]
-    patients_of: dict[str, int]  # of each class of a classification
+    patients_of: dict[str, int]  # number of patients by class of a classification
     looked: tuple[CaseFacts, ...]
-    left_out: dict[str, int]  # why -> cases
+    left_out: dict[str, int]  # number of omitted cases by reason
     segments: bool
+    patients_known: bool = False  # true if a table names each case's patient; False if only file names do
 
     @property
     def flat(self) -> bool:
-        """Return whether images have two axes."""
+        """True for 2-D images."""
         return len(self.looked[0].size) == 2
 
     @property
     def channels(self) -> int:
-        """Return how many channels images have, in colours where some of them are."""
+        """The number of channels. If some images are in colour, it is the number of colour channels."""
         return max(look.channels for look in self.looked)
 
     def middle(self, axis: int) -> float:
@@ -79,7 +82,7 @@ class DatasetFacts:
 
     @property
     def summary(self) -> list[str]:
-        """Return what was found, one sentence a line."""
+        """Describe the facts in sentences, one per line."""
         kind, unit = ("flat images", "pixels") if self.flat else ("volumes", "voxels")
         task = "segmentation" if self.segments else "classification"
         cases, patients = sum(self.cases.values()), sum(self.patients.values())
@@ -97,7 +100,7 @@ class DatasetFacts:
 
 
 def ranges(rows: Sequence[Sequence[float]]) -> str:
-    """Return the least and the greatest along each axis, as people write them."""
+    """Format the smallest and the largest value along each axis."""
     axes = []
     for axis in zip(*rows, strict=True):
         low, high = min(axis), max(axis)
@@ -106,11 +109,11 @@ def ranges(rows: Sequence[Sequence[float]]) -> str:
 
 
 def look_at(folder: Path, layout: FolderLayout) -> DatasetFacts:
-    """Open cases of a folder that is laid out so; a DataError says what makes them unusable."""
+    """Open a sample of cases in a folder with a known layout. Raises DataError if the cases are unusable."""
     patterns = {"images": layout.images or None, "labels": layout.labels if layout.images else None}
     source = DataSource.model_validate({"folder": folder, **(layout.table.described() if layout.table else patterns)})
     segments = layout.labels is not None or (layout.by_table and _names_files(source, folder, layout))
-    places = {site: folder / top for site, top in sites_of(layout.hospitals).items()} or {"": folder}
+    places = {site: folder / top for site, top in sites_of(layout.hospitals, layout.told).items()} or {"": folder}
     listings = {site: CaseIndex.of_cases(source, place, segments) for site, place in places.items()}
     for own in listings.values():
         own.refuse_unusable()
@@ -118,6 +121,15 @@ def look_at(folder: Path, layout: FolderLayout) -> DatasetFacts:
     if layout.images and (patient := patient_in(names, bool(layout.classes))):
         source = source.model_copy(update={"patient": patient})
         listings = {site: CaseIndex.of_cases(source, place, segments) for site, place in places.items()}
+    return facts_of_cases(layout, source, listings, segments)
+
+
+def facts_of_cases(
+    layout: FolderLayout, source: DataSource, listings: Mapping[str, CaseIndex], segments: bool
+) -> "DatasetFacts":
+    """Open a sample of the hospitals' cases, and return facts about the folder. Raises DataError if the cases are
+    unusable.
+    """
     looks = looks_of(layout, source, listings, _look, segments)
     _refuse_labels(looks)
     return looks
@@ -130,7 +142,9 @@ def looks_of(
     look: Callable[[Entry], CaseFacts],
     segments: bool,
 ) -> DatasetFacts:
-    """Open some of the hospitals' cases, and return the facts of all. listings: by hospital, of one alone under ""."""
+    """Open a sample of the hospitals' cases with `look`, and return facts about the folder. `listings` has the key ""
+    for a single hospital.
+    """
     entries = {site: own.entries for site, own in listings.items()}
     left_out = {site: own.left_out for site, own in listings.items()}
     looked, wrong = opened(entries, lambda entry: (look(entry), entry.name), left_out)
@@ -146,44 +160,55 @@ def looks_of(
         tuple(look for look, _ in looked),
         dict(wrong),
         segments,
+        layout.by_table and (layout.table is None or layout.table.patient is not None),
     )
 
 
 def _names_files(source: DataSource, folder: Path, layout: FolderLayout) -> bool:
-    """Return whether the labels of a table are files."""
+    """Return True if a table's labels are file names."""
     place = folder / layout.hospitals[0] if layout.hospitals else folder
     entries = CaseIndex.of_cases(source, place, masks=False).entries
     return bool(entries) and all((place / str(entry.label)).is_file() for entry in entries)
 
 
-def patient_in(names: Mapping[str, Sequence[str]], classes: bool = False) -> str | None:
-    """Return the expression by which names of cases tell their patients; None where each may be one of its own.
+def names_patients(names: Iterable[str]) -> bool:
+    """Return True if each name contains a patient's name, such as patient-07."""
+    return all(re.search(f"^{SAYING}", name) for name in names)
 
-    names: those of each hospital; classes: whether they begin with a class. Of several expressions the one with the
-    fewest patients: to take two patients for one costs little, and to take one for two lets scores look too good.
+
+def patient_in(names: Mapping[str, Sequence[str]], classes: bool = False) -> str | None:
+    """Return a regular expression that finds the patient in the names of cases. Return None if each case may be from
+    another patient.
+
+    `names` are by hospital. With `classes`, they begin with the name of a class.
+
+    Of all matching expressions, the function chooses that with the fewest patients. Merging two patients costs little,
+    but splitting a patient inflates the test score.
     """
-    for telling in TELLING:
+    for telling in (SAYING, *TELLING):
         expression = f"^{CLASS if classes else ''}{telling}"
         fits = {site: [re.search(expression, name) for name in own] for site, own in names.items()}
         if not all(match for own in fits.values() for match in own):
             continue
         patients = {site: len({match[1] for match in own if match}) for site, own in fits.items()}
-        several = sum(map(len, names.values())) > sum(patients.values())
+        several = telling == SAYING or sum(map(len, names.values())) > sum(patients.values())
         asked = [count for site, count in patients.items() if len(names[site]) >= LEAST_PATIENTS]
         if several and min(asked, default=0) >= LEAST_PATIENTS:
             return expression
     return None
 
 
-# ---------------------------------------------------------------------------------------------------- opening
+# ---------------------------------------------------------------------------------------------------- images
 def opened(
     cases: Mapping[str, Sequence[Case]],
     look: Callable[[Case], Seen],
     left_out: Mapping[str, Mapping[str, int]] | None = None,
 ) -> tuple[list[Seen], Counter[str]]:
-    """Return what some cases of each hospital look like, and why others can't be used; a DataError where none can.
+    """Open a sample of each hospital's cases. Return their facts, and the numbers of omitted cases by reason. Raises
+    DataError if no case is usable.
 
-    look: opens a case, or raises an error that says what is wrong with it. left_out: of each hospital, why it has more.
+    `look` opens a case, or raises DataError. `left_out` has, by hospital, the numbers of cases already omitted by
+    reason.
     """
     total = sum(map(len, cases.values()))
     looked, wrong, names = list[Seen](), Counter[str](), list[str]()
@@ -210,7 +235,9 @@ def _look(entry: Entry) -> CaseFacts:
 
 
 def look_of(scan: Scan, mask: np.ndarray | None, files: int = 1) -> CaseFacts:
-    """Return the facts of an image and its mask, where it has one. files: of its channels, where each has one."""
+    """Return facts about an image and its mask, if there is one. `files` is the number of files per image, one for each
+    channel.
+    """
     values, inside = scan.values, scan.values[0]
     if not np.isfinite(values).all():
         raise DataError("images have values that are NaN or infinite")
@@ -229,9 +256,11 @@ def look_of(scan: Scan, mask: np.ndarray | None, files: int = 1) -> CaseFacts:
     )
 
 
-# ---------------------------------------------------------------------------------------------------- refusals
+# -------------------------------------------------------------------------------------------------- rejections
 def _refuse_mixtures(looked: Sequence[tuple[CaseFacts, str]]) -> None:
-    """All images have as many axes, and as many channels; grey ones may stand among flat images in colours."""
+    """Raise DataError unless all images have the same numbers of axes and channels. Grey and colour images may be
+    mixed.
+    """
     for what, of, remedy in (
         ("axes", lambda look: len(look.size), "keep flat images and volumes in folders of their own"),
         ("channels", _channels_of, "save all images in grey, or all in colours without transparency"),
@@ -249,11 +278,13 @@ def _channels_of(look: CaseFacts) -> int:
 
 
 def _refuse_labels(looks: DatasetFacts) -> None:
-    """There is something to learn, and masks are masks."""
+    """Raise DataError if there is only one class, or if masks are empty or have too many values."""
     values = {value for look in looks.looked for value in look.values}
     if not looks.segments:
         if len(looks.patients_of) < 2:
-            raise DataError(f"all images are of one class, {next(iter(looks.patients_of), 'none')}; add the others")
+            raise DataError(
+                f"all images are from one class, {next(iter(looks.patients_of), 'none')}; add the other classes"
+            )
         return
     if not values - {0}:
         raise DataError(f"the masks of all {len(looks.looked)} cases that were opened are empty; export them again")

@@ -1,4 +1,6 @@
-"""The names of channels and structures in dataset.json, as nnU-Net and the Medical Segmentation Decathlon write it."""
+"""Read the names of channels and structures from dataset.json, in the formats of nnU-Net and the Medical Segmentation
+Decathlon.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,34 +11,34 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medsilo.core.errors import DataError
 from medsilo.core.files import read_bounded
-from medsilo_lab.start.wording import plain
+from medsilo.core.text import latin
 
 FILE = "dataset.json"
-LARGEST = 1 << 24  # bytes; it lists every case of the Decathlon
+LARGEST = 1 << 24  # largest file in bytes; the Decathlon's files list every case
 
 
 class _DatasetFile(BaseModel):
-    """The part of the file that is read."""
+    """The keys of dataset.json that medsilo uses."""
 
     model_config = ConfigDict(extra="ignore")
 
     labels: dict[str, Any] = Field(max_length=1000)
-    channel_names: dict[str, str] | list[str] = Field([], max_length=100)  # nnU-Net's
-    modality: dict[str, str] | list[str] = Field([], max_length=100)  # the Decathlon's
+    channel_names: dict[str, str] | list[str] = Field([], max_length=100)  # key of nnU-Net
+    modality: dict[str, str] | list[str] = Field([], max_length=100)  # key of the Decathlon
 
 
 @dataclass(frozen=True)
 class DatasetNames:
-    """The names of channels, in turn, and of the values in masks."""
+    """Names of channels, in order, and of mask values."""
 
     channels: tuple[str, ...]
     structures: tuple[tuple[int, str], ...]
 
 
 def dataset_names(files: Mapping[str, Path]) -> DatasetNames | None:
-    """Return what the dataset.json of a folder, or of the hospitals' in it, says; None where there is none.
+    """Read the names from the dataset.json of a folder, or of its hospitals' folders. None without the file.
 
-    Regions of several values have no place here: masks are named by their values then.
+    Regions of several values have no name here, so their masks are named by value.
     """
     found = {_read(path) for name, path in files.items() if name.count("/") < 2 and Path(name).name == FILE}
     if len(found) > 1:
@@ -52,10 +54,10 @@ def _read(path: Path) -> DatasetNames:
     named = file.channel_names or file.modality
     pairs = named.items() if isinstance(named, dict) else enumerate(named)
     ordered = sorted(pairs, key=lambda pair: int(pair[0]) if str(pair[0]).isdecimal() else 0)
-    channels = tuple(plain(name).lower() for _, name in ordered)
+    channels = tuple(latin(name).lower() for _, name in ordered)
     by_value = {value: name for name, value in file.labels.items() if isinstance(value, int)} or {
         int(value): name for value, name in file.labels.items() if value.isdecimal() and isinstance(name, str)
     }
     whole = len(by_value) == len(file.labels)
-    structures = tuple(sorted((value, plain(name)) for value, name in by_value.items() if value)) if whole else ()
+    structures = tuple(sorted((value, latin(name)) for value, name in by_value.items() if value)) if whole else ()
     return DatasetNames(channels, structures)

@@ -1,36 +1,46 @@
-"""Say what lies in a folder, what suits it, and what to do next: the first probe that knows the folder does.
+"""Find the kind of data in a folder, and propose a plan and the next commands. The first matching dataset probe
+decides.
 
-The choices are written as a hospital's medsilo.yaml and a job with its plan, each key with its reason as a comment.
+The results are a hospital's medsilo.yaml and a job with its plan. Each key has its reason as a comment.
 """
 
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import write_text
+from medsilo.core.text import safe_name
 from medsilo.core.yaml_text import dump_yaml, load_yaml
-from medsilo.flare.jobs import PLAN, write_job
+from medsilo.flare.job_source import PLAN
 from medsilo.plan import Plan, parse_plan
 from medsilo.registry import TASKS, PluginTable
+from medsilo.site.data_set import DataSet
 from medsilo.site.party import FILE_NAME
-from medsilo.site.settings import make_settings
 from medsilo.tasks.case_index import TABLE, CaseIndex
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
+from medsilo_lab.jobs import write_job
 from medsilo_lab.start import choices
 from medsilo_lab.start.choices import Choices, Draft
 from medsilo_lab.start.dataset_facts import DatasetFacts, look_at, look_of, looks_of, opened, patient_in
 from medsilo_lab.start.file_table import FileTable, table_of_files
 from medsilo_lab.start.fitting import fit_for
-from medsilo_lab.start.folder_layout import FolderLayout, by_hospital, items_of, layout_of_folder, sites_of
-from medsilo_lab.start.wording import LEAST_NAMED, plans_words
+from medsilo_lab.start.folder_layout import (
+    TELL,
+    FolderLayout,
+    by_hospital,
+    items_of,
+    layout_of_folder,
+    sites_of,
+)
+from medsilo_lab.start.wording import LEAST_NAMED, names_a_person, plans_words
 
 OWN_SHARES = "training, validation, test: at a hospital this decides"
 DATASET_PROBES = PluginTable("medsilo.dataset_probes", "types:FunctionType", {})
@@ -38,7 +48,8 @@ DATASET_PROBES = PluginTable("medsilo.dataset_probes", "types:FunctionType", {})
 
 @dataclass(frozen=True)
 class DatasetLayout:
-    """A folder that `medsilo init` looks at, with what a dataset probe needs; then with what it found and chose.
+    """A folder that `medsilo init` examines. The object has the inputs of a dataset probe, and later the probe's
+    results.
 
     >>> from pathlib import Path
     >>> folder = DatasetLayout(Path("docs"), "st-anna")
@@ -52,42 +63,57 @@ class DatasetLayout:
     """
 
     path: Path
-    site: str  # this hospital's name, where the folder is one hospital's
-    device: str | None = None  # one that was asked for
-    gpu: bool = False  # whether this machine trains on one
-    by_slices: bool = False  # whether volumes are learned slice by slice, as was asked for
-    target: str | None = None  # the column of what is to be learned, where one was asked for
-    summary: Sequence[str] = ()  # what lies there, one sentence a line
-    several: bool = False  # whether these are several hospitals
+    site: str  # name of the hospital, if the folder belongs to one hospital
+    device: str | None = None  # device that the user requested
+    gpu: bool = False  # true if this machine has a GPU for training
+    by_slices: bool = False  # true if the user requests slices instead of volumes
+    target: str | None = None  # column of the label, if the user named it
+    hospitals: bool = False  # true if the user declared that each folder or table belongs to a hospital
+    # the user's answers about the table's columns (table_folder.SAID)
+    said: Mapping[str, Any] = field(default_factory=dict)
+    # the answers about each hospital's table
+    said_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    facts: Any = None  # the probe's facts, for later questions
+    summary: Sequence[str] = ()  # the results in sentences, one per line
+    several: bool = False  # true if the folder has several hospitals
+    patients: Mapping[str, int] = field(default_factory=dict)  # number of patients of each hospital in the plan
     choices: Draft = field(default_factory=lambda: Draft({}, {}))
 
     by_hospital = staticmethod(by_hospital)
     opened = staticmethod(opened)
     patient_in = staticmethod(patient_in)
-    sites_of = staticmethod(sites_of)
     plans_words = staticmethod(plans_words)
 
     @cached_property
     def files(self) -> Mapping[str, Path]:
-        """The files below the folder by their path from there, without hidden ones."""
+        """Visible files below the folder, by relative path."""
         return CaseIndex.files_below(self.path)[0]
 
     @cached_property
     def images(self) -> Sequence[str]:
-        """The images and masks among the files; a folder that holds one DICOM series ends in a slash."""
+        """Images and masks among the files. The folder of a DICOM series ends in a slash."""
         return [item for item in items_of(self.files) if PurePosixPath(item).name != TABLE]
 
     def table_of(self, named: Collection[str]) -> FileTable | None:
-        """Return the table in the folder that names these files, images or recordings."""
+        """Return the table in the folder that names these images or recordings."""
         return table_of_files(self.files, named, self.target)
 
+    def sites_of(self, tops: Collection[str]) -> dict[str, str]:
+        """Return the folder of each hospital, by the hospital's name in the plan."""
+        return sites_of(tops, self.hospitals)
+
     def folders_of(self, tops: Collection[str]) -> dict[str, Choices]:
-        """Return the settings of hospitals whose folders are called otherwise than they."""
+        """Return settings with the folder's name, for hospitals with another name in the plan."""
         return {
             site: {"data.folder": (str(self.path / top), "its folder is called otherwise than the hospital")}
-            for site, top in sites_of(tops).items()
+            for site, top in self.sites_of(tops).items()
             if site != top
         }
+
+    def _is_renamed(self, site: str) -> bool:
+        """Return True if a hospital has another name in the plan than its folder or table."""
+        there = [] if self.path.is_file() else [*self.path.iterdir()]
+        return bool(there) and site not in {safe_name(own) for item in there for own in (item.name, item.stem)}
 
     def choose(
         self,
@@ -100,20 +126,36 @@ class DatasetLayout:
         examples: Mapping[str, float] | None = None,
         sites: Mapping[str, Choices] | None = None,
     ) -> "DatasetLayout":
-        """Return the folder with what was found, and a probe's choices beside those that all kinds of data have.
+        """Add a probe's results and choices to the defaults for all kinds of data.
 
-        plan, settings: the keys that the probe knows, each with its value and the reason; they stand in the place of
-        usual ones. sites: what only these hospitals' settings say. patients: of each hospital, or {"": 40} of a folder
-        that is one hospital's; examples: how many these learn from, where that is not one of each patient.
+        `plan` and `settings` are the probe's choices, each a value with the reason. The choices replace default
+        choices. `sites` has choices for single hospitals.
+
+        `patients` is the number of patients by hospital, or {"": 40} for a single hospital. `examples` is the number of
+        training cases, if patients have several.
         """
-        if few := len(patients) - len(patients := choices.named_hospitals(patients)):
+        _refuse_people(plan, patients)
+        everybody, patients = patients, choices.named_hospitals(patients)
+        if few := len(everybody) - len(patients):
+            if (
+                not self.hospitals
+                and "task.partition" not in plan
+                and any(map(self._is_renamed, everybody.keys() - patients.keys()))
+            ):
+                raise DataError(f"folders or tables of fewer than {LEAST_NAMED} cases may belong to patients; {TELL}")
             found = [*found, f"not in the plan: hospitals of fewer than {LEAST_NAMED} patients ({few})"]
-        divided = "shares" in TASKS[task].model_fields  # else the task knows the parts
+        if "task.partition" not in plan and any(map(self._is_renamed, filter(None, patients))):
+            found = [
+                *found,
+                "hospital-1 and so on may be people: --hospitals names them as their folders",
+            ]
+        divided = "shares" in TASKS[task].model_fields  # without shares, the task itself divides the data
         shares = choices.shares_of(patients)
         cases = np.median([(examples or patients)[site] for site in choices.trained_of(patients)]) * shares.value[0]
         usual = {
             "algorithm.name": choices.METHOD,
-            "task.name": (task, found[0].partition(":")[0]),  # without its counts: a plan is mailed
+            # Omits the counts in the summary, because plans are sent to others.
+            "task.name": (task, found[0].partition(":")[0]),
             **{key: own for key, own in plan.items() if key.startswith("task.") and key not in choices.BEHIND_SHARES},
             **({"task.shares": shares} if divided else {}),
             **choices.steps_of(int(cases), plan.get("training.batch_size", choices.BATCH)),
@@ -133,7 +175,7 @@ class DatasetLayout:
         own = {site: {**(sites or {}).get(site, {}), **small.get(site, {})} for site in patients}
         own = {site: single for site, single in own.items() if single}
         draft = Draft(choices.in_order({**usual, **plan}), choices.in_order(said), own)
-        return replace(self, summary=found, several="" not in patients, choices=draft)
+        return replace(self, summary=found, several="" not in patients, patients=patients, choices=draft)
 
     def choose_for_images(
         self,
@@ -144,21 +186,27 @@ class DatasetLayout:
         seen: Callable[[tuple[Path, ...], Path | str], tuple[Scan, np.ndarray]],
         plan: Choices,
         settings: Choices,
+        tops: Sequence[str] = (),
     ) -> "DatasetLayout":
-        """Return the folder with what was found in volumes with masks that a probe lists itself, and all choices.
+        """Add facts about volumes with masks that a probe has listed, and make all choices.
 
-        kind: of folder, in words. listings: of each hospital, or of one under "". seen: opens the files of
-        an image and of its mask.
-        plan, settings: the keys that the probe knows better.
+        `kind` describes the folder. `listings` has the key "" for a single hospital. The function `seen` opens an image
+        and its mask.
+
+        `plan` and `settings` are the probe's choices. `tops` are the hospitals' folders.
         """
-        layout = FolderLayout(kind, hospitals=tuple(filter(None, listings)))
+        layout = FolderLayout(kind, hospitals=tuple(tops))
         looks = looks_of(
             layout, source, listings, lambda entry: look_of(*seen(entry.images, entry.label)), segments=True
         )
         return self._of_images(task, looks, plan, settings)
 
+    def choose_for(self, looks: DatasetFacts) -> "DatasetLayout":
+        """Add facts about images, and make all choices."""
+        return self._of_images("image-folder" if looks.flat else "nifti-folder", looks, {}, {})
+
     def _of_images(self, task: str, looks: DatasetFacts, plan: Choices, settings: Choices) -> "DatasetLayout":
-        """Return what was found in images; their network suits a GPU or a processor, as this machine has it."""
+        """Add facts about images, and choose a network that fits this machine's GPU or CPU."""
         dimensions = choices.dimensions_of(looks, self.by_slices)
         axes = dimensions.value if dimensions else 2
         fit, limit = fit_for(looks.segments, axes, self.gpu), LIMITS[self.gpu]
@@ -184,11 +232,28 @@ class DatasetLayout:
         return self.choose(task, looks.summary, looks.patients, of_images, said, examples=examples, sites=own)
 
 
-LIMITS = {True: "for a GPU of 8 GB", False: "so that a round takes minutes on a processor"}  # by whether there is a GPU
+def _refuse_people(plan: Choices, sites: Iterable[str]) -> None:
+    """Raise DataError if a plan would contain the probable name of a person."""
+    values = [own for key, (value, _) in plan.items() if key.startswith("task.") for own in _texts(value)]
+    if people := [text for text in [*values, *sites] if names_a_person(text)]:
+        told = "names of hospitals, classes, structures or channels look like people's; call them otherwise"
+        raise DataError(told, private=", ".join(people))
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        return _texts(list(value.values()))
+    return [value] if isinstance(value, str) else [*chain(*map(_texts, value))] if isinstance(value, list) else []
+
+
+# with a GPU (True) and without
+LIMITS = {True: "for a GPU of 8 GB", False: "so that a round takes minutes on a processor"}
 
 
 def first_sight(folder: DatasetLayout) -> DatasetLayout:
-    """Open some of a folder's files, and choose; a folder that no `medsilo.dataset_probes` knows has images."""
+    """Examine a folder with the dataset probes in `medsilo.dataset_probes`, and propose a plan. If no probe matches,
+    the folder must contain images.
+    """
     for name in DATASET_PROBES:
         if (sight := DATASET_PROBES[name](folder)) is not None:
             return sight
@@ -196,9 +261,8 @@ def first_sight(folder: DatasetLayout) -> DatasetLayout:
 
 
 def look(folder: DatasetLayout) -> DatasetLayout:
-    """Say what suits a folder of images; a DataError says what is missing in it."""
-    looks = look_at(folder.path, layout_of_folder(folder.path, folder.target))
-    return folder._of_images("image-folder" if looks.flat else "nifti-folder", looks, {}, {})
+    """Propose a plan for a folder of images. A DataError names missing parts."""
+    return folder.choose_for(look_at(folder.path, layout_of_folder(folder.path, folder.target, folder.hospitals)))
 
 
 SHOWN = (
@@ -215,86 +279,107 @@ SHOWN = (
 
 
 def shown_lines(draft: Draft) -> list[str]:
-    """Return the choices that people ask about first, one line each."""
+    """Return the most important choices, one per line."""
     own = {**draft.plan, **draft.settings}
     return [f"{key}: {in_yaml(value)}  ({why})" for key, (value, why) in own.items() if key in SHOWN]
 
 
 def rows(draft: Draft) -> list[tuple[str, str, str, str]]:
-    """Return the choices as file, key, value and reason."""
-    files = [(f"{JOB}/app/config/plan.yaml", draft.plan), (FILE_NAME, draft.settings)]
-    files += [(f"{site}/{FILE_NAME}", own) for site, own in draft.sites.items()]
+    """Return the choices as rows of file, key, value and reason."""
+    files = [(f"{JOB}/app/config/plan.yaml", draft.plan), (f"{DATA_SET}/{DataSet.FILE}", _of_data(draft.settings))]
+    files += [(f"{DATA_SET}/{site}/{DataSet.FILE}", _of_data(own)) for site, own in draft.sites.items()]
+    files += [(FILE_NAME, _of_data(draft.settings, False))]
     return [(file, key, in_yaml(value), why) for file, own in files for key, (value, why) in own.items()]
 
 
-def advice(several: bool, out: Path, stopped: Sequence[str]) -> list[tuple[str, str]]:
-    """Return what to do next: what for, and the command, if there is one.
+def _of_data(own: Choices, whether: bool = True) -> Choices:
+    """Return the choices about reading the data; or all other choices, if `whether` is False."""
+    return {key: choice for key, choice in own.items() if key.startswith("data.") == whether}
 
-    several: whether the folder has all hospitals; stopped: those of which the check found what stops the study.
+
+def advice(several: bool, out: Path, stopped: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the next steps: a purpose and, for most, a command.
+
+    `several` is true if the folder contains all hospitals. `stopped` are hospitals whose check found an obstacle.
     """
     job = out / JOB
     given = f"--settings {out}"
-    steps = [(f"read the reasons in {out / FILE_NAME} and {job}/app/config/plan.yaml, and correct what is wrong", "")]
+    steps = [(f"read the reasons in {out / DATA_SET} and {job}/app/config/plan.yaml, and correct what is wrong", "")]
     if stopped:
         command = f"medsilo check {job} --settings {place_of(out, stopped[0])} --site {stopped[0]}"
         return [(f"settle what the check found at {', '.join(stopped)}, then check again:", command), *steps]
     if several:
-        command = f"medsilo compare --plan {job} --methods local,fedavg {given}"
+        command = f"medsilo compare --plan {job} --methods {','.join(COMPARED)} {given}"
         return [*steps, ("does federated training help these hospitals?", command)]
     return [
         *steps,
         ("train on this machine alone:", f"medsilo run {job} --set algorithm.name=local {given} --engine inprocess"),
-        (f"with others: send {job} to the consortium's lead, and put {out / FILE_NAME} into your kit's local/", ""),
+        (
+            f"with others: send {job} to the consortium's lead, read {out / DATA_SET / DataSet.FILE}, and accept it:",
+            f"medsilo data accept {out / DATA_SET} --by 'A. PERSON'",
+        ),
     ]
 
 
-JOB, TRIAL, CHECKS = "job", "trial", "check"
+JOB, TRIAL, CHECKS, DATA_SET = "job", "trial", "check", "data-set"
+COMPARED = ("local", "fedavg")  # methods in the command 'medsilo compare' that 'medsilo init' proposes
 WIDTH = 118
 OF_PLAN = (
     "What all hospitals agree on, drafted by 'medsilo init' from one folder: read it, and change what you know better.",
-    "'make docs' writes every key to site/reference/keys.html; docs/start/your-data.md has those of the task.",
+    "'medsilo docs KEY' explains a key, and 'medsilo docs start/your-data' those of the task.",
 )
 OF_SETTINGS = (
-    "What only this hospital decides, drafted by 'medsilo init'. No job and no plan can change it.",
-    "Put it into your kit's local/ folder. site_configs/example/medsilo.yaml has every other key.",
+    "For trying out on this machine (--settings), written by 'medsilo init'. How the data are read is in data.yaml of",
+    "the data set. Before a kit takes it, a person reads and accepts it: medsilo docs start/data-set",
 )
 
 
 def refuse_to_overwrite(out: Path, folder: Path) -> None:
-    """Raise an error where something of a start is in the way, or where the output would lie among the data."""
-    there = [name for name in (FILE_NAME, JOB, TRIAL, CHECKS) if (out / name).exists()]
+    """Raise MedsiloError if the output would overwrite files or be inside the data folder."""
+    there = [name for name in (FILE_NAME, JOB, TRIAL, CHECKS, DATA_SET) if (out / name).exists()]
     if there:
         raise MedsiloError(
-            f"{out / there[0]} exists and stays as it is; choose another folder with --out, or remove it"
+            f"{out / there[0]} exists, and medsilo does not overwrite it; choose another --out, or remove it"
         )
     if out.resolve().is_relative_to(folder.resolve()):
         raise MedsiloError(
-            f"--out {out} lies in the data folder, where nothing is written; give another, like -o ../{out.name}"
+            f"--out {out} is inside the data folder, which medsilo never changes; choose another, like -o ../{out.name}"
         )
 
 
-def write_start(out: Path, draft: Draft) -> Plan:
-    """Write medsilo.yaml, also those of single hospitals, and the job; return its plan. All is checked before."""
+class Written(Protocol):
+    """A data set that `write_start` can write."""
+
+    def write(self, folder: Path) -> None:
+        """Write the data set into a folder."""
+
+
+def write_start(out: Path, draft: Draft, sets: Mapping[str, Written]) -> Plan:
+    """Write the data sets, a medsilo.yaml for a trial of each, and the job. Return the job's plan.
+
+    `sets` has the key "" for a single hospital.
+    """
     text = text_of(OF_PLAN, draft.plan)
     plan = parse_plan(load_yaml(text))
-    texts = {FILE_NAME: text_of(OF_SETTINGS, draft.settings)}
-    texts |= {f"{site}/{FILE_NAME}": text_of(OF_SETTINGS, draft.settings_of(site)) for site in draft.sites}
-    for name, own in texts.items():
-        make_settings(load_yaml(own), name)
+    for site, own in sets.items():
+        place = out / DATA_SET / site
+        own.write(place)
+        said = {"data": (str(place.resolve()), "the data set"), **_of_data(draft.settings, False)}
+        write_text(out / site / FILE_NAME, text_of(OF_SETTINGS, said))
+    if "" not in sets:
+        write_text(out / FILE_NAME, text_of(OF_SETTINGS, _of_data(draft.settings, False)))
     write_job(out / JOB, plan)
     write_text(out / JOB / PLAN, text)
-    for name, own in texts.items():
-        write_text(out / name, own)
     return plan
 
 
 def place_of(out: Path, site: str) -> Path:
-    """Return the folder with a hospital's settings: its own, or that of all."""
+    """Return the folder of a hospital's settings: a separate folder, or the common folder."""
     return out / site if (out / site / FILE_NAME).exists() else out
 
 
 def text_of(head: Sequence[str], own: Choices) -> str:
-    """Return a file of YAML with the reasons of its choices."""
+    """Return choices as YAML, with the reasons as comments."""
     lines = [f"# {line}" for line in head]
     for section, keys in groupby(own, key=lambda key: key.rpartition(".")[0]):
         lines += ["", *([f"{section}:"] if section else [])]
@@ -303,7 +388,7 @@ def text_of(head: Sequence[str], own: Choices) -> str:
 
 
 def _rows(own: Choices, indent: str) -> list[str]:
-    """Return a section's lines; a reason is behind its key, or above it where both are too long for a line."""
+    """Return the lines of a section. A reason that is too long is above its key."""
     texts = [(f"{indent}{key}: {in_yaml(value)}", why) for key, (value, why) in own.items()]
     width = max((len(text) for text, why in texts if len(text) + len(why) + 4 <= WIDTH), default=0)
     lines: list[str] = []
@@ -317,5 +402,5 @@ def _rows(own: Choices, indent: str) -> list[str]:
 
 
 def in_yaml(value: Any) -> str:
-    """Return a value in one line of YAML."""
-    return dump_yaml([value], in_line=True)[1:-2]  # within a list, where it needs quotes also for a comma
+    """Format a value as one line of YAML."""
+    return dump_yaml([value], in_line=True)[1:-2]  # inside a list, texts with a comma are quoted

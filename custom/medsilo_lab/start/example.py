@@ -1,4 +1,4 @@
-"""Three synthetic hospitals in folders of NIfTI files, on which newcomers try 'medsilo init'."""
+"""Write the data of three synthetic hospitals as folders of NIfTI files, for a first try of 'medsilo init'."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +11,14 @@ from medsilo.tasks.synthetic.hospitals import numbers_for
 from medsilo.tasks.synthetic.prostate import SITES, SyntheticProstate
 
 PATIENTS = {"hospital-a": 16, "hospital-b": 20, "hospital-c": 18}
-GREYS, MIDDLE = 200.0, 600.0  # of a unit of the drawn images, and of their zero
-ABOUT = """Drawn volumes of three hospitals that do not exist, written by 'medsilo init --example': no patients.
+GREYS, MIDDLE = 200.0, 600.0  # grey values of 1 and 0 in the synthetic images
+ABOUT = """Drawn volumes of three hospitals that do not exist, written by 'medsilo example': no patients.
 images/: a bright and a dark ellipsoid before stripes, under noise; labels/: 1 in the bright one, which is to be found.
 """
 
 
 def write_example(folder: Path) -> int:
-    """Write the hospitals' images and masks as NIfTI files; return how many patients there are."""
+    """Write the hospitals' images and masks as NIfTI files. Return the number of patients."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise MedsiloError(f"{folder} exists and is not empty; choose another folder for the example")
     task = SyntheticProstate(similarity="high")
@@ -36,7 +36,7 @@ def write_example(folder: Path) -> int:
 
 
 def write_volume(path: Path, values: np.ndarray, spacing: Sequence[float]) -> None:
-    """Write a volume [D, H, W] as NIfTI: x grows to the left, y to the back, z to the head; spacing: along x, y, z."""
+    """Write a volume [D, H, W] as NIfTI in LPS orientation. `spacing` is along x, y, z."""
     import nibabel
 
     x, y, z = spacing

@@ -1,5 +1,6 @@
-"""A table beside images or recordings: which of its columns names the files, the label and the patient."""
+"""Find the columns of files, labels and patients in a table beside images or recordings."""
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,19 @@ from medsilo.core.errors import DataError
 from medsilo.tasks.case_index import files_by_short_name
 from medsilo.tasks.table_reader import ENDINGS, TableReader
 
-NAMED = 0.8  # share of a column's cells that name files which lie there
-LABELS = ("label", "target", "outcome", "diagnosis", "class", "dx", "rhythm", "benign_malignant")  # the surest first
-PATIENTS = ("patient", "patient_id", "patientid", "subject", "subject_id", "participant_id", "pid", "pseudonym")
-SHOWN = 20  # columns that an error names
+NAMED = 0.8  # smallest share of a column's cells that are names of files in the folder
+# the most reliable names come first
+LABELS = ("label", "target", "outcome", "diagnosis", "class", "dx", "rhythm", "benign_malignant")
+PATIENTS = (
+    *("patient", "patientid", "patientno", "patientnr", "patientnumber", "patid", "patno", "patnr", "ptid", "pid"),
+    *("subject", "subjectid", "subjid", "participant", "participantid", "person", "personid", "pseudonym", "mrn"),
+    *("case", "caseid", "patientname", "proband", "probandid", "fallnr", "fallnummer", "patientennummer", "record"),
+    *("recordid", "studyid", "usubjid", "medicalrecordnumber", "paciente", "paziente", "nhc", "ipp"),
+)  # without punctuation, the most reliable names first
+# names of patient columns, even if the cells are file names
+SURELY = [word for word in PATIENTS if not word.startswith(("case", "record", "study"))]
+FILE, LABEL = "recording", "label"  # column names for a table without a header
+SHOWN = 20  # largest number of columns in an error message
 
 
 @dataclass(frozen=True)
@@ -20,47 +30,58 @@ class FileTable:
     """A table whose lines name files."""
 
     name: str
-    file: str  # the columns
+    file: str  # names of columns
     label: str
     patient: str | None
+    head: tuple[str, ...] = ()  # column names, if the table has no header
 
     def described(self, usual: str = "image") -> dict[str, Any]:
-        """Return what a hospital's settings say of it. usual: the name of the column with files."""
+        """Return the keys of a hospital's settings for this table. `usual` is the default column of files."""
         file = {} if self.file == usual else {"image": self.file}
         columns = {"label": self.label, "patient": self.patient or self.file}
         named = {part: name for part, name in columns.items() if part != name}
-        return {"table": self.name, "columns": {**file, **named}}
+        return {"table": self.name, "columns": {**file, **named}, **({"head": self.head} if self.head else {})}
 
     @property
     def why(self) -> str:
-        """Say what is guessed."""
+        """Explain the choice of columns."""
         alone = "; no column names patients, so each file counts as one of its own: correct it" * (not self.patient)
         return f"what these are called in {self.name}: a guess by the names{alone}"
 
 
 def table_of_files(files: Mapping[str, Path], named: Collection[str], target: str | None) -> FileTable | None:
-    """Return the table in a folder, and not below it, that names files there; None where none does.
+    """Return the table directly in a folder that names files there; None without such a table.
 
-    named: the images or recordings by their path; target: the column of the label, where somebody said it.
+    `named` are the paths of images or recordings. `target` is the label column, if the user named it.
     """
     for name, path in files.items():
         if "/" in name or not name.lower().endswith(ENDINGS):
             continue
-        others = {other for other in named if other != name}
+        if not (others := {other for other in named if other != name}):
+            continue
         known = files_by_short_name({other: files.get(other, path) for other in others})
         head, *lines = TableReader.first_lines(path, TableReader.MOST_LINES) or [[]]
         cells = {own: [line[at].replace("\\", "/") for line in lines if len(line) > at] for at, own in enumerate(head)}
         shares = {column: sum(cell in known for cell in own) / max(len(own), 1) for column, own in cells.items()}
         file = max(shares, key=lambda column: shares[column], default="")
         if file and shares[file] >= NAMED and len(set(cells[file])) > 1:
+            if file in known:
+                return _without_head(name, [own == file for own in head])
             return FileTable(
-                name, file, _label(name, [one for one in head if one != file], target), _called(head, PATIENTS)
+                name, file, _label(name, [one for one in head if one != file], target), called(head, PATIENTS)
             )
     return None
 
 
+def _without_head(table: str, names_files: list[bool]) -> FileTable:
+    """Return a table without a header, as in PhysioNet's challenges: A0001,N."""
+    if len(names_files) != 2:
+        raise DataError(f"{table} has no names of columns in its first line; write them above it: recording,label,...")
+    return FileTable(table, FILE, LABEL, None, tuple(FILE if own else LABEL for own in names_files))
+
+
 def _label(table: str, columns: list[str], target: str | None) -> str:
-    found = _called(columns, (target.lower(),) if target else LABELS)
+    found = called(columns, (target.lower(),) if target else LABELS)
     if found is None:
         there = ", ".join(columns[:SHOWN])
         what = f"--target {target!r} is no column of {table}" if target else f"no column of {table} says the label"
@@ -68,5 +89,16 @@ def _label(table: str, columns: list[str], target: str | None) -> str:
     return found
 
 
-def _called(columns: Collection[str], words: Collection[str]) -> str | None:
-    return next((name for word in words for name in columns if name.lower() == word), None)
+def called(columns: Collection[str], words: Collection[str]) -> str | None:
+    """Return the column with one of these names. Earlier names have priority."""
+    return next((name for word in words for name in columns if is_called(name, (word,))), None)
+
+
+def is_called(column: str, words: Collection[str] = PATIENTS) -> bool:
+    """Return True if a column has one of these names, by default the usual names for patients. Blanks and punctuation
+    don't matter.
+
+    >>> [is_called(name) for name in ("Patient ID", "PAT.-NR.", "age")]
+    [True, True, False]
+    """
+    return re.sub(r"[\W_]+", "", column.lower()) in {re.sub(r"[\W_]+", "", word.lower()) for word in words}

@@ -1,17 +1,19 @@
-"""Choose a network, its size and the batch for a GPU or for a processor; 'medsilo check' measures whether they fit."""
+"""Choose the network, its size and the batch size for a GPU or a CPU. 'medsilo check' measures whether they fit."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-DEEPEST = 5  # levels
-SMALLEST = 4  # places along an axis at the deepest level
+DEEPEST = 5  # largest number of levels in a U-Net
+SMALLEST = 4  # fewest voxels along an axis at the deepest level
 WIDE, SLIM = (32, 64, 128, 256, 320), (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What a machine trains in reasonable time: the most along each axis, the batch, and the features of a U-Net."""
+    """The size of training that a machine completes in reasonable time: the largest input, the batch size, and a
+    U-Net's features.
+    """
 
     caps: tuple[int, ...]
     batch: int
@@ -19,20 +21,22 @@ class Fit:
     network: str = "unet"
 
     def levels(self, sizes: Sequence[float]) -> tuple[int, ...]:
-        """Return the features of as many levels as images of these sizes have room for; two at least."""
+        """Return the features of all levels for which the images are large enough; at least two levels."""
         shortest = min(min(size, cap) for size, cap in zip(sizes, self.caps, strict=True))
         count = int(math.log2(max(shortest, 1) / SMALLEST)) + 1 if shortest >= SMALLEST else 0
         return self.features[: min(DEEPEST, max(2, count))]
 
     def multiple(self, sizes: Sequence[float]) -> int:
-        """Return the number of which sizes have to be multiples."""
+        """Return the number that divides all sides of an input."""
         if self.features:
             return 2 ** (len(self.levels(sizes)) - 1)
         return 32 if self.network == "densenet121" else 8
 
 
 def fit_for(segments: bool, dimensions: int, gpu: bool) -> Fit:
-    """Return what suits a GPU of 8 GB, where 5 GB are for training; or a processor, so that a round takes minutes."""
+    """Return the sizes for a GPU with 8 GB, of which training uses 5 GB; or for a CPU, so that a round takes
+    minutes.
+    """
     if segments and dimensions == 3:
         return Fit((128, 128, 64), 2, WIDE) if gpu else Fit((64, 64, 32), 2, SLIM)
     if segments:

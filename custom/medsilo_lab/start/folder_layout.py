@@ -1,64 +1,71 @@
-"""Tell from the names in a folder what lies there: which files are images, which are labels, and whose they are.
+"""Find images, labels and hospitals in a folder by file names only.
 
-No image is opened here. One more kind of folder is one more function in `KINDS`.
+The module opens no image. Each kind of folder is a function in `KINDS`.
 """
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from medsilo.core.errors import DataError
-from medsilo.core.text import is_safe_name
+from medsilo.core.text import safe_name
 from medsilo.tasks.case_index import SUFFIXES, TABLE, CaseIndex
 from medsilo.tasks.headers import check_dicom, is_dicom
+from medsilo.tasks.table_reader import ENDINGS
 from medsilo_lab.start.dataset_json import DatasetNames, dataset_names
 from medsilo_lab.start.file_table import FileTable, table_of_files
-from medsilo_lab.start.wording import plain
+from medsilo_lab.start.wording import names_a_person, names_a_place
 
 DICOM = ".dcm"
 IMAGE_WORDS = {"image", "images", "imagestr", "img", "imgs", "scan", "scans", "volume", "volumes"}
 LABEL_WORDS = {"label", "labels", "labelstr", "mask", "masks", "seg", "segs", "segmentation", "segmentations", "gt"}
 PART_WORDS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 HOSPITAL_WORDS = ("hospital", "site", "center", "centre", "clinic")
-REGULAR = 0.8  # share of the cases' folders that have a file, so that it counts as one of each case's
-LEAST_OF_CLASS = 3  # images of a class, on average: else folders are patients rather than classes
+REGULAR = 0.8  # a file counts as part of every case if at least this share of the case folders has it
+LEAST_OF_CLASS = 3  # with fewer images per class on average, the folders are patients
 MOST_CLASSES = 254
-SHOWN = 6  # names that an error shows
+MOST_HOSPITALS = 8  # largest number of similar folders that count as hospitals if their names don't decide
+TELL = "if each is a hospital's, say --hospitals"
+SHOWN = 6  # largest number of names in an error message
 READ = (
     "NIfTI, MHA, NRRD, DICOM, PNG, JPEG, TIFF and BMP, and tables (CSV, Parquet, Excel, Stata, SAS) whose first line "
     "names the columns"
 )
 HOW = (
     "put images into images/ and masks of the same names into labels/, or images into folders named after their "
-    f"classes, or write {TABLE} (docs/start/your-data.md)"
+    f"classes, or write {TABLE} (medsilo docs start/your-data)"
 )
 
 
 @dataclass(frozen=True)
 class FolderLayout:
-    """The places of images and labels below a folder, or below each hospital's folder in it, as patterns of names."""
+    """Patterns of the image and label files in a folder, or in each hospital's folder."""
 
-    kind: str  # in words
-    images: tuple[str, ...] = ()  # a pattern for each channel; none where a table names the files
-    labels: str | None = None  # a pattern of masks; None where classes are names of folders
+    kind: str  # description of the kind of folder
+    images: tuple[str, ...] = ()  # a pattern for each channel; empty if a table names the files
+    labels: str | None = None  # pattern of masks; None if folders are named after classes
     channels: tuple[str, ...] = ("image",)
     classes: tuple[str, ...] = ()
-    hospitals: tuple[str, ...] = ()  # their folders; none: the folder is one hospital's
-    unused: tuple[str, ...] = ()  # folders that are not looked at
-    named: DatasetNames | None = None  # by the folder's dataset.json
-    table: FileTable | None = None  # that names the files, where it is not called as usual
+    hospitals: tuple[str, ...] = ()  # hospitals' folders; empty if the folder belongs to one hospital
+    unused: tuple[str, ...] = ()  # ignored folders and tables
+    named: DatasetNames | None = None  # names in the folder's dataset.json
+    table: FileTable | None = None  # table that names the files, if its file name is unusual
+    told: bool = False  # true if the user declared that each folder belongs to a hospital
 
     @property
     def by_table(self) -> bool:
-        """Return whether a table names the files."""
+        """True if a table names the files."""
         return not self.images
 
 
-def layout_of_folder(folder: Path, target: str | None = None) -> FolderLayout:
-    """Return what lies in a folder; a DataError says what is missing there and what to do. target: the column of a
-    table beside the images that has the labels."""
+def layout_of_folder(folder: Path, target: str | None = None, told: bool = False) -> FolderLayout:
+    """Find the layout of a folder. A DataError names missing parts and the remedy.
+
+    `target` is the label column of a table. `told` is true if the user declared that each folder belongs to a hospital.
+    """
     if folder.is_file() and folder.suffix.lower() in (".csv", ".tsv"):
         raise DataError(
             "the table has no column names; write them into its first line, or give the folder that holds the images",
@@ -75,15 +82,22 @@ def layout_of_folder(folder: Path, target: str | None = None) -> FolderLayout:
             there = Counter(Path(name).suffix.lower() or "no suffix" for name in names)
             found = ", ".join(f"{count} {suffix}" for suffix, count in there.most_common(SHOWN)) or "nothing"
             raise DataError(f"no image lies in the folder, which has {found}; medsilo reads {READ}", str(folder))
-        return replace(layout_of(items), named=dataset_names(names))
+        layout = layout_of(items, told)
+        unused = layout.unused if layout.by_table else (*layout.unused, *tables_in(names))
+        return replace(layout, unused=unused, named=dataset_names(names))
     except DataError as error:
         if table := table_of_files(names, items, target):
             return FolderLayout(f"images, and a table of them, {table.name}", table=table)
         raise DataError(f"{error}{also}", error.private) from error
 
 
+def tables_in(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the tables in a folder and in its own folders."""
+    return tuple(name for name in names if name.count("/") < 2 and name.lower().endswith(ENDINGS))
+
+
 def items_of(names: Mapping[str, Path]) -> list[str]:
-    """Return the images, labels and tables among files by name; a folder of one DICOM series ends in a slash."""
+    """Return images, labels and tables among the files. The folder of a DICOM series ends in a slash."""
     items = [name for name in names if name == TABLE or name.endswith(f"/{TABLE}") or suffix_of(name) in SUFFIXES]
     slices: defaultdict[str, list[str]] = defaultdict(list)
     for name, path in names.items():
@@ -97,12 +111,12 @@ def items_of(names: Mapping[str, Path]) -> list[str]:
 def _says_dicom(path: Path) -> bool:
     try:
         return path.is_file() and is_dicom(path)
-    except OSError:  # nobody may read it
+    except OSError:  # the file may be unreadable
         return False
 
 
 def _series_in(place: str, files: list[str], folder: Path) -> list[str]:
-    """Return a folder's one DICOM series as that folder; or its files, where each is an image by itself."""
+    """Return the folder of a single DICOM series; or its files, if each is a separate image."""
     import SimpleITK
 
     SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)
@@ -110,7 +124,7 @@ def _series_in(place: str, files: list[str], folder: Path) -> list[str]:
         for file in files:
             check_dicom(folder / file.rpartition("/")[2])
         series = len(SimpleITK.ImageSeriesReader.GetGDCMSeriesIDs(str(folder)))
-    except DataError:  # this image is told of, and left out, when it is opened
+    except DataError:  # the damaged image is reported and omitted when it is opened
         series = 1
     if series == len(files) or not place:
         return files
@@ -121,12 +135,12 @@ def _series_in(place: str, files: list[str], folder: Path) -> list[str]:
 
 
 def suffix_of(name: str) -> str:
-    """Return the ending of an image's name that says its format, in small letters; empty where none is known."""
+    """Return an image's file suffix in lower case; empty for an unknown format."""
     return next((suffix for suffix in (*SUFFIXES, DICOM) if name.lower().endswith(suffix)), "")
 
 
-def layout_of(items: Sequence[str]) -> FolderLayout:
-    """Return what items are, those of one hospital or of several in folders of their own."""
+def layout_of(items: Sequence[str], told: bool = False) -> FolderLayout:
+    """Find the layout of the files of one hospital, or of several hospitals in separate folders."""
     whole = _of_one(items)
     if whole:
         return whole
@@ -137,13 +151,13 @@ def layout_of(items: Sequence[str]) -> FolderLayout:
     if not known:
         raise DataError(_why_not(items))
     if lacking := [top for top in below if not found[top]]:
-        told = f"folders {_shown(known)} look like hospitals and {_shown(lacking)} does not"
-        raise DataError(f"{told}: {_why_not(below[lacking[0]])}")
-    return _together(known)
+        unlike = f"folders {_shown(known)} look like hospitals and {_shown(lacking)} does not"
+        raise DataError(f"{unlike}: {_why_not(below[lacking[0]])}")
+    return _together(known, told)
 
 
-def _together(known: Mapping[str, FolderLayout]) -> FolderLayout:
-    """Return the one layout of several hospitals, which must agree in all but their classes."""
+def _together(known: Mapping[str, FolderLayout], told: bool) -> FolderLayout:
+    """Return the common layout of several hospitals, which may differ only in their classes."""
     first = next(iter(known.values()))
     odd = [
         top
@@ -151,22 +165,34 @@ def _together(known: Mapping[str, FolderLayout]) -> FolderLayout:
         if replace(own, classes=(), unused=()) != replace(first, classes=(), unused=())
     ]
     if odd:
-        told = "; ".join(
+        both = "; ".join(
             f"{top} has {_shown([*known[top].images, known[top].labels or 'classes'])}"
             for top in (next(iter(known)), odd[0])
         )
-        raise DataError(f"hospitals' folders are built in different ways: {told}; give all the same files and folders")
-    sites_of(known)
+        raise DataError(f"hospitals' folders have different layouts: {both}; give all the same files and folders")
+    sites_of(known, told)
     classes = tuple(sorted({name for own in known.values() for name in own.classes}))
     unused = tuple(f"{top}/{name}" for top, own in known.items() for name in own.unused)
-    return replace(first, classes=classes, unused=unused, hospitals=tuple(sorted(known)))
+    return replace(first, classes=classes, unused=unused, hospitals=tuple(sorted(known)), told=told)
 
 
-def sites_of(tops: Iterable[str]) -> dict[str, str]:
-    """Return hospitals' folders by the hospitals' names, which have no spaces and umlauts."""
+def sites_of(tops: Collection[str], told: bool = False) -> dict[str, str]:
+    """Return the hospitals' folders by name in the plan, without spaces and umlauts. `told` is true if the user
+    declared the folders to be hospitals.
+
+    Without this declaration, a folder may belong to a patient. Many similar names are then rejected, and a name that is
+    not a place becomes hospital-1, hospital-2. No hospital gets a person's name.
+    """
     found: dict[str, str] = {}
-    for top in tops:
-        site = safe_name(top)
+    hidden = [top for top in sorted(tops) if names_a_person(top) or not (told or names_a_place(top))]
+    if len(hidden) > MOST_HOSPITALS and not told:
+        raise DataError(
+            f"{len(hidden)} similar folders or tables may belong to patients; {TELL}, or put all cases into one",
+            private=_shown(hidden),
+        )
+    free = (name for number in count(1) if (name := f"hospital-{number}") not in map(safe_name, tops))
+    for top in sorted(tops):
+        site = next(free) if top in hidden else safe_name(top)
         if not site or site in found:
             raise DataError(f"{top!r} can't be a hospital's name; use letters, digits, '.', '_' and '-' for its folder")
         found[site] = top
@@ -175,17 +201,17 @@ def sites_of(tops: Iterable[str]) -> dict[str, str]:
 
 # ---------------------------------------------------------------------------------------------------- kinds of folders
 def _of_one(items: Sequence[str]) -> FolderLayout | None:
-    """Return the layout of one hospital's items; None where no kind fits."""
+    """Return the layout of one hospital's items; None if no kind matches."""
     return next((found for kind in KINDS if (found := kind(items))), None)
 
 
 def a_table(items: Sequence[str]) -> FolderLayout | None:
-    """Return the layout of a table of cases that lies in the folder."""
+    """Return the layout of a folder with a table of cases."""
     return FolderLayout(f"a table of cases, {TABLE}") if TABLE in items else None
 
 
 def images_and_labels(items: Sequence[str]) -> FolderLayout | None:
-    """Return the layout of a folder of images and one of masks; nnU-Net's numbers of channels are understood."""
+    """Return the layout of a folder of images and a folder of masks, with nnU-Net's channel numbers."""
     below = _below(items)
     images = [top for top in below if top.lower() in IMAGE_WORDS]
     labels = [top for top in below if top.lower() in LABEL_WORDS]
@@ -203,7 +229,7 @@ def images_and_labels(items: Sequence[str]) -> FolderLayout | None:
 
 
 def _tail(names: Sequence[str], words: Collection[str]) -> str:
-    """Return what all names have after the case's, where it says what the files are: _mask of p01_mask.nii.gz."""
+    """Return the common end of all names if it describes the kind of file: _mask in p01_mask.nii.gz."""
     found = {match[0] if (match := re.search(r"[-_. ][A-Za-z]+$", _stem(name))) else "" for name in names}
     tail = found.pop() if len(found) == 1 else ""
     return tail if tail[1:].lower() in words else ""
@@ -212,7 +238,9 @@ def _tail(names: Sequence[str], words: Collection[str]) -> str:
 def _by_channel(
     place: str, names: Sequence[str], masks: Collection[str], tail: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the patterns and names of the channels: case_0000 and case_0001 are one case's if its mask is case."""
+    """Return the patterns and names of the channels. With a mask `case`, the files case_0000 and case_0001 are its
+    channels.
+    """
     parts = [re.fullmatch(r"(.+)_(\d{4})", _stem(name)) for name in names]
     whole = {_stem(name).removesuffix(tail) for name in names}
     if whole & set(masks) or not all(part and part[1] in masks for part in parts):
@@ -223,11 +251,11 @@ def _by_channel(
 
 
 def folder_per_case(items: Sequence[str]) -> FolderLayout | None:
-    """Return the layout of folders of single cases, in which the files of all have the same names."""
+    """Return the layout of one folder per case, with the same file names in all cases."""
     below = _below(items)
     if len(below) < 2 or any("/" in name for inner in below.values() for name in inner):
         return None
-    endings = Counter(  # with a star for the name of a file's folder
+    endings = Counter(  # a star stands for the folder's name in a file name
         f"*{name.removeprefix(top)}" if name.startswith(top) else name for top, inner in below.items() for name in inner
     )
     regular = [ending for ending, count in endings.items() if count >= REGULAR * len(below)]
@@ -242,17 +270,17 @@ def folder_per_case(items: Sequence[str]) -> FolderLayout | None:
 
 
 def _word(ending: str) -> str:
-    """Return the last word of a file's name: t1 of *_t1.nii.gz."""
+    """Return the last word of a pattern: t1 in *_t1.nii.gz."""
     return re.split(r"[^A-Za-z0-9]+", _stem(ending))[-1].lower()
 
 
 def _stem(name: str) -> str:
-    """Return a name without its ending."""
+    """Return a file name without its suffix."""
     return name[: len(name) - len(suffix_of(name))]
 
 
 def folders_of_classes(items: Sequence[str]) -> FolderLayout | None:
-    """Return the layout of images in folders that are named after their classes."""
+    """Return the layout of images in folders named after classes."""
     below = _below(items)
     names = [name for inner in below.values() for name in inner]
     flat = all("/" not in name.rstrip("/") for name in names) and len(names) == len(items)
@@ -277,8 +305,9 @@ KINDS: tuple[Callable[[Sequence[str]], FolderLayout | None], ...] = (
 
 # ---------------------------------------------------------------------------------------------------- names
 def by_hospital(names: Collection[str]) -> dict[str, list[str]]:
-    """Return names by the folder at the top, where these are called hospitals or all have folders themselves; else all
-    names under "", as those of one hospital."""
+    """Group names by top folder, if every name has one, or if the folders have names of hospitals. In other cases, all
+    names have the key "".
+    """
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
         found[name.partition("/")[0]].append(name)
@@ -288,7 +317,7 @@ def by_hospital(names: Collection[str]) -> dict[str, list[str]]:
 
 
 def _below(items: Iterable[str]) -> dict[str, list[str]]:
-    """Return the items of each folder at the top, by their names from there."""
+    """Return the items of each top folder, with paths relative to it."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for item in items:
         top, slash, rest = item.partition("/")
@@ -298,8 +327,9 @@ def _below(items: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _pattern(place: str, names: Sequence[str], tail: str = "") -> str:
-    """Return the pattern of items in a folder; the ending is part of it where all have the same. tail: of all names,
-    before the ending."""
+    """Return the pattern of files in a folder, with their common suffix. `tail` is the common end of the names before
+    this suffix.
+    """
     deep = "**/" if any("/" in name.rstrip("/") for name in names) else ""
     if all(name.endswith("/") for name in names):
         return f"{place}/{deep}*/"
@@ -317,7 +347,7 @@ def _refuse_parts(tops: Iterable[str]) -> None:
 
 
 def _why_not(items: Sequence[str]) -> str:
-    """Return why items are no layout, and what to do."""
+    """Return the reason why files have no known layout, and the remedy."""
     below = _below(items)
     images = [top for top in below if top.lower() in IMAGE_WORDS]
     labels = [top for top in below if top.lower() in LABEL_WORDS]
@@ -337,12 +367,3 @@ def _why_not(items: Sequence[str]) -> str:
 def _shown(names: Iterable[str]) -> str:
     known = list(names)
     return ", ".join(known[:SHOWN]) + (", ..." if len(known) > SHOWN else "")
-
-
-def safe_name(text: str) -> str:
-    """Return a name of a folder for the name of a hospital's; empty where nothing is left of it.
-
-    >>> safe_name("Süd Klinik"), safe_name("st-anna")
-    ('Sued-Klinik', 'st-anna')
-    """
-    return text if is_safe_name(text) else plain(text, "_-")

@@ -1,31 +1,61 @@
-"""Look at a folder of tables with a line per patient, and choose what a plan and a hospital's settings say of them."""
+"""Examine a folder of tables with one line per patient, and choose a plan and a hospital's settings."""
 
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
+
 from medsilo.core.errors import DataError
-from medsilo.core.text import counted, is_safe_name
+from medsilo.core.text import counted, safe_name
 from medsilo.tasks.case_index import OTHER_NAMES, CaseIndex
-from medsilo.tasks.cells import THOUSANDS, as_written, without_thousands
+from medsilo.tasks.cells import LIMIT, THOUSANDS, as_written, without_thousands
+from medsilo.tasks.columns import TextColumn, at_limits, filled, numbers_in, read_columns, span
 from medsilo.tasks.shares import PARTS
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.table_reader import ENDINGS, TableReader, spelling
 from medsilo_lab.start.choices import ADAMS_RATE, Choices, trained_of
 from medsilo_lab.start.dataset_layout import DatasetLayout
-from medsilo_lab.start.wording import LEAST_NAMED, OTHER, names_somebody, plans_words, renamed, yes_last
+from medsilo_lab.start.wording import (
+    LEAST_NAMED,
+    OTHER,
+    may_be_a_person,
+    names_a_person,
+    names_somebody,
+    plans_words,
+    renamed,
+    renamed_words,
+    yes_last,
+)
 
 PATIENTS = (
     *("patient", "patid", "patnr", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id"),
     *("proband", "paciente", "paziente", "fallnr", "dossier", "ipp", "nhc"),
 )
+# further names of patient columns, without blanks and punctuation; they count even with few patients
+SURE = frozenset(
+    """
+    patient patientid patid patnr patno patientnr patientno patientnumber patientcode patientkey ptid ptno pt pnr pid
+    subject subjectid subjid usubjid subjectno subjectkey participant participantid person personid recordid studyid
+    studyno studynumber caseid caseno casenr casenumber enrolid enrollmentid screeningid screeningno randomisationno
+    randono mrn mrnumber medicalrecordnumber medrecno hospitalnumber nhsnumber chinumber nhsno ssn cprnr cpr bsn
+    memberid beneid desynpuf idpatient patientpseudonym pseudonym pseudonymid pseudid fallid fallnr fallnummer
+    patientennummer patientnummer patientenid patientennr patientin probandid proband probandennummer probandennr
+    kvnr ipp nip numeropatient iddupatient idpatiente nhc idpaciente paciente numerodepaciente idpaziente paziente
+    codicepaziente idpacjenta pacjent pesel hastano hastaid hasta patientnr potilas potilasid personnummer prontuario
+    patmrn patmrnid epatid submitterid bcrpatientbarcode
+    """.split()  # noqa: SIM905 - one word beside the other
+)
 SITES = (
+    "dataaccessgroup",
+    "redcapdataaccessgroup",
+    "dag",
     *("site", "hospital", "center", "centre", "clinic", "inst", "institution"),
     *("zentrum", "klinik", "krankenhaus", "standort", "hôpital", "hopital", "centro", "ospedale"),
     *("szpital", "hastane", "ziekenhuis", "sjukhus", "sygehus", "sykehus"),
@@ -39,113 +69,261 @@ TIMES = (
     *("time", "days", "months", "weeks", "duration", "followup", "survival", "t"),
     *("tage", "monate", "überlebenszeit", "jours", "mois", "meses", "giorni", "mesi"),
 )
+SAID = {  # keys of answers about a table, in addition to left, patient, survival, alone and event
+    "codes": "values that mean 'not known'",
+    "limits": "columns in which <0.5 stands for 0.5, what could be measured",
+    "spans": "days from one date to another",
+    "fill": "columns whose value a patient's later lines have, too",
+}
 LOOKALIKES = frozenset({"stage", "percentage", "dosage", "voltage", "clinical", "composite", "instrument", "opposite"})
-BODY = re.compile("tumou?r|primary|lesion|anatom|metasta|biops|infect|surg|cancer", re.IGNORECASE)  # not a hospital's
+# Words for parts of the body, because a column "tumor site" does not name hospitals
+BODY = re.compile("tumou?r|primary|lesion|anatom|metasta|biops|infect|surg|cancer", re.IGNORECASE)
+MEASUREMENTS = ("gene", "feature", "marker", "parameter", "variable", "measurement", "analyte", "protein", "probe")
 DATE = re.compile(r"\d{1,4}([-./])\d{1,2}\1\d{1,4}\b")
+WORDS = "has lines that are no numbers: write NA there, or remove lines of units and totals"
+DAY = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])")
+MOST_DATES = 200  # largest number of values that are tested as dates
+MANY = "has too many different values for a category"
+DATES = "has dates: write days, or an age"
 ONE_VALUE = "has one value at most, as '-', NA and the like stand for none"
 MISSING = frozenset(DataSource.model_fields["missing"].default)
 MOST_GRADES, MOST_CLASSES, MOST_LEVELS = 5, 10, 20
-RARE = 0.5  # share of lines with a value, below which a column is left out
-NOTES = 0.1  # share of patients whose value few others have, above which a column of texts holds notes
-UNIQUE, LONG = 0.95, 1e5  # share of different whole numbers, and the least, that number records
-STEADY = 0.05  # of lines: where a label changes less often, lines are rows of a recording
-FEW = 1000  # patients for whom one layer is enough
+FOLDS = frozenset(("fold", "folds", "cv", "cvfold", "kfold", "split", "partition", "trainval", "istest", "istrain"))
+SHOWN = 4  # largest number of tables in an error message
+RARE = 0.5  # columns with values in a smaller share of lines are left out
+NOTES = 0.1  # text columns with rare values for a larger share of patients are free-text notes
+UNIQUE, LONG = 0.95, 1e5  # record numbers: the smallest share of different whole numbers, and the smallest number
+SOME = 0.02  # a column counts as empty in lines with an outcome if a smaller share of them has a value
+LATER = 0.2  # if a larger share of lines has no outcome, baseline and follow-up are in separate lines
+STEADY = 0.05  # if the label changes at a smaller share of lines, they are steps of a recording
+FEW = 1000  # up to this number of patients, one layer is sufficient
 BATCH, LARGE_BATCH = 32, 128
 
 
 @dataclass(frozen=True)
 class CaseTable:
-    """One hospital's table: where it lies, and its columns. cells: of each, without what stands for no value."""
+    """A hospital's table: its file and its columns."""
 
     path: Path
     lines: int
-    cells: Mapping[str, tuple[str, ...]]
+    columns: Mapping[str, TextColumn]
     decimal: str
-    asked: str | None = None  # the column that --target names
+    asked: str | None = None  # column that the option --target names
+    said: Mapping[str, Any] = field(default_factory=dict)  # the user's answers about its columns (SAID)
+    _facts: dict[str, "_ColumnFacts"] = field(default_factory=dict, repr=False, compare=False)
 
-    def known(self, name: str) -> list[str]:
-        """Return a column's values where there are some."""
-        return [cell for cell in self.cells[name] if cell not in MISSING]
+    def of(self, name: str) -> "_ColumnFacts":
+        """Return the facts about a column, which are computed once."""
+        if name not in self._facts:
+            codes = self.said.get("codes", {}).get(name, ())
+            self._facts[name] = _ColumnFacts(self.columns[name].shown(), self.decimal, codes)
+        return self._facts[name]
+
+    def changed(self, columns: Mapping[str, TextColumn], **others: Any) -> "CaseTable":
+        """Return a copy with other columns. The facts about unchanged columns are kept."""
+        own = replace(self, columns=columns, **others)
+        codes, before = own.said.get("codes", {}), self.said.get("codes", {})
+        kept = {name: facts for name, facts in self._facts.items() if columns.get(name) is self.columns[name]}
+        kept = {name: facts for name, facts in kept.items() if codes.get(name) == before.get(name)}
+        return replace(own, _facts=kept)
 
     def is_numbers(self, name: str) -> bool:
-        """Return whether all values of a column are numbers."""
-        return all(TableReader.number(cell, self.decimal) is not None for cell in self.known(name))
+        """Return True if all values of a column are numbers."""
+        own = self.of(name)
+        return not np.isnan(own.numbers[own.known]).any()
 
     def called(self, words: Sequence[str], fits: Callable[[str], bool] = lambda name: True) -> list[str]:
-        """Return the columns that are called so, the surest first."""
-        found = [name for word in words for name in self.cells if _says(name, word) and fits(name)]
+        """Return the columns with one of these names. Earlier names have priority."""
+        found = [name for word in words for name in self.columns if _says(name, word) and fits(name)]
         return sorted(dict.fromkeys(found), key=lambda name: name.lower() not in words)
 
     def distinct(self, name: str) -> list[str]:
-        """Return a column's values, each once, numbers by their size."""
-        return _in_order({TableReader.level(as_written(cell, self.decimal)) for cell in self.known(name)})
+        """Return the different values of a column, with numbers in ascending order."""
+        return self.of(name).distinct
 
     def patients_by(self, name: str) -> Counter[str]:
-        """Return how many patients have each of a column's values."""
-        pairs = zip(self.cells[name], _patients(self), strict=True)
-        known = {(as_written(cell, self.decimal), who) for cell, who in pairs if cell not in MISSING}
-        return Counter(TableReader.level(cell) for cell, _ in known)
+        """Return the number of patients with each value of a column."""
+        own, patients = self.of(name), self.patient_codes
+        known = own.codes >= 0
+        width = 1 + int(patients.max(initial=0))
+        pairs = np.unique(own.codes[known].astype(np.int64) * width + patients[known])
+        counts = np.bincount(pairs // width, minlength=len(own.distinct))
+        return Counter({level: int(count) for level, count in zip(own.distinct, counts, strict=True) if count})
 
     @cached_property
     def patient(self) -> str | None:
-        """The column that names patients: the first called so, of many values; names last, as two may have one."""
-        found = self.called(PATIENTS, lambda name: len(self.distinct(name)) > self.lines / 10)
-        return min(found, key=lambda name: "name" in name.lower(), default=None)
+        """The first column with a usual name for patients and many values. People's names come last, because two
+        patients may share a name.
+        """
+        if "patient" in self.said:
+            return self.said["patient"] or None
+        return min(self.patients_called, key=lambda name: "name" in name.lower(), default=None)
+
+    @cached_property
+    def patients_called(self) -> list[str]:
+        """The columns with a usual name for patients and many values. Columns with the most reliable names need not
+        have many values.
+        """
+        sure = [name for name in self.columns if plain_name(name) in SURE]
+        found = [*sure, *self.called(PATIENTS, lambda name: len(self.distinct(name)) > self.lines / 10)]
+        least = min(LEAST_NAMED, self.lines / 10)
+        return [name for name in dict.fromkeys(found) if len(self.distinct(name)) > least]
+
+    @property
+    def patient_codes(self) -> np.ndarray:
+        """The patient's number for each line. Without a patient column, each line has another number."""
+        return self.columns[self.patient].codes if self.patient else np.arange(self.lines)
+
+    @cached_property
+    def patients(self) -> int:
+        """The number of patients."""
+        return int(np.count_nonzero(np.bincount(self.patient_codes)))
+
+    @property
+    def names_patients(self) -> bool:
+        """True if the table shows which lines belong to one patient. The column `id` may number lines or visits
+        instead.
+        """
+        if self.patient is None or "patient" in self.said:
+            return self.patient is not None
+        return self.patient.lower() != "id" or self.patients < self.lines
 
     @cached_property
     def site(self) -> str | None:
         """The column that names hospitals."""
+        if "site" in self.said:
+            return str(self.said["site"])
         found = self.called(SITES, lambda name: 1 < len(self.distinct(name)) <= self.lines / 3)
         return next((name for name in found if not BODY.search(name)), None)
 
     @cached_property
     def survival(self) -> tuple[str, str] | None:
-        """The columns of time and event, if there are such."""
+        """The columns of time and event, if the table has both."""
+        if "survival" in self.said:
+            return tuple(self.said["survival"])
         if self.asked:
             return None
         most = min(MOST_CLASSES, self.lines / 3)
         times = self.called(TIMES, lambda name: self.is_numbers(name) and len(self.distinct(name)) > most)
         events = self.called(EVENTS, lambda name: len(self.distinct(name)) == 2 or self.lines < MOST_LEVELS)
-        place = list(self.cells).index
+        place = list(self.columns).index
         near = [(abs(place(time) - place(event)), place(time), time, event) for event in events for time in times]
-        return min(near)[2:] if near else None  # they stand side by side
+        return min(near)[2:] if near else None  # columns next to each other
 
     @cached_property
     def target(self) -> str | None:
-        """The column of what is to be told: one that is called so."""
+        """The first column with a usual name for an outcome."""
+        if "survival" in self.said:
+            return None
         return self.asked or next(iter(self.called(TARGETS, lambda name: len(self.distinct(name)) > 1)), None)
 
     @property
     def event(self) -> str | None:
-        """The column of an event without a time, which is told apart as two classes."""
+        """The column of an event without a time, which is learned as two classes."""
         return next(iter(self.called(EVENTS, lambda name: len(self.distinct(name)) == 2)), None)
 
     @property
+    def learned(self) -> tuple[str, ...]:
+        """The columns of the outcome, as far as their names show it."""
+        if self.target:
+            return (self.target,)
+        return self.survival or ((self.event,) if self.event else ())
+
+    def has_outcome(self) -> np.ndarray:
+        """A mask of the lines with a complete outcome."""
+        return (
+            np.all([self.of(name).codes >= 0 for name in self.learned], axis=0) if self.learned else np.zeros(0, bool)
+        )
+
+    def in_earlier_lines(self) -> list[str]:
+        """Return the columns that are empty in lines with an outcome, but filled in the patient's previous line."""
+        learned = self.has_outcome()
+        if not len(learned) or learned.mean() > 1 - LATER or not learned.any() or self.patients == self.lines:
+            return []
+        found = []
+        for name in self.columns:
+            there = self.of(name).codes >= 0
+            if name not in self.learned and there.any() and there[learned].mean() < SOME:
+                found.append(name)
+        return found
+
+    @property
     def is_recording(self) -> bool:
-        """Return whether lines are steps in time: times that only grow, or labels that stay the same for long and come
-        back, as those of patients who are sorted by their label do not."""
+        """True if lines are time steps: times only increase, or labels stay constant for long and recur."""
         for name in self.called(("time", "timestamp", "datetime", "ms", "seconds", "t")):
-            cells = self.cells[name]
-            numbers = [TableReader.number(cell, self.decimal) for cell in cells]
-            steps = cells if any(number is None for number in numbers) else numbers
-            if len(cells) > 2 and all(a <= b for a, b in pairwise(steps)):  # type: ignore[operator]
+            numbers = self.of(name).of_lines
+            cells = self.columns[name].texts()
+            grows = (
+                all(a <= b for a, b in pairwise(cells)) if np.isnan(numbers).any() else (np.diff(numbers) >= 0).all()
+            )
+            if self.lines > 2 and grows:
                 return True
         label = self.target or next(iter(self.called(("activity", "rhythm", "state"))), None)
         if self.survival or self.patient or not label:
             return False
-        changes = sum(a != b for a, b in pairwise(self.cells[label]))
+        changes = int((np.diff(self.columns[label].codes) != 0).sum())
         return len(self.distinct(label)) <= changes < STEADY * self.lines
 
 
-def _says(name: str, word: str) -> bool:
-    """Return whether a column's name is a word, or ends or begins with it: rfstime, patient_id."""
+class _ColumnFacts:
+    """The numbers and categories of a column, by line."""
+
+    def __init__(self, column: TextColumn, decimal: str, codes: Sequence[str] = ()) -> None:
+        self.column = column
+        known = (value not in MISSING and not (codes and TableReader.level(value) in codes) for value in column.values)
+        self.known = np.fromiter(known, bool, len(column.values))
+        self.numbers = numbers_in(column.values, decimal)  # the number for each value
+        whole = np.isfinite(self.numbers) & (self.numbers == np.floor(self.numbers))
+        levels = [
+            str(int(number)) if plain else as_written(value, decimal)
+            for value, number, plain in zip(column.values, self.numbers.tolist(), whole.tolist(), strict=True)
+        ]
+        by_size = {
+            level: (bool(np.isnan(number)), 0.0 if np.isnan(number) else number, level)
+            for level, number, known in zip(levels, self.numbers.tolist(), self.known.tolist(), strict=True)
+            if known
+        }
+        self.distinct = sorted(by_size, key=by_size.__getitem__)
+        place = {level: number for number, level in enumerate(self.distinct)}
+        own = [place[level] if known else -1 for level, known in zip(levels, self.known.tolist(), strict=True)]
+        self.codes = np.array(own, int)[column.codes]  # index into `distinct` for each line; -1 without a value
+
+    @property
+    def of_lines(self) -> np.ndarray:
+        """The number in each line; NaN without a number."""
+        return self.numbers[self.column.codes]
+
+    @property
+    def filled(self) -> int:
+        """The number of lines with a value."""
+        return int((self.codes >= 0).sum())
+
+    @property
+    def texts(self) -> int:
+        """The number of lines with a text that is not a number."""
+        return int(((self.codes >= 0) & np.isnan(self.of_lines)).sum())
+
+
+@cache
+def plain_name(name: str) -> str:
+    """Return a column name in lower case, without blanks, punctuation and ambiguous words.
+
+    >>> plain_name("Pat.-Nr."), plain_name("caseID")
+    ('patnr', 'caseid')
+    """
     parts = re.split(r"[\W_]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
     text = "".join(part for part in parts if part not in LOOKALIKES)
+    return text.replace("eventname", "visitname")  # REDCap's column of visits
+
+
+def _says(name: str, word: str) -> bool:
+    """Return True if a column name equals a word, or begins or ends with it: rfstime, patient_id."""
+    text = plain_name(name)
     return text == word or (len(word) > 3 and (text.endswith(word) or text.startswith(word)))
 
 
 def tables_in(folder: DatasetLayout) -> dict[str, CaseTable]:
-    """Return a folder's tables by hospital: one table, or one for each hospital; none of another kind of folder."""
+    """Return a folder's tables by hospital: a single table, or a table for each hospital. Empty for other folders."""
     if folder.table_of([name for name in folder.files if name.lower().endswith(CaseIndex.RECORDINGS)]):
         return {}
     files = [name for name in folder.files if PurePosixPath(name).suffix.lower() in ENDINGS]
@@ -161,7 +339,7 @@ def tables_in(folder: DatasetLayout) -> dict[str, CaseTable]:
     known = {
         site: table
         for site, table in found.items()
-        if table and (spelling(table.cells)(folder.target) if folder.target else table.called(TARGETS + EVENTS))
+        if table and (spelling(table.columns)(folder.target) if folder.target else table.called(TARGETS + EVENTS))
     }
     if not known and any("/" in name for name in files):
         return {}
@@ -169,9 +347,9 @@ def tables_in(folder: DatasetLayout) -> dict[str, CaseTable]:
 
 
 def _refuse_parts(files: Sequence[Path], target: str | None) -> None:
-    """Raise a DataError where of two tables in one folder, with a line for each patient, one alone has what is learned.
+    """Raise DataError if a folder has two tables of patients, and only one of them has an outcome.
 
-    It looks at the first files; recordings name no patients.
+    The check reads only some files. Recordings contain no patients' names.
     """
     words = [target] if target else [*TARGETS, *EVENTS]
     pairs = [pair for pair in pairwise(files[:MOST_LEVELS]) if pair[0].parent == pair[1].parent]
@@ -185,18 +363,18 @@ def _refuse_parts(files: Sequence[Path], target: str | None) -> None:
 
 
 def _asked_of(table: CaseTable, target: str) -> CaseTable:
-    """Return a table of which somebody said what is to be learned."""
-    if (column := spelling(table.cells)(target)) is None:
-        names = ", ".join([*table.cells][:MOST_LEVELS])
+    """Return a table with the outcome that the user named."""
+    if (column := spelling(table.columns)(target)) is None:
+        names = ", ".join([*table.columns][:MOST_LEVELS])
         raise DataError(f"--target {target!r} is no column of {table.path.name}; there are {names}")
     return replace(table, asked=column)
 
 
 def _table(path: Path) -> CaseTable | None:
-    """Read a table; None where its lines are no cases, as they name files or there is nothing below its first line."""
-    head, *lines = TableReader.first_lines(path, TableReader.MOST_LINES) or [[]]
-    lines = [line for line in lines if len(line) == len(head)]
-    if not lines and len(head) > 1:
+    """Read a table. None if it is empty, or if its lines name files."""
+    table = read_columns(path)
+    head = table.names
+    if not table.count and len(head) > 1:
         raise DataError(f"{path.name} has no line of as many cells as its first; export it again, or remove it")
     if len(head) < 2 or "image" in head or "recording" in head:
         return None
@@ -206,51 +384,57 @@ def _table(path: Path) -> CaseTable | None:
         raise DataError(f"{path.name} has numbers in its first line, which has to name the columns; add such a line")
     if twice := [name for name, times in Counter(filter(None, head)).items() if times > 1]:
         raise DataError(f"{path.name} has {head.count(twice[0])} columns {twice[0]!r}; give each its own name")
-    cells = {name: tuple(line[place] for line in lines) for place, name in enumerate(head) if name}
-    commas = [cell for own in cells.values() for cell in own if "," in cell]
-    decimal = (
-        "," if any(THOUSANDS.fullmatch(cell) or TableReader.number(cell, ",") is not None for cell in commas) else "."
-    )
-    for name in cells:
-        if not any(_says(name, word) for word in PATIENTS):
-            cells[name] = tuple(without_thousands(name, cells[name], decimal))
-    return CaseTable(path, len(lines), cells, decimal)
+    columns = {name: table.column(name) for name in head if name}
+    commas = (LIMIT.sub("", value, 1) for own in columns.values() for value in own.values if "," in value)
+    written = any(THOUSANDS.fullmatch(value) or TableReader.number(value, ",") is not None for value in commas)
+    decimal = "," if written else "."
+    for name, own in columns.items():
+        if decimal == "," and not any(_says(name, word) for word in PATIENTS):
+            columns[name] = replace(own, values=tuple(without_thousands(name, own.values, decimal)))
+    return CaseTable(path, table.count, columns, decimal)
 
 
 @dataclass(frozen=True)
 class TableFacts:
-    """The facts of tables that are read alike."""
+    """The facts about tables that are read in the same way."""
 
     folder: Path
-    tables: Mapping[str, CaseTable]  # by hospital, or of all together under the folder's own name
+    tables: Mapping[str, CaseTable]  # by hospital; the table of all hospitals has the folder's name
     kind: str
-    outcomes: Mapping[str, tuple[str, ...]]  # what each table calls what is learned
-    labels: Mapping[str, int]  # of a classification, as they stand there, and how many patients have each
-    words: Mapping[str, Mapping[str, str]]  # of a column with categories, values there: what the plan calls them
+    outcomes: Mapping[str, tuple[str, ...]]  # columns of the outcome in each table
+    labels: Mapping[str, int]  # for a classification, the number of patients with each label
+    words: Mapping[str, Mapping[str, str]]  # for each categorical column, the names in plans of its values
     columns: tuple[Any, ...]
-    left: Mapping[str, str]  # columns that are not read, and why
-    sites: Mapping[str, int]  # hospital -> patients
-    by_column: str | None  # that names hospitals
-    small: Mapping[str, str] = field(default_factory=dict)  # hospitals that are left out, and why
+    left: Mapping[str, str]  # omitted columns, with the reasons
+    sites: Mapping[str, int]  # number of patients by hospital
+    by_column: str | None  # column that names hospitals
+    small: Mapping[str, str] = field(default_factory=dict)  # omitted hospitals, with the reasons
+    # from hospitals' names in the table to their names in plans
+    called: Mapping[str, str] = field(default_factory=dict)
+
+    def outcome_of(self, table: CaseTable) -> tuple[str, ...]:
+        """Return the columns of the outcome, with the table's names."""
+        return next(own for site, own in self.outcomes.items() if self.tables.get(site) is table)
 
     @property
     def classes(self) -> list[str]:
-        """The plan's classes."""
+        """The classes in the plan."""
         return yes_last(_in_order(set(self.words[self.target].values())))
 
     @property
     def target(self) -> str:
-        """The plan's column of what is learned."""
+        """The column of the outcome in the plan."""
         return self.outcomes[next(iter(self.tables))][0]
 
 
 def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> TableFacts:
-    """Find in tables what is to be learned, and of what; a DataError says what is missing."""
+    """Find the outcome and the inputs in tables. A DataError names missing parts."""
     several = len(tables) > 1
     tables = _spelt_alike(tables)
+    _refuse_patients_in_columns(tables)
     kind, outcomes = _outcomes(tables)
     first = next(iter(tables.values()))
-    by_column = None if several else first.site
+    by_column = None if several or first.said.get("alone") else first.site
     labels = _labels(tables, outcomes) if kind == "classification" else {}
     if _are_measured([*labels]):
         kind, labels = "regression", {}
@@ -259,43 +443,77 @@ def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> 
             f"column {outcomes[next(iter(tables))][0]!r} has {len(labels)} different values, too many for classes, and "
             "not all are numbers; name another column with --target"
         )
-    words = {outcomes[next(iter(tables))][0]: _words(labels)} if labels else {}
-    columns, left = _read(tables, outcomes, words)
+    known = all(table.names_patients for table in tables.values())
+    words = {outcomes[next(iter(tables))][0]: _words(labels, known)} if labels else {}
+    columns, left = _read(tables, outcomes, words, known)
     if by_column:
         patients = first.patients_by(by_column)
         sites = {name: patients[name] for name in first.distinct(by_column)}
     else:
-        sites = {name: len(set(_patients(table))) for name, table in tables.items()} if several else {}
-        sites = sites or {site: len(set(_patients(first)))}
+        sites = {name: table.patients for name, table in tables.items()} if several else {}
+        sites = sites or {site: first.patients}
     small = {}
-    if kind == "survival":  # where so few are tested, nothing is said of who comes first
+    if kind == "survival":  # concordance of so few test cases means little
         few = {name: count for name, count in sites.items() if name not in trained_of(sites)}
         small = {name: f"a hospital of {count} patients, too few for a concordance" for name, count in few.items()}
+        events = _events(tables, outcomes, by_column)
+        rare = {name: count for name, count in sites.items() if name not in few and events[name] < LEAST_NAMED}
+        if len(few) + len(rare) < len(sites) - 1:
+            small |= dict.fromkeys(rare, f"a hospital of fewer than {LEAST_NAMED} events, too few for a concordance")
+            few |= rare
         sites = {name: count for name, count in sites.items() if name not in few}
         tables = {name: table for name, table in tables.items() if name not in few}
-    if wrong := [name for name in sites if not is_safe_name(name)]:
-        where = f" in column {by_column!r}" if by_column else ""
-        raise DataError(f"{wrong[0]!r}{where} can't be a hospital's name; use letters, digits, '.', '_' and '-'")
-    return TableFacts(folder, tables, kind, outcomes, labels, words, columns, left, sites, by_column, small)
+    called = _called_safely([*sites], by_column)
+    sites = {called[name]: count for name, count in sites.items()}
+    return TableFacts(folder, tables, kind, outcomes, labels, words, columns, left, sites, by_column, small, called)
+
+
+def _called_safely(hospitals: Sequence[str], column: str | None) -> dict[str, str]:
+    """Return the hospitals' names in plans, without blanks and umlauts. Raises DataError if two names become equal."""
+    called = {name: safe_name(name) for name in hospitals}
+    if wrong := [name for name, own in called.items() if not own or [*called.values()].count(own) > 1]:
+        where = f" in column {column!r}" if column else ""
+        raise DataError(
+            f"{wrong[0]!r}{where} can't be a hospital's name, or is another's but for blanks and punctuation; use "
+            "letters, digits, '.', '_' and '-'"
+        )
+    return called
+
+
+def _refuse_patients_in_columns(tables: Mapping[str, CaseTable]) -> None:
+    """Raise DataError if columns have names of people, or if lines are measurements, such as genes."""
+    for table in tables.values():
+        first = next(iter(table.columns))
+        names = {plain_name(name) for name in table.columns}
+        if names & {*MEASUREMENTS, "test", "item"} and names & {"value", "result", "wert", "valeur"} and len(names) < 9:
+            raise DataError(
+                f"{table.path.name} has a line for each measurement; give each patient a line, with a column for each "
+                "that was measured"
+            )
+        measured = first.lower() in MEASUREMENTS and not table.is_numbers(first)
+        turned = measured and len(table.of(first).column.values) == table.lines
+        if people := [name for name in table.columns if names_a_person(name)]:
+            turned = turned or len(people) > 1 or people[0] == table.target
+        if turned:
+            raise DataError(
+                f"columns of {table.path.name} may be patients; give each patient a line, and name columns after what "
+                "was measured",
+                private=", ".join(people),
+            )
 
 
 def _spelt_alike(tables: Mapping[str, CaseTable]) -> dict[str, CaseTable]:
-    """Return tables whose columns are called as in the first one, where they differ by small and large letters only,
-    as they are read."""
+    """Give the columns of all tables the first table's spelling, if names differ only in case."""
     spelt: dict[str, str] = {}
     found = {}
     for site, table in tables.items():
-        once = Counter(map(str.casefold, table.cells))
-        low = {name: name.casefold() for name in table.cells}
+        once = Counter(map(str.casefold, table.columns))
+        low = {name: name.casefold() for name in table.columns}
         plans = {name: spelt.setdefault(own, name) if once[own] == 1 else name for name, own in low.items()}
-        cells = {plans[name]: own for name, own in table.cells.items()}
-        found[site] = replace(table, cells=cells, asked=plans.get(table.asked or ""))
+        columns = {plans[name]: own for name, own in table.columns.items()}
+        said = _respelt(table.said, plans.__getitem__)
+        found[site] = table.changed(columns, asked=plans.get(table.asked or ""), said=said)
     return found
-
-
-def _patients(table: CaseTable) -> Sequence[str]:
-    """Return the patient of each line."""
-    return table.cells[table.patient] if table.patient else [*map(str, range(table.lines))]
 
 
 def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str, ...]]]:
@@ -306,12 +524,12 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
     targets = {site: targets[site] or table.event for site, table in tables.items()}
     learned = sorted(filter(None, targets.values()))
     for site, table in tables.items():
-        # What others learn has one value at a hospital of, say, healthy people.
-        targets[site] = targets[site] or next((name for name in learned if name in table.cells), None)
+        # A hospital of healthy people may have only one value of the other tables' outcome.
+        targets[site] = targets[site] or next((name for name in learned if name in table.columns), None)
         if targets[site] is None:
             if named := table.called(TARGETS):
                 raise DataError(f"column {named[0]!r} of {table.path.name} {ONE_VALUE}; nothing can be learned")
-            names = ", ".join(list(table.cells)[:MOST_LEVELS])
+            names = ", ".join(list(table.columns)[:MOST_LEVELS])
             raise DataError(
                 f"medsilo does not know which column of {table.path.name} to learn; name it with --target COLUMN, or "
                 f"call two 'time' and 'event', without gaps or totals. There are {names}"
@@ -319,16 +537,37 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
     return "classification", {site: (str(target),) for site, target in targets.items()}
 
 
+def _events(
+    tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str]], by_column: str | None
+) -> Counter[str]:
+    """Return the number of patients with the event at each hospital, for a survival outcome."""
+    found = Counter[str]()
+    for site, table in tables.items():
+        column = outcomes[site][1]
+        happened = yes_last(table.distinct(column))[-1]
+        came = table.of(column).codes == table.distinct(column).index(happened)
+        if not by_column:
+            found[site] += len(np.unique(table.patient_codes[came]))
+            continue
+        sites = table.of(by_column)
+        came &= sites.codes >= 0
+        pairs = np.unique(np.stack([sites.codes[came], table.patient_codes[came]]), axis=1)
+        found.update(sites.distinct[place] for place in pairs[0].tolist())
+    return found
+
+
 def _labels(tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str]]) -> dict[str, int]:
     counts = sum((table.patients_by(outcomes[site][0]) for site, table in tables.items()), Counter[str]())
     return {level: counts[level] for level in _in_order(set(counts))}
 
 
-def _words(labels: Mapping[str, int]) -> dict[str, str]:
-    """Return what the plan calls classes; those of an outcome that is 0 or 1 are no and yes."""
+def _words(labels: Mapping[str, int], known: bool) -> dict[str, str]:
+    """Return the names of classes in plans. The outcomes 0 and 1 become no and yes. `known` is true if each line's
+    patient is known.
+    """
     if tuple(labels) == ("0", "1"):
         return {"0": "no", "1": "yes"}
-    words = plans_words(labels)
+    words = plans_words(labels, known)
     rest = sum(count for level, count in labels.items() if words[level] == OTHER)
     if len({*words.values()} - {OTHER}) + (rest >= LEAST_NAMED) < 2:
         raise DataError(
@@ -339,8 +578,10 @@ def _words(labels: Mapping[str, int]) -> dict[str, str]:
 
 
 def _are_measured(labels: Sequence[str]) -> bool:
-    """Return whether values in order are numbers that were measured or counted. Grades are fewer, and mostly in steps
-    of 1."""
+    """Return True if ordered values are measurements or counts.
+
+    Grades are not: they have fewer values, mostly in steps of 1.
+    """
     numbers = [number for label in labels if (number := TableReader.number(label)) is not None]
     ones = sum(after - before == 1 for before, after in pairwise(numbers))
     grades = MOST_CLASSES if ones >= len(numbers) / 2 else MOST_GRADES
@@ -348,23 +589,29 @@ def _are_measured(labels: Sequence[str]) -> bool:
 
 
 def _in_order(levels: set[str]) -> list[str]:
-    """Return levels in order, numbers first and by their size."""
+    """Sort levels. Numeric levels come first, in ascending order."""
     return sorted(
         levels, key=lambda level: (TableReader.number(level) is None, TableReader.number(level) or 0.0, level)
     )
 
 
 def _read(
-    tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str]], words: dict[str, dict[str, str]]
+    tables: Mapping[str, CaseTable],
+    outcomes: Mapping[str, Sequence[str]],
+    words: dict[str, dict[str, str]],
+    known: bool,
 ) -> tuple[tuple[Any, ...], dict[str, str]]:
-    """Return the columns that a network reads, and why others are left out. words: gets what the plan calls the values
-    of each column with categories."""
+    """Return the input columns, and the reasons for omitting other columns.
+
+    `words` receives the names in plans for the values of each categorical column. `known` is true if each line's
+    patient is known.
+    """
     columns, left = list[Any](), dict[str, str]()
     telling = [table for table in tables.values() if table.lines >= MOST_LEVELS] or list(tables.values())
-    for name in dict.fromkeys(name for table in tables.values() for name in table.cells):
+    for name in dict.fromkeys(name for table in tables.values() for name in table.columns):
         if any(name in own for own in outcomes.values()):
             continue
-        if lacking := [site for site, table in tables.items() if name not in table.cells]:
+        if lacking := [site for site, table in tables.items() if name not in table.columns]:
             left[name] = f"{lacking[0]} lacks it"
         elif why := next((why for table in telling if (why := _why_not(table, name))), ""):
             left[name] = why
@@ -376,7 +623,10 @@ def _read(
             left[name] = "numbers at one hospital and categories at another"
         else:
             patients = sum((table.patients_by(name) for table in tables.values()), Counter[str]())
-            own = plans_words(patients)
+            own = plans_words(patients, known, "level")
+            if any(map(may_be_a_person, {level for level in own if own[level] != OTHER})):
+                left[name] = "has values that look like people's names"
+                continue
             if len(named := {*own.values()} - {OTHER}) < 2:
                 left[name] = f"has no two short values that {LEAST_NAMED} patients have, so they may be names or notes"
                 continue
@@ -393,40 +643,53 @@ def _read(
 
 
 def _why_not(table: CaseTable, name: str) -> str:
-    """Return why a column that is so at one hospital is not read."""
+    """Return the reason why a hospital's column is omitted."""
     values = table.distinct(name)
-    if name in (table.patient, table.site) or names_somebody(name) or any(_says(name, word) for word in PATIENTS):
+    if why := table.said.get("left", {}).get(name):
+        return str(why)
+    if plain_name(name).startswith(("redcap", "visitname")):
+        return "says which visit a line is"
+    if (
+        name in (table.patient, table.site)
+        or names_somebody(name)
+        or names_a_person(name)
+        or name in table.patients_called
+        or any(_says(name, word) for word in PATIENTS)
+    ):
         return "names patients or hospitals"
     if not table.asked and (name.lower() in TARGETS or any(_says(name, word) for word in EVENTS + TIMES)):
         return "may reveal the answer"
-    if {value.lower() for value in values} <= {*PARTS, *OTHER_NAMES} and values:
+    if plain_name(name) in FOLDS or ({value.lower() for value in values} <= {*PARTS, *OTHER_NAMES} and values):
         return "says who is trained on"
-    if len(table.known(name)) < RARE * table.lines:
+    if table.of(name).filled < RARE * table.lines:
         return "is empty in most lines"
     if table.is_numbers(name):
-        return "numbers the lines" if _are_numbers_of_lines(table, values) else ""
+        if values and all(map(DAY.fullmatch, values[:MOST_DATES])):
+            return DATES
+        return "numbers the lines" if _are_numbers_of_lines(table, name) else ""
     if any(map(DATE.match, values)):
-        return "has dates: write days, or an age"
+        return DATES
     if len(values) <= MOST_LEVELS:
         return ""
-    texts = sum(TableReader.number(cell, table.decimal) is None for cell in table.known(name))
+    texts = table.of(name).texts
     if texts < RARE * table.lines:
-        return "has lines that are no numbers: write NA there, or remove lines of units and totals"
-    units = all(cell[:1].isdigit() for cell in table.known(name))
-    return "has too many different values for a category" + (": write numbers without units" if units else "")
+        return WORDS
+    units = all(value[:1].isdigit() for value in values)
+    return MANY + (": write numbers without units" if units else "")
 
 
-def _are_numbers_of_lines(table: CaseTable, values: Sequence[str]) -> bool:
-    """Return whether whole numbers are those of lines, or of records: nearly all different, and long."""
-    numbers = [TableReader.number(value, table.decimal) or 0.0 for value in values]
-    if table.lines <= MOST_LEVELS or any(number != int(number) for number in numbers):
+def _are_numbers_of_lines(table: CaseTable, name: str) -> bool:
+    """Return True if whole numbers are line or record numbers: nearly all are different, and they are long."""
+    own = table.of(name)
+    numbers = np.unique(own.numbers[own.known])
+    if table.lines <= MOST_LEVELS or (numbers != np.floor(numbers)).any():
         return False
-    return len(numbers) == table.lines or (len(numbers) > UNIQUE * table.lines and min(numbers) >= LONG)
+    return len(numbers) == table.lines or bool(len(numbers) > UNIQUE * table.lines and numbers.min() >= LONG)
 
 
 # ---------------------------------------------------------------------------------------------------- choices
 def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
-    """Return what was found in tables, and the choices for them."""
+    """Describe tables, and make all choices for them."""
     several, trained = len(looks.sites) > 1, sorted(looks.sites[site] for site in trained_of(looks.sites))
     batch = BATCH, "lines are small: any machine has room"
     if looks.kind == "survival":
@@ -434,12 +697,12 @@ def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
     dealt = (
         f"one table for all, dealt by its column {looks.by_column!r}; leave it out where each has a table of its own"
     )
-    left = "; ".join(f"{name}: {why}" for name, why in looks.left.items())
+    left = f", without {counted(len(looks.left), 'column')} (in data.yaml: which, and why)" if looks.left else ""
     few = max(trained) < FEW
     plan = {
         "task.kind": (looks.kind, _why(looks)),
         **_learned(looks),
-        "task.columns": (list(looks.columns), f"all that hospitals have alike{f', without {left}' if left else ''}"),
+        "task.columns": (list(looks.columns), f"all that hospitals have alike{left}"),
         "task.missing": ("mean", "the site's mean takes the place of a value that is not known"),
         "task.standardise": ("site", "each hospital by its own training cases"),
         **({"task.partition": ({"kind": "column"}, dealt)} if looks.by_column else {}),
@@ -455,13 +718,14 @@ def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
         looks.sites if several else {"": trained[0]},
         plan,
         next(iter(own.values())) if len(own) == 1 else {},
-        examples=dict.fromkeys([*looks.sites, ""], trained[len(trained) // 2]),  # the larger of two in the middle
+        # the median hospital; of an even number, the larger of the middle two
+        examples=dict.fromkeys([*looks.sites, ""], trained[len(trained) // 2]),
         sites=own if len(own) > 1 else None,
     )
 
 
 def _why(looks: TableFacts) -> str:
-    """Return why numbers are learned as such or as classes, and what to write where that is wrong."""
+    """Return the reason for regression or classification, and the alternative."""
     if looks.kind == "regression":
         return "many numbers; for classes write classification, and labels in place of range"
     if looks.labels and all(TableReader.number(name) is not None for name in looks.classes):
@@ -470,11 +734,10 @@ def _why(looks: TableFacts) -> str:
 
 
 def _learned(looks: TableFacts) -> Choices:
-    """Return the keys of what is learned; the plan calls it as the first table does."""
+    """Return the plan's keys of the outcome, with the first table's column names."""
     names = looks.outcomes[next(iter(looks.tables))]
     if looks.kind == "survival":
-        events = dict.fromkeys(name for table in looks.tables.values() for name in table.called(EVENTS))
-        why = f"a guess by the names, of {', '.join(events)}: correct it, and data.columns where a hospital has others"
+        why = "a guess by the names: correct it, and data.columns where a hospital has others"
         return {"task.time": (names[0], why), "task.event": (names[1], "1 where it came, 0 where not yet")}
     asked = next(iter(looks.tables.values())).asked
     target = names[0], "as --target asked for" if asked else "a guess by its name: correct it"
@@ -484,22 +747,22 @@ def _learned(looks: TableFacts) -> Choices:
             for site, table in looks.tables.items()
             for value in table.distinct(looks.outcomes[site][0])
         ]
-        why = "round numbers around what is there: a line outside is refused, so widen it where others may have more"
+        why = "round numbers around what is there: an outcome outside is cut, so widen it where others may have more"
         return {"task.target": target, "task.range": (list(_around(min(known), max(known))), why)}
     return {
         "task.target": target,
-        "task.labels": (looks.classes, f"the column's values; what few patients have is {OTHER!r}"),
+        "task.labels": (looks.classes, "the column's values" + renamed_words(looks.classes)),
     }
 
 
 def _around(least: float, most: float) -> tuple[float, float]:
-    """Return round numbers on both sides, which tell of no patient's."""
+    """Return round numbers below and above a range, which reveal no patient's value."""
     step = 10.0 ** math.floor(math.log10(max(abs(least), abs(most), 1e-9)))
     return (0.0 if least >= 0 else step * math.floor(least / step)), step * math.floor(most / step + 1)
 
 
 def _settings(looks: TableFacts, site: str, table: CaseTable) -> Choices:
-    """Return what one table's hospital says of it."""
+    """Return the settings of a table's hospital."""
     found: dict[str, tuple[Any, str]] = {
         "data.table": (table.path.relative_to(looks.folder).as_posix(), "a line per case")
     }
@@ -511,19 +774,23 @@ def _settings(looks: TableFacts, site: str, table: CaseTable) -> Choices:
     levels = {name: _here(words, table, name) for name, words in looks.words.items() if name in read}
     if levels := {name: words for name, words in levels.items() if words}:
         found["data.levels"] = levels, f"values here that the plan calls otherwise, as {OTHER} where they are rare"
-    if looks.kind == "survival" and (values := table.distinct(own[1])) != ["0", "1"]:
-        both = {_number(value): "event" if value == yes_last(values)[-1] else "censored" for value in values}
+    if looks.kind == "survival" and ((values := table.distinct(own[1])) != ["0", "1"] or "event" in table.said):
+        came = table.said.get("event", yes_last(values)[-1])
+        both = {_number(value): "event" if value == came else "censored" for value in values}
         found["data.label_map"] = both, "values of the event's column; a guess: correct it"
     if looks.kind == "classification" and (words := _here(looks.words[looks.target], table, own[0])):
         both = {_number(value): name for value, name in words.items()}
         found["data.label_map"] = both, "the column's values: names in the plan"
+    for key, why in SAID.items():
+        if own_words := table.said.get(key):
+            found[f"data.{key}"] = own_words, why
     if table.decimal == ",":
         found["data.decimal"] = ",", "numbers are written with a comma"
     return found
 
 
 def _here(words: Mapping[str, str], table: CaseTable, name: str) -> dict[str, str]:
-    """Return the values of a table's column that the plan calls otherwise."""
+    """Return the values of a column that have other names in the plan."""
     own = table.distinct(name)
     return {value: plans for value, plans in renamed(words).items() if value in own}
 
@@ -533,8 +800,12 @@ def _number(value: str) -> int | str:
 
 
 def found_lines(looks: TableFacts) -> list[str]:
-    """Return what was found, one sentence a line."""
+    """Describe the facts in sentences, one per line."""
     patients, lines = sum(looks.sites.values()), sum(table.lines for table in looks.tables.values())
+    if looks.by_column:  # the participating hospitals
+        first = next(iter(looks.tables.values())).of(looks.by_column)
+        known = {place for place, name in enumerate(first.distinct) if looks.called.get(name) in looks.sites}
+        lines = int(np.isin(first.codes, [*known]).sum())
     learned = " and ".join(looks.outcomes[next(iter(looks.tables))])
     found = [
         f"{looks.kind} by a table: {counted(lines, 'line')} of {counted(patients, 'patient')}, "
@@ -542,14 +813,15 @@ def found_lines(looks: TableFacts) -> list[str]:
     ]
     if len(looks.sites) > 1:
         how = f"by column {looks.by_column!r}" if looks.by_column else "each with a table"
-        told = ", ".join(f"{site} {count}" for site, count in looks.sites.items())
+        told = ", ".join(f"{site} ({count})" for site, count in looks.sites.items())
         found.append(f"{len(looks.sites)} hospitals, {how}: {told}")
-    left = {**looks.left, **looks.small}
-    return [*found, *(f"not read: {name} ({why})" for name, why in left.items())]
+    found += [f"hospital {name!r} is called {own} in the plan" for name, own in looks.called.items() if own != name]
+    found += [f"left out: hospital {name!r} ({why.removeprefix('a hospital ')})" for name, why in looks.small.items()]
+    return [*found, *(f"not read: {name} ({why})" for name, why in looks.left.items())]
 
 
 def look(folder: DatasetLayout) -> DatasetLayout | None:
-    """Say what suits a folder with tables, or one table; nothing of another."""
+    """Propose a plan for a folder of tables, or for one table; None for other data."""
     if folder.path.is_file() and folder.path.suffix.lower() in ENDINGS:
         table = _table(folder.path)
         tables = {folder.path.stem: table} if table else {}
@@ -557,7 +829,68 @@ def look(folder: DatasetLayout) -> DatasetLayout | None:
         tables = tables_in(folder)
     if not tables:
         return None
-    if folder.target:
-        tables = {site: _asked_of(table, folder.target) for site, table in tables.items()}
+    if folder.said.get("alone") and len(tables) > 1:
+        _refuse_several(tables)
     place = folder.path.parent if folder.path.is_file() else folder.path
-    return choose_tables(look_at_tables(place, tables, folder.site), folder)
+    for site, table in tables.items():
+        said = {"target": folder.target, **folder.said, **folder.said_of.get(site, {})}
+        asked = said.pop("target")
+        tables[site] = with_answers(_asked_of(table, asked) if asked else table, said)
+    looks = look_at_tables(place, tables, folder.site)
+    return replace(choose_tables(looks, folder), facts=looks)
+
+
+def _refuse_several(tables: Mapping[str, CaseTable]) -> None:
+    """Raise DataError with an explanation of data sets from several tables, if patients occur in two of them."""
+    names = [table.path.name for table in tables.values()]
+    many = Counter(
+        value for table in tables.values() for value in (table.distinct(table.patient) if table.patient else ())
+    )
+    twice = [value for value, count in many.items() if count > 1]
+    shared = f"; {counted(len(twice), 'patient')} are in two of them, so look whether these are copies" if twice else ""
+    raise DataError(
+        f"{len(tables)} tables lie there ({', '.join(names[:SHOWN])}): make a set of each hospital's; join those of "
+        f"single patients into one with a column that names the patient{shared}",
+        private=", ".join(twice[:SHOWN]),
+    )
+
+
+def with_answers(table: CaseTable, said: Mapping[str, Any]) -> CaseTable:
+    """Apply the user's answers about columns to a table."""
+    said = _respelt(said, lambda name: _there(table, name))
+    columns = dict(table.columns)
+    for name, (first, last) in said.get("spans", {}).items():
+        columns[name] = span(columns[first], columns[last])
+    columns |= {name: at_limits(columns[name]) for name in said.get("limits", ())}
+    own = table.changed(columns, said=said)
+    if own.patient is None:
+        return own
+    fill = said.get("fill", own.in_earlier_lines())
+    patients = columns[own.patient]
+    columns = {name: filled(one, patients, MISSING) if name in fill else one for name, one in columns.items()}
+    return own.changed(columns, said={**said, "fill": list(fill)})
+
+
+def _there(table: CaseTable, name: str) -> str:
+    if (own := spelling(table.columns)(name)) is None:
+        raise DataError(f"{name!r} is no column of {table.path.name}; there are {', '.join([*table.columns][:SHOWN])}")
+    return own
+
+
+def _respelt(said: Mapping[str, Any], of: Callable[[str], str]) -> dict[str, Any]:
+    """Replace column names in the user's answers by the table's spelling."""
+    found, drawn = dict(said), said.get("spans", {})
+    for key in ("patient", "site"):
+        if said.get(key):
+            found[key] = of(said[key])
+    for key in ("left", "codes"):
+        if key in said:
+            found[key] = {of(name): own for name, own in said[key].items()}
+    for key in ("fill", "limits"):
+        if key in said:
+            found[key] = [of(name) for name in said[key]]
+    if drawn:
+        found["spans"] = {name: [of(first), of(last)] for name, (first, last) in drawn.items()}
+    if "survival" in said:
+        found["survival"] = [name if name in drawn else of(name) for name in said["survival"]]
+    return found

@@ -1,20 +1,24 @@
-"""Try a plan on this machine: check each hospital, and let it train alone for some rounds."""
+"""Try a plan on this machine: check each hospital, train, and test the commands that 'medsilo init' proposes."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from medsilo.check.result import Report
 from medsilo.check.visit import Visit, check
+from medsilo.core.errors import MedsiloError
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
+from medsilo_lab.engines import inprocess
 from medsilo_lab.start.dataset_layout import place_of
 from medsilo_lab.study.reading_once import keeping_ready
 
-ROUNDS = 12  # the same on every machine, so that a slow one teaches no less; small plans have learned something then
+ROUNDS = 12  # the same on every machine; small plans learn in this number of rounds
 
 
 def checked(site: str, plan: Plan, out: Path, ready: Path) -> Report:
-    """Return what 'medsilo check' says of a hospital."""
+    """Run 'medsilo check' for one hospital. `ready` is a folder for preprocessed images."""
     local = place_of(out, site)
     source = keeping_ready(SiteSettings.read(local), plan.task, ready).data
 
@@ -27,3 +31,15 @@ def checked(site: str, plan: Plan, out: Path, ready: Path) -> Report:
 def alone(plan: Plan) -> Plan:
     """Return the plan of the trial: single-site training over a fixed number of rounds."""
     return plan.with_changes(["algorithm.name=local", f"training.rounds={ROUNDS}", "participation.evaluation_sites=[]"])
+
+
+def try_methods(plan: Plan, methods: Sequence[str], settings: SiteSettings) -> None:
+    """Run one short round of each method with all hospitals. A MedsiloError names a failing method."""
+    for method in methods:
+        short = plan.with_changes([f"algorithm.name={method}", "training.rounds=1", "training.local_epochs=1"])
+        with TemporaryDirectory(prefix="medsilo-") as folder:
+            try:
+                inprocess.run(short, folder=Path(folder), settings=settings)
+            except MedsiloError as error:
+                told = f"a comparison would fail ({method}): {error}"
+                raise MedsiloError(f"{told}; or leave that hospital out of the plan", error.private) from error

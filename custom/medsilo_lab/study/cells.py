@@ -1,4 +1,4 @@
-"""A comparison as cells: one run for every row and seed. A finished cell is never run again."""
+"""A comparison consists of cells: one run for every configuration and seed. A finished cell is never run again."""
 
 import json
 import os
@@ -17,43 +17,43 @@ from medsilo.core.errors import MedsiloError, PlanError, reading
 from medsilo.core.parent_watch import end_family, end_with
 from medsilo.core.text import plain
 from medsilo.core.yaml_text import load_yaml
-from medsilo.federation import inprocess
 from medsilo.plan import Plan, keys_of
 from medsilo.registry import METHODS
 from medsilo.runs import paths
 from medsilo.runs.reading import read_provenance
-from medsilo.runs.record import Record, alone
 from medsilo.runs.schema import STOPPED, Summary
 from medsilo.site.settings import SiteSettings
+from medsilo_lab.engines import inprocess
+from medsilo_server.record import Record, alone
 
-ALONE, POOLED = "local", "central"  # what no federation makes; others are held against it
-LET_GO = 30.0  # seconds in which processes of a comparison that was killed have ended
+ALONE, POOLED = "local", "central"  # reference methods: single-site and centralised training
+LET_GO = 30.0  # seconds in which the processes of a killed comparison end
 ANOTHER_FOLDER = "choose another -o, or --again for a new folder beside it"
 ANOTHER = "another comparison runs it now; wait for its end, or give another --out"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the comparison: its title and its changes to the plan."""
+    """A configuration of a comparison: its title and its changes to the plan."""
 
     title: str
     changes: tuple[str, ...]
 
     @property
     def method(self) -> str | None:
-        """The method, if the row names one."""
+        """The method, if the configuration names it."""
         named = [change for change in self.changes if change.startswith("algorithm.name=")]
         name = named[-1].removeprefix("algorithm.name=") if named else None
         return METHODS.spelled(name) or name
 
     @property
     def federated(self) -> bool:
-        """Return whether it is none of those that federations are held against."""
+        """False for the reference methods, single-site and centralised training."""
         return self.method not in (ALONE, POOLED)
 
     @classmethod
     def parse(cls, text: str) -> "Row":
-        """A method, "method:key=value:key=value" with changes of its own section, or "title: key=value key=value"."""
+        """Parse a method, "method:key=value:key=value" with changes of its section, or "title: key=value key=value"."""
         title, colon, changes = text.partition(": ")
         if colon:
             return cls(title, tuple(changes.split()))
@@ -61,14 +61,15 @@ class Row:
         return cls(text, (f"algorithm.name={name}", *(f"algorithm.{change}" for change in own)))
 
 
-# ---------------------------------------------------------------------------------------------------- norms
+# ---------------------------------------------------------------------------------------------------- normalisation
+# layers
 def kind_of(plan: Plan) -> tuple[str, str]:
-    """Return the network's name and its norm."""
+    """Return the network's name and its normalisation layer."""
     return plan.network.name, str(getattr(plan.network, "norm", "none"))
 
 
 def unlike(one: Plan, other: Plan) -> str | None:
-    """Return in words how the network of one plan differs from that of another; None if it does not."""
+    """Describe how the networks of two plans differ; None if they are equal."""
     (mine, norm), (theirs, their_norm) = kind_of(one), kind_of(other)
     if mine != theirs:
         return f"network {mine} instead of {theirs}"
@@ -76,7 +77,7 @@ def unlike(one: Plan, other: Plan) -> str | None:
 
 
 def with_local_pairs(rows: Sequence[Row], plans: Mapping[Row, Plan]) -> list[Row]:
-    """Return the rows, and for each federation whose norm no local row has, a local row with that norm."""
+    """Add single-site training for each normalisation layer of a federated configuration that has none."""
     found = list(rows)
     kinds = {row: kind_of(plan) for row, plan in plans.items()}
     for row in rows:
@@ -96,7 +97,7 @@ def with_local_pairs(rows: Sequence[Row], plans: Mapping[Row, Plan]) -> list[Row
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: a row's plan with a seed, and with a fold where patients take turns in the test part."""
+    """One run: the plan of a configuration with a seed and, in cross-validation, a fold."""
 
     row: Row
     seed: int
@@ -105,7 +106,7 @@ class Cell:
 
     @property
     def fold(self) -> int | None:
-        """The number of its fold, if patients take turns in the test part."""
+        """The number of the cross-validation fold; None without folds."""
         return self.plan.task.fold.number if self.plan.task.fold else None
 
     @property
@@ -113,18 +114,20 @@ class Cell:
         return f"{self.row.title}, seed {self.seed}{f', fold {self.fold}' if self.fold else ''}"
 
     def rounds_done(self) -> int | None:
-        """Return the rounds that are done of a run that goes on or was stopped; None of any other."""
+        """Return the finished rounds of an active or stopped run; None for other runs."""
         if not self.folder.is_dir() or (self.folder / paths.SUMMARY).exists():
             return None
         rounds = Record(self.folder).rounds()
         return rounds[-1].round if rounds else 0
 
     def differences(self) -> str:
-        """Return how the plan of the run that was begun in this folder differs from this one; "" if it does not."""
+        """Describe the differences between this plan and the plan of the run in this folder; empty if they are
+        equal.
+        """
         return plan_differences(self.folder, self.plan)
 
     def summary(self) -> Summary | None:
-        """Return the finished run's summary, if it is one of this very plan and tells a score."""
+        """Return the summary of a finished run, if it has the same plan and a score; else None."""
         summary = Record(self.folder).finished()
         fits = summary and summary.plan_hash == self.plan.hash and summary.mean_test is not None
         return summary if fits else None
@@ -138,11 +141,13 @@ def cells_of(
     folder: Path,
     folds: int | None = None,
 ) -> list[Cell]:
-    """All cells, seed by seed and fold by fold; a wrong plan is an error before anything starts."""
+    """Return all runs of a comparison as cells, ordered by seed and fold. Raises PlanError for an invalid plan before
+    any run starts.
+    """
     folders = [re.sub(r"[^\w.-]|_", "-", row.title) for row in rows]
     twice = next((row.title for row, name in zip(rows, folders, strict=True) if folders.count(name) > 1), None)
     if twice is not None:
-        raise PlanError(f"two rows are called {twice!r}; give each a title of its own")
+        raise PlanError(f"two rows are called {twice!r}; give each another title")
     cells = []
     numbers = range(1, folds + 1) if folds else (None,)
     for seed, fold, (row, name) in product(seeds, numbers, zip(rows, folders, strict=True)):
@@ -153,7 +158,7 @@ def cells_of(
 
 
 def plan_of(plan: Plan, row: Row, changes: Sequence[str]) -> Plan:
-    """Return the row's plan; a wrong one is an error that names the row."""
+    """Return the plan of a configuration. The error about an invalid plan names the configuration."""
     try:
         return plan.with_changes([*row.changes, *changes])
     except PlanError as error:
@@ -161,12 +166,12 @@ def plan_of(plan: Plan, row: Row, changes: Sequence[str]) -> Plan:
 
 
 def fill(cells: Sequence[Cell], settings: SiteSettings, at_once: int, done: Callable[[Cell, str], None]) -> None:
-    """Run the cells that are not finished, so many at a time; one that fails does not stop the others."""
+    """Start all unfinished runs, at most `at_once` at the same time. A failure does not stop the other runs."""
     left = [cell for cell in cells if not cell.summary()]
     for cell in left:
         for site in cell.plan.participation.everyone:
             cell.plan.task.check_source(settings.of(site).data)
-    if at_once == 1:  # here: a script needs no `if __name__ == "__main__"` then
+    if at_once == 1:  # runs in this process, so that a script needs no `if __name__ == "__main__"`
         for cell in left:
             done(cell, run_cell(cell, settings))
         return
@@ -177,10 +182,10 @@ def fill(cells: Sequence[Cell], settings: SiteSettings, at_once: int, done: Call
                 done(waiting[future], future.result())
         except BrokenProcessPool as error:
             raise MedsiloError(
-                "a process of the comparison died, maybe for want of memory; lower --at-once or training.batch_size, "
-                "then the same compare again goes on"
+                "a process of the comparison died, maybe from lack of memory; lower --at-once or training.batch_size, "
+                "then repeat the same compare to continue"
             ) from error
-        except BaseException:  # an interrupt: nothing goes on, and what was finished is kept
+        except BaseException:  # on an interrupt, stops all runs and keeps the finished runs
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in active_children():
                 if worker.pid:
@@ -189,9 +194,9 @@ def fill(cells: Sequence[Cell], settings: SiteSettings, at_once: int, done: Call
 
 
 def run_cell(cell: Cell, settings: SiteSettings) -> str:
-    """Run one cell, or go on with it where it was stopped; what went wrong, in a line, or nothing.
+    """Start one run, or continue a stopped run. Return the failure in one line, or an empty text.
 
-    A process of an earlier comparison, which is ending, is waited for.
+    The function waits if a process of an earlier comparison still ends.
     """
     try:
         with alone(cell.folder.parent / paths.LOCKS / cell.folder.name, f"{cell.name}: {ANOTHER}", LET_GO):
@@ -206,7 +211,7 @@ def run_cell(cell: Cell, settings: SiteSettings) -> str:
         return f"{error} {error.private}".rstrip()
     if not cell.summary():
         return "every site suppresses its test score: each has fewer test patients than its min_patients_per_metric"
-    # Only for going on with a run, and as large as all its models.
+    # Checkpoints are only needed to continue a run, and are as large as all its models.
     shutil.rmtree(cell.folder / paths.CHECKPOINTS, ignore_errors=True)
     for state in cell.folder.glob(f"{paths.SITES}/*/{paths.STATE_FILES}"):
         state.unlink()
@@ -214,9 +219,9 @@ def run_cell(cell: Cell, settings: SiteSettings) -> str:
 
 
 def _was_stopped(cell: Cell) -> bool:
-    """Return whether a cell was stopped or killed in its middle, and the same medsilo can go on with it.
+    """Return True if a run was stopped or killed before its end, and the same version of medsilo can continue it.
 
-    One that failed starts again: it may be its state that is damaged.
+    A failed run starts again, because its state may be damaged.
     """
     record = Record(cell.folder)
     if cell.plan.algorithm.pooled:
@@ -233,13 +238,13 @@ def _was_stopped(cell: Cell) -> bool:
 
 
 def _discard(cell: Cell) -> None:
-    """Remove a run of this very plan that did not end and can't go on; a folder that is no run's stays as it is."""
+    """Remove an unfinished run of the same plan that can't be continued. Other folders stay unchanged."""
     if (cell.folder / paths.PLAN).exists():
         shutil.rmtree(cell.folder, ignore_errors=True)
 
 
 def base_plan() -> dict[str, Any]:
-    """FedAvg: the plan that rows change where nobody gives one, with one task, network and training for all methods."""
+    """Return FedAvg's plan, the default for comparisons, with the same task, network and training for all methods."""
     return {
         "algorithm": {"name": "fedavg"},
         "task": {"name": "synthetic-histology"},
@@ -248,18 +253,22 @@ def base_plan() -> dict[str, Any]:
     }
 
 
-MOST_KEYS, LONGEST_VALUE = 3, 80  # in one line
+MOST_KEYS, LONGEST_VALUE = 3, 80  # limits of a line: number of keys, and length of a value
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Return the keys whose values differ, each with both values; "" where none does. A key that lacks is null."""
+    """Describe the keys with different values, each with both values; empty without differences. A missing key counts
+    as null.
+    """
     keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     words = [f"{key} {_shown(old.get(key))}, now {_shown(new.get(key))}" for key in keys[:MOST_KEYS]]
     return "; ".join([*words, *([f"and {len(keys) - MOST_KEYS} more"] if len(keys) > MOST_KEYS else [])])
 
 
 def plan_differences(run: Path, plan: Plan) -> str:
-    """Return how the plan of the run in a folder differs from this one; "" where it does not, or no run began there."""
+    """Describe the differences between a plan and that of the run in a folder; empty if they are equal, or without a
+    run.
+    """
     path = run / paths.PLAN
     if not path.exists():
         return ""

@@ -1,73 +1,186 @@
-"""The patients or seeds that a comparison has too few of to find a difference."""
+"""Estimate the power of a comparison by simulation from scores: the smallest detectable difference, and the needed
+sample.
+
+Simulated studies resample the tested patients with all effects of the method on them, and their seeds vary as much as
+observed. Few patients and seeds give uncertain variances, so each simulated study draws its variances from a
+distribution of likely values. A difference with power 0.8 is significant in four of five studies.
+"""
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-import scipy  # which loads its parts when they are used
+import numpy as np
+import scipy  # loads its parts on first use
 
-from medsilo_lab.study.evidence import GUARD, Difference, Variance, critical
+from medsilo_lab.study.evidence import LEAST_PATIENTS, LEAST_SEEDS, Difference, Study, by_patient
+from medsilo_lab.study.law import Variance, Variances, crossed, straightened
+from medsilo_lab.study.verdict_file import MOST_PATIENTS, MOST_SEEDS
 
-POWER = 0.8  # share of studies in which the difference would be found
-MOST_SEEDS, MOST_PATIENTS = 30, 1000  # that are named
+POWER = 0.8  # share of studies that find the difference
+MORE_SEEDS = 12  # number of seeds for patient numbers, if neither patients nor seeds alone are sufficient
+STUDIES = 400  # number of simulated studies
+STEP = 0.001  # step between tested differences
+Unit = Literal["test patients", "seeds"]
 
 
-def detects(one: Difference, gain: float, people: int, seeds: int, error: float) -> bool:
-    """Return whether four of five studies with so many patients and seeds find this difference (Lachin 1981).
+class Design(NamedTuple):
+    """The test patients of each hospital, and the number of training repetitions."""
 
-    That is so where the estimate that one of five studies stays below leaves zero out of the interval that `compare`
-    gives, with the variances of `one`.
+    patients: tuple[int, ...]
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """A finished comparison as a pilot study for another comparison."""
+
+    found: Difference
+    ways: Sequence[np.ndarray]  # each patient's deviation from its hospital's mean difference
+    scores: Sequence[np.ndarray]  # the method's scores of these patients
+    assumed: Design | None = None  # the assumed sample, if there is no finished study
+
+    @classmethod
+    def of(cls, found: Difference, method: Study, baseline: Study, names: Sequence[str]) -> "Pilot | None":
+        """Return the pilot study; None if the data do not show how patients or seeds differ."""
+        mine, theirs = ([by_patient(study, name).mean(0) for name in names] for study in (method, baseline))
+        ways = [one - other for one, other in zip(mine, theirs, strict=True)]
+        if not found.patients.variance or found.seeds < 2 or any(len(own) < 2 for own in ways):
+            return None
+        return cls(found, [own - own.mean() for own in ways], mine)
+
+    @property
+    def design(self) -> Design:
+        """The sample of the finished comparison."""
+        return self.assumed or Design(tuple(map(len, self.ways)), self.found.seeds)
+
+    def power(self, difference: float, design: Design, error: float) -> float:
+        """Return the share of studies with this sample in which the difference is significant at the level `error`.
+
+        The simulation adds the difference to each patient's score, as far as the score stays between 0 and 1.
+        """
+        if design.seeds < LEAST_SEEDS or sum(design.patients) < LEAST_PATIENTS or min(design.patients) < 2:
+            return 0.0
+        random, number = np.random.default_rng(1), len(self.ways)
+        known = self.found.patients.degrees
+        scale = np.sqrt(known / random.chisquare(known, STUDIES))
+        means, variance, square, cube = (np.zeros(STUDIES) for _ in range(4))
+        for ways, scores, size in zip(self.ways, self.scores, design.patients, strict=True):
+            added = _added(scores, difference - self.found.mean)
+            if added is None:
+                return 0.0
+            own = _drawn(random, ways + added, size, scale) / number
+            middle = own.mean(1)
+            far = own - middle[:, None]
+            mine = (far**2).sum(1) / (size - 1) / size
+            means, variance, square = means + middle, variance + mine, square + mine**2 / (size - 1)
+            cube = cube + (far**3).mean(1) / size**2
+        patients = Variances(variance, variance**2 / np.maximum(square, np.finfo(float).tiny))
+        return float(self._sure(random, difference + means, patients, cube, design, error).mean())
+
+    def _sure(
+        self,
+        random: np.random.Generator,
+        means: np.ndarray,
+        patients: Variances,
+        cube: np.ndarray,
+        design: Design,
+        error: float,
+    ) -> np.ndarray:
+        """Return a mask of the studies with a significant difference, after the effects of their seeds."""
+        found, known, cells = self.found, self.found.between.degrees, self._cells(design)
+        between = found.between.variance * known / random.chisquare(known, STUDIES)
+        luck = np.maximum(between - found.cells, 0.0) / design.seeds
+        means = means + random.normal(0, 1, STUDIES) * np.sqrt(luck)
+        # all configurations contribute to the estimate, if their variances are similar
+        rows = 1.0 if self.assumed else known / (found.seeds - 1)
+        degrees = rows * (design.seeds - 1)
+        seen = Variances((luck + cells) * random.chisquare(degrees, STUDIES) / degrees, np.full(STUDIES, degrees))
+        whole = crossed(patients, seen, Variance(cells, self._freedom(design)))
+        spread = np.sqrt(np.maximum(whole.variance, np.finfo(float).tiny))
+        straight = straightened(means / spread, cube / spread**3)
+        return 2 * scipy.special.stdtr(whole.degrees, -np.abs(straight)) < error
+
+    def _cells(self, design: Design) -> float:
+        """Return the part of the mean's variance that comes from the interaction of seeds and patients."""
+        here = sum(1 / len(own) for own in self.ways)
+        return self.found.cells / design.seeds * sum(1 / size for size in design.patients) / here
+
+    @staticmethod
+    def _freedom(design: Design) -> int:
+        return max(design.seeds - 1, 1) * max(sum(design.patients) - len(design.patients), 1)
+
+    def reach(self, design: Design, error: float) -> float:
+        """Return half the expected width of the interval."""
+        each = [float(own.var(ddof=1)) / max(size, 1) for own, size in zip(self.ways, design.patients, strict=True)]
+        variance = sum(each) / len(each) ** 2
+        freedom = [max(size - 1, 1) for size in design.patients]
+        square = sum(own**2 / free for own, free in zip(each, freedom, strict=True)) / len(each) ** 4
+        patients = Variance(variance, variance**2 / square if square else 1.0)
+        cells, degrees = self._cells(design), max(design.seeds - 1, 1)
+        luck = (self.found.between.variance - self.found.cells) / design.seeds
+        seeds = Variance(max(luck + cells, 0.0), degrees)
+        whole = crossed(patients, seeds, Variance(cells, self._freedom(design)))
+        return -float(scipy.special.stdtrit(whole.degrees, error / 2)) * math.sqrt(float(whole.variance))
+
+    def least(self, design: Design, error: float) -> float | None:
+        """Return the smallest difference that is significant in four of five studies; None if the scores can't change
+        by so much.
+        """
+        room = min(float((1 - own).mean()) for own in self.scores) + self.found.mean
+        steps = range(1, max(int(min(room, 1.0) / STEP), 1))
+        place = bisect_left(steps, True, key=lambda step: self.power(step * STEP, design, error) >= POWER)
+        return steps[place] * STEP if place < len(steps) else None
+
+    def needed(self, difference: float, error: float) -> "Missing":
+        """Return the additional sample with which the difference is significant with probability `POWER`.
+
+        The sample is a number of patients at each hospital with the present seeds. If no number of patients is
+        sufficient, the sample is a number of seeds.
+        """
+
+        def fewest(design_of: Callable[[int], Design], first: int, last: int) -> int | None:
+            holds = [design_of(number) for number in range(first, last + 1)]
+            place = bisect_left(holds, True, key=lambda design: self.power(difference, design, error) >= POWER)
+            return first + place if place < len(holds) else None
+
+        here, hospitals = self.design, len(self.ways)
+        seeds, first = max(here.seeds, LEAST_SEEDS), min(here.patients)
+        if people := fewest(lambda each: Design((each,) * hospitals, seeds), first, MOST_PATIENTS):
+            return Missing("test patients", people)
+        if more := fewest(lambda number: here._replace(seeds=number), here.seeds + 1, MOST_SEEDS):
+            return Missing("seeds", more)
+        if here.seeds < MORE_SEEDS and (
+            people := fewest(lambda each: Design((each,) * hospitals, MORE_SEEDS), first, MOST_PATIENTS)
+        ):
+            return Missing("test patients", people, MORE_SEEDS)
+        return Missing("test patients", None)
+
+
+class Missing(NamedTuple):
+    """The sample that a comparison needs. None means that no tested number is sufficient."""
+
+    of: Unit
+    number: int | None
+    seeds: int | None = None  # number of seeds for these patients
+
+
+def _added(scores: np.ndarray, more: float) -> np.ndarray | None:
+    """Return each patient's additional difference beyond the mean; None if the scores can't change by so much."""
+    if scores.min() < 0 or scores.max() > 1:  # a component of a rank statistic is not bounded by 0 and 1
+        return np.zeros_like(scores)
+    room = 1 - scores if more > 0 else scores
+    mean = float(room.mean())
+    if abs(more) > mean:
+        return None
+    return more * (room / mean - 1) if more else np.zeros_like(scores)
+
+
+def _drawn(random: np.random.Generator, ways: np.ndarray, size: int, scale: np.ndarray) -> np.ndarray:
+    """Return resampled patients of each study, [studies, patients]. Deviations of patients from the mean are multiplied
+    by the study's scale.
     """
-    degrees = one.patients.degrees * (people - 1) / (one.people - 1)
-    patients = Variance(one.patients.variance * one.people / people, degrees)
-    luck = Variance(one.luck.variance / seeds, one.luck.degrees / max(one.seeds - 1, 1) * (seeds - 1))
-    parts = [part for part in (patients, luck) if part.variance]
-    spread = math.sqrt(sum(part.variance for part in parts))
-    least = gain - critical(2 * (1 - POWER), parts) * spread if parts else gain
-    if least <= 0 or (parts and critical(error, parts) * spread > least):
-        return False
-    tail = GUARD * error / 2
-    reach = -float(scipy.special.stdtrit(luck.degrees, tail)) * math.sqrt(luck.variance) if luck.variance else 0.0
-    if reach >= least:
-        return False
-    return _below(least - math.sqrt(least**2 - reach**2), least, people, patients.variance * people) <= tail
-
-
-def _below(value: float, mean: float, people: int, variance: float) -> float:
-    """Return how often patients who are drawn anew, with a further one as `compare` has it, have a mean below this
-    value. Their weighted sum is about a shifted gamma (Pearson's third type), the further one's exponential."""
-    gap = mean - value
-    square, cube = people * (variance + gap**2), 2 * people * gap * (3 * variance + gap**2)
-    shape, scale = 4 * square**3 / cube**2, cube / 2 / square
-    start = shape * scale - people * gap  # the gamma's value where the sum is nothing
-    plain = float(scipy.special.gammainc(shape, max(start, 0.0) / scale))
-
-    def tilted(depth: float, share: Callable[[float, float], float]) -> float:
-        rate = 1 + scale / depth
-        beyond = float(share(shape, max(start, 0.0) * rate / scale))
-        return math.exp(min(start / depth - shape * math.log(rate), 0.0)) * beyond
-
-    failing = plain + tilted(value + 1, scipy.special.gammaincc)
-    saved = plain - tilted(value - 1, scipy.special.gammainc) if scale < 1 - value else 0.0
-    return 0.75 * failing + 0.25 * max(saved, 0.0)
-
-
-def needed(one: Difference, gain: float, error: float) -> tuple[Literal["test patients", "seeds"], int | None]:
-    """Return what a study has too little of to find this difference with probability `POWER`, and how many would do.
-
-    Patients, with the seeds that there are; seeds, where no number of patients is enough. None: more than
-    `MOST_PATIENTS`, or nobody knows how patients differ.
-    """
-    if one.people < 2 or not one.patients.variance:
-        return "test patients", None
-
-    def fewest(holds: Callable[[int], bool], first: int, last: int) -> int | None:
-        found = first + bisect_left(range(first, last + 1), True, key=holds)
-        return found if found <= last else None
-
-    if people := fewest(lambda number: detects(one, gain, number, one.seeds, error), 2, MOST_PATIENTS):
-        return "test patients", max(people, one.people + 1)
-    if seeds := fewest(lambda number: detects(one, gain, one.people, number, error), one.seeds + 1, MOST_SEEDS):
-        return "seeds", seeds
-    return "test patients", None
+    wide = math.sqrt(len(ways) / (len(ways) - 1))  # corrects for the subtraction of the hospital's mean
+    return ways[random.integers(0, len(ways), (STUDIES, size))] * (wide * scale[:, None])

@@ -1,4 +1,4 @@
-"""Read hospitals' images once for all runs of a comparison, and share what is ready between its processes."""
+"""Preprocess the images once for all runs of a comparison, and share them between its processes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -20,10 +20,13 @@ from medsilo.tasks.task import Task
 def images_ready(
     plans: Sequence[Plan], settings: SiteSettings, at_once: int, say: Callable[[str], object]
 ) -> Iterator[SiteSettings]:
-    """Give settings under which no run of these plans reads images again; all are read before, hospital by hospital."""
+    """Preprocess all hospitals' images, one hospital at a time. Yield settings with which no run reads the images
+    again.
+    """
     tasks = {plan.task.model_dump_json(exclude={"fold"}): plan for plan in plans}
     ours = [plan for plan in tasks.values() if isinstance(plan.task, OwnFolder)]
-    if not ours or settings.data is None or not (settings.data.cache_memory or settings.data.cache_folder):
+    sources = [own.data for own in (settings, *getattr(settings, "sites", {}).values()) if own.data]
+    if not ours or not any(own.cache_memory or own.cache_folder for own in sources):
         yield settings
         return
     with TemporaryDirectory(prefix="medsilo-") as folder:
@@ -48,21 +51,21 @@ def _read(work: Sequence[Work], at_once: int) -> Iterator[tuple[int, Work, int]]
 
 
 def _read_site(one: Work) -> int:
-    """Read a hospital's images; return how many cases there are. What is wrong with them, the runs say."""
+    """Preprocess a hospital's images. Return the number of cases. The runs report faulty images."""
     plan, site, settings = one
     survey = plan.task.survey(site, sorted(plan.participation.everyone), plan.seed, settings.of(site).data)
     return sum(part.cases for part in survey.parts.values())
 
 
 def keeping_ready(settings: Any, task: Task, folder: Path) -> Any:
-    """Return settings under which images that are ready for the network lie in a folder, too, and are made once.
+    """Return settings with which preprocessed images are also stored in a folder.
 
-    Where a hospital names a folder for them itself, or wants none in memory, that stays.
+    Settings that name another folder, or that disable the cache, are unchanged.
     """
-    if settings.data is None or not isinstance(task, OwnFolder):
+    if not isinstance(task, OwnFolder):
         return settings
     data = settings.data
-    if data.cache_memory and not data.cache_folder:
+    if data and data.cache_memory and not data.cache_folder:
         data = data.model_copy(update={"cache_folder": folder})
     sites = getattr(settings, "sites", {})
     more = {"sites": {site: keeping_ready(own, task, folder) for site, own in sites.items()}} if sites else {}

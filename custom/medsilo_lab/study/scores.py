@@ -1,4 +1,4 @@
-"""The scores of a finished run's test cases, as they lie in its folder."""
+"""Read the test scores of single cases from a run folder."""
 
 import csv
 from collections.abc import Callable
@@ -15,22 +15,22 @@ from medsilo.runs.paths import CASES, site_folder
 from medsilo.tasks.metrics import Measures
 from medsilo_lab.study.evidence import Interval, Scores, interval, interval_of_concordance, parts_of_concordance
 
-CONCORDANCE = "concordance"  # a mean over pairs, not over cases
-RANKED = ("time", "event", "risk")  # of each case
-CLOSENESS = "closeness"  # of a number to the right one
+CONCORDANCE = "concordance"  # name of a score that is a mean over pairs, and not over cases
+RANKED = ("time", "event", "risk")  # measures of each case
+CLOSENESS = "closeness"  # score of a predicted number
 
 
 @dataclass(frozen=True)
 class SiteTest:
-    """A site's test cases, whose scores lie in a run's folder."""
+    """A site's test cases, with scores from a run folder."""
 
     metric: str
     scores: Scores
-    measures: Measures  # all that was measured of each case
+    measures: Measures  # all measures of each case
 
     @classmethod
     def read(cls, run: Path, site: str, metric: str) -> Self:
-        """Read them from the site's part of the folder."""
+        """Read the test cases of a site from a run folder."""
         try:
             measures, numbers = read_measures(site_folder(run, site))
             values = measures[metric].numpy()
@@ -44,12 +44,14 @@ class SiteTest:
 
     @property
     def interval(self) -> Interval | None:
-        """The interval of the score for other patients; None where too few patients allow one."""
+        """The interval of the score for other patients; None with too few patients."""
         return interval_over(self.metric, self.scores, lambda: self.measures)
 
     @property
     def mean(self) -> float | None:
-        """The score of the test cases' mean, where a number is learned: closeness is 1 less a share of the error."""
+        """For regression, the score of predicting the mean of the test cases. Closeness is 1 minus a share of the
+        error.
+        """
         if self.metric != CLOSENESS:
             return None
         values, error = self.measures["value"], float(self.measures["mae"].mean())
@@ -65,14 +67,14 @@ class SiteTest:
 
 
 def interval_over(metric: str, scores: Scores, measures: Callable[[], Measures]) -> Interval | None:
-    """The interval of these cases' score for other patients, by whatever was measured of them."""
+    """Return the interval of a score for other patients, from the measures of each case."""
     if metric != CONCORDANCE:
         return interval(scores)
     return interval_of_concordance(*(measures()[name].numpy() for name in RANKED))
 
 
 def read_measures(folder: Path) -> tuple[Measures, list[int]]:
-    """Return what `write_measures` wrote, and the patient's number of every case."""
+    """Read scores that `write_measures` wrote. Return them with the patient's number of each case."""
     with (folder / CASES).open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     names = [name for name in rows[0] if name not in (CASE, PATIENT)]

@@ -1,22 +1,23 @@
-"""Training's luck: one seed's variance of a difference between two rows, as all rows of a study tell it."""
+"""Estimate the between-seed variance of a difference between two configurations, from all configurations of a study."""
 
 import numpy as np
-import scipy  # which loads its parts when they are used
+import scipy  # loads its parts on first use
 
-from medsilo_lab.study.evidence import Variance
+from medsilo_lab.study.law import Variance
 
-UNSTEADY = 0.02  # a row is on its own when chance alone makes it as unsteady as this with this probability
+# a configuration is estimated separately if its variance is larger than expected by chance at this level
+UNSTEADY = 0.02
 
 
 def pooled_luck(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """One seed's variance of a difference between two rows, its degrees of freedom, and which rows it holds for.
+    """Return the between-seed variance of a difference between two configurations, its degrees of freedom, and a mask
+    of the configurations with this variance.
 
-    scores: [..., rows, seeds]. Rows are paired by seed, so a seed that is good for all rows does not count: what is
-    left is the residual of rows x seeds, the error of an analysis of variance with repeated measures (Winer 1971). It
-    needs rows that are about equally steady. Each is therefore held against all others by an F test of its own residual
-    (a row's difference from the mean of the others does not depend on how the others differ), and one that is far
-    unsteadier is left out: it keeps the variance that it has by itself. `compare` also takes no row for steadier than
-    it was seen.
+    scores: [..., configurations, seeds]. Configurations are paired by seed, so effects of a seed on all configurations
+    cancel. The variance is the residual of configurations x seeds in an analysis of variance with repeated measures
+    (Winer 1971). The estimate assumes similar variances. An F test therefore compares each configuration's residual
+    with the others; their mean is independent of the others' residual. Configurations with a much larger variance are
+    excluded and keep their own variance. `compare` never uses less than a configuration's observed variance.
     """
     rows, seeds = scores.shape[-2:]
     steady = np.ones(scores.shape[:-1], dtype=bool)
@@ -31,12 +32,13 @@ def pooled_luck(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def luck_beside(scores: np.ndarray, base: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """One seed's variance of a row's difference from the row `base`, its degrees of freedom, and which of the other
-    rows it holds for.
+    """Return the between-seed variance of each difference from the configuration `base`, its degrees of freedom, and a
+    mask of the other configurations with this variance.
 
-    The base's luck is in every difference, and it may be the unsteady one: its spread around the mean of the others is
-    taken by itself, and theirs together (Welch, Satterthwaite). In simulations 95 % intervals cover at least 93 % from
-    three seeds on where it varies up to ten times as much, and 91 % with two.
+    The baseline's variance is in every difference, and the baseline may be the unstable configuration. The baseline's
+    deviation from the mean of the others is therefore estimated separately, and added to the variance of the others
+    (Welch, Satterthwaite). In simulations, 95 % intervals cover at least 93 % from three seeds on, if the baseline
+    varies up to ten times as much. With two seeds, they cover 91 %.
     """
     others = np.delete(scores, base, axis=-2)
     twice, degrees, steady = pooled_luck(others)
@@ -49,7 +51,9 @@ def luck_beside(scores: np.ndarray, base: int) -> tuple[np.ndarray, np.ndarray, 
 
 
 def luck_of(scores: np.ndarray, base: int) -> list[Variance | None]:
-    """For each row, one seed's variance of its difference from the row `base`; None where the row's own has to do."""
+    """Return the between-seed variance of each configuration's difference from `base`. Return None for `base` itself
+    and for configurations with another variance.
+    """
     variance, degrees, steady = luck_beside(scores, base)
     usable = int(steady.sum()) > 1 and float(variance) > 0
     luck = Variance(float(variance), float(degrees)) if usable else None
@@ -57,7 +61,9 @@ def luck_of(scores: np.ndarray, base: int) -> list[Variance | None]:
 
 
 def _residual(scores: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sum of squares of the chosen rows without the rows' and the seeds' means, and its degrees of freedom."""
+    """Return the residual sum of squares of the chosen configurations, without configuration and seed means, and its
+    degrees of freedom.
+    """
     weight = chosen[..., None].astype(float)
     number = chosen.sum(-1)
     centred = scores - scores.mean(-1, keepdims=True)

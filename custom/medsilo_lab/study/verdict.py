@@ -1,6 +1,8 @@
-"""The verdict of a comparison, as verdict.json keeps it: every method's score, its difference from the one all are held
-against, and whether federated training helps; with intervals, and with a name only where the interval allows one."""
+"""Calculate the verdict of a comparison for verdict.json: scores, differences from the baseline, and whether federated
+training helps, all with intervals. A method is called better only if its interval excludes zero.
+"""
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -10,16 +12,17 @@ import numpy as np
 
 from medsilo.core.errors import MedsiloError
 from medsilo.plan import Plan
+from medsilo_lab.study import subgroups
 from medsilo_lab.study.cells import ALONE, Cell, Row, unlike
-from medsilo_lab.study.detectable import needed
+from medsilo_lab.study.detectable import Design, Pilot
 from medsilo_lab.study.evidence import (
+    LEAST_PATIENTS,
     LEAST_SEEDS,
     LEVEL,
     Difference,
     Endpoint,
     Key,
     Scores,
-    Variance,
     compare,
     errors_of,
     holm,
@@ -27,12 +30,14 @@ from medsilo_lab.study.evidence import (
     level,
     seeds_of,
 )
+from medsilo_lab.study.law import Variance
 from medsilo_lab.study.scores import SiteTest
+from medsilo_lab.study.subgroup_tables import SubgroupTable
 from medsilo_lab.study.training_luck import luck_of
 from medsilo_lab.study.verdict_file import (
     About,
     Differences,
-    HospitalGain,
+    HospitalVerdict,
     Level,
     Needed,
     PairedDifference,
@@ -40,15 +45,29 @@ from medsilo_lab.study.verdict_file import (
     Verdict,
     VerdictRow,
 )
-from medsilo_lab.study.words import LITTLE, evidence_of, in_patients, in_points, points, repetitions
+from medsilo_lab.study.words import (
+    LITTLE,
+    evidence_of,
+    if_unseen,
+    in_patients,
+    in_points,
+    needed_in_words,
+    points,
+    repetitions,
+)
 
 DEFAULT = "fedavg"
-Seeds = dict[int, dict[str, Scores]]  # by seed, by site
-ENDPOINTS: tuple[Endpoint, ...] = ("mean", "pooled", "worst-site")  # the first is asked; the others explore
+UNPAIRED = "No verdict: no two configurations have scores of the same hospitals in the same repetitions."
+ENOUGH_PATIENTS = 25  # number of patients in the advice for a hospital with too few for a verdict
+Seeds = dict[int, dict[str, Scores]]  # scores by seed and site
+# the first endpoint is confirmatory, and all other endpoints are exploratory
+ENDPOINTS: tuple[Endpoint, ...] = ("mean", "pooled", "worst-site")
 
 
 class PairQuestion(NamedTuple):
-    """A row compared with another one, at these sites. Asked the other way round it has the same answer."""
+    """A comparison of two configurations at certain sites. The reversed question has the same answer with the opposite
+    sign.
+    """
 
     row: Row
     base: Row
@@ -60,39 +79,49 @@ class PairQuestion(NamedTuple):
         return self._replace(row=self.base, base=self.row)
 
 
-def chosen_baseline(rows: Sequence[Row], against: str | None) -> str | None:
-    """The row that all are held against: the one that was asked for, else FedAvg where it is among them."""
+def chosen_baseline(rows: Sequence[Row], baseline: str | None) -> str | None:
+    """Return the title of the baseline: the requested configuration, or FedAvg if it is in the comparison."""
     names = {row.title for row in rows}
-    if against is not None and against not in names:
-        raise MedsiloError(f"--baseline {against!r}: no row has this title; rows: {', '.join(sorted(names))}")
-    return against or (DEFAULT if DEFAULT in names else None)
+    if baseline is not None and baseline not in names:
+        raise MedsiloError(f"--baseline {baseline!r}: no row has this title; rows: {', '.join(sorted(names))}")
+    return baseline or (DEFAULT if DEFAULT in names else None)
 
 
 class Statistics:
-    """The statistics of a comparison's finished cells."""
+    """The statistics of a comparison's finished runs."""
 
-    def __init__(self, cells: Sequence[Cell], against: str | None) -> None:
+    def __init__(self, cells: Sequence[Cell], baseline: str | None) -> None:
         self.plan = cells[0].plan
         self.where = f"in mean test {self.plan.task.goal.metric}"
-        self.cells = {(cell.row, cell.seed): cell for cell in cells}  # of folds the last: they are alike but for it
+        # in cross-validation, the last fold stands for all folds of a seed
+        self.cells = {(cell.row, cell.seed): cell for cell in cells}
         self.rows = list(dict.fromkeys(cell.row for cell in cells))
         self.scores: dict[Row, Seeds] = {row: {} for row in self.rows}
+        self.folds: dict[tuple[Row, int], list[Cell]] = {}
+        for cell in cells:
+            self.folds.setdefault((cell.row, cell.seed), []).append(cell)
+        self.odd: list[str] = []  # excluded runs, with the reasons
         for row, seed in self.cells:
-            if scores := _scores_of([cell for cell in cells if (cell.row, cell.seed) == (row, seed)]):
-                self.scores[row][seed] = scores
-        self.against = chosen_baseline(self.rows, against)
-        self.base = {row: self._kin(row, lambda other: other.title == self.against) for row in self.rows}
+            folds = self.folds[row, seed]
+            if scores := _scores_of(folds):
+                self.scores[row][seed] = usable(scores)
+                lost = sorted(scores.keys() - self.scores[row][seed].keys())
+                self.odd += [f"{folds[0].name}: {site} has test scores that are no numbers" for site in lost]
+        self.raw = {(cell.row, cell.seed, site) for cell in cells for site in _untrained_at(cell)}
+        self.baseline = chosen_baseline(self.rows, baseline)
+        self.base = {row: self._kin(row, lambda other: other.title == self.baseline) for row in self.rows}
         alone = {row: self._kin(row, lambda other: other.method == ALONE) for row in self.rows if row.federated}
         self.alone = {row: own for row, own in alone.items() if own and not self._unlike(row, own)}
         self._known: dict[PairQuestion, Difference | None] = {}
         self._answers: dict[PairQuestion, PairedDifference] = {}
+        self._lucks: dict[tuple[Row, tuple[str, ...], Endpoint, bool], dict[Row, Variance]] = {}
 
     def verdict(self, about: About, runs: Sequence[RunOfRow]) -> Verdict:
-        """Return all of it, as verdict.json has it."""
+        """Return the complete verdict for verdict.json."""
         plan = self.plan
-        self._known, self._answers = {}, {}
+        self._known, self._answers, self._lucks = {}, {}, {}
         sites = sorted({site for seeds in self.scores.values() for scores in seeds.values() for site in scores})
-        first, joining = self._first(), self._joined(sites)
+        first, answers = self._first(), self._joined(sites)
         differences = {endpoint: self._answered(self._questions(self.base, None, endpoint)) for endpoint in ENDPOINTS}
         at_site = {site: self._answered(self._questions(self.base, [site])) for site in sites}
         between = self.sentence(differences["mean"])
@@ -106,7 +135,7 @@ class Statistics:
                 score=self._score(row),
                 pooled=self._score(row, endpoint="pooled"),
                 sites={site: self._score(row, [site]) for site in sites},
-                against=base.title if (base := self.base[row]) else None,
+                baseline=base.title if (base := self.base[row]) else None,
                 unlike=self._unlike(row, base) if base else None,
                 difference=Differences(
                     mean=differences["mean"].get(row),
@@ -114,7 +143,7 @@ class Statistics:
                     worst=differences["worst-site"].get(row),
                     sites={site: at_site[site].get(row) for site in sites},
                 ),
-                joining={site: joining[site].get(row) for site in sites},
+                from_single_site={site: answers[site].get(row) for site in sites},
             )
             rows.append(entry)
         return Verdict(
@@ -129,16 +158,47 @@ class Statistics:
             patients={site: number for site in sites if (number := self._patients(site))},
             level=LEVEL,
             single=[site for site in sites if self._is_one_patient(site)],
-            against=self.against,
-            headline=self._whether_it_helps(first) or between,
+            baseline=self.baseline,
+            headline=self._whether_it_helps(first, lacks := self._lacks(first)) or between or UNPAIRED,
             between=between,
             first=first,
+            needed=lacks,
             declared=self._declared.title if self._declared else None,
-            gains={site: gain for site in sites if (gain := self._gain(site, joining[site], len(sites)))},
+            hospitals={site: found for site in sites if (found := self._at_hospital(site, answers[site], len(sites)))},
             rows=rows,
+            subgroups=self._subgroups(),
             about=about,
             runs=list(runs),
         )
+
+    def _subgroups(self) -> list[SubgroupTable]:
+        """Return the scores by subgroup of the declared configuration."""
+        named = [row for row in self.rows if row.title == self.baseline]
+        asked = [self._declared, *named, *(row for row in self.rows if row.federated), *self.rows]
+        row = next(row for row in asked if row)
+        base = self.alone.get(row) or self.base.get(row)
+        seeds = [*self._pairs(row, base)] if base else sorted(self.scores[row])
+        study = [self._by_level(row, seed) for seed in seeds]
+        if not any(seed.values() for seed in study):
+            return []
+        base_study = [self._by_level(base, seed) for seed in seeds] if base else []
+        return subgroups.of_row(row.title, study, base.title if base else "", base_study)
+
+    def _by_level(self, row: Row, seed: int) -> dict[str, subgroups.Levels]:
+        """Return a run's scores by site and by level of each subgroup. In cross-validation, these are the levels that
+        every fold discloses.
+        """
+        found: dict[str, subgroups.Levels] = {}
+        metric = self.plan.task.goal.metric
+        for site in self.scores[row].get(seed, {}):
+            folds = [subgroups.level_scores(cell.folder, site, metric) for cell in self.folds[row, seed]]
+            found[site] = {
+                key: joined(own)
+                if len(own := [one for fold in folds if (one := fold.get(key))]) == len(folds)
+                else None
+                for key in folds[0]
+            }
+        return found
 
     def _patients(self, site: str) -> int | None:
         known = [scores[site].people for seeds in self.scores.values() for scores in seeds.values() if site in scores]
@@ -148,9 +208,9 @@ class Statistics:
         known = [scores[site] for seeds in self.scores.values() for scores in seeds.values() if site in scores]
         return not any(own.patients.any() for own in known)
 
-    # ------------------------------------------------------------------ what is held against what
+    # ------------------------------------------------------------------ baselines
     def _kin(self, row: Row, is_base: Callable[[Row], bool]) -> Row | None:
-        """The baseline, the one of the same norm if there is one."""
+        """Return the baseline of a configuration, preferably with the same normalisation layer."""
         bases = [other for other in self.rows if is_base(other)]
         if row in bases:
             return None
@@ -158,7 +218,7 @@ class Statistics:
         return alike[0] if alike and alike[0] != row else None
 
     def _pairs(self, row: Row, base: Row) -> Iterator[int]:
-        """The seeds in which both were tested on the same cases."""
+        """Yield the seeds with which both configurations were tested on the same cases."""
         for seed in sorted(self.scores[row].keys() & self.scores[base].keys()):
             one, other = self.cells[row, seed].plan, self.cells[base, seed].plan
             if one.task.tests_as(other.task) and one.participation.sites == other.participation.sites:
@@ -171,14 +231,14 @@ class Statistics:
         return unlike(self._plan(row), self._plan(base))
 
     def _sites(self, row: Row, base: Row) -> tuple[str, ...]:
-        """The sites at which both were tested."""
+        """Return the sites at which both configurations were tested."""
         mine, theirs = ({site for own in self.scores[one].values() for site in own} for one in (row, base))
         return tuple(sorted(mine if len(mine) <= len(theirs) else theirs))
 
     def _questions(
         self, pairs: Mapping[Row, Row | None], sites: Sequence[str] | None = None, endpoint: Endpoint = "mean"
     ) -> dict[Row, PairQuestion]:
-        """Return what each row is asked: of one site every endpoint is the same."""
+        """Return the question for each configuration. At a single site, all endpoints are the same."""
         found = {}
         for row, base in pairs.items():
             if base:
@@ -187,11 +247,12 @@ class Statistics:
         return found
 
     def _difference(self, question: PairQuestion) -> Difference | None:
-        """Return the difference, the same one for every place that shows it."""
+        """Return the difference for a question. Differences are cached, so that all parts of the verdict agree."""
         if question not in self._known:
             row, base = question.row, question.base
             held = base in (self.base.get(row), self.alone.get(row)) and self.base.get(base) != row
-            if not held and row in (self.base.get(base), self.alone.get(base)):  # it is the other that is held against
+            # the configurations are in reverse order
+            if not held and row in (self.base.get(base), self.alone.get(base)):
                 found = self._difference(question.reversed)
                 self._known[question] = found.reversed() if found else None
             else:
@@ -205,11 +266,21 @@ class Statistics:
         whole = bool(seeds) and bool(names) and all(set(names) <= own.keys() for own in [*mine, *theirs])
         if not whole:
             return None
-        luck = self._luck(question).get(row)
-        return compare(mine, theirs, names, endpoint=endpoint, luck=luck)
+        single_site = self.base.get(row) != base
+        alike = (base, names, endpoint, single_site)
+        if alike not in self._lucks:
+            self._lucks[alike] = self._luck(question)
+        luck = self._lucks[alike].get(row)
+        try:
+            return compare(mine, theirs, names, endpoint=endpoint, luck=luck)
+        except ValueError as error:
+            told = f"{row.title} and {base.title}: {error}; repeat both in a new folder, with the same data"
+            raise MedsiloError(told) from error
 
     def _luck(self, question: PairQuestion) -> dict[Row, Variance]:
-        """One seed's variance of each row's difference from the base, as all rows with the base's seeds tell it."""
+        """Return the between-seed variance of each difference from the baseline, estimated from all configurations with
+        the baseline's seeds.
+        """
         base, names = question.base, question.sites
         held = self.base if self.base.get(question.row) == base else self.alone
         seeds = sorted(self.scores[base])
@@ -221,8 +292,10 @@ class Statistics:
         return {row: luck for row, luck in zip(alike, luck_of(np.array(scores), 0), strict=True) if luck}
 
     def _answered(self, family: Mapping[Key, PairQuestion]) -> dict[Key, PairedDifference]:
-        """Return the answers of questions that are asked together, corrected for all of them. What was asked before,
-        either way round, keeps the answer that it has."""
+        """Return the answers to a family of questions, corrected for multiple comparisons.
+
+        A question that was answered earlier, in either direction, keeps its answer.
+        """
         new = {
             question: one
             for question in family.values()
@@ -239,7 +312,7 @@ class Statistics:
         return _reversed(other) if other else None
 
     def _score(self, row: Row, sites: Sequence[str] | None = None, endpoint: Endpoint = "mean") -> Level | None:
-        """The mean over seeds, its standard deviation, and the interval; no score lies beyond 0 and 1."""
+        """Return the mean over seeds, the standard deviation, and the interval between 0 and 1."""
         seeds = list(self.scores[row].values())
         names = sites or sorted({site for own in seeds for site in own})
         if not seeds or not names or not all(set(names) <= own.keys() for own in seeds):
@@ -247,65 +320,134 @@ class Statistics:
         found = level(seeds, names, endpoint=endpoint)
         each = seeds_of(seeds, names, endpoint).tolist()
         spread = statistics.stdev(each) if len(each) > 1 else None
-        return Level(mean=found.mean, sd=spread, low=max(found.low, 0.0), high=min(found.high, 1.0), by_seed=each)
+        raw = [(row, seed, site) in self.raw for seed in self.scores[row] for site in names]
+        return Level(
+            mean=found.mean,
+            sd=spread,
+            low=max(found.low, 0.0),
+            high=min(found.high, 1.0),
+            by_seed=each,
+            n=found.people or None,
+            trained=sum(raw) <= len(raw) / 2,
+        )
 
     @cached_property
     def _declared(self) -> Row | None:
-        """The federation of which it is asked first, before anything is known, whether it helps: the row that all
-        are held against, or the only one."""
-        named = [row for row in self.alone if row.title == self.against or len(self.alone) == 1]
+        """The federation of the first question, which is fixed before any result: the baseline, or the only
+        federation.
+        """
+        named = [row for row in self.alone if row.title == self.baseline or len(self.alone) == 1]
         return named[0] if named else None
 
     def _first(self) -> PairedDifference | None:
-        """Return the answer to the first question, over all sites: one test, so nothing is to be corrected."""
+        """Return the answer to the first question over all sites. As a single test, it needs no correction."""
         asked = self._questions({self._declared: self.alone[self._declared]}) if self._declared else {}
         return next(iter(self._answered(asked).values()), None)
 
     def _joined(self, sites: Sequence[str]) -> dict[str, dict[Row, PairedDifference]]:
-        """By site: what joining brings. The declared federation is tested at each site, corrected for the sites alone;
-        all others are corrected for each other."""
+        """Return the differences from single-site training at each site.
+
+        The declared federation is corrected for the number of sites only. The other federations are corrected together.
+        """
         asked = {(site, row): one for site in sites for row, one in self._questions(self.alone, [site]).items()}
         told = self._answered({key: one for key, one in asked.items() if key[1] == self._declared})
         told |= self._answered(asked)
         return {site: {row: one for (at, row), one in told.items() if at == site} for site in sites}
 
-    def _gain(self, site: str, answers: Mapping[Row, PairedDifference], sites: int) -> HospitalGain | None:
-        """Return the verdict at a site: of the declared federation, else of the one that is likeliest better."""
+    def _at_hospital(self, site: str, answers: Mapping[Row, PairedDifference], sites: int) -> HospitalVerdict | None:
+        """Return the verdict at a site for the declared federation. Without a declared federation, use the federation
+        with the strongest evidence.
+        """
         asked = {row: one for row, one in answers.items() if self._declared in (None, row)}
         if not asked:
             return None
         row = min(asked, key=lambda each: (asked[each].adjusted, -asked[each].mean))
-        gain = asked[row]
-        if gain.sure:
-            return HospitalGain(word="better" if gain.mean > 0 else "worse", method=row.title, gain=gain)
-        found = self._difference(self._questions({row: self.alone[row]}, [site])[row])
-        return HospitalGain(word="inconclusive", method=row.title, gain=gain, needed=self._needed(found, sites))
+        difference = asked[row]
+        if difference.sure:
+            return HospitalVerdict(
+                word="better" if difference.mean > 0 else "worse", method=row.title, difference=difference
+            )
+        question = self._questions({row: self.alone[row]}, [site])[row]
+        return HospitalVerdict(
+            word="inconclusive",
+            method=row.title,
+            difference=difference,
+            needed=self._needed(question, (1 - LEVEL) / sites),
+        )
 
-    def _needed(self, found: Difference | None, questions: int) -> Needed | None:
-        """Return what would make a verdict of this difference, or of the least one that is worth a federation."""
-        if found is None or found.alike or (found.seeds > 1 and not found.patients.variance):
+    def _lacks(self, first: PairedDifference | None) -> Needed | None:
+        """Return the additional sample that would decide the first question."""
+        if first is None or first.sure or self._declared is None:
+            return None
+        return self._needed(self._questions({self._declared: self.alone[self._declared]})[self._declared], 1 - LEVEL)
+
+    def pilot(self, question: PairQuestion) -> Pilot | None:
+        """Return these scores as a pilot study for another comparison; None if they have no differences."""
+        found = self._difference(question)
+        if found is None:
+            return None
+        seeds = list(self._pairs(question.row, question.base))
+        mine, theirs = ([self.scores[each][seed] for seed in seeds] for each in (question.row, question.base))
+        return Pilot.of(found, mine, theirs, question.sites)
+
+    def pilots(self) -> dict[str, Pilot]:
+        """Return pilot studies for another comparison, for all hospitals together and for each hospital.
+
+        The pilot studies contain the declared federation, or the first federation with a difference.
+        """
+        for row in [self._declared] if self._declared else [row for row in self.rows if self.alone.get(row)]:
+            sites = self._sites(row, self.alone[row])
+            asked = {**({"all hospitals": None} if len(sites) > 1 else {}), **{site: [site] for site in sites}}
+            found = {
+                whose: pilot
+                for whose, names in asked.items()
+                if (pilot := self.pilot(self._questions({row: self.alone[row]}, names)[row]))
+            }
+            if found:
+                return found
+        return {}
+
+    def _needed(self, question: PairQuestion, error: float) -> Needed | None:
+        """Return the additional sample that would decide this difference, or the smallest difference of practical
+        relevance.
+        """
+        found, hospitals = self._difference(question), len(question.sites)
+        if found is None or found.alike or (found.seeds > 1 and found.people > 1 and not found.patients.variance):
             return None
         if found.seeds < LEAST_SEEDS:
-            return Needed(of="seeds", number=LEAST_SEEDS)
-        gain = max(abs(found.mean), LITTLE)
-        of, number = needed(found, gain, (1 - LEVEL) / questions)
-        return Needed(of=of, number=number, difference=gain)
+            return Needed(of="seeds", number=LEAST_SEEDS, hospitals=hospitals)
+        pilot = self.pilot(question)
+        if found.people < LEAST_PATIENTS:
+            reach = pilot and pilot.reach(Design((ENOUGH_PATIENTS,) * hospitals, found.seeds), error)
+            number = LEAST_PATIENTS if reach is None else ENOUGH_PATIENTS
+            return Needed(of="test patients", number=number, reach=reach and min(reach, 1.0), hospitals=hospitals)
+        if pilot is None:
+            return None
+        difference = max(abs(found.mean), LITTLE)
+        missing = pilot.needed(math.copysign(difference, found.mean), error)
+        return Needed(
+            of=missing.of, number=missing.number, seeds=missing.seeds, difference=difference, hospitals=hospitals
+        )
 
-    # ------------------------------------------------------------------ in words
-    def _whether_it_helps(self, first: PairedDifference | None) -> str:
+    # ------------------------------------------------------------------ words
+    def _whether_it_helps(self, first: PairedDifference | None, lacks: Needed | None) -> str:
         if first is None or self._declared is None:
             return ""
         what, higher = self.where.removeprefix("in "), "higher" if first.mean > 0 else "lower"
-        gain = f"{what} is {points(abs(first.mean))[1:]} points {higher} than with single-site training "
-        gain += f"({evidence_of(first)})"
+        finding = f"{what} is {points(abs(first.mean))[1:]} points {higher} than with single-site training "
+        finding += f"({evidence_of(first)})"
+        unseen = if_unseen(first)
+        further = f" {unseen[0].upper()}{unseen[1:]}." if unseen else ""
         if first.sure:
             of = in_patients(self.plan.task.goal.metric, first.mean)
             answer = f"Federated training with {self._declared.title} is {'better' if first.mean > 0 else 'worse'}"
-            return f"{answer}: {gain}{f': {of}' if of else ''}."
-        return f"Inconclusive: with {self._declared.title}, {gain}. {self._why(first)}"
+            return f"{answer}: {finding}{f': {of}' if of else ''}.{further}"
+        missing = needed_in_words(lacks, first) if first.seeds >= LEAST_SEEDS else ""
+        missing = f" {missing[0].upper()}{missing[1:]}." if missing else ""
+        return f"Inconclusive: with {self._declared.title}, {finding}. {self._why(first)}{further}{missing}"
 
     def _why(self, first: PairedDifference) -> str:
-        """Return what keeps a verdict back."""
+        """Return the reason for an inconclusive verdict."""
         if first.seeds < LEAST_SEEDS:
             told = f"A verdict needs {repetitions(LEAST_SEEDS)}"
             return f"{told}: fewer do not show how much training differs by chance."
@@ -315,12 +457,12 @@ class Statistics:
         return "Such a difference may be chance."
 
     def sentence(self, differences: Mapping[Row, PairedDifference]) -> str:
-        """Return which methods are better than the row that all are held against."""
+        """Name the methods that are better than the baseline."""
         held = {row: found for row, found in differences.items() if row.federated}
-        if self.against is None:
+        if self.baseline is None:
             return "No baseline is named, so no method is compared with another; see --baseline."
         if not held:
-            none = f"No other federated method has a finished run on {self.against}'s test cases."
+            none = f"No other federated method has a finished run on {self.baseline}'s test cases."
             return "" if self._declared else none
         if all(found.seeds < LEAST_SEEDS for found in held.values()):
             told = ",".join(map(str, range(LEAST_SEEDS)))
@@ -333,11 +475,11 @@ class Statistics:
         rest = self._also(differences, ahead)
         if not ahead:
             return (
-                f"No federated method is significantly better than {self.against} {self.where}, corrected for "
+                f"No federated method is significantly better than {self.baseline} {self.where}, corrected for "
                 f"{len(differences)} comparisons.{rest}"
             )
         listed = "; ".join(f"{row.title} by {in_points(held[row])}" for row in ahead)
-        text = f"Better than {self.against} {self.where}: {listed}.{rest}"
+        text = f"Better than {self.baseline} {self.where}: {listed}.{rest}"
         best = ahead[0]
         rivals = [row for row in held if row != best]
         tested = self._answered({one: PairQuestion(best, one, self._sites(best, one), "mean") for one in rivals})
@@ -347,7 +489,7 @@ class Statistics:
 
     @staticmethod
     def _also(differences: Mapping[Row, PairedDifference], said: Sequence[Row]) -> str:
-        """Return what else is significantly higher or lower: methods that lose, and what is no federation."""
+        """Name the other significant differences: worse methods, and reference methods."""
         higher = [row.title for row, one in differences.items() if one.sure and one.mean > 0 and row not in said]
         lower = [row.title for row, one in differences.items() if one.sure and one.mean < 0]
         found = {"Significantly higher, but no federation": higher, "Significantly lower": lower}
@@ -355,7 +497,7 @@ class Statistics:
 
 
 def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
-    """A seed's scores by site. Folds are parts of one seed: all have to be finished, and their cases are one test."""
+    """Return a seed's scores by site. Cross-validation folds must all be finished, and their cases are one test."""
     found = []
     for cell in folds:
         summary = cell.summary()
@@ -366,8 +508,19 @@ def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
     return {site: joined([scores[site] for scores in found]) for site in sites}
 
 
+def usable(scores: Mapping[str, Scores]) -> dict[str, Scores]:
+    """Return the scores of the sites without a missing or infinite score."""
+    return {site: own for site, own in scores.items() if np.isfinite(own.values).all()}
+
+
+def _untrained_at(cell: Cell) -> list[str]:
+    """Return the sites at which a finished run tested the model of round 0."""
+    summary = cell.summary()
+    return [] if summary is None else [site for site, chosen in summary.selected.rounds.items() if chosen == 0]
+
+
 def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
-    """Differences with their p-values corrected for all of them."""
+    """Convert differences, and correct their p-values for multiple comparisons."""
     p_values = {key: difference.p for key, difference in found.items()}
     error = 1 - LEVEL
     adjusted, errors = holm(p_values), errors_of(p_values, error)
@@ -379,12 +532,16 @@ def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
             low, high = difference.within(errors[key])
             if difference.decides and not sure:
                 low, high = min(low, 0.0), max(high, 0.0)
+        unseen = difference.if_unseen(min(errors[key], error)) if difference.unseen else None
         answers[key] = PairedDifference(
             mean=difference.mean,
-            low=max(difference.low, -1.0),  # no difference of scores lies beyond
+            low=max(difference.low, -1.0),  # differences of scores lie between -1 and 1
             high=min(difference.high, 1.0),
             corrected_low=max(low, -1.0),
             corrected_high=min(high, 1.0),
+            unseen_low=max(unseen[0], -1.0) if unseen else None,
+            unseen_high=min(unseen[1], 1.0) if unseen else None,
+            failing=difference.unseen.most(min(errors[key], error)) if difference.unseen else None,
             p=difference.p,
             seeds=difference.seeds,
             patients=difference.people or None,
@@ -395,6 +552,9 @@ def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
 
 
 def _reversed(one: PairedDifference) -> PairedDifference:
-    """Return the same difference the other way round."""
+    """Return the difference with the opposite sign."""
     low, high = one.interval
-    return one.changed(mean=-one.mean, low=-one.high, high=-one.low, corrected_low=-high, corrected_high=-low)
+    back = {"mean": -one.mean, "low": -one.high, "high": -one.low, "corrected_low": -high, "corrected_high": -low}
+    if one.unseen:
+        back |= {"unseen_low": -one.unseen[1], "unseen_high": -one.unseen[0]}
+    return one.changed(**back)

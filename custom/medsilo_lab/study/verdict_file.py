@@ -1,9 +1,9 @@
-"""verdict.json, the result of a comparison, as a typed model."""
+"""The data model of verdict.json, the result of a comparison."""
 
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
@@ -19,120 +19,202 @@ from medsilo.runs.fields import (
     Text,
 )
 from medsilo.runs.reading import read_versioned
+from medsilo.runs.score import Score as ShownScore
+from medsilo_lab.study.subgroup_tables import SubgroupTable
 
 AGAIN = "other repetitions of the training"
-REFERENCES = ("local", "central")  # what no federation makes: federations are held against them
+MOST_SEEDS, MOST_PATIENTS = 30, 300  # largest numbers of seeds, and of patients per hospital, that the advice names
+REFERENCES = ("local", "central")  # reference methods, with which federated methods are compared
 
 
 class Level(RecordPart):
-    """A row's score over its seeds."""
+    """The score of a configuration over its seeds."""
 
     mean: Score = Field(description="mean over seeds")
     sd: Number | None = Field(None, description="standard deviation over seeds; `null` with one seed")
-    low: Score = Field(description="lower end of the 95 % interval")
-    high: Score = Field(description="upper end")
+    low: Score = Field(description="lower end of the 95 % interval of the mean")
+    high: Score = Field(description="upper end of the 95 % interval of the mean")
     by_seed: list[Score] = Field([], description="one score per seed")
+    n: Count | None = Field(None, description="number of test patients, which determines the digits of the score")
+    trained: bool = Field(
+        True,
+        strict=True,
+        description=("whether most of the models were trained; `false` if they are the initial models of round 0"),
+    )
+
+    def __str__(self) -> str:
+        return str(ShownScore.told(self.mean, self.n, trained=self.trained))
 
 
 class PairedDifference(RecordPart):
-    """A row's score minus another's, with its interval and its test."""
+    """The difference between the scores of two configurations, with its interval and its test."""
 
-    mean: Difference = Field(description="mean over seeds")
-    low: Difference = Field(description="lower end of the 95 % interval by itself")
-    high: Difference = Field(description="upper end")
+    mean: Difference = Field(description="mean difference over seeds")
+    low: Difference = Field(
+        description="lower end of the 95 % interval for similar patients; -1 and 1 if the interval cannot be estimated"
+    )
+    high: Difference = Field(description="upper end of the 95 % interval for similar patients")
     corrected_low: Difference | None = Field(
         None,
-        description="lower end of the interval corrected for the questions asked together, on which the verdict rests; "
-        "pages show this one",
+        description=(
+            "lower end of the interval after correction for multiple comparisons; it decides the verdict, and "
+            "pages show it"
+        ),
     )
-    corrected_high: Difference | None = Field(None, description="upper end")
-    p: Share = Field(description="p-value by itself")
-    seeds: Count = Field(description="seeds that both rows have")
-    patients: Count | None = Field(None, description="test patients behind it")
+    corrected_high: Difference | None = Field(
+        None, description=("upper end of the interval after correction for multiple comparisons")
+    )
+    unseen_low: Difference | None = Field(
+        None,
+        description=(
+            "lower end of the interval if a method fails for an unseen kind of patient, corrected for multiple "
+            "comparisons; `null` if unknown"
+        ),
+    )
+    unseen_high: Difference | None = Field(
+        None, description=("upper end of the interval if a method fails for an unseen kind of patient")
+    )
+    failing: Share | None = Field(
+        None,
+        description=(
+            "upper limit of the share of patients for whom one method fails, estimated from all hospitals' failures"
+        ),
+    )
+    p: Share = Field(description="p-value without correction for multiple comparisons")
+    seeds: Count = Field(description="number of seeds that both configurations have")
+    patients: Count | None = Field(None, description="number of test patients")
     adjusted: Share = Field(description="p-value after Holm's correction")
     sure: bool = Field(
         strict=True,
-        description="significant: the corrected interval leaves zero out; never with fewer than "
-        "four seeds, one patient, or seeds or patients that are all alike",
+        description=(
+            "whether the difference is significant: the corrected interval excludes zero, with at least four "
+            "seeds and eight patients that are not all alike"
+        ),
     )
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The interval that the verdict rests on."""
+        """The interval that decides the verdict."""
         low, high = self.corrected_low, self.corrected_high
         return (self.low if low is None else low, self.high if high is None else high)
 
     @property
+    def unseen(self) -> tuple[float, float] | None:
+        """The interval if a method fails for an unseen kind of patient."""
+        low, high = self.unseen_low, self.unseen_high
+        return None if low is None or high is None else (low, high)
+
+    @property
+    def open(self) -> bool:
+        """True if the sample does not show the variance of patients and seeds, so that there is no interval."""
+        return self.low <= -1 and self.high >= 1
+
+    @property
     def corrected(self) -> bool:
-        """Return whether that is another than the difference has by itself."""
+        """True if the correction for multiple comparisons changes the interval."""
         return self.interval != (self.low, self.high)
 
 
 class Differences(RecordPart):
-    """A row's differences from the row that all are compared with."""
+    """The differences of a configuration from the baseline."""
 
-    mean: PairedDifference | None = Field(None, description="of the mean over sites")
-    pooled: PairedDifference | None = Field(None, description="of the mean over all cases")
-    worst: PairedDifference | None = Field(None, description="of the score at each row's own worst site")
-    sites: dict[str, PairedDifference | None] = Field({}, description="at each site")
+    mean: PairedDifference | None = Field(None, description="difference of the mean over sites")
+    pooled: PairedDifference | None = Field(None, description="difference of the mean over all cases")
+    worst: PairedDifference | None = Field(
+        None, description=("difference of the scores at each configuration's worst site")
+    )
+    sites: dict[str, PairedDifference | None] = Field({}, description="difference at each site")
 
 
 class Needed(RecordPart):
-    """Patients or seeds that an inconclusive comparison lacks."""
+    """The additional patients or seeds that an inconclusive comparison needs."""
 
-    of: Literal["test patients", "seeds"] = Field(description="`test patients` or `seeds`")
+    of: Literal["test patients", "seeds"] = Field(description="the unit: `test patients` of each hospital, or `seeds`")
     number: Count | None = Field(
-        None, description="as many would show the difference in four of five such studies; `null`: more than 1,000"
+        None,
+        description=(
+            "the number that would detect the difference in four of five such studies; `null` if neither 300 "
+            "test patients of each hospital nor 30 seeds would"
+        ),
+    )
+    seeds: Count | None = Field(
+        None, description=("number of seeds for these patients, if the present number is too small")
     )
     difference: Difference | None = Field(
-        None, description="the difference that they would show; `null`: fewer seeds give no verdict"
+        None, description="the difference that this number would detect; `null` if a smaller number gives no verdict"
     )
+    reach: Difference | None = Field(None, description="half the expected width of the interval, if known")
+    hospitals: Count = Field(1, description="number of hospitals in the question")
 
 
-class HospitalGain(RecordPart):
-    """One hospital's difference from single-site training, and the verdict on it."""
+class HospitalVerdict(RecordPart):
+    """A hospital's difference from single-site training, with the verdict."""
 
     word: Literal["better", "worse", "inconclusive"] = Field(
-        description="`better` or `worse`: the difference is significant; else `inconclusive`"
+        description="`better` or `worse` if the difference is significant, else `inconclusive`"
     )
-    method: Text = Field(description="the row whose difference it is")
-    gain: PairedDifference = Field(description="that row's model minus the one that the site trains alone")
-    needed: Needed | None = Field(None, description="what is missing where it is inconclusive, if known")
+    method: Text = Field(description="the configuration that the verdict is about")
+    difference: PairedDifference = Field(
+        validation_alias=AliasChoices("difference", "gain"),
+        description="score of this configuration's model minus that of the single-site model",
+    )
+    needed: Needed | None = Field(
+        None, description=("the additional sample that an inconclusive verdict needs, if known")
+    )
 
 
 class VerdictRow(RecordPart):
-    """One row of a comparison."""
+    """A configuration of a comparison."""
 
-    title: Text = Field(description="the row's title")
-    method: Text = Field(description="the method's name in plans")
-    changes: list[Text] = Field([], description="the row's changes to the plan")
+    title: Text = Field(description="title of the configuration")
+    method: Text = Field(description="name of the method in plans")
+    changes: list[Text] = Field([], description="changes of the configuration to the plan")
     seeds: list[Seed] = Field([], description="seeds with a finished run")
-    score: Level | None = Field(None, description="mean test score over sites, see below")
-    pooled: Level | None = Field(None, description="the same over all cases")
-    sites: dict[str, Level | None] = Field({}, description="the same at each site")
-    against: Text | None = Field(None, description="the row that this one is compared with; `null` if there is none")
+    score: Level | None = Field(None, description="mean test score over sites")
+    pooled: Level | None = Field(None, description="mean test score over all cases")
+    sites: dict[str, Level | None] = Field({}, description="test score at each site")
+    baseline: Text | None = Field(
+        None,
+        validation_alias=AliasChoices("baseline", "against"),
+        description="the baseline of this configuration; `null` without a baseline",
+    )
     unlike: Text | None = Field(
-        None, description="in what the two networks differ, if they do: then the difference is not the method's alone"
+        None, description="how the two networks differ otherwise, so that the difference is not only the method's"
     )
     difference: Differences = Field(
-        Differences(), description="`mean`, `pooled`, `worst` and `sites`: differences from that row"
+        Differences(), description="differences from the baseline: `mean`, `pooled`, `worst` and `sites`"
     )
-    joining: dict[str, PairedDifference | None] = Field(
-        {}, description="site → this method's model minus the one that the site trains alone"
+    from_single_site: dict[str, PairedDifference | None] = Field(
+        {},
+        validation_alias=AliasChoices("from_single_site", "joining"),
+        description="site → score of this method's model minus that of the single-site model",
     )
+
+
+class Notice(RecordPart):
+    """A warning that a reader needs before any number."""
+
+    kind: Literal["failed", "missing", "caution", "synthetic"] = Field(
+        description="`failed`, `missing` (a site in a round), `caution` or `synthetic`"
+    )
+    word: Text = Field(description="the subject, such as `Untrained`, `Not learned` or `Rounded scores`")
+    text: Text = Field(description="the warning, which begins with the configurations or runs that it is about")
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.text}"
 
 
 class About(RecordPart):
-    """The words on a comparison's page beside its numbers."""
+    """Texts on a comparison's page in addition to its numbers."""
 
-    title: str = Field(description="the page's title")
-    machine: str = Field("", description="the machine in words")
-    cells: Count = Field(0, description="runs that were asked for")
-    failures: list[str] = Field([], description="what failed, one line each")
+    title: str = Field(description="title of the page")
+    machine: str = Field("", description="description of the machine")
+    cells: Count = Field(0, description="number of requested runs")
+    failures: list[str] = Field([], description="the failed runs, one line each")
 
 
 class RunOfRow(RecordPart):
-    """A run, with the row and the seed that it belongs to."""
+    """A run, with its configuration and its seed."""
 
     row: Text
     seed: Seed
@@ -141,50 +223,80 @@ class RunOfRow(RecordPart):
 
 
 class Verdict(RecordPart):
-    """verdict.json: what a comparison says."""
+    """The contents of verdict.json, the result of a comparison."""
 
-    form: Literal[1] = Field(default=SCHEMA, alias="schema", description="the version of this table")
-    task: Text = Field(description="the task's name in plans")
-    task_title: Text = Field(description="the task's name for readers")
-    synthetic: bool = Field(strict=True, description="whether the data were drawn by the computer")
-    metric: Text = Field(description="the name of the score")
-    network: Text = Field(description="the network's name")
-    seeds: list[Seed] = Field(description="the seeds that were asked for")
-    folds: Count | None = Field(None, description="how often patients took turns in the test part; `null`: never")
+    form: Literal[1] = Field(default=SCHEMA, alias="schema", description="version of this format")
+    task: Text = Field(description="name of the task in plans")
+    task_title: Text = Field(description="name of the task for readers")
+    synthetic: bool = Field(strict=True, description="whether the data are synthetic")
+    metric: Text = Field(description="name of the score")
+    network: Text = Field(description="name of the network")
+    seeds: list[Seed] = Field(description="the requested seeds")
+    folds: Count | None = Field(None, description="number of cross-validation folds; `null` without cross-validation")
     sites: list[str] = Field(description="the sites with a score")
-    patients: dict[str, Count] = Field({}, description="site → its test patients")
-    level: Share = Field(description="how sure the intervals are, 0.95")
-    against: Text | None = Field(None, description="the row that all are compared with")
-    single: list[str] = Field(
-        [], description="sites whose test cases are all one patient's: their own intervals are for other seeds alone"
+    patients: dict[str, Count] = Field({}, description="site → number of test patients")
+    level: Share = Field(description="confidence level of the intervals, 0.95")
+    baseline: Text | None = Field(
+        None,
+        validation_alias=AliasChoices("baseline", "against"),
+        description="the baseline, with which all configurations are compared",
     )
-    headline: str = Field(description="the answer to the first question in words")
-    between: str = Field("", description="which methods are better than the row that all are compared with, in words")
+    single: list[str] = Field(
+        [], description="sites with a single test patient, whose intervals are for other seeds only"
+    )
+    headline: str = Field(description="the answer to the first question, in words")
+    between: str = Field("", description="the methods that are better than the baseline, in words")
     first: PairedDifference | None = Field(
         None,
-        description="the first question, declared before: the row that all are compared with, minus training alone; "
-        "`null` without either",
+        description=(
+            "answer to the first question, which is fixed before any result: the baseline minus single-site "
+            "training; `null` if either is missing"
+        ),
     )
-    declared: Text | None = Field(None, description="the row of which this is asked; `null`: every federation is")
-    gains: dict[str, HospitalGain] = Field({}, description="site → the verdict on joining, see below")
-    rows: list[VerdictRow] = Field(description="the rows, see below")
-    about: About = Field(description="`title`, `command`, `machine`, `cells`, `failures`")
+    needed: Needed | None = Field(
+        None, description="the additional sample that the first question needs if it is inconclusive, if known"
+    )
+    declared: Text | None = Field(
+        None,
+        description=(
+            "the configuration that the first question is about; `null` if the question is about every federation"
+        ),
+    )
+    hospitals: dict[str, HospitalVerdict] = Field(
+        {},
+        validation_alias=AliasChoices("hospitals", "gains"),
+        description="site → the verdict on federated training there",
+    )
+    rows: list[VerdictRow] = Field(description="the configurations")
+    subgroups: list[SubgroupTable] = Field(
+        [],
+        description=(
+            "scores by subgroup of patients of the declared configuration; otherwise of the baseline, or of the"
+            " first federated method"
+        ),
+    )
+    about: About = Field(description="further texts: `title`, `command`, `machine`, `cells` and `failures`")
+    warnings: list[Notice] = Field([], description="warnings to read before any number, most serious first")
     runs: list[RunOfRow] = Field(
-        description="`row`, `seed`, folder (`run`) and, if there are folds, `fold` of each finished run"
+        description="for each finished run: `row`, `seed`, folder (`run`) and, in cross-validation, `fold`"
     )
 
     @property
     def other_networks(self) -> list[str]:
-        """Return for each federated configuration with another network that its difference may be the network's."""
+        """Return a line for each federated configuration with another network, whose difference may come from the
+        network.
+        """
         return [
-            f"{row.title} differs from {row.against} in more than the method: {row.unlike}."
+            f"{row.title} differs from {row.baseline} in more than the method: {row.unlike}."
             for row in self.rows
             if row.unlike and row.method not in REFERENCES
         ]
 
     @property
     def holds_for(self) -> str:
-        """Return for whom the intervals are, in words: patients count only where a site tests several."""
+        """Describe the population of the intervals. The population includes other patients only if a site tests several
+        patients.
+        """
         if not self.single:
             return f"other patients and {AGAIN} (whole patients count)"
         if self.single == self.sites:

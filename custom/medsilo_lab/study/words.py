@@ -1,68 +1,106 @@
-"""A difference and a verdict in words, as pages, sheets and the terminal say them. Light: without numpy."""
+"""Describe differences and verdicts for pages, decision sheets and the terminal. The module does not import numpy."""
 
 from medsilo.core.text import counted
-from medsilo_lab.study.verdict_file import HospitalGain, Needed, PairedDifference
+from medsilo_lab.study.verdict_file import MOST_PATIENTS, MOST_SEEDS, HospitalVerdict, Needed, PairedDifference
 
-OF_PATIENTS = {  # scores that are a share of something that a reader can count
+OF_PATIENTS = {  # scores that are shares of a countable unit
     "accuracy": "test cases, {} classified correctly",
     "concordance": "pairs of patients, {} put in the right order",
 }
-MOST = "1,000"  # test patients that are named
-LITTLE = 0.02  # a difference that is worth no federation: no smaller one is planned for
+LITTLE = 0.02  # smallest difference of practical relevance, for which samples are planned
 
 
 def repetitions(number: int) -> str:
-    """Return how often the training was repeated, each time with another seed."""
+    """Describe a number of training repetitions with different seeds."""
     return f"{counted(number, 'repetition')} of the training"
 
 
 def points(value: float) -> str:
-    """Return a difference in points, with its sign."""
-    return f"{round(100 * value, 1) + 0.0:+.1f}".replace("-", "−")  # and never −0.0
+    """Format a difference in points, with its sign."""
+    return f"{round(100 * value, 1) + 0.0:+.1f}".replace("-", "−")  # avoids −0.0
+
+
+def interval_in_points(found: PairedDifference) -> str:
+    """Format the interval that decides the verdict."""
+    low, high = found.interval
+    return "no interval" if found.open else f"{points(low)} to {points(high)}"
 
 
 def evidence_of(found: PairedDifference, seeds: bool = True) -> str:
-    """Return a difference's interval, and what it rests on. seeds: whether nothing beside says how many there are, and
-    that it is corrected."""
+    """Describe the interval and the sample of a difference.
+
+    Args:
+        seeds: whether to add the number of seeds and the correction
+    """
     tested = [f"{found.patients:,} test patient{'s' * (found.patients != 1)}"] if found.patients else []
-    told, (low, high) = (
-        ", ".join([*tested, *([repetitions(found.seeds)] if seeds or not tested else [])]),
-        found.interval,
-    )
-    return f"95 % interval{', corrected,' if found.corrected and seeds else ''} {points(low)} to {points(high)}; {told}"
+    told = ", ".join([*tested, *([repetitions(found.seeds)] if seeds or not tested else [])])
+    if found.open:
+        return f"no interval, as nothing tells how others differ; {told}"
+    corrected = ", corrected," if found.corrected and seeds else ""
+    return f"95 % interval{corrected} {interval_in_points(found)} for patients like these; {told}"
+
+
+def if_unseen(found: PairedDifference) -> str:
+    """Describe the interval for unseen kinds of patients and its assumption; empty if unknown."""
+    if found.unseen is None or found.failing is None or found.open:
+        return ""
+    low, high = found.unseen
+    share = f"{100 * found.failing:.0f}" if found.failing >= 0.01 else "1"
+    return f"if a kind of patient not seen here fails, at most {share} % of all, {points(low)} to {points(high)}"
 
 
 def in_points(found: PairedDifference, seeds: bool = True) -> str:
-    """Return a difference with its interval, and what it rests on; seeds as above."""
+    """Describe a difference with its interval and its sample. `seeds` adds the number of seeds and the correction."""
     return f"{points(found.mean)} points ({evidence_of(found, seeds)})"
 
 
-def in_patients(metric: str, gain: float) -> str:
-    """Return how many more of a hundred are right, or of a thousand; nothing for a score that is no such share."""
+def in_patients(metric: str, difference: float) -> str:
+    """Describe a difference as additional correct cases in a hundred or a thousand; empty for scores that are not
+    shares.
+    """
     if metric not in OF_PATIENTS:
         return ""
-    whole = 100 if abs(gain) >= 0.01 else 1000
-    number = round(whole * abs(gain))
-    more = f"{number} {'more' if gain > 0 else 'fewer'} {'is' if number == 1 else 'are'}" if number else "as many are"
+    whole = 100 if abs(difference) >= 0.01 else 1000
+    number = round(whole * abs(difference))
+    more = (
+        f"{number} {'more' if difference > 0 else 'fewer'} {'is' if number == 1 else 'are'}"
+        if number
+        else "as many are"
+    )
     return f"of {whole:,} {OF_PATIENTS[metric].format(more)}"
 
 
 def needed_in_words(needed: Needed | None, now: PairedDifference | None = None) -> str:
-    """Return what a comparison has too little of; nothing where that is not known. now: what it has."""
+    """Describe the additional sample that a comparison needs; empty if unknown.
+
+    Args:
+        now: the present sample
+    """
     if needed is None:
         return ""
-    of_patients = needed.of == "test patients"
-    unit, has = "test patients" if of_patients else "repetitions of the training", ""
-    if now and (here := now.patients if of_patients else now.seeds):
-        has = f" (now {here:,})"
+    of_patients, together = needed.of == "test patients", needed.hospitals > 1
+    unit = "test patients" if of_patients else "repetitions of the training"
+    if together and of_patients:
+        unit += " at each hospital"
+    here = now and (now.seeds if not of_patients else None if together else now.patients)
+    has = f" (now {here:,})" if here else ""
     if needed.difference is None:
-        return f"a verdict needs {needed.number} {unit}{has}"
-    number = f"more than {MOST}" if needed.number is None else f"about {needed.number:,}"
+        if needed.reach is None:
+            return f"a verdict needs {needed.number} {unit}{has}"
+        return f"too few for a verdict{has}; {needed.number} {unit} would show ±{100 * needed.reach:.1f} points"
     least = ", the least worth planning for" if needed.difference == LITTLE else ""
-    return f"{number} {unit}{has} would show a difference of {100 * needed.difference:.1f} points{least}"
+    difference = f"a difference of {100 * needed.difference:.1f} points{least}"
+    if needed.number is None:
+        other = "more hospitals" if together else "all hospitals together"
+        return (
+            f"this cannot be settled here: neither {MOST_PATIENTS} test patients{' at each hospital' * together} nor "
+            f"{MOST_SEEDS} repetitions of the training would show {difference}; another score, or {other}, may"
+        )
+    further = f" and {repetitions(needed.seeds)}" if needed.seeds else ""
+    return f"about {needed.number:,} {unit}{further}{has} would show {difference}"
 
 
-def verdict_in_words(found: HospitalGain) -> str:
-    """Return the verdict with its difference, its interval and what it rests on, and what is missing."""
-    missing = needed_in_words(found.needed, found.gain)
-    return f"{found.word}: {found.method} {in_points(found.gain)}{f'; {missing}' if missing else ''}"
+def verdict_in_words(found: HospitalVerdict) -> str:
+    """Describe a verdict with its difference, its intervals, its sample and the additional sample that it needs."""
+    told = [if_unseen(found.difference), needed_in_words(found.needed, found.difference)]
+    return "; ".join([f"{found.word}: {found.method} {in_points(found.difference)}", *filter(None, told)])

@@ -1,6 +1,6 @@
-"""A participant in a process of its own: when that dies, the site says so, and goes on with a new one.
+"""Run a participant in a separate process, and start a new process when it dies.
 
-Messages between the two are JSON and raw tensors over a socket. Nothing is pickled.
+The processes exchange JSON and raw tensors over a socket, without pickle.
 """
 
 import json
@@ -22,7 +22,7 @@ from medsilo.core.errors import Aborted, Died, MedsiloError, Passing, Refused
 from medsilo.core.files import make_folder
 from medsilo.core.mmap_store import bytes_of
 from medsilo.core.tensors import Groups
-from medsilo.federation.participant import Participant
+from medsilo.federation.participant import Participant, participant_of
 from medsilo.federation.site_context import SiteContext
 from medsilo.learning.compute import Stop
 from medsilo.runs.messages import StudyMessage
@@ -32,7 +32,7 @@ LENGTH = struct.Struct(">Q")
 
 
 def send(end: socket, message: dict[str, Any], groups: Groups | None = None) -> None:
-    """Send a message and named groups of tensors; no tensor is copied on its way into the socket."""
+    """Send a message and named groups of tensors, without copying contiguous tensors in the CPU's memory."""
     groups = {group: {name: t.detach().cpu() for name, t in own.items()} for group, own in (groups or {}).items()}
     layout = {
         group: [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in own.items()]
@@ -46,7 +46,7 @@ def send(end: socket, message: dict[str, Any], groups: Groups | None = None) -> 
 
 
 def receive(end: socket) -> tuple[dict[str, Any], Groups]:
-    """The next message and its tensors; raises EOFError when the other process is gone."""
+    """Return the next message and its tensors; raises EOFError if the other process has ended."""
     (length,) = LENGTH.unpack(_fill(end, memoryview(bytearray(LENGTH.size))))
     message, layout = json.loads(bytes(_fill(end, memoryview(bytearray(length)))))
     groups: Groups = {}
@@ -68,9 +68,9 @@ def _fill(end: socket, memory: memoryview) -> memoryview:
     return memory
 
 
-POLL = 0.2  # seconds between looks at whether the run was told to stop
-STOP_LIMIT = 10.0  # seconds the process has to end a batch after that; then it is ended
-STALL = 60.0  # seconds the process has to take a parcel in or to give one back
+POLL = 0.2  # seconds between checks for a request to stop
+STOP_LIMIT = 10.0  # seconds that the process has for ending a batch after such a request, before it is killed
+STALL = 60.0  # seconds that the process has for reading or writing a message
 WHY: dict[signal.Signals | None, str] = {
     signal.SIGKILL: "the system does that when memory runs out; lower training.batch_size or free memory there"
 }
@@ -79,22 +79,25 @@ log = logging.getLogger(__name__)
 
 
 class IsolatedParticipant:
-    """Answers parcels as a participant does, which lives in a process of its own across rounds.
+    """Lets a separate process answer the messages of all rounds.
 
-    A new process goes on from the state on the site's disk.
+    If the process dies, the next process continues from the state on the site's disk.
     """
 
     def __init__(
-        self, place: SiteContext, kind: type[Participant] = Participant, tell: Callable[[str], None] = lambda why: None
+        self,
+        place: SiteContext,
+        kind: Callable[..., Participant] = participant_of,
+        tell: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """tell: takes the reason why the process died between two messages, which no answer has."""
+        """Make the participant; `tell` is called with the reason if the process dies between two messages."""
         self.site = {**place.to_facts(), "kind": f"{kind.__module__}.{kind.__qualname__}"}
         self.folder, self.settings, self.tell = place.folder, place.settings, tell
         self.process: subprocess.Popen | None = None
         self.end: socket
 
     def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
-        """Have a parcel answered; `stop` raises to end the work."""
+        """Let the process answer a message; `stop` is called often, and raises an error to end the work."""
         process = self._running()
         try:
             send(self.end, {"facts": parcel.facts}, parcel.groups)
@@ -130,12 +133,11 @@ class IsolatedParticipant:
         return self.process
 
     def _renew(self) -> None:
-        """Begin another process, which has the time until the next parcel to start."""
         self.close()
         self.end, theirs = socketpair()
         self.end.settimeout(STALL)
         make_folder(self.folder)
-        # The same package as this process has, wherever it came from, and nothing from the current folder.
+        # The new process imports from this process's path, but not from the current folder (-P).
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-P", "-m", "medsilo.federation.process.worker", str(theirs.fileno())]
         with theirs, (self.folder / WORKER_LOG).open("a") as said:
@@ -168,7 +170,7 @@ class IsolatedParticipant:
     def _death(self, process: subprocess.Popen) -> str:
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=STOP_LIMIT)
-        code = process.poll()  # None: it stalled
+        code = process.poll()  # None if the process stalled
         self._renew()
         died_of = signal.Signals(-code) if code and code < 0 else None
         how = died_of.name if died_of else "it stalled" if code is None else f"exit code {code}"

@@ -1,4 +1,4 @@
-"""The process that trains for a site: reads work from its parent, answers it, and ends when its parent does."""
+"""Run the process that trains for a site and ends together with its parent process."""
 
 import os
 import resource
@@ -20,7 +20,7 @@ from medsilo.site.settings import SiteSettings
 
 
 class Worker:
-    """Answers what comes through a socket, one parcel after the other."""
+    """Answers the parent's messages from a socket, one after the other."""
 
     def __init__(self, end: socket) -> None:
         self.end = end
@@ -29,11 +29,12 @@ class Worker:
         self.answering: TrainingSite | None = None
 
     def run(self) -> None:
-        """Answer until memory runs out: what is left then is in pieces, and a new process is whole."""
+        """Answer messages until memory runs out, because the process's state may then be corrupt."""
         Thread(target=self._listen, daemon=True).start()
         self.site = self.work.get()[0]
         settings = SiteSettings.model_validate(self.site["settings"])
-        limit = settings.most_memory  # of memory written to; what is only reserved (CUDA) does not count
+        # The limit concerns written memory; memory that CUDA merely reserves does not count.
+        limit = settings.most_memory
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         whole = True
         while whole:
@@ -62,13 +63,14 @@ class Worker:
             raise Aborted("the run was aborted")
 
     def _listen(self) -> None:
-        """A thread of its own, so that a stop is heard in the middle of a batch, and so is the parent's death."""
+        """Read messages in a thread, so that a request to stop or the parent's end interrupts training."""
         while True:
             try:
                 message, groups = receive(self.end)
             except (EOFError, OSError):
                 os._exit(0)
-            except Exception:  # no memory for what arrives; the rest of it would be taken for the next message
+            # After such an error, the rest of the message would be read as the next message.
+            except Exception:
                 traceback.print_exc()
                 os._exit(1)
             if message == {"stop": True}:

@@ -1,7 +1,8 @@
-"""Augmentation: changes of a batch of training images by chance, all at once, on the device where they lie.
+"""Random augmentation of training images, for a whole batch at a time on its device.
 
-Ranges and chances are those of MONAI's transforms that the kinds are named after. All chance of a case comes from its
-own seed, and no case changes another: alone it becomes what it becomes in any batch, bit for bit.
+Ranges and probabilities equal those of MONAI's transforms with the same names.
+
+A case's random numbers come from a seed per case, so its result is bitwise the same in every batch.
 """
 
 from collections.abc import Sequence
@@ -14,17 +15,21 @@ from torch.nn import functional
 from medsilo.learning.compute import Case
 from medsilo.tasks.own.folder import Augmentation
 
-Random = Sequence[np.random.Generator]  # of each case
+Random = Sequence[np.random.Generator]  # one generator per case
 
-TURN, SCALE = 0.26, 0.1  # radians (15 degrees) within a slice, and of a length, either way
-LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}  # in which convolutions are fastest
-STRENGTH, SHIFT, NOISE = 0.1, 0.1, 0.05  # of intensities; of their standard deviation; the noise's own
+# Greatest rotation within a slice, 0.26 radians (15 degrees), and greatest relative change of length
+TURN, SCALE = 0.26, 0.1
+# Memory formats with the fastest convolutions, by number of axes
+LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
+# Greatest relative change of intensities; greatest shift and standard deviation of noise, both in standard deviations
+STRENGTH, SHIFT, NOISE = 0.1, 0.1, 0.05
 
 
 def augmented(batch: Case, kinds: Sequence[Augmentation], masks: bool, seeds: Sequence[int]) -> Case:
-    """Return images [B, C, (D,) H, W] and targets, changed in place. masks: targets lie on the grid and move too.
+    """Augment images [B, C, (D,) H, W] and targets in place, and return them. With `masks`, targets are masks, which
+    are transformed, too.
 
-    The images' channels are last in memory.
+    The images' memory format is channels last.
     """
     images, targets = batch
     moved = [images, targets] if masks else [images]
@@ -44,7 +49,7 @@ def augmented(batch: Case, kinds: Sequence[Augmentation], masks: bool, seeds: Se
 
 
 def _flip(tensors: Sequence[Tensor], axis: int, random: Random) -> None:
-    """Flip one case in two."""
+    """Flip each case with probability one half."""
     if chosen := [case for case, own in enumerate(random) if own.random() < 0.5]:
         cases = _there(torch.tensor(chosen), tensors[0].device)
         for tensor in tensors:
@@ -52,7 +57,7 @@ def _flip(tensors: Sequence[Tensor], axis: int, random: Random) -> None:
 
 
 def _rotate(tensors: Sequence[Tensor], random: Random) -> None:
-    """Turn cases by a multiple of 90 degrees within slices; each is as likely."""
+    """Rotate each case by a random multiple of 90 degrees within slices."""
     turns = [own.integers(4) for own in random]
     for number in (1, 2, 3):
         if chosen := [case for case, turn in enumerate(turns) if turn == number]:
@@ -62,10 +67,11 @@ def _rotate(tensors: Sequence[Tensor], random: Random) -> None:
 
 
 def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
-    """Turn one case in two within slices and scale it along each axis, about its middle.
+    """With probability one half, rotate a case within its slices and scale it along each axis, about its centre.
 
-    Values lie linearly between places, and are the edge's outside; labels are those of the nearest place. No slice
-    leans, so that a volume's slices are resampled on one grid, and then the volume along its first axis.
+    Values are interpolated linearly, with edges repeated outside. Labels come from the nearest neighbour.
+
+    A volume's slices are all resampled on the same grid, then the volume is resampled along its first axis.
     """
     axes = images.ndim - 2
     drawn = [(own.random(), own.uniform(-TURN, TURN), own.uniform(1 - SCALE, 1 + SCALE, axes)) for own in random]
@@ -77,7 +83,7 @@ def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
     y, x = (_centred(places, images.device) for places in (height, width))
     numbers = _there(torch.stack([turns.cos(), turns.sin(), *scales.T]), images.device)[..., None, None]
     cosine, sine, *along, down, across = numbers
-    rows = cosine * down * y[:, None] - sine * across * x  # of the place that each one comes from
+    rows = cosine * down * y[:, None] - sine * across * x  # row in the original image, for each output pixel
     columns = sine * down * y[:, None] + cosine * across * x
     depths = _places(along[0][..., 0] * _centred(images.shape[2], images.device), images.shape[2]) if along else None
     grid = torch.stack([columns * (2 / width), rows * (2 / height)], -1)
@@ -89,7 +95,7 @@ def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
 
 
 def _there(drawn: Tensor, device: torch.device) -> Tensor:
-    """Return what was drawn on a device, without waiting for a card."""
+    """Copy random numbers to a device asynchronously."""
     return drawn.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else drawn
 
 
@@ -98,12 +104,12 @@ def _centred(places: int, device: torch.device) -> Tensor:
 
 
 def _places(centred: Tensor, places: int) -> Tensor:
-    """Return places on an axis, counted from its beginning; the nearest ones inside."""
+    """Convert positions relative to an axis's centre to indices, clipped to the axis."""
     return (centred + (places - 1) / 2).clamp(0, places - 1)
 
 
 def _resampled(images: Tensor, grid: Tensor, depths: Tensor | None) -> Tensor:
-    """Return images [B, C, (D,) H, W] at places [B, H, W, 2] of slices, and depths [B, D]."""
+    """Sample images [B, C, (D,) H, W] at positions [B, H, W, 2] within slices, and at depths [B, D]."""
     slices = images if depths is None else images.flatten(1, 2)
     flat = functional.grid_sample(slices, grid, padding_mode="border", align_corners=False)
     if depths is None:
@@ -116,7 +122,7 @@ def _resampled(images: Tensor, grid: Tensor, depths: Tensor | None) -> Tensor:
 
 
 def _picked(labels: Tensor, nearest: Tensor, depths: Tensor | None) -> Tensor:
-    """Return labels [B, (D,) H, W] at these places [B, H * W] of slices, and depths [B, D]."""
+    """Sample labels [B, (D,) H, W] at flat indices [B, H * W] within slices, and at depths [B, D]."""
     if depths is None:
         return labels.flatten(1).gather(1, nearest).view_as(labels)
     cases = torch.arange(len(labels), device=labels.device)[:, None]
@@ -125,17 +131,18 @@ def _picked(labels: Tensor, nearest: Tensor, depths: Tensor | None) -> Tensor:
 
 
 def _scale_and_shift(images: Tensor, random: Random) -> None:
-    """Scale each case's values, then shift them by a part of their standard deviation."""
+    """Scale each case's values, then shift them by a fraction of their standard deviation."""
     scales = [1 + own.uniform(-STRENGTH, STRENGTH) for own in random]
     shifts = [own.uniform(-SHIFT, SHIFT) for own in random]
     factors, parts = _there(torch.tensor([scales, shifts], dtype=images.dtype), images.device)
     each = (-1, *[1] * (images.ndim - 1))
-    deviations = torch.stack([image.std(correction=0) for image in images])  # one by one: in no other case's order
+    # one image at a time, so that the order of summation does not depend on other cases
+    deviations = torch.stack([image.std(correction=0) for image in images])
     images.mul_(factors.view(each)).add_((factors * parts * deviations).view(each))
 
 
 def _add_noise(images: Tensor, random: Random) -> None:
-    """Add Gaussian noise to one case in two."""
+    """Add Gaussian noise to each case with probability one half."""
     for image, own in zip(images, random, strict=True):
         chance, deviation, seed = own.random(), own.uniform(0, NOISE), int(own.integers(2**63))
         if chance < 0.5:

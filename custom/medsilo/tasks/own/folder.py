@@ -1,4 +1,4 @@
-"""A hospital's own images in a plan's words, of `nifti-folder` and `image-folder`. image_reading.py reads them."""
+"""The plan's keys of `nifti-folder` and `image-folder`, tasks over a hospital's images. image_reading.py reads them."""
 
 import math
 from abc import abstractmethod
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from medsilo.core import optional
 from medsilo.core.errors import DataError
 from medsilo.learning.compute import Case
 from medsilo.learning.seeds import seed_for
@@ -23,7 +22,7 @@ from medsilo.tasks.objective import Objective
 from medsilo.tasks.own.own_data import OwnFolder
 from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
 
-if TYPE_CHECKING:  # only a site reads cases
+if TYPE_CHECKING:  # not at run time, because only sites read cases
     import numpy as np
 
     from medsilo.learning.drawn import Draw, DrawBatch
@@ -35,31 +34,36 @@ if TYPE_CHECKING:  # only a site reads cases
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
 Length = Annotated[int, Field(ge=4, le=4096)]
 Distance = Annotated[float, Field(ge=0.01, le=1000)]
-MOST_VOXELS = 2**27  # of a case: 512 along each of three axes
+MOST_VOXELS = 2**27  # limit on voxels of a case: 512 along each of three axes
 BACKGROUND = "background"
 Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "intensity", "noise"]
 
 
 class FolderTask(OwnFolder):
-    """The agreement of sites that learn from folders of their own. Where the files lie is each site's own affair.
+    """Base class of tasks over images in a folder that each site's settings describe.
 
-    Numbers along axes are given as x, y (and z). Images are resized to `size`; or they keep a size of their own. Then a
-    segmentation's training takes pieces of `size`, and it is evaluated on whole images, through windows of that size; a
-    classification's images are cut or filled up to `size`.
+    Lists with a number per axis are in the order x, y (and z). Images are resized to `size`, or keep their sizes.
+
+    Without resizing, a segmentation trains on random patches of `size` and evaluates images by sliding windows. For a
+    classification, images are cropped or padded to `size`.
     """
 
-    kind: Literal["segmentation", "classification"] = Field("segmentation", description="what is learned")
+    kind: Literal["segmentation", "classification"] = Field(
+        "segmentation", description="objective: masks of structures, or one class per image"
+    )
     labels: tuple[Name, ...] = Field(
         default=("structure",),
         min_length=1,
         max_length=254,
-        description="structures, which have the labels 1, 2, ... (0 is background); or classes, which are 0, 1, ...",
+        description="names of structures, with the labels 1, 2, ... (0 is background); or of classes 0, 1, ...",
     )
-    size: tuple[Length, ...] = Field(default=(96, 96, 32), description="what the network reads in training")
-    intensity: Intensity = Field(Percentiles(), description="how intensities are scaled")
-    augmentation: tuple[Augmentation, ...] = Field(default=(), description="changes by chance in training")
-    foreground: float = Field(default=0.5, ge=0, le=1, description="share of training pieces with a structure in them")
-    overlap: float = Field(default=0.25, ge=0, lt=1, description="of the windows in evaluation")
+    size: tuple[Length, ...] = Field(default=(96, 96, 32), description="size of the network's input in training")
+    intensity: Intensity = Field(Percentiles(), description="scaling of intensities")
+    augmentation: tuple[Augmentation, ...] = Field(default=(), description="random changes of training images")
+    foreground: float = Field(default=0.5, ge=0, le=1, description="share of training patches that contain a structure")
+    overlap: float = Field(
+        default=0.25, ge=0, lt=1, description="overlap of sliding windows in evaluation, as a share of their size"
+    )
 
     @field_validator("labels")
     @classmethod
@@ -73,46 +77,46 @@ class FolderTask(OwnFolder):
         if len(self.size) != self.axes:
             raise ValueError(f"size {list(self.size)} has {len(self.size)} numbers; give {self.axes}: x, y, z in turn")
         if math.prod(self.size) > MOST_VOXELS:
-            raise ValueError(f"size {list(self.size)} is more than {MOST_VOXELS} places; give a smaller one")
+            raise ValueError(f"size {list(self.size)} is more than {MOST_VOXELS} voxels; give a smaller size")
         if not self.segments and len(self.labels) < 2:
             raise ValueError(f"labels {list(self.labels)}: a classification needs two or more")
         if "rotate90" in self.augmentation and self.size[0] != self.size[1]:
-            raise ValueError("augmentation: rotate90 needs a size that is the same along x and y")
+            raise ValueError("augmentation: rotate90 needs the same size along x and y")
         if self.segments and self.partition and self.partition.kind == "dirichlet":
             raise ValueError("partition: dirichlet deals classes, and a segmentation has none; take iid or column")
         if "flip-z" in self.augmentation and self.axes == 2:
             raise ValueError("augmentation: flip-z needs volumes")
         return self
 
-    # ------------------------------------------------------------------------------------------ what kind it is
+    # ----------------------------------------------------------------------------------------- the kind of task
     @property
     def stored(self) -> int:
-        """Axes of the images in the files."""
+        """Number of spatial axes of images in the files."""
         return 2
 
     @property
     def axes(self) -> Dimensions:
-        """Axes of what the network reads."""
+        """Number of spatial axes of the network's inputs."""
         return 2
 
     @property
     def segments(self) -> bool:
-        """Return whether structures are found; else images are classified."""
+        """True if the task is a segmentation, False if it is a classification."""
         return self.kind == "segmentation"
 
     @property
     def alike(self) -> bool:
-        """Return whether all images are resized to `size`."""
+        """True if all images are resized to `size`."""
         return True
 
     @property
     def crops(self) -> bool:
-        """Return whether cases have sizes of their own, and networks learn from pieces of them."""
+        """True if images keep their sizes, and networks train on patches of them."""
         return self.segments and not self.alike
 
     @property
     def largest_input(self) -> float:
-        """By how intensities are scaled."""
+        """The limit of the intensity scale."""
         return self.intensity.largest
 
     @property
@@ -121,12 +125,12 @@ class FolderTask(OwnFolder):
 
     @property
     def evaluation_batch(self) -> int:
-        """Cases of different sizes go one by one."""
+        """Evaluation batch size: 1 if cases have different sizes."""
         return 1 if self.crops else 16 if self.axes == 2 else 4
 
     @property
     def voxel(self) -> tuple[float, ...] | None:
-        """Millimetres between places of the network's output, slowest axis first; None where they differ by case."""
+        """Spacing of the network's output in millimetres, slowest axis first; None if it differs between cases."""
         return None
 
     @property
@@ -144,7 +148,11 @@ class FolderTask(OwnFolder):
     @property
     def variation(self) -> "Draw | DrawBatch | None":
         piece = self._own_piece if self.crops else None
-        return optional.DrawBatch(piece, self.augmented) if self.augmentation else piece
+        if not self.augmentation:
+            return piece
+        from medsilo.learning.drawn import DrawBatch
+
+        return DrawBatch(piece, self.augmented)
 
     def _own_piece(self, case: Case, seed: int) -> Case:
         return self.cropped(case, seed_for(seed, "piece"))
@@ -154,22 +162,28 @@ class FolderTask(OwnFolder):
         return self.cropped if self.crops else None
 
     def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        """Return a piece of a case, of the plan's size, where it has a size of its own."""
-        return optional.image_patches.patch(case, self.size[::-1], self.foreground, seed) if self.crops else case
+        """Return a random patch of a case in the plan's size, or the case itself if images are resized."""
+        if not self.crops:
+            return case
+        from medsilo.tasks.own import image_patches
+
+        return image_patches.patch(case, self.size[::-1], self.foreground, seed)
 
     def augmented(self, batch: Case, seeds: Sequence[int]) -> Case:
-        """Return a batch, changed in place: each case by its own seed."""
-        return optional.augmented(batch, self.augmentation, self.segments, seeds)
+        """Augment a batch in place with a seed per case, and return it."""
+        from medsilo.tasks.own.augmentation import augmented
+
+        return augmented(batch, self.augmentation, self.segments, seeds)
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        return (
-            optional.image_patches.from_windows(network, inputs, self.size[::-1], self.overlap)
-            if self.crops
-            else network(inputs)
-        )
+        if not self.crops:
+            return network(inputs)
+        from medsilo.tasks.own import image_patches
+
+        return image_patches.from_windows(network, inputs, self.size[::-1], self.overlap)
 
     def in_monai(self) -> InMonai:
-        """Return reading and use of the network in a MONAI bundle's words."""
+        """Return preprocessing and inference as MONAI bundle configuration."""
         sliced, size = self.stored > self.axes, list(self.size[::-1])
         rest = [0] if sliced else []
         middle = {"_target_": f"{IN_MONAI}.Middled", "keys": "image", "size": size + rest}
@@ -186,65 +200,74 @@ class FolderTask(OwnFolder):
     @property
     @abstractmethod
     def _channel_names(self) -> tuple[str, ...]:
-        """Return the names of the channels that lie in files of their own."""
+        """Return the names of channels in separate files."""
 
     @abstractmethod
     def _on_the_grid(self) -> list[dict[str, Any]]:
-        """Return the turns and resampling of `inputs_of` in a MONAI bundle's words."""
+        """Return the reorientation and resampling of `inputs_of` as MONAI bundle configuration."""
 
     # ------------------------------------------------------------------------------------------ from files
     def scan_of(self, files: tuple[Path, ...]) -> "Scan":
-        """Return the image of an entry's files: by default of one for each channel."""
-        return optional.Scan.of_channels(files)
+        """Read the image of an entry. By default, each channel is in a separate file."""
+        from medsilo.tasks.scans import Scan
+
+        return Scan.of_channels(files)
 
     def mask_reader(self, source: "DataSource") -> "Callable[[Scan, Path], np.ndarray]":
-        """Return what reads a mask's file, as whole numbers [(D,) H, W] on the grid of its image."""
-        return optional.Scan.mask
+        """Return the function that reads a mask's file as integers [(D,) H, W] on the grid of its image."""
+        from medsilo.tasks.scans import Scan
+
+        return Scan.mask
 
     def maker(self, source: "DataSource") -> "Callable[..., PreparedEntry]":
-        return partial(
-            optional.image_reading.made, self, mask=self.mask_reader(source), numbers=self.mask_values(source)
-        )
+        from medsilo.tasks.own import image_reading
+
+        return partial(image_reading.made, self, mask=self.mask_reader(source), numbers=self.mask_values(source))
 
     def own_values(self, source: "DataSource") -> dict[int, int]:
-        """Return the value of each label in a site's own masks; of several that mean one structure the first."""
+        """Return the value of each label in a site's masks; of several values for one label, the first."""
         own = {label: value for value, label in reversed(self.mask_values(source).items())}
-        for label in self._undrawn(source):
+        for label in self.undrawn(source):
             if own.get(label, label) in {value for one, value in own.items() if one != label}:
-                own[label] = max(*own.values(), self.goal.classes) + 1  # a value that means nothing else here
+                own[label] = max(*own.values(), self.goal.classes) + 1  # a value that has no meaning at this site
         return own
 
     def mask_values(self, source: "DataSource") -> dict[int, int]:
-        """Return the plan's labels by the values that masks have."""
+        """Return the plan's labels by the values in the site's masks."""
         if not self.segments:
             return {}
         if source.label_map:
             own = [str(value) for value in source.label_map]
             if wrong := [value for value in own if not value.isdecimal()]:
-                raise DataError(f"data.label_map: {wrong[0]!r} is no value of a mask; give whole numbers from 0 on")
+                raise DataError(f"data.label_map: {wrong[0]!r} is not a value of a mask; give whole numbers from 0 on")
             return {0: 0} | {int(value): self.number_of(plans) for value, plans in source.label_map.items()}
         numbers = {number: number for number in range(self.goal.classes)}
-        return numbers | {255: 1} if len(self.labels) == 1 else numbers  # a mask of one structure is often 0 and 255
+        # masks of one structure often have the values 0 and 255
+        return numbers | {255: 1} if len(self.labels) == 1 else numbers
 
     def inputs_of(self, scan: "Scan") -> Tensor:
-        """Return what the network reads of an image: [cases, C, *grid]."""
-        return optional.image_reading.inputs_of(self, scan)
+        """Convert an image to the network's input, [cases, C, *grid]."""
+        from medsilo.tasks.own import image_reading
 
-    def _cases(self, image: Tensor) -> Tensor:
-        """An image [C, (D,) H, W] as the network's cases [cases, C, *grid]."""
+        return image_reading.inputs_of(self, scan)
+
+    def as_cases(self, image: Tensor) -> Tensor:
+        """Convert an image [C, (D,) H, W] to the network's cases [cases, C, *grid]."""
         return image[None]
 
-    def _grid(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
-        """Return how many places the network's grid has along each axis."""
+    def grid_of(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
+        """Return the size of the network's grid along each axis."""
         return self.size[::-1] if self.alike else grid
 
     def note(self, listing: "CaseIndex", every: "Sequence[HeldEntry]", source: "DataSource") -> None:
-        optional.image_reading.note(self, listing, every, source)
+        from medsilo.tasks.own import image_reading
+
+        image_reading.note(self, listing, every, source)
 
 
 @cache
 def goal_of(kind: str, labels: tuple[str, ...], voxel: tuple[float, ...] | None = None) -> Objective:
-    """Return what is learned: structures, which have the labels 1, 2, ..., or classes."""
+    """Return the objective: segmentation of structures with labels 1, 2, ..., or classification."""
     if kind == "classification":
         return Classification(labels)
     structures = {name: (number,) for number, name in enumerate(labels, 1)}

@@ -1,4 +1,4 @@
-"""A hospital's own flat images."""
+"""The task `image-folder` over a hospital's pictures."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -11,32 +11,34 @@ from medsilo.tasks.inference import IN_MONAI
 from medsilo.tasks.intensity import Bytes, Intensity
 from medsilo.tasks.own.folder import FolderTask, Length
 
-if TYPE_CHECKING:  # only a site reads cases
+if TYPE_CHECKING:  # not at run time, because only sites read cases
     from medsilo.tasks.scans import Scan
 
 
 class ImageFolder(FolderTask):
-    """Flat images (PNG, JPEG, TIFF) and their masks or classes, from a folder that the site describes itself.
+    """A task over pictures (PNG, JPEG, TIFF) with masks or classes, in a folder that the site's settings describe.
 
-    Images are resized to `size`; with `resize: false` they keep their own, and a segmentation learns from pieces.
+    Images are resized to `size`. With `resize: false` they keep their sizes, and a segmentation trains on patches.
     """
 
     title: ClassVar[str] = "A hospital's own flat images: segmentation or classification"
 
     name: Literal["image-folder"] = "image-folder"
-    size: tuple[Length, ...] = Field(default=(256, 256), description="what the network reads in training")
-    intensity: Intensity = Field(Bytes(), description="how intensities are scaled")
+    size: tuple[Length, ...] = Field(default=(256, 256), description="size of the network's input in training")
+    intensity: Intensity = Field(Bytes(), description="scaling of intensities")
     colours: Literal["rgb", "grey"] = Field(
-        "rgb", description="read three channels, of a grey image three equal ones; or one"
+        "rgb", description="number of channels: three, which are equal for grey images, or one"
     )
-    resize: bool = Field(default=True, description="false: images keep their size")
+    resize: bool = Field(
+        default=True, description="whether images are resized to `size`; false: images keep their sizes"
+    )
 
     def across_patients(self) -> str:
-        return super().across_patients()  # an image is scaled by its own intensities alone
+        return super().across_patients()  # the scale of an image's intensities depends on that image only
 
     @property
     def channels(self) -> int:
-        """Red, green and blue, or grey."""
+        """Number of channels: 3 for RGB, 1 for grey."""
         return 3 if self.colours == "rgb" else 1
 
     @property
@@ -45,7 +47,7 @@ class ImageFolder(FolderTask):
 
     @property
     def _channel_names(self) -> tuple[str, ...]:
-        return (self.colours,)  # in one file
+        return (self.colours,)  # one name, because all channels are in one file
 
     def inputs_of(self, scan: "Scan") -> Tensor:
         if self.channels > len(scan.values) == 1:
@@ -53,7 +55,8 @@ class ImageFolder(FolderTask):
         return super().inputs_of(scan)
 
     def _on_the_grid(self) -> list[dict[str, Any]]:
-        turned: list[dict[str, Any]] = [{"_target_": "Transposed", "keys": "image", "indices": [0, 2, 1]}]  # x is first
+        # MONAI reads pictures with x as first axis
+        turned: list[dict[str, Any]] = [{"_target_": "Transposed", "keys": "image", "indices": [0, 2, 1]}]
         if self.channels > 1:
             turned.append({"_target_": f"{IN_MONAI}.Coloured", "keys": "image"})
         if not self.resize:

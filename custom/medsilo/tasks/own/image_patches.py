@@ -1,4 +1,4 @@
-"""Pieces of images for training, and whole images from pieces. All chance comes from a seed."""
+"""Crop random patches of images for training, and run networks on whole images by sliding windows."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,31 +8,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-WINDOWS = 4  # pieces that go through the network together
+WINDOWS = 4  # windows in one batch for the network
 
 
 def grid_at(grid: Sequence[int], spacing: Sequence[float], wanted: Sequence[float]) -> tuple[int, ...]:
-    """Return how many places an image has along each axis in another spacing, over the same place; 0: as it is."""
+    """Return the size of an image's grid at another spacing. A spacing of 0 leaves an axis unchanged."""
     axes = zip(grid, spacing, wanted, strict=True)
     return tuple(max(1, round(places * own / new)) if new else places for places, own, new in axes)
 
 
 def middle_of(image: Tensor, size: Sequence[int]) -> Tensor:
-    """The middle of an image [..., *grid], with its least value around it where it is smaller."""
+    """Crop an image [..., *grid] to its centre, or pad a smaller image with its least value."""
     starts = [(own - wanted) // 2 for own, wanted in zip(image.shape[-len(size) :], size, strict=True)]
     return _cut(image, [max(start, 0) for start in starts], size, middle=True)
 
 
 def _shown_in(labels: Tensor) -> np.ndarray:
-    """Return where labels [*grid] show a structure; marks of undrawn ones lie above a label's byte."""
+    """Return a Boolean mask [*grid] of the structures in labels, whose marks of unannotated structures are ignored."""
     return ((labels if labels.is_floating_point() else labels.to(torch.uint8)) > 0).numpy()
 
 
 def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, seed: int) -> tuple[Tensor, Tensor]:
-    """One piece of an image [C, *grid] and its labels [*grid], both filled up where they are smaller.
+    """Crop a patch of an image [C, *grid] and of its labels [*grid]; smaller images are padded.
 
-    With probability `foreground` a voxel of a structure, drawn from all of them, lies in its middle (or as near to it
-    as the image's edge allows); else the place is drawn from all.
+    With probability `foreground`, the patch is centred on a random voxel of a structure, or as near as the edges allow.
+    All other patches have a random position.
     """
     image, labels = case
     random = np.random.default_rng(seed)
@@ -48,20 +48,21 @@ def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, s
 
 
 def _one_of(mask: np.ndarray, place: float) -> list[int] | None:
-    """One voxel of a mask; every one is as likely. By its plane, since a list of all of them would be long."""
-    ends = np.cumsum([np.count_nonzero(plane) for plane in mask])  # plane by plane, which is five times as fast
+    """Return a random voxel of a mask, or None if the mask is empty. Choosing the plane first saves memory."""
+    # A loop over planes is five times as fast as one call
+    ends = np.cumsum([np.count_nonzero(plane) for plane in mask])
     if not (total := int(ends[-1])):
         return None
     rank = min(int(place * total), total - 1)
     plane = int(np.searchsorted(ends, rank, side="right"))
-    inside = np.argwhere(mask[plane])[rank - int(ends[plane])]  # counted from the plane's end
+    inside = np.argwhere(mask[plane])[rank - int(ends[plane])]  # a negative index, from the plane's end
     return [plane, *inside.tolist()]
 
 
 def _cut(
     image: Tensor, starts: Sequence[int], size: Sequence[int], fill: float | None = None, middle: bool = False
 ) -> Tensor:
-    """A box of an image, whole in memory of its own; filled up behind, or all around; by default with its least."""
+    """Copy a box of an image, padded at the end or on both sides; by default with the image's least value."""
     box = image
     for axis, (start, wanted) in enumerate(zip(starts, size, strict=True), image.ndim - len(size)):
         box = box.narrow(axis, start, min(wanted, image.shape[axis] - start))
@@ -74,7 +75,7 @@ def _cut(
 
 
 def from_windows(network: Callable[[Tensor], Tensor], images: Tensor, size: Sequence[int], overlap: float) -> Tensor:
-    """The network's output for whole images [B, C, *grid] from windows of one size that overlap, by MONAI."""
+    """Return the network's output for whole images [B, C, *grid] by MONAI's sliding windows."""
     if tuple(images.shape[2:]) == tuple(size):
         return network(images)
     from monai.inferers import sliding_window_inference

@@ -1,4 +1,4 @@
-"""A hospital's own images, read as `nifti-folder` and `image-folder` say. Only a site imports this."""
+"""Read a hospital's images for `nifti-folder` and `image-folder`. Only sites import this module."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,11 +17,15 @@ from medsilo.tasks.intensity import Bytes, numbers_of
 from medsilo.tasks.own.folder import MOST_VOXELS, FolderTask
 from medsilo.tasks.own.image_patches import middle_of
 from medsilo.tasks.scans import Scan, resized, resized_to_nearest
-from medsilo.tasks.sources import DataSource
+from medsilo.tasks.sources import FEWEST, DataSource
 from medsilo.tasks.survey import Problem, digest
 
-SHOWN = 8  # values that an error names
-BYTE, DARKEST = 255, 65_535 // 16  # greatest values of an image of 8 bits, and of 12 bits that are stored in 16
+SHOWN = 8  # limit on values in an error message
+BYTE, DARKEST = 255, 65_535 // 16  # greatest 8-bit value, and greatest 12-bit value
+RARELY = (
+    f"masks have a value that no label of the plan stands for, and fewer than {FEWEST} patients have; it counts as "
+    "background"
+)
 DARK = "images of 16 bits use 12 or fewer, so that they are nearly black here; agree on task.intensity percentiles"
 
 
@@ -33,11 +37,13 @@ def made(
     mask: Callable[[Scan, Path], np.ndarray],
     numbers: dict[int, int],
 ) -> PreparedEntry:
-    """One entry from its files."""
-    if isinstance(label, Path) and any(map(is_turned, (*files, label))):  # a mask may be as it is stored, or as shown
+    """Prepare one entry: its inputs, targets and facts."""
+    # the mask could belong to the stored or to the rotated image
+    if isinstance(label, Path) and any(map(is_turned, (*files, label))):
         raise DataError("images are stored turned, as their EXIF orientation says; save them upright")
     scan = task.scan_of(files)
-    between = float(scan.values.min()), float(scan.values.max())  # before a z-score, which is taken in place
+    # computed first, because z-score changes values in place
+    between = float(scan.values.min()), float(scan.values.max())
     inputs = task.inputs_of(scan)
     values: tuple[int, ...] = ()
     if isinstance(label, Path):
@@ -45,7 +51,7 @@ def made(
         values = tuple(np.flatnonzero(np.bincount(labels.ravel())).tolist())
         table = np.zeros(values[-1] + 1, np.uint8)
         table[list(values)] = [numbers.get(value, 0) for value in values]
-        cases = task._cases(torch.from_numpy(table[labels])[None])
+        cases = task.as_cases(torch.from_numpy(table[labels])[None])
         targets = resized_to_nearest(cases, inputs.shape[2:])[:, 0]
     else:
         targets = torch.full((len(inputs),), label)
@@ -62,7 +68,7 @@ def made(
 
 
 def inputs_of(task: FolderTask, scan: Scan) -> Tensor:
-    """Return what the network reads of an image: [cases, C, *grid]."""
+    """Convert an image to the network's input, [cases, C, *grid]."""
     values = scan.values
     if len(values) != task.channels:
         alpha = len(values) == task.channels + 1 and values.dtype.kind == "u"
@@ -74,23 +80,28 @@ def inputs_of(task: FolderTask, scan: Scan) -> Tensor:
     image = torch.from_numpy(numbers_of(values, task.intensity))
     if not image.isfinite().all():
         raise DataError("images have values that are NaN or infinite")
-    cases = task._cases(image)
-    grid = task._grid(tuple(cases.shape[2:]), scan.spacing)
+    cases = task.as_cases(image)
+    grid = task.grid_of(tuple(cases.shape[2:]), scan.spacing)
     if math.prod(grid) > MOST_VOXELS:
         raise DataError(f"images would have more than {MOST_VOXELS} voxels in the plan's target_spacing")
     cases = resized(cases, grid)
-    ready = task.intensity.apply(cases.transpose(0, 1)).transpose(0, 1)  # over all slices of a volume
+    # scale all slices of a volume together
+    ready = task.intensity.apply(cases.transpose(0, 1)).transpose(0, 1)
     if not ready.isfinite().all():
-        raise DataError("images become NaN by the plan's intensity; is one of a single value?")
+        raise DataError(
+            "images become NaN by the plan's intensity scale; does an image have a single value everywhere?"
+        )
     return ready if task.segments else middle_of(ready, task.size[::-1])
 
 
 def note(task: FolderTask, listing: CaseIndex, every: Sequence[HeldEntry], source: DataSource) -> None:
-    """Note what is odd about entries that could be read."""
+    """Record oddities in the masks and intensities of the entries that could be read."""
     if task.segments:
         known = set(task.mask_values(source))
-        strangers = sorted({value for one in every for value in one.facts.values} - known)
-        if strangers:
+        rare = {int(value) for value in source.rare(whose(every))}
+        odd = [one.entry.name for one in every if {*one.facts.values} & rare - known]
+        listing.add("note", RARELY, odd)
+        if strangers := sorted({int(value) for value in whose(every)} - known - rare):
             shown = ", ".join(map(str, strangers[:SHOWN])) + (", ..." if len(strangers) > SHOWN else "")
             what = f"no label of the plan stands for the masks' values {shown}; say in data.label_map what they are"
             listing.add("stops", what, [one.entry.name for one in every if set(one.facts.values) & set(strangers)])
@@ -101,12 +112,24 @@ def note(task: FolderTask, listing: CaseIndex, every: Sequence[HeldEntry], sourc
         listing.add("note", DARK, [one.entry.name for one in every if BYTE < one.facts.intensity[1] <= DARKEST])
 
 
+def whose(every: Sequence[HeldEntry]) -> dict[str, set[str]]:
+    """Return the patients by value in their masks."""
+    found: dict[str, set[str]] = {}
+    for one in every:
+        for value in one.facts.values:
+            found.setdefault(str(value), set()).add(one.entry.patient)
+    return found
+
+
 def _note_undrawn(task: FolderTask, listing: CaseIndex, every: Sequence[HeldEntry], source: DataSource) -> None:
-    """Note what masks and `data.unannotated` say differently."""
+    """Record contradictions between the masks and the site's key `data.unannotated`."""
     shown = [{label for labels in one.facts.shown for label in labels} for one in every]
-    undrawn = set(task._undrawn(source))
-    drawn = [one.entry.name for one, labels in zip(every, shown, strict=True) if labels & undrawn]
-    listing.add("stops", "masks show a structure that data.unannotated names; correct it, or data.label_map", drawn)
+    undrawn = set(task.undrawn(source))
+    drawn = [one.entry for one, labels in zip(every, shown, strict=True) if labels & undrawn]
+    # with few patients, a rejection would disclose facts about a single mask
+    few = source.split is not None and len({entry.patient for entry in drawn}) < FEWEST
+    what = "masks show a structure that data.unannotated names; correct it, or data.label_map"
+    listing.add("note" if few else "stops", what, [entry.name for entry in drawn])
     for number, name in enumerate(task.labels, 1):
         if task.may_be_absent and number not in undrawn and not any(number in labels for labels in shown):
             what = f"no mask shows {name!r}: name it in data.unannotated if nobody drew it; now it counts as not there"

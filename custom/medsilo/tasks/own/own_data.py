@@ -1,4 +1,4 @@
-"""A hospital's own data in a plan's words: what tasks of images, tables and series agree on. reading.py reads them."""
+"""The plan's keys that tasks over a hospital's images, tables and series share. reading.py reads the data."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -10,14 +10,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.core import optional
 from medsilo.core.errors import DataError
 from medsilo.learning.partial_labels import MOST
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.shares import Partition, Shares
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # only a site reads cases
+if TYPE_CHECKING:  # not at run time, because only sites read cases
     from medsilo.tasks.cache import Facts, HeldEntry, PreparedEntry
     from medsilo.tasks.case_index import CaseIndex
     from medsilo.tasks.site_data import SiteData
@@ -26,16 +25,18 @@ if TYPE_CHECKING:  # only a site reads cases
 
 
 class OwnData(Task):
-    """Data that a site describes itself, with parts that it decides."""
+    """Base class of tasks over data that a site's settings describe. The site can also determine the split."""
 
     split_by_site: ClassVar[bool] = True
+    by_patient: ClassVar[bool] = True
     needs_data: ClassVar[bool] = True
 
     shares: Shares = Field(
-        default=(0.6, 0.2, 0.2), description="of patients in training, validation and test, if the site fixes no parts"
+        default=(0.6, 0.2, 0.2),
+        description="shares of patients in training, validation and test, unless the site fixes the parts",
     )
-    split: int = Field(default=0, ge=0, lt=2**32, description="another number splits the patients in another way")
-    partition: Partition | None = Field(default=None, description="deals one folder or table to simulated sites")
+    split: int = Field(default=0, ge=0, lt=2**32, description="seed of the split")
+    partition: Partition | None = Field(default=None, description="divides one folder or table among simulated sites")
 
     @property
     def deals(self) -> bool:
@@ -47,24 +48,30 @@ class OwnData(Task):
         return ""
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> "SiteData":
-        return self.site_data(site, sites, seed, None if folder is None else optional.DataSource(folder=folder))
+        from medsilo.tasks.sources import DataSource
+
+        return self.site_data(site, sites, seed, None if folder is None else DataSource(folder=folder))
 
     def read(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
         return self.site_data(site, sites, seed, source)
 
     def site_data(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
-        """Return the parts of the plan's fold, if it has one: they are dealt before anything is standardised."""
-        return optional.reading.data_of(self, site, sites, source)
+        """Return one site's data in the parts of the plan's fold; parts are chosen before standardisation."""
+        from medsilo.tasks.own import reading
+
+        return reading.data_of(self, site, sites, source)
 
     def survey(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "Survey":
-        return optional.reading.survey_of(self, site, sites, source)
+        from medsilo.tasks.own import reading
 
-    def _finished(self, data: "SiteData") -> "SiteData":
-        """Return what depends on who is in the training part."""
+        return reading.survey_of(self, site, sites, source)
+
+    def completed(self, data: "SiteData") -> "SiteData":
+        """Finish the data by steps that depend on the training part, such as standardisation."""
         return data
 
     def absent(self, source: "DataSource") -> tuple[str, ...]:
-        """Return which of the plan's structures and columns a site says that it has not."""
+        """Return the plan's structures and columns that a site's settings declare as unannotated."""
         names = {*source.unannotated}
         if unknown := sorted(names - {*self.may_be_absent}):
             known = ", ".join(self.may_be_absent) or "nothing in this task"
@@ -73,22 +80,23 @@ class OwnData(Task):
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
-        """The plan's names of what a hospital need not have: structures, columns."""
+        """Structures and columns of the plan that a hospital's data may lack."""
         return ()
 
     @abstractmethod
-    def _examined(
+    def examined(
         self, site: str, sites: Sequence[str], source: "DataSource | None"
     ) -> "tuple[Survey, Mapping[str, Dataset]]":
-        """Return what there is in a site's data, read once, and the parts."""
+        """Read a site's data once, and return the survey and the parts."""
 
 
 class OwnFolder(OwnData):
-    """A task over files in a hospital's folder, each with one case or several, as `data` in its medsilo.yaml says.
+    """Base class of tasks over files in a hospital's folder, which `data` in its medsilo.yaml describes.
 
-    A subclass says in `cases_in` how files are read. Which there are, their classes and patients, by a table or by
-    patterns of names; parts, folds, the cache and `medsilo check`: all that is here. What of it is another in a
-    subclass has a method: `listing_of`, `classes_of`, `maker`, `note`, `told_of`.
+    A subclass defines `cases_in`, which reads the cases of an entry's files. `OwnFolder` finds files, classes and
+    patients, makes parts and folds, caches cases, and supports `medsilo check`.
+
+    Subclasses may override `listing_of`, `classes_of`, `maker`, `note` and `told_of`.
 
     >>> from medsilo.extend import Classification, OwnFolder
     >>> class Traces(OwnFolder):
@@ -100,33 +108,39 @@ class OwnFolder(OwnData):
     (0.6, 0.2, 0.2)
     """
 
-    files: ClassVar[str] = "images"  # what they are called
+    files: ClassVar[str] = "images"  # word for files in messages
 
     def cases_in(self, files: tuple[Path, ...]) -> Tensor:
-        """Return what the network reads of one entry's files, [cases, *shape]; raises DataError."""
+        """Read one entry's files as the network's input, [cases, *shape]; raises DataError."""
         raise NotImplementedError
 
     @staticmethod
     def prepared(
         inputs: Tensor, targets: Tensor, shown: Sequence[tuple[int, ...]], places: Tensor | None = None, **told: Any
     ) -> "PreparedEntry":
-        """Return an entry that is ready. shown: the labels that each of its cases shows; told: more of its facts."""
-        return optional.reading.prepared(inputs, targets, shown, places, **told)
+        """Make a prepared entry. `shown` holds the labels that occur in each case, `told` further fields of `Facts`."""
+        from medsilo.tasks.own import reading
+
+        return reading.prepared(inputs, targets, shown, places, **told)
 
     @staticmethod
     def load_held(cases: Dataset, number: int) -> "tuple[HeldEntry, int]":
-        """Return the entry that a case is of, and which of its cases it is."""
-        return optional.held_case(cases, number)
+        """Return the entry of a case, and the index of the case in the entry."""
+        from medsilo.tasks.cache import held_case
+
+        return held_case(cases, number)
 
     # ------------------------------------------------------------------ from files
     def listing_of(self, source: "DataSource", folder: Path) -> "CaseIndex":
-        """Return the entries in a folder, as the site describes them."""
-        return optional.CaseIndex.of_cases(source, folder, isinstance(self.goal, Segmentation))
+        """Return the entries in a folder, by the site's settings."""
+        from medsilo.tasks.case_index import CaseIndex
+
+        return CaseIndex.of_cases(source, folder, isinstance(self.goal, Segmentation))
 
     def maker(self, source: "DataSource") -> "Callable[..., PreparedEntry]":
-        """Return what makes an entry ready, of its files, its label and its patient.
+        """Return the function that prepares an entry from its files, its label and its patient.
 
-        label: a mask's file; of a classification the class.
+        A label is the mask's file, or the class in a classification.
         """
         return self._of_class
 
@@ -143,23 +157,27 @@ class OwnFolder(OwnData):
         names = super().absent(source)
         if isinstance(self.goal, Segmentation) and self.goal.structures.keys() <= {*names}:
             raise DataError(
-                "data.unannotated names all structures of the plan, so this site has nothing to learn; name fewer"
+                "data.unannotated names all structures of the plan, so this site has nothing to train on; name fewer"
             )
         return names
 
-    def _undrawn(self, source: "DataSource") -> list[int]:
-        """Return the labels that nobody drew at a site; numbers of structures, 1, 2, ..., where these overlap."""
+    def undrawn(self, source: "DataSource") -> list[int]:
+        """Return the labels that a site did not annotate. If structures overlap, these are the structures' numbers 1,
+        2, ....
+        """
         structures = self.goal.structures if isinstance(self.goal, Segmentation) else {}
         if self.goal.overlaps:
             return [number for number, name in enumerate(structures, 1) if name in source.unannotated]
         return [label for name, labels in structures.items() for label in labels if name in source.unannotated]
 
     def classes_of(self, listing: "CaseIndex", source: "DataSource") -> Mapping[str, int | None]:
-        """Return the class of every entry of a classification, by its name; None where nothing is learned of it."""
-        return optional.reading.classes_of(self, listing, source)
+        """Return the class of every entry by the entry's name; None if training ignores the entry."""
+        from medsilo.tasks.own import reading
+
+        return reading.classes_of(self, listing, source)
 
     def number_of(self, label: str | int) -> int:
-        """Return a plan's label, given by its name or its number."""
+        """Return the number of a label of the plan, given its name or number."""
         names = self.goal.label_names
         if str(label) in names:
             return names.index(str(label))
@@ -168,17 +186,21 @@ class OwnFolder(OwnData):
         raise DataError(f"data.label_map: {label!r} is not among the plan's labels: {', '.join(names)}")
 
     def note(self, listing: "CaseIndex", every: Sequence[Any], source: "DataSource") -> None:
-        """Note what is odd about entries that could be read, each with its `entry` and its `facts`."""
+        """Record oddities of the entries that could be read; each item has an `entry` and its `facts`."""
 
     def told_of(self, every: Sequence[Any]) -> dict[str, Any]:
-        """Return what a survey tells of entries, by its fields; by default of images."""
-        return optional.reading.told_of(every)
+        """Return fields of the survey for these entries; by default, sizes, spacings and intensities of images."""
+        from medsilo.tasks.own import reading
 
-    def _chosen(self, facts: "Facts") -> list[int]:
-        """Return which of an entry's cases are used."""
+        return reading.told_of(every)
+
+    def chosen_cases(self, facts: "Facts") -> list[int]:
+        """Return the indices of an entry's cases to use."""
         return list(range(len(facts.shown)))
 
-    def _examined(
+    def examined(
         self, site: str, sites: Sequence[str], source: "DataSource | None"
     ) -> "tuple[Survey, Mapping[str, Dataset]]":
-        return optional.reading.examined(self, site, sites, source)
+        from medsilo.tasks.own import reading
+
+        return reading.examined(self, site, sites, source)

@@ -1,4 +1,4 @@
-"""A hospital's own numbers: columns of tables and of recordings, and how they are standardised."""
+"""Numeric data of hospitals: columns of tables and recordings, and their standardisation."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,27 +16,29 @@ from medsilo.tasks.own.own_data import OwnData
 from medsilo.tasks.shares import as_tuple
 
 Text = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
-# A program for tables would take some letters at the beginning for a formula.
+# The pattern excludes names that spreadsheet programs would evaluate as formulas.
 ClassName = Annotated[Text, Field(pattern=r"^([^=@+\-].*|[+\-]?[0-9.]+)$")]
 LARGEST = 1e9
 MOST_COLUMNS = 5000
 
 
 class Column(Section):
-    """One column: numbers, or categories where `levels` are given. Every hospital reads it in the same way.
+    """A column of numbers, or of categories if `levels` are given.
 
     >>> Column.model_validate("age").inputs, Column(name="ward", levels=("A", "B")).read("B", {})
     (1, [0.0, 1.0])
     """
 
-    name: Text = Field(description="its name in the plan; a hospital says in `data.columns` what it is called there")
-    levels: Annotated[tuple[Text, ...], BeforeValidator(as_tuple)] = Field(
-        (), max_length=1000, description="of categories: all that there may be, in turn; one input each, 0 or 1"
+    name: Text = Field(
+        description="name of the column in the plan; a hospital maps it to its own name in `data.columns`"
     )
-    low: float = Field(-LARGEST, ge=-LARGEST, le=LARGEST, description="of numbers: the least that is possible")
-    high: float = Field(LARGEST, ge=-LARGEST, le=LARGEST, description="of numbers: the greatest that is possible")
-    mean: float | None = Field(None, ge=-LARGEST, le=LARGEST, description="of numbers, with `standardise: plan`")
-    deviation: float | None = Field(None, gt=0, le=LARGEST, description="of numbers, with `standardise: plan`")
+    levels: Annotated[tuple[Text, ...], BeforeValidator(as_tuple)] = Field(
+        (), max_length=1000, description="all possible categories, in order; each becomes an input of 0 or 1"
+    )
+    low: float = Field(-LARGEST, ge=-LARGEST, le=LARGEST, description="least possible number")
+    high: float = Field(LARGEST, ge=-LARGEST, le=LARGEST, description="greatest possible number")
+    mean: float | None = Field(None, ge=-LARGEST, le=LARGEST, description="mean of numbers for `standardise: plan`")
+    deviation: float | None = Field(None, gt=0, le=LARGEST, description="standard deviation for `standardise: plan`")
 
     @model_validator(mode="before")
     @classmethod
@@ -59,13 +61,13 @@ class Column(Section):
 
     @property
     def inputs(self) -> int:
-        """The numbers that a network reads of it."""
+        """Number of inputs of the network from this column."""
         return len(self.levels) or 1
 
     def read(self, cell: str, own: Mapping[str, str]) -> list[float] | None:
-        """Return the inputs that a cell stands for; None where it is no value of this column.
+        """Convert a cell to inputs, or return None if it has no valid value.
 
-        own: this hospital's levels, as `cells.level` has them, to the plan's.
+        `own` maps this hospital's levels, in the form of `cells.level`, to the plan's levels.
         """
         if self.levels:
             places = {as_level(level): place for place, level in enumerate(self.levels)}
@@ -76,7 +78,7 @@ class Column(Section):
 
 
 def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -> dict[str, int]:
-    """Return the plan's classes by what a site calls them, as `cells.level` has it."""
+    """Return the plan's classes by the site's labels, in the form of `cells.level`."""
     known = {as_level(label): number for number, label in enumerate(names)}
     if all(as_number(label) is None for label in names):
         known |= {str(number): number for number in range(len(names))}
@@ -88,18 +90,18 @@ def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -
 
 
 Standardise = Literal["site", "plan", "none"]
-FURTHEST = 100.0  # standard deviations from the mean, to which inputs are cut
-Scales = tuple[Tensor, Tensor]  # what is subtracted of each input, and what it is divided by
+FURTHEST = 100.0  # standardised inputs are clipped to this absolute value
+Scales = tuple[Tensor, Tensor]  # for each input: number to subtract, number to divide by
 
 
 def scaled(values: Tensor, scales: Scales) -> Tensor:
-    """Return standardised values; those of each input lie along the last axis."""
+    """Standardise and clip values, whose last axis is the inputs."""
     means, deviations = scales
     return ((values - means) / deviations).clamp(-FURTHEST, FURTHEST)
 
 
 def from_training_cases(what: str) -> str:
-    """Return why numbers of a hospital's own training cases, such as means, can't be kept private."""
+    """Return the reason why standardisation by a hospital's training cases excludes differential privacy."""
     return (
         f"numbers are scaled or filled in by a hospital's training cases, so one patient changes all others' inputs; "
         f"give public numbers (task.standardise=plan, with mean and deviation of each {what}), or task.standardise=none"
@@ -107,7 +109,7 @@ def from_training_cases(what: str) -> str:
 
 
 class Standardised(OwnData):
-    """Numbers of a hospital's own: columns of a table or of recordings, standardised by each site or by the plan.
+    """Base class of tasks over numbers in a table or in recordings, which are standardised by each site or the plan.
 
     >>> Standardised.class_numbers(["no", "yes"], {1: "yes"})
     {'no': 0, 'yes': 1, '0': 0, '1': 1}
@@ -118,12 +120,12 @@ class Standardised(OwnData):
     from_training_cases: ClassVar = staticmethod(from_training_cases)
 
     labels: tuple[ClassName, ...] = Field(
-        ("no", "yes"), min_length=2, max_length=254, description="classes of a classification: 0, 1, ..."
+        ("no", "yes"), min_length=2, max_length=254, description="names of the classes 0, 1, ... of a classification"
     )
     standardise: Standardise = Field(
         "site",
-        description="numbers less their mean, divided by their standard deviation: of each site's training cases, or "
-        "those that the plan gives with each",
+        description="subtract the mean and divide by the standard deviation, of each site's training cases or "
+        "as the plan gives them for each",
     )
 
     @model_validator(mode="after")
@@ -138,27 +140,28 @@ class Standardised(OwnData):
     @property
     @abstractmethod
     def numbers(self) -> Sequence[Column]:
-        """The columns that a network reads."""
+        """All columns that are inputs of the network."""
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """The names of the numbers that a network reads, in turn."""
+        """Names of the network's inputs, in order."""
         return tuple(one.name for one in self.numbers)
 
     @property
     def largest_input(self) -> float:
-        """By how numbers are standardised."""
+        """Upper limit of inputs, which depends on the standardisation."""
         if self.standardise != "none":
             return FURTHEST
         return max(1.0, *(max(abs(one.low), abs(one.high)) for one in self.numbers if not one.levels))
 
     @property
     def needs_scales(self) -> bool:
-        """Return whether a hospital's own numbers are needed to read its cases."""
+        """True if inputs depend on the hospital's statistics."""
         return self.standardise == "site"
 
     def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
-        """Return what a survey told of `scales_of`."""
-        names = self.input_names[: sum(one.inputs for one in self.numbers)]  # before marks of those that are missing
+        """Return the scales of an earlier survey."""
+        # without the indicators of missing values, which follow
+        names = self.input_names[: sum(one.inputs for one in self.numbers)]
         means, deviations = torch.tensor([told[name] for name in names], dtype=torch.float64).unbind(1)
         return means, deviations

@@ -1,4 +1,4 @@
-"""A hospital's own table in a plan's words: a line per case. table_rows.py reads it."""
+"""The task `table` over a hospital's table with one row per case. table_rows.py reads the table."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.core import optional
 from medsilo.models.architectures import Linear
 from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
@@ -30,7 +29,7 @@ from medsilo.tasks.own.own_numbers import (
 from medsilo.tasks.regression import Regression
 from medsilo.tasks.survival import EVENTS, Survival
 
-if TYPE_CHECKING:  # only a site reads cases
+if TYPE_CHECKING:  # not at run time, because only sites read cases
     from medsilo.tasks.own.table_rows import TableRows
     from medsilo.tasks.site_data import SiteData
     from medsilo.tasks.sources import DataSource
@@ -42,58 +41,62 @@ Kind = Literal["classification", "regression", "survival"]
 
 @cache
 def goal_of(kind: Kind, labels: tuple[str, ...], limits: tuple[float, float]) -> Objective:
-    """Return what is learned of these classes, or of numbers between these limits."""
+    """Return the objective: classification into `labels`, regression within `limits`, or survival."""
     if kind == "classification":
         return Classification(labels, 1 if len(labels) == 2 else None)
     return Regression(limits) if kind == "regression" else Survival()
 
 
 class PatientTable(Standardised):
-    """The agreement of sites that learn from tables of their own. Where a table lies is each site's own affair."""
+    """A task over a table with one row per case, which each site's settings describe."""
 
     title: ClassVar[str] = "A hospital's own table: classification, regression or survival"
     use: ClassVar[Inference] = Inference("tables")
-    evaluation_batch: ClassVar[int] = 1_000_000  # a table lies in memory, and concordance compares all cases of a part
+    names_outcome: ClassVar[bool] = True
+    # The concordance index compares all cases of a part, which are in memory
+    evaluation_batch: ClassVar[int] = 1_000_000
 
     name: Literal["table"] = "table"
-    kind: Kind = Field("classification", description="what is learned of a line")
-    range: tuple[float, float] = Field(
-        (0.0, 1.0), description="the least and the greatest number of a regression that is possible"
-    )
+    kind: Kind = Field("classification", description="objective")
+    range: tuple[float, float] = Field((0.0, 1.0), description="least and greatest possible outcome of a regression")
     columns: tuple[Column, ...] = Field(
         default=(Column(name="age"),),
         min_length=1,
         max_length=MOST_COLUMNS,
-        description="what the network reads: names of columns with numbers, or `{name: ..., levels: [...]}` of "
+        description="inputs of the network: names of columns with numbers, or `{name: ..., levels: [...]}` for "
         "categories",
     )
     target: Text = Field(default="outcome", description="column with the class, or with the number of a regression")
-    time: Text = Field("time", description="of survival: column with the time until the event or the last visit")
-    event: Text = Field("event", description="of survival: column with 1 (event) or 0 (censored)")
-    missing: Literal["leave-out", "mean", "mark"] = Field(
-        "leave-out",
-        description="lines with a value missing: left out; or the site's training mean takes its place (a category is "
-        "none of its levels); or that and one input more per column, which is 1 there",
+    time: Text = Field("time", description="for survival: column with the time until the event or the last visit")
+    event: Text = Field("event", description="for survival: column with 1 (event) or 0 (censored)")
+    missing: Literal["mean", "mark"] = Field(
+        "mean",
+        description="input of the network where a value is missing or invalid. `mean`: the mean of the "
+        "column's standardisation, else its `mean` or 0; all inputs of a category are 0. `mark`: the same, "
+        "and another input for each column that is 1 if the value is missing. Each hospital's data set "
+        "determines which patients count",
     )
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
         names = [column.name for column in self.columns]
-        outcomes = self._outcomes
+        outcomes = self.outcomes
         if twice := sorted(name for name, count in Counter([*names, *outcomes]).items() if count > 1):
             raise ValueError(f"column {twice[0]!r} is named twice; name each once, and no outcome among the columns")
         if self.channels > MOST_INPUTS:
-            raise ValueError(f"columns: a network would read {self.channels} numbers of a case; {MOST_INPUTS} may be")
+            raise ValueError(f"columns: a network would have {self.channels} inputs; the limit is {MOST_INPUTS}")
         if not -LARGEST <= self.range[0] < self.range[1] <= LARGEST:
-            raise ValueError(f"range {list(self.range)}: give the least and the greatest number of a regression")
+            raise ValueError(
+                f"range {list(self.range)}: give the least and the greatest possible outcome of a regression"
+            )
         if self.partition and self.partition.kind == "dirichlet" and self.kind == "regression":
             raise ValueError("partition: dirichlet deals classes, and a regression has none; take iid or column")
         return self
 
-    # ------------------------------------------------------------------------------------------ what kind it is
+    # ----------------------------------------------------------------------------------------- the kind of task
     @property
-    def _outcomes(self) -> tuple[str, ...]:
-        """The columns that are learned."""
+    def outcomes(self) -> tuple[str, ...]:
+        """Columns that the network predicts."""
         return (self.time, self.event) if self.kind == "survival" else (self.target,)
 
     @property
@@ -101,13 +104,18 @@ class PatientTable(Standardised):
         return goal_of(self.kind, self.labels, self.range)
 
     @property
+    def words(self) -> tuple[str, ...]:
+        columns = [word for column in self.columns for word in (column.name, *column.levels)]
+        return tuple(dict.fromkeys((*columns, *self.outcomes, *super().words)))
+
+    @property
     def counted(self) -> tuple[str, ...]:
-        """Names of what is counted of cases: their classes, or that the event came or did not."""
+        """Names of the groups by which cases are counted: classes, or censored and event."""
         return EVENTS if self.kind == "survival" else self.labels
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
-        return () if self.missing == "leave-out" else tuple(column.name for column in self.columns)
+        return tuple(column.name for column in self.columns)
 
     @property
     def numbers(self) -> tuple[Column, ...]:
@@ -115,7 +123,7 @@ class PatientTable(Standardised):
 
     @property
     def channels(self) -> int:
-        """The numbers that a network reads of a case."""
+        """Number of the network's inputs."""
         return self.read_numbers + (len(self.columns) if self.missing == "mark" else 0)
 
     @property
@@ -132,13 +140,16 @@ class PatientTable(Standardised):
         return Linear()
 
     # ------------------------------------------------------------------------------------------ from a file
-    def _finished(self, data: "SiteData") -> "SiteData":
-        return optional.table_rows.finished(self, data)
+    def completed(self, data: "SiteData") -> "SiteData":
+        from medsilo.tasks.own import table_rows
+
+        return table_rows.finished(self, data)
 
     def scales_of(self, raw: Tensor) -> Scales:
-        """Return what is subtracted of each input and what it is divided by. raw: [cases, inputs], NaN where unknown.
+        """Return for each input the number to subtract and the number to divide by.
 
-        Categories stay as they are. A number that is missing becomes the mean, by either rule.
+        `raw` is [cases, inputs], with NaN for missing values. Categories are not scaled. With both values of `missing`,
+        a missing number becomes the mean.
         """
         means, deviations = torch.zeros(raw.shape[1]).double(), torch.ones(raw.shape[1]).double()
         place = 0
@@ -147,9 +158,11 @@ class PatientTable(Standardised):
                 known = raw[:, place][~raw[:, place].isnan()]
                 if self.standardise == "plan":
                     means[place], deviations[place] = float(column.mean or 0), float(column.deviation or 1)
+                elif self.standardise == "none":
+                    means[place] = column.mean or 0.0
                 elif len(known):
                     means[place] = known.mean()
-                    spread = float(known.std()) if len(known) > 1 and self.standardise == "site" else 0.0
+                    spread = float(known.std()) if len(known) > 1 else 0.0
                     deviations[place] = spread if spread > 0 else 1.0
             place += column.inputs
         return means, deviations
@@ -158,21 +171,16 @@ class PatientTable(Standardised):
         return from_training_cases("column") if self.needs_scales else super().across_patients()
 
     @property
-    def needs_scales(self) -> bool:
-        """Return whether a hospital's own numbers are needed to read its cases."""
-        return self.standardise == "site" or (self.standardise == "none" and self.missing != "leave-out")
-
-    @property
     def read_numbers(self) -> int:
-        """The numbers that are read of a line, without marks."""
+        """Number of inputs without the indicators of missing values."""
         return sum(column.inputs for column in self.columns)
 
     def own_scales(self, source: "DataSource") -> Scales:
-        """Return `scales_of` all lines of a hospital's table."""
-        return self.scales_of(self.rows(source.table_file(), source, outcome=False).as_read)
+        """Compute `scales_of` over all rows of a hospital's table."""
+        return self.scales_of(torch.from_numpy(self.rows(source.table_file(), source, outcome=False).inputs))
 
     def finished(self, raw: Tensor, scales: Scales) -> Tensor:
-        """Return what the network reads: standardised, with missing values as the plan has it."""
+        """Convert values to the network's inputs: standardise them, and replace missing values by the plan's rule."""
         known = raw.where(~raw.isnan(), scales[0])
         inputs = known if self.standardise == "none" else scaled(known, scales)
         if self.missing == "mark":
@@ -181,13 +189,17 @@ class PatientTable(Standardised):
         return inputs.float()
 
     def rows(self, path: Path, source: "DataSource", outcome: bool = True) -> "TableRows":
-        """Return the cases of a table as numbers, and what is wrong with others.
+        """Read the cases of a table as numbers, and the problems with other rows.
 
-        outcome: whether it is read, too; without it, no line is left out for the lack of one.
+        With `outcome`, outcomes are read, and rows without an outcome are left out.
         """
-        return optional.table_rows.TableRows(self, path, source, outcome)
+        from medsilo.tasks.own import table_rows
 
-    def _examined(
+        return table_rows.read_rows(self, path, source, outcome)
+
+    def examined(
         self, site: str, sites: Sequence[str], source: "DataSource | None"
     ) -> "tuple[Survey, Mapping[str, Dataset]]":
-        return optional.table_rows.examined(self, site, sites, source)
+        from medsilo.tasks.own import table_rows
+
+        return table_rows.examined(self, site, sites, source)

@@ -1,31 +1,38 @@
-"""The lines of a hospital's own table, CSV or Parquet, as cases. Only a site imports this."""
+"""Read the rows of a hospital's table as cases. Only sites import this module.
 
-import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+The table and the hospital's settings alone determine which rows are cases; a plan cannot exclude rows.
+
+A number outside of its column's limits, or a level that is not in the plan, counts as missing.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.case_index import OTHER_NAMES, CaseIndex, Entry, check_parts, tell_sheet, without_who_left
-from medsilo.tasks.cells import as_written, without_thousands
+from medsilo.tasks.case_index import OTHER_NAMES
+from medsilo.tasks.cells import level, without_thousands
+from medsilo.tasks.columns import Columns, TextColumn, at_limits, filled, read_columns, span
 from medsilo.tasks.own.own_numbers import LARGEST, Column, own_labels
 from medsilo.tasks.own.patient_table import PatientTable
-from medsilo.tasks.own.reading import dealt, divided, folder_of, needed, note_empty_parts, told_in
+from medsilo.tasks.own.reading import drawn_parts, needed, note_empty_parts, told_in
 from medsilo.tasks.shares import PARTS
 from medsilo.tasks.site_data import Cases, SiteData, patients_of
-from medsilo.tasks.sources import DataSource
-from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, repeated
-from medsilo.tasks.survival import concordant_pairs
-from medsilo.tasks.table_reader import TableReader
+from medsilo.tasks.sources import RARE, DataSource
+from medsilo.tasks.splits import deal
+from medsilo.tasks.survey import PartFacts, Problem, Survey
+from medsilo.tasks.table_reader import OLD_LETTERS, WINDOWS
 
 TOTALS = frozenset(("total", "sum", "mean", "summe", "gesamt", "mittelwert", "somme", "moyenne", "suma", "totale"))
 TWICE = "lines of one patient are there twice, alike in all that is read; remove the copies"
 ALIKE = "lines are alike in every column and count as one patient; name the patient, or remove what is a copy"
 CODE = "lines have the same negative number of {!r}, as registries write 'not known'; if so, add it to data.missing"
+CODES = ({"-9"}, {"-99"}, {"-999"})
 ALONE = (
     "every line counts as a patient of its own; if a patient has several, say which column names the patient "
     "(data.columns.patient)"
@@ -33,9 +40,9 @@ ALONE = (
 
 
 def finished(task: PatientTable, data: SiteData) -> SiteData:
-    """Return the cases as a network reads them; the survey keeps what numbers were standardised with."""
+    """Convert the cases to the network's inputs. The survey records the means and standard deviations used."""
     parts: dict[str, Cases] = {part: getattr(data, part) for part in PARTS}
-    known = parts["train"] if len(parts["train"]) else parts["test"]  # a site that does not train has only these
+    known = parts["train"] if len(parts["train"]) else parts["test"]  # an evaluation site has only test cases
     scales = task.scales_of(known.inputs)
     read = [(task.finished(own.inputs, scales), own.targets, own.patients) for own in parts.values()]
     told = {name: (float(a), float(b)) for name, a, b in zip(task.input_names, *scales, strict=False)}
@@ -46,46 +53,63 @@ def finished(task: PatientTable, data: SiteData) -> SiteData:
 def examined(
     task: PatientTable, site: str, sites: Sequence[str], source: DataSource | None
 ) -> tuple[Survey, dict[str, Cases]]:
-    """Return what there is in a site's table, read once, and the parts, not standardised yet."""
+    """Read a site's table, and return the survey and the parts before standardisation."""
     task.check_source(source)
     assert source is not None
-    if source.images or source.labels or source.patient or source.cache_folder:
+    if source.images or source.labels or source.patient or source.head or source.cache_folder:
         raise DataError(
-            "data: a table has no images, labels, patient pattern or cache on the disk; leave these keys out, and "
-            "name columns under data.columns"
+            "data: a table has no images, labels, patient pattern, head or cache on the disk; leave these keys out, "
+            "and name columns under data.columns"
         )
-    path = source.table_file(folder_of(task, site, source))
-    found = task.rows(path, source)
-    listing = found.listing
-    without_who_left(listing, source)
-    if task.partition is not None:
-        listing.entries = dealt(task.partition, site, sites, listing.entries, found.classes)
-    check_parts(listing)
-    listing.check_patients(source)
-    parts = divided(listing, source, task.shares, task.split)
-    cases = {part: found.cases(parts[part]) for part in PARTS}
-    return survey_of(task, listing, cases, source), cases
+    path = source.table_file(source.folder_of(site, task.deals))
+    rows = _read(task, path, source) if task.partition is None else _dealt(task, path, source, site, sorted(sites))
+    parts = rows.divided(source)
+    cases = {part: rows.cases(parts[part]) for part in PARTS}
+    return survey_of(task, rows, cases, source), cases
 
 
-def survey_of(task: PatientTable, listing: CaseIndex, cases: Mapping[str, Cases], source: DataSource) -> Survey:
-    """Return what there is to tell of a table's cases."""
+def _read(task: PatientTable, path: Path, source: DataSource) -> "TableRows":
+    return task.rows(path, source).without(source.without())
+
+
+# Shares of simulated sites that were read but not requested yet, by table
+_WAITING: dict[tuple[Any, ...], dict[str, "TableRows"]] = {}
+
+
+def _dealt(task: PatientTable, path: Path, source: DataSource, site: str, sites: Sequence[str]) -> "TableRows":
+    """Return a simulated site's share of the cases. The table is read once; the other sites' shares are kept until
+    their requests.
+    """
+    state = path.stat()
+    told = source.model_dump_json(), source.split, source.each_alone, source.without()
+    key = (task.model_dump_json(), path, state.st_size, state.st_mtime_ns, told, *sites)
+    if key not in _WAITING or site not in _WAITING[key]:
+        rows = _read(task, path, source)
+        natural = rows.sites.texts() if rows.sites else []
+        assert task.partition
+        owners = deal(task.partition, rows.patients.texts(), rows.labels.tolist(), natural, sites)
+        _WAITING.clear()
+        _WAITING[key] = {
+            one: replace(rows.taken(own), problems=[*rows.problems], odd={**rows.odd}, identifiers={**rows.identifiers})
+            for one, own in zip(sites, owners, strict=True)
+        }
+    return _WAITING[key].pop(site)
+
+
+def survey_of(task: PatientTable, rows: "TableRows", cases: Mapping[str, Cases], source: DataSource) -> Survey:
+    """Make the survey of a table, given its rows and the cases of each part."""
     shown = {part: part_of(task, own) for part, own in cases.items()}
-    note_empty_parts(task, listing, shown, source)
+    note_empty_parts(task, rows.problems, shown, source)
     if task.kind == "survival":
         scored = [part for part in needed(source) if part != "train"]
-        listing.problems += incomparable({part: cases[part].targets for part in scored})
-    copies = repeated(
-        patient + digest(torch.cat([inputs, target.reshape(-1).double()]))
-        for own in cases.values()
-        for patient, inputs, target in zip(own.patients, own.inputs, own.targets, strict=True)
-    )
-    if copies:
-        listing.problems.append(Problem("note", TWICE if listing.patients_named else ALIKE, copies))
-    return told_in(task, listing, shown, source)
+        rows.problems += incomparable({part: cases[part].targets for part in scored})
+    if copies := rows.copies():
+        rows.problems.append(Problem("note", TWICE if rows.patients_named else ALIKE, copies))
+    return told_in(task, rows, shown, source)
 
 
 def part_of(task: PatientTable, data: Cases) -> PartFacts:
-    """Return what there is to tell of one part."""
+    """Return the counts of one part."""
     counts: dict[str, int] = {}
     if task.kind != "regression":
         labels = data.targets[:, 1] if task.kind == "survival" else data.targets
@@ -95,162 +119,332 @@ def part_of(task: PatientTable, data: Cases) -> PartFacts:
 
 
 def incomparable(targets: Mapping[str, Tensor]) -> Iterator[Problem]:
-    """Yield a problem for each part that has cases, but no two that can be compared."""
+    """Yield a problem for each part in which no two cases can be compared for the concordance index."""
     for part, target in targets.items():
-        if len(target) and not concordant_pairs(torch.zeros(len(target)), target)[1].sum():
+        times, censored = target[:, 0], target[:, 1] == 0
+        if len(target) and (censored.all() or not _seen_longer(times, censored).any()):
             what = f"the {part} part has no two cases to compare, an event and a longer time; bring more cases"
             yield Problem("stops", what)
 
 
+def _seen_longer(times: Tensor, censored: Tensor) -> Tensor:
+    """Return True for cases that were observed longer than the earliest event. Without such cases, no two cases can be
+    compared.
+    """
+    first = times[~censored].min()
+    return (times > first) | ((times == first) & censored)
+
+
+@dataclass
 class TableRows:
-    """The cases of a table: what each line is, its inputs as they stand there, its outcome."""
+    """The cases of a table, with their patients, inputs and outcomes."""
+
+    task: PatientTable
+    table: Columns
+    lines: np.ndarray  # index of each case's row in the table, [cases]
+    inputs: np.ndarray  # [cases, inputs]; NaN if a value is missing or invalid
+    outcomes: np.ndarray  # [cases, 1]; for survival [cases, 2]: time, event
+    labels: np.ndarray  # [cases]: class, or True for an event; 0 for a regression
+    classes: TextColumn  # classes in the hospital's words
+    patients: TextColumn
+    parts: TextColumn | None
+    sites: TextColumn | None
+    odd: Mapping[str, np.ndarray]  # rows with invalid values, by reason
+    patients_named: bool = True
+    problems: list[Problem] = field(default_factory=list)
+    identifiers: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def fixed(self) -> bool:
+        """True if the table assigns patients to parts."""
+        return self.parts is not None and any(self.parts.shown().values)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Names of the cases' rows for people."""
+        return self.table.lines_called(self.lines)
+
+    def taken(self, cases: np.ndarray) -> "TableRows":
+        """Return a selection of the cases."""
+        per_case = ("lines", "inputs", "outcomes", "labels", "classes", "patients", "parts", "sites")
+        own = {name: getattr(self, name) for name in per_case}
+        taken: dict[str, Any] = {name: None if values is None else values[cases] for name, values in own.items()}
+        return replace(self, **taken)
+
+    def without(self, patients: Collection[str]) -> "TableRows":
+        """Return the cases without these patients, and without a record of them."""
+        return self.taken(np.flatnonzero(~self.patients.isin({*patients}))) if patients else self
+
+    def cases(self, cases: np.ndarray) -> Cases:
+        """Return a selection of cases as tensors, before standardisation."""
+        inputs, outcomes = torch.from_numpy(self.inputs[cases]), torch.from_numpy(self.outcomes[cases])
+        if self.task.kind == "survival":
+            targets = outcomes.float()
+        else:
+            targets = outcomes[:, 0].to(torch.long if self.task.kind == "classification" else torch.float32)
+        return Cases(inputs, targets, self.patients[cases].texts())
+
+    def divided(self, source: DataSource) -> dict[str, np.ndarray]:
+        """Return the cases of each part, by the table or by the hospital's split of patients."""
+        patients = self.patients.shown()
+        fixed: dict[str, str] | None = None
+        if self.fixed:
+            assert self.parts
+            fixed = self._fixed(patients, self.parts.shown())
+        drawn = drawn_parts(
+            self.class_of_each(patients), fixed, source, self.task.shares, self.task.split, self.problems
+        )
+        place = np.array([PARTS.index(drawn[name]) if drawn[name] in PARTS else -1 for name in patients.values])
+        of_case = place[patients.codes] if len(place) else np.zeros(0, int)
+        return {part: np.flatnonzero(of_case == number) for number, part in enumerate(PARTS)}
+
+    def _fixed(self, patients: TextColumn, parts: TextColumn) -> dict[str, str]:
+        """Return each patient's part by the table, and record faulty parts."""
+        if any(value not in PARTS for value in parts.values):
+            strangers = self.lines[~parts.isin({*PARTS})]
+            what = "lines of the table have a part that is not train, validation or test"
+            self.problems.append(Problem("stops", what, len(strangers), self.table.lines_called(strangers)))
+        pairs = np.unique(np.stack([patients.codes, parts.codes]), axis=1)
+        several = np.flatnonzero(np.bincount(pairs[0]) > 1)
+        if len(several):
+            what = "patients are in two parts by the table, so that the test would be of known patients; "
+            names = tuple(sorted(patients.values[place] for place in several.tolist()))
+            self.problems.append(Problem("stops", f"{what}give each one part", len(names), names))
+        return {patients.values[who]: parts.values[part] for who, part in pairs.T.tolist()}
+
+    def class_of_each(self, patients: TextColumn) -> dict[str, str]:
+        """Return each patient's most frequent class in the hospital's words, so that parts do not depend on
+        the plan.
+        """
+        order = np.argsort(np.argsort(self.classes.values, kind="stable"), kind="stable")
+        ranks = order[self.classes.codes] if len(self.classes.values) else np.zeros(len(self.lines), int)
+        width = max(1, len(order))
+        pairs, counts = np.unique(patients.codes.astype(np.int64) * width + ranks, return_counts=True)
+        found: dict[int, tuple[int, int]] = {}
+        for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+            who, rank = divmod(pair, width)
+            found[who] = min(found.get(who, (0, 0)), (-count, rank))
+        names = sorted(self.classes.values)
+        return {patients.values[who]: names[rank] for who, (_, rank) in found.items()}
+
+    def copies(self) -> int:
+        """Count the rows that repeat an earlier row of the same patient in all columns that are read."""
+        again = np.bincount(self.patients.codes)[self.patients.codes] > 1  # other patients have one row each
+        rows = np.column_stack([self.inputs, self.outcomes, self.patients.codes])[again]
+        return len(rows) - len(np.unique(np.ascontiguousarray(rows).view(np.dtype((np.void, rows.strides[0]))), axis=0))
+
+
+class _Reading:
+    """Reads a table for a task. The hospital's settings determine the cases, then the plan selects columns."""
 
     def __init__(self, task: PatientTable, path: Path, source: DataSource, outcome: bool) -> None:
         self.task, self.source, self.outcome = task, source, outcome
-        self.listing = CaseIndex()
-        self.inputs: dict[str, list[float]] = {}  # by the line's place
-        self.outcomes: dict[str, tuple[float, ...]] = {}
-        self.classes: dict[str, int] = {}  # of a classification, or whether there was an event
+        self.problems: list[Problem] = []
+        self.odd: dict[str, np.ndarray] = {}
         self.missing = frozenset(source.missing)
-        self.levels = {
-            name: {TableReader.level(own): str(plan) for own, plan in kinds.items()}
-            for name, kinds in source.levels.items()
-        }
-        self.labels = own_labels(task.counted, source.label_map)
-        self.known = ", ".join(task.counted)
-        self.wrong: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # (severity, what) -> lines
-        self._read(path)
-
-    def _read(self, path: Path) -> None:
-        task, source = self.task, self.source
         absent = task.absent(source)
-        read = [one.name for one in task.columns if one.name not in absent]
-        columns = [*read, *(task._outcomes if self.outcome else ())]
+        self.read = [column for column in task.columns if column.name not in absent]
+        columns = [*(one.name for one in self.read), *(task.outcomes if outcome else ())]
         self.roles = {role: source.column(role) for role in ("patient", "part", "site")}
-        called = source.own_names(columns, self.roles, "columns", (*task._outcomes, *absent))
-        needed = {own: name for name, own in called.items()}
+        self.called = source.own_names(columns, self.roles, "columns", (*task.outcomes, *absent))
+        required = {own: name for name, own in self.called.items() if name not in source.spans}
+        required |= {own: name for name in self.called for own in source.spans.get(name, ())}
         if "patient" in source.columns:
-            needed[self.roles["patient"]] = "patient"
-        sheet = TableReader(named_by=self.roles["patient"]).read(path, needed, tuple(self.roles.values()))
-        numbers = [one.name for one in task.columns if not one.levels and one.name in called]
-        if self.outcome and task.kind != "classification":
-            numbers.append(task._outcomes[0])
-        for name in numbers:
-            own = sheet.columns[called[name]]
-            texts = without_thousands(name, [cells[own] for _, cells in sheet.lines], source.decimal)
-            for (_, cells), text in zip(sheet.lines, texts, strict=True):
-                cells[own] = text
-            below = {place: text for (place, _), text in zip(sheet.lines, texts, strict=True) if text.startswith("-")}
-            if {*map(TableReader.level, below.values())} - self.missing in ({"-9"}, {"-99"}, {"-999"}):
-                self.wrong["note", CODE.format(name)] = [place for place in below if below[place] not in self.missing]
-        for place, cells in sheet.lines:
-            self._take(place, dict(zip(sheet.columns, cells, strict=True)), called)
-        self._tell(sheet)
+            required[self.roles["patient"]] = "patient"
+        learned = [self.called[name] for name in task.outcomes] if outcome else []
+        if source.outcome and (others := [name for name in learned if name not in source.outcome]):
+            raise DataError(
+                f"the plan learns {' and '.join(map(repr, task.outcomes))}, which is not the outcome of this "
+                "hospital's data set",
+                private=f"{others[0]}; data.outcome has {', '.join(source.outcome)}",
+            )
+        if outcome and source.learned_as not in (None, task.kind):
+            raise DataError(f"the plan learns a {task.kind} of it, and this hospital's data set a {source.learned_as}")
+        self.table = read_columns(path)
+        self.table.require(required, tuple(self.roles.values()))
 
-    @property
-    def as_read(self) -> Tensor:
-        """The inputs of all cases, in the table's order."""
-        return self._inputs(list(self.inputs))
+    def rows(self) -> TableRows:
+        named = self.table.find(self.roles["patient"]) is not None
+        patients = self._role("patient") if named else self.table.line_names()
+        assert patients
+        kept = np.ones(self.table.count, bool)
+        if named:
+            nobody = np.array(
+                [not one or one in self.missing or one.casefold() in TOTALS for one in patients.values], bool
+            )
+            self._leave_out(
+                kept, "lines have no patient, or are totals; fill it in, or remove them", nobody[patients.codes]
+            )
+        for name in self.source.required:
+            if (own := self.table.find(name)) is None:
+                raise DataError("data.required names a column that the table lacks; correct it", private=name)
+            lacking = self.table.column(own).isin(self.missing)
+            self._leave_out(kept, f"lines have no value of {name!r}, which this hospital requires", lacking)
+        # Check all outcomes in the settings, not only this plan's
+        for name in self.source.outcome if self.outcome else ():
+            if (own := self.table.find(name)) is not None:
+                self._leave_out(kept, "lines have no outcome", self.table.column(own).isin(self.missing))
+        outcomes, labels, classes = self._outcomes(kept, patients) if self.outcome else self._nothing()
+        inputs = self._inputs(kept)
+        self._tell_table()
+        if named is False and kept.any():
+            self.problems.append(Problem("note", ALONE, int(kept.sum())))
+        parts, sites = self._role("part"), self._role("site")
+        if parts:
+            called = (value.lower() for value in parts.values)
+            parts = TextColumn(tuple(OTHER_NAMES.get(value, value) for value in called), parts.codes)
+        if sites:
+            sites = TextColumn(sites.levels(), sites.codes)
+        every = TableRows(
+            self.task, self.table, np.arange(self.table.count), inputs, outcomes, labels, classes, patients, parts,
+            sites, self.odd, named, self.problems,
+        )  # fmt: skip
+        return every.taken(np.flatnonzero(kept))
 
-    def _inputs(self, names: Sequence[str]) -> Tensor:
-        found = [self.inputs[name] for name in names]
-        return torch.tensor(found, dtype=torch.float64).reshape(len(names), self.task.read_numbers)
+    def _role(self, role: str) -> TextColumn | None:
+        own = self.table.find(self.roles[role])
+        return None if own is None else self.table.column(own)
 
-    def cases(self, entries: Sequence[Entry]) -> Cases:
-        """Return these cases as tensors, not standardised yet."""
-        kind = self.task.kind
-        names = [entry.name for entry in entries]
-        inputs = self._inputs(names)
-        outcomes = torch.tensor([self.outcomes[name] for name in names], dtype=torch.float64)
-        if kind == "survival":
-            targets = outcomes.reshape(len(names), 2).float()
-        else:
-            targets = outcomes.reshape(len(names)).to(torch.long if kind == "classification" else torch.float32)
-        return Cases(inputs, targets, [entry.patient for entry in entries])
+    def _own(self, name: str) -> TextColumn:
+        return self.table.column(str(self.table.find(name)))
 
-    def _take(self, place: str, cells: Mapping[str, str], called: Mapping[str, str]) -> None:
-        """Read one line, or note why it can't be."""
-        task, (of_patient, of_part, of_site) = self.task, self.roles.values()
-        patient = cells[of_patient]
-        if not patient or patient in self.missing or patient.casefold() in TOTALS:
-            return self._note("left out", "lines have no patient, or are totals; fill it in, or remove them", place)
-        inputs: list[float] = []
-        for column in task.columns:
-            if column.name not in called:
-                inputs += [math.nan] * column.inputs
-                continue
-            text = cells[called[column.name]]
-            if text in self.missing:
-                inputs += [math.nan] * column.inputs
-                what = f"lines have no value of {column.name!r}"
-                if task.missing == "leave-out":
-                    return self._note("left out", f"{what}; fill it in, or agree on task.missing=mean", place)
-                self._note("note", f"{what}; task.missing is {task.missing}", place)
-                continue
-            if not column.levels:
-                text = as_written(text, self.source.decimal)
-            values = column.read(text, self.levels.get(column.name, {}))
-            if values is None:
-                return self._refuse(column, place)
-            inputs += values
-        if self.outcome:
-            if all(map(math.isnan, inputs)):
-                return self._note("left out", "lines have no value in any column that is read; fill them in", place)
-            texts = [cells[called[name]] for name in task._outcomes]
-            if (outcome := self._outcome(texts, place)) is None:
-                return None
-            self.outcomes[place] = outcome
-            self.classes[place] = int(outcome[-1]) if task.kind != "regression" else 0
-        self.inputs[place] = inputs
-        label = str(self.classes[place]) if self.outcome and task.kind != "regression" else ""
-        part = cells.get(of_part, "").lower()
-        entry = Entry(place, (), label, patient, OTHER_NAMES.get(part, part), cells.get(of_site, ""))
-        self.listing.entries.append(entry)
-        return None
+    def _column(self, name: str) -> TextColumn:
+        if name in self.source.spans:
+            return span(*map(self._own, self.source.spans[name]))
+        column, patients = self._own(self.called[name]), self._role("patient")
+        if self.called[name] in self.source.limits:
+            column = at_limits(column)
+        if self.called[name] in self.source.fill and patients:
+            return filled(column, patients, self.missing)
+        return column
 
-    def _refuse(self, column: Column, place: str) -> None:
-        """Note a value that its column can't have."""
+    def _lacks(self, name: str, own: TextColumn) -> np.ndarray:
+        """Return True for rows without a value in a column."""
+        codes = frozenset(map(level, self.source.codes.get(name, ())))
+        if not codes:
+            return own.isin(self.missing)
+        lacking = [value in self.missing or one in codes for value, one in zip(own.values, own.levels(), strict=True)]
+        return np.array(lacking, bool)[own.codes] if lacking else np.zeros(0, bool)
+
+    # ---------------------------------------------------- the lines that are cases
+    def _leave_out(self, kept: np.ndarray, what: str, lines: np.ndarray) -> None:
+        """Leave out rows, and record the rows that were not left out before."""
+        self._note("left out", what, lines & kept)
+        kept &= ~lines
+
+    def _nothing(self) -> tuple[np.ndarray, np.ndarray, TextColumn]:
+        count = self.table.count
+        return np.zeros((count, 1)), np.zeros(count, int), TextColumn(("",), np.zeros(count, int))
+
+    def _outcomes(self, kept: np.ndarray, patients: TextColumn) -> tuple[np.ndarray, np.ndarray, TextColumn]:
+        """Return the outcome of each row, and its class in the plan's and the hospital's words."""
+        task, columns = self.task, [self._column(name) for name in self.task.outcomes]
+        for name, own in zip(task.outcomes, columns, strict=True):
+            self._leave_out(kept, "lines have no outcome", self._lacks(name, own))
+        numbers = np.zeros(self.table.count)
+        if task.kind != "classification":
+            low, high = (0.0, LARGEST) if task.kind == "survival" else (-LARGEST, LARGEST)
+            numbers = self._numbers(task.outcomes[0], columns[0])
+            wrong = ~((numbers >= low) & (numbers <= high))
+            what = f"lines have an outcome that is not a number from {low:g} to {high:g}; correct it"
+            self._leave_out(kept, what, wrong)
+        if task.kind == "regression":
+            outside = (numbers < task.range[0]) | (numbers > task.range[1])
+            what = (
+                f"lines have an outcome outside the plan's range, {task.range[0]:g} to {task.range[1]:g}, which is cut"
+            )
+            self._note("note", what, outside & kept)
+            numbers = numbers.clip(*task.range)
+            return numbers[:, None], np.zeros(self.table.count, int), TextColumn(("",), np.zeros(self.table.count, int))
+        levels, known = columns[-1].levels(), own_labels(task.counted, self.source.label_map)
+        declared = known if task.kind == "survival" else ()  # labels of survival do not depend on the plan
+        self._leave_out(kept, RARE, columns[-1].isin(self._rare(columns[-1], kept, patients, declared)))
+        numbered = np.array([known.get(own, -1) for own in levels], int)
+        labels = numbered[columns[-1].codes] if len(numbered) else np.zeros(0, int)
+        what = f"lines have a label that is not the plan's ({', '.join(task.counted)}); add it to data.label_map"
+        self._note("stops", what, (labels < 0) & kept)
+        labels = labels.clip(0)
+        learned = [labels.astype(float)] if task.kind == "classification" else [numbers, labels.astype(float)]
+        return np.stack(learned, 1), labels, TextColumn(levels, columns[-1].codes)
+
+    def _rare(
+        self, own: TextColumn, kept: np.ndarray, patients: TextColumn, declared: Collection[str]
+    ) -> frozenset[str]:
+        """Return the labels in a column that occur in too few patients."""
+        if not self.source.leaves_out_rare:
+            return frozenset()
+        levels, pairs = own.levels(), np.unique(np.stack([own.codes, patients.codes])[:, kept], axis=1)
+        who: dict[str, set[int]] = {one: set() for one in levels}
+        for label, patient in pairs.T.tolist():
+            who[levels[label]].add(patient)
+        rare = self.source.rare({label: [*map(str, own)] for label, own in who.items()}, declared)
+        return frozenset(text for text, label in zip(own.values, levels, strict=True) if label in rare)
+
+    # -------------------------------------------------------------------------- the plan's inputs
+    def _inputs(self, kept: np.ndarray) -> np.ndarray:
+        """Return the inputs of all rows; NaN without a value."""
+        inputs = np.full((self.table.count, self.task.read_numbers), np.nan)
+        place, read = 0, {column.name for column in self.read}
+        for column in self.task.columns:
+            if column.name in read:
+                inputs[:, place : place + column.inputs] = self._values(column, kept)
+            place += column.inputs
+        return inputs
+
+    def _values(self, column: Column, kept: np.ndarray) -> np.ndarray:
+        """Return a column's inputs for all rows, [rows, inputs]."""
+        own = self._column(column.name)
+        missing = self._lacks(column.name, own)
+        self._note(
+            "note", f"lines have no value of {column.name!r}; task.missing is {self.task.missing}", missing & kept
+        )
         if column.levels:
-            what = f"lines have a level of {column.name!r} that the plan does not know; add it to data.levels"
-            self._note("stops", what, place)
+            places = {level(name): place for place, name in enumerate(column.levels)}
+            plans = {level(str(here)): str(plan) for here, plan in self.source.levels.get(column.name, {}).items()}
+            numbered = [places.get(level(plans.get(name, name)), -1) for name in own.levels()]
+            found = np.array(numbered, int)[own.codes] if numbered else np.zeros(0, int)
+            odd, values = (found < 0) & ~missing, np.eye(len(places))[found.clip(0)]
+            values[odd] = 0.0
+            values[missing] = np.nan
+            what = (
+                f"lines have a level of {column.name!r} that the plan does not know; they count as none of its levels"
+            )
         else:
-            bounds = (
-                "" if (column.low, column.high) == (-LARGEST, LARGEST) else f" from {column.low:g} to {column.high:g}"
-            )
-            what = f"lines have a value of {column.name!r} that is not a number{bounds}; correct it"
-            self._note("left out", f"{what}, or name it under data.missing", place)
+            numbers = self._numbers(column.name, own)
+            below = (numbers < 0) & ~missing & kept
+            if {f"{code:g}" for code in np.unique(numbers[below]).tolist()} in CODES:
+                self._note("note", CODE.format(column.name), below)
+            odd = ~((numbers >= column.low) & (numbers <= column.high)) & ~missing
+            values = np.where(odd | missing, np.nan, numbers)[:, None]
+            bounds = (column.low, column.high)
+            within = "" if bounds == (-LARGEST, LARGEST) else f" from {column.low:g} to {column.high:g}"
+            what = f"lines have a value of {column.name!r} that is not a number{within}, and counts as missing"
+        self._note("note", f"{what}; correct it, or name it under data.missing", odd & kept)
+        if (odd & kept).any():
+            self.odd[what] = odd & kept
+        return values
 
-    def _outcome(self, texts: Sequence[str], place: str) -> tuple[float, ...] | None:
-        """Return what is learned of a line; None where it has none, which is noted."""
-        task = self.task
-        if any(text in self.missing for text in texts):
-            self._note("left out", "lines have no outcome", place)
-            return None
-        if task.kind != "regression":
-            label = self.labels.get(TableReader.level(texts[-1]))
-            if label is None:
-                what = f"lines have a label that is not the plan's ({self.known}); add it to data.label_map"
-                self._note("stops", what, place)
-                return None
-            if task.kind == "classification":
-                return (float(label),)
-        number = TableReader.number(texts[0], self.source.decimal)
-        low, high = (0.0, LARGEST) if task.kind == "survival" else task.range
-        if number is None or not low <= number <= high:
-            self._note(
-                "left out", f"lines have an outcome that is not a number from {low:g} to {high:g}; correct it", place
-            )
-            return None
-        return (number,) if task.kind == "regression" else (number, float(label or 0))
+    def _numbers(self, name: str, own: TextColumn) -> np.ndarray:
+        """Return the numbers of a column. If the decimal sign is a comma, points may separate thousands."""
+        texts = tuple(without_thousands(name, own.values, self.source.decimal))
+        return TextColumn(texts, own.codes).numbers(self.source.decimal)
 
-    def _note(self, severity: str, what: str, place: str) -> None:
-        self.wrong[severity, what].append(place)
+    # ------------------------------------------------------------------ notes
+    def _note(self, severity: str, what: str, lines: np.ndarray) -> None:
+        places = np.flatnonzero(lines)
+        if len(places):
+            self.problems.append(Problem(severity, what, len(places), self.table.lines_called(places)))  # type: ignore[arg-type]
 
-    def _tell(self, sheet: TableReader) -> None:
-        """Put what was found into the listing."""
-        for (severity, what), places in self.wrong.items():
-            self.listing.add(severity, what, places)
-        tell_sheet(self.listing, sheet)
-        if self.listing.entries and sheet.nameless:
-            self.listing.patients_named = False
-            self.listing.problems.append(Problem("note", ALONE, len(self.listing.entries)))
+    def _tell_table(self) -> None:
+        """Record rows that could not be read, and letters that may have been decoded wrongly."""
+        table = self.table
+        if table.uneven:
+            what = "lines have more or fewer cells than the first; export the table again"
+            self.problems.append(Problem("left out", what, table.uneven, table.uneven_lines()))
+        if table.coding == WINDOWS:
+            self.problems.append(Problem("note", OLD_LETTERS, table.count))
+
+
+def read_rows(task: PatientTable, path: Path, source: DataSource, outcome: bool = True) -> TableRows:
+    """Read the cases of a table. With `outcome`, outcomes are read, and rows without an outcome are left out."""
+    return _Reading(task, path, source, outcome).rows()

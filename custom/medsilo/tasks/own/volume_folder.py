@@ -1,27 +1,34 @@
-"""Volumes from a folder: `nifti-folder`, and what it has in common with `dicom-folder`."""
+"""The task `nifti-folder` over volumes, and its base class, which `dicom-folder` shares."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from medsilo.core import optional
+from medsilo.core.errors import DataError
 from medsilo.models.network import Dimensions
 from medsilo.tasks.inference import IN_MONAI
 from medsilo.tasks.own.folder import Distance, FolderTask, Name
 
-if TYPE_CHECKING:  # only a site reads cases
+if TYPE_CHECKING:  # not at run time, because only sites read cases
     from medsilo.tasks.cache import Facts
+    from medsilo.tasks.case_index import CaseIndex
+    from medsilo.tasks.sources import DataSource
 
 
 class VolumeFolder(FolderTask):
-    """A task over volumes and their masks or classes, from a folder that the site describes itself.
+    """Base class of tasks over volumes with masks or classes, in a folder that the site's settings describe.
 
-    A subclass may say in `listing_of` which cases a folder has, in `scan_of` how an image is read, and in `mask_reader`
-    how a mask is. Every volume is turned to LPS. With `target_spacing` it is resampled to that, and a segmentation
-    learns from pieces of `size`; without, it is resized to `size`. With `dimensions: 2` slices are the cases: numbers
-    are x and y then, and slices of one volume stay in one part.
+    Subclasses may override `listing_of` (cases), `scan_of` (images) and `mask_reader` (masks). Every volume is
+    reoriented to LPS.
+
+    With `target_spacing`, volumes are resampled, and a segmentation trains on patches of `size`. Without it, volumes
+    are resized to `size`.
+
+    With `dimensions: 2`, slices are the cases, and lists with a number per axis are x, y. Slices of a volume stay in
+    the same part.
 
     >>> class Stored(VolumeFolder):  # with numpy
     ...     def scan_of(self, files): return Scan(np.load(files[0])[None], np.eye(4), (1.0, 1.0, 1.0), header=None)
@@ -29,13 +36,17 @@ class VolumeFolder(FolderTask):
     (1, 32, 64, 64)
     """
 
-    dimensions: Dimensions = Field(default=3, description="3: volumes; 2: their slices")
+    dimensions: Dimensions = Field(default=3, description="3: cases are volumes; 2: cases are slices")
     modalities: tuple[Name, ...] = Field(
-        default=("image",), min_length=1, max_length=64, description="a volume's channels, in turn"
+        default=("image",), min_length=1, max_length=64, description="names of a volume's channels, in order"
     )
-    target_spacing: tuple[Distance, ...] | None = Field(default=None, description="mm between voxels, for all sites")
+    target_spacing: tuple[Distance, ...] | None = Field(
+        default=None,
+        description="voxel spacing in mm to which all sites resample volumes; `null`: volumes are resized to `size`",
+    )
     slices: Literal["labelled", "all"] = Field(
-        default="labelled", description="slices of a segmentation that are cases: those with a structure, or all"
+        default="labelled",
+        description="slices that are cases in a segmentation: only slices with a structure, or all slices",
     )
 
     @model_validator(mode="after")
@@ -43,6 +54,10 @@ class VolumeFolder(FolderTask):
         if self.target_spacing is not None and len(self.target_spacing) != self.axes:
             raise ValueError(f"target_spacing {list(self.target_spacing)}: give {self.axes} numbers")
         return self
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (*super().words, *self.modalities)
 
     @property
     def stored(self) -> int:
@@ -58,31 +73,53 @@ class VolumeFolder(FolderTask):
 
     @property
     def channels(self) -> int:
-        """The modalities."""
+        """Number of modalities."""
         return len(self.modalities)
 
     @property
     def voxel(self) -> tuple[float, ...] | None:
         return self.target_spacing and self.target_spacing[::-1]
 
-    def _cases(self, image: Tensor) -> Tensor:
+    def as_cases(self, image: Tensor) -> Tensor:
         return image[None] if self.axes == 3 else image.transpose(0, 1)
 
     @property
     def alike(self) -> bool:
         return self.target_spacing is None
 
-    def _grid(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
+    def grid_of(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
+        from medsilo.tasks.own import image_patches
+
         if self.voxel is None:
-            return super()._grid(grid, spacing)
-        return optional.image_patches.grid_at(grid, tuple(spacing)[: self.axes][::-1], self.voxel)
+            return super().grid_of(grid, spacing)
+        return image_patches.grid_at(grid, tuple(spacing)[: self.axes][::-1], self.voxel)
+
+    def listing_of(self, source: "DataSource", folder: Path) -> "CaseIndex":
+        """Return the entries in a folder. Channels that the site names are put into the plan's order."""
+        if not isinstance(source.images, dict):
+            return super().listing_of(source, folder)
+        own = source.images
+        if strange := sorted({*own} ^ {*self.modalities}):
+            what = "names no" if strange[0] in self.modalities else "names a strange"
+            raise DataError(
+                f"data.images: {what} channel {strange[0]!r}; the plan's are {', '.join(self.modalities)}: give a "
+                "pattern for each of these names"
+            )
+        from medsilo.tasks.survey import Problem
+
+        ordered = tuple(own[name] for name in self.modalities)
+        listing = super().listing_of(source.model_copy(update={"images": ordered}), folder)
+        files = tuple(f"{name}: {own[name]}" for name in self.modalities)
+        told = f"channels are matched by name, in the plan's order: {', '.join(self.modalities)}"
+        listing.problems.append(Problem("note", told, private=files))
+        return listing
 
     @property
     def _channel_names(self) -> tuple[str, ...]:
         return self.modalities
 
     def _on_the_grid(self) -> list[dict[str, Any]]:
-        """Put axes in the order of the network's; slices last."""
+        """Reorder the axes for the network, with slices last."""
         turned = {"_target_": "Orientationd", "keys": "image", "axcodes": "SPL", "labels": None}
         rest = [] if self.axes == 3 else [0]
         if rest:
@@ -92,18 +129,20 @@ class VolumeFolder(FolderTask):
             return [turned, {"_target_": "Resized", "keys": "image", "spatial_size": size, "mode": "trilinear"}]
         return [turned, {"_target_": f"{IN_MONAI}.ToSpacingd", "keys": "image", "pixdim": [*self.voxel, *rest]}]
 
-    def _chosen(self, facts: "Facts") -> list[int]:
+    def chosen_cases(self, facts: "Facts") -> list[int]:
         if self.axes == 2 and self.segments and self.slices == "labelled":
             return [case for case, shown in enumerate(facts.shown) if any(shown)]
-        return super()._chosen(facts)
+        return super().chosen_cases(facts)
 
 
 class NiftiFolder(VolumeFolder):
-    """Volumes of NIfTI, MHA, NRRD, or a folder for each DICOM series; masks are files on the same grid."""
+    """A task over volumes in NIfTI, MHA or NRRD files, or in one folder per DICOM series. Masks are files on the same
+    grid.
+    """
 
     title: ClassVar[str] = "A hospital's own volumes: segmentation or classification, 3-D or slices"
 
     name: Literal["nifti-folder"] = "nifti-folder"
 
     def across_patients(self) -> str:
-        return super().across_patients()  # an image is scaled by its own intensities alone
+        return super().across_patients()  # the scale of an image's intensities depends on that image only

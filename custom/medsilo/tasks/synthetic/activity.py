@@ -1,4 +1,4 @@
-"""SYNTHETIC hospitals whose patients wear sensors: recognise activities from short windows of several channels."""
+"""SYNTHETIC hospitals whose patients wear sensors: classify activities in short windows of sensor data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from medsilo.core import optional
 from medsilo.learning.seeds import seed_for
 from medsilo.models.architectures import ActivityCnn
 from medsilo.models.network import Network
@@ -17,19 +16,21 @@ from medsilo.tasks.shares import Alpha
 from medsilo.tasks.synthetic.hospitals import numbers_for, position_of
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # only a site draws cases
+if TYPE_CHECKING:  # not at run time, because only sites generate cases
     from medsilo.tasks.site_data import SiteData
 
 CHANNELS = 9
 CLASSES = 6
 HARMONICS = 3
-HABIT = 0.8  # the share of a person's windows that shows the person's own activity; the rest shows any
-EVEN = 1000.0  # the alpha with which labels hardly differ between sites
+HABIT = 0.8  # share of a person's windows with the person's main activity; other windows have random activities
+EVEN = 1000.0  # alpha of a Dirichlet distribution with almost equal shares
 
 
 @dataclass(frozen=True)
 class Sensor:
-    """A family of devices: gain and offset per channel (a negative gain: worn inverted), noise, relative clock rate."""
+    """A type of sensor: gain and offset per channel, noise, and relative clock rate. A negative gain
+    inverts a channel.
+    """
 
     gains: tuple[float, ...]
     offsets: tuple[float, ...]
@@ -46,7 +47,7 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Motions:
-    """The activities, the same for all sites: tempo [classes], posture [classes, C], waves [classes, C, H]."""
+    """The activities of a study: tempo [classes], posture [classes, C], harmonics [classes, C, H]."""
 
     tempo: np.ndarray
     posture: np.ndarray
@@ -55,14 +56,22 @@ class Motions:
 
 
 class SyntheticActivity(Task):
-    """SYNTHETIC windows of nine sensor channels, [9, steps], six activities, any number of sites.
+    """SYNTHETIC sensor data: windows [9, steps] of nine channels, with six activities, at any number of sites.
 
-    A patient is a person, who shows one activity in most windows and has a tempo and a strength of their own. `persons`
-    times the number of sites are dealt to the sites by Dirichlet(alpha) over the persons' activities, at least three to
-    each. Sites 1, 3, 5, ... wear one family of sensors and sites 2, 4, 6, ... another, with other gains and offsets,
-    inverted channels, more noise and another clock. shift says which of the two differs, after design C of the
-    benchmarks: "label" its C2 (Dirichlet only), "feature" its C4 (devices only; alpha is not used), "both" its C1
-    (both, independently), "none" neither. The designs had images of eight classes and three families of devices.
+    Each person has one activity in most windows, and an individual tempo and strength. Each site has at least three
+    persons.
+
+    All persons, `persons` per site on average, are distributed to sites by Dirichlet(alpha) over their activities.
+
+    Sites 1, 3, 5, ... have one type of sensor, sites 2, 4, 6, ... another. The types differ in gains, offsets, inverted
+    channels, noise and clock.
+
+    `shift` selects how sites differ, as in design C of the benchmarks.
+
+    "label": activities (C2). "feature": sensors (C4); alpha is ignored. "both": activities and sensors, independently
+    (C1). "none": neither.
+
+    Design C has images of eight classes and three types of devices instead.
     """
 
     title: ClassVar[str] = "SYNTHETIC activity recognition from wearable sensors"
@@ -73,9 +82,12 @@ class SyntheticActivity(Task):
 
     name: Literal["synthetic-activity"] = "synthetic-activity"
     shift: Literal["label", "feature", "both", "none"] = Field(
-        "both", description="what differs between sites: labels, devices, both or nothing"
+        "both", description="difference between sites: activities (label), sensors (feature), both or none"
     )
-    alpha: Alpha = Field(default=0.1, description="the smaller, the more the sites' labels differ")
+    alpha: Alpha = Field(
+        default=0.1,
+        description="parameter of the Dirichlet distribution: the smaller, the more the sites' labels differ",
+    )
     persons: int = Field(default=40, ge=3, le=10_000, description="persons per site on average")
     windows: int = Field(default=80, ge=1, le=10_000, description="windows per person")
     steps: int = Field(default=64, ge=32, le=2048, description="time steps of a window")
@@ -88,23 +100,28 @@ class SyntheticActivity(Task):
         return ActivityCnn()
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> "SiteData":
+        from medsilo.tasks.site_data import SiteData
+        from medsilo.tasks.splits import dirichlet
+
         position = position_of(site, sites)
         habits = numbers_for(seed, self.name, "habits").permutation(np.arange(self.persons * len(sites)) % CLASSES)
         alpha = self.alpha if self.shift in ("label", "both") else EVEN
-        own = optional.dirichlet(habits, len(sites), alpha, seed_for(seed, self.name), minimum=3)[position]
-        own = own[np.argsort(habits[own], kind="stable")]  # so that each activity is dealt to all parts in turn
+        own = dirichlet(habits, len(sites), alpha, seed_for(seed, self.name), minimum=3)[position]
+        own = own[np.argsort(habits[own], kind="stable")]  # so that each activity occurs in all parts
         sensor = FAMILIES[position % len(FAMILIES)] if self.shift in ("feature", "both") else COMMON
         motions = draw_motions(seed)
         records = [self.record(seed, person, habits[person], motions, sensor) for person in own]
         inputs, labels = (np.concatenate(arrays) for arrays in zip(*records, strict=True))
         persons = np.repeat(np.arange(len(own)), self.windows)
         names = [f"synthetic-person-{person + 1:04d}" for person in own]
-        return optional.SiteData.by_patient(inputs, labels, persons, names)
+        return SiteData.by_patient(inputs, labels, persons, names)
 
     def record(
         self, seed: int, person: int, habit: int, motions: Motions, sensor: Sensor
     ) -> tuple[np.ndarray, np.ndarray]:
-        """One person's windows, [windows, 9, steps], and activities, [windows]; the same person wherever treated."""
+        """Generate one person's windows, [windows, 9, steps], and activities, [windows]. A person does not depend on
+        the site.
+        """
         random = numbers_for(seed, self.name, "person", int(person))
         labels = np.where(random.random(self.windows) < HABIT, habit, random.integers(CLASSES, size=self.windows))
         strength = random.uniform(0.75, 1.25) * random.uniform(0.8, 1.2, (self.windows, 1, 1))
@@ -121,7 +138,7 @@ class SyntheticActivity(Task):
 
 
 def draw_motions(seed: int) -> Motions:
-    """The activities of a study: they depend on its seed alone."""
+    """Generate the activities of a study from its seed."""
     random = numbers_for(seed, "synthetic-activity", "motions")
     waves = (CLASSES, CHANNELS, HARMONICS)
     return Motions(

@@ -1,4 +1,4 @@
-"""SYNTHETIC hospitals whose microscopes and stains differ: classify RGB patches of drawn cells."""
+"""SYNTHETIC hospitals whose microscopes and stains differ: classify RGB patches of synthetic cells."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from medsilo.core import optional
 from medsilo.learning.seeds import seed_for
 from medsilo.models.architectures import SmallCnn
 from medsilo.models.network import Network
@@ -24,16 +23,20 @@ from medsilo.tasks.synthetic.hospitals import (
 )
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # only a site draws cases
+if TYPE_CHECKING:  # not at run time, because only sites generate cases
     from medsilo.tasks.site_data import SiteData
 
-DEBRIS = 4  # free nuclei that say nothing of the class
-SPACING = 16  # pixels between the places at which a cell may lie
+GOALS = {
+    "phase": Classification(("nucleus above", "nucleus below")),
+    "amplitude": Classification(("small nucleus", "large nucleus")),
+}
+DEBRIS = 4  # limit on free nuclei in a patch, which are independent of the class
+SPACING = 16  # pixels between possible positions of cells
 
 
 @dataclass(frozen=True)
 class Appearance:
-    """The look of a site's slides. Optical density per channel, light from -1 (dark edge) to 1 along an angle."""
+    """The appearance of a site's slides. Illumination changes from -1 (dark edge) to 1 along an angle."""
 
     nucleus_stain: tuple[float, float, float]
     tissue_stain: tuple[float, float, float]
@@ -51,7 +54,7 @@ class Appearance:
 
     @classmethod
     def between(cls, start: "Appearance", end: "Appearance", share: float) -> "Appearance":
-        """Start at share 0, end at share 1, beyond the end above 1."""
+        """Interpolate between two appearances: share 0 is the start, share 1 the end; a larger share extrapolates."""
         numbers = np.maximum(start.numbers() + share * (end.numbers() - start.numbers()), 0).tolist()
         return cls(tuple(numbers[:3]), tuple(numbers[3:6]), *numbers[6:])
 
@@ -70,37 +73,48 @@ SITES = (
 
 
 class SyntheticHistology(Task):
-    """SYNTHETIC cells in RGB patches, [3, size, size] in 0 to 1, two classes, up to eight sites of different looks.
+    """SYNTHETIC histology: RGB patches [3, size, size] of cells, in 0 to 1, with two classes, at up to eight sites.
 
-    coding "phase" is the design `polarH` of the benchmarks: the nucleus lies above or below the centre of its cell, so
-    the classes are half turns of each other and have the same amplitude spectra; the label lives in the phase.
-    coding "amplitude" is the design `histo`, the negative control: the label is the size of the nuclei, which
-    normalising amplitudes harms. Sites differ in stains, brightness, contrast, light, blur, noise and texture, and in
-    nothing else (feature shift); `shift` scales the difference, 0 gives all sites one look. Patients differ in how
-    strongly they stain, in the size of their cells and in how many there are.
+    With coding "phase" (design `polarH` of the benchmarks), the nucleus is above or below the centre of its cell. The
+    classes differ by a rotation of 180 degrees, so their amplitude spectra are equal, and only the phase determines the
+    label.
+
+    With coding "amplitude" (design `histo`), the label is the size of the nuclei. Coding "amplitude" is a negative
+    control, where amplitude normalisation does harm.
+
+    Sites differ only in appearance (feature shift): stains, brightness, contrast, illumination, blur, noise and
+    texture. `shift` scales these differences; with 0, all sites have the same appearance.
+
+    Patients differ in the strength of staining, and in the size and number of cells.
     """
 
     title: ClassVar[str] = "SYNTHETIC histology: where or how large the nuclei of drawn cells are"
     synthetic: ClassVar[bool] = True
     most_sites: ClassVar[int] = len(SITES)
     channels: ClassVar[int] = 3
-    goal: ClassVar[Classification] = Classification(2)
     largest_input: ClassVar[float] = 1.0
 
     name: Literal["synthetic-histology"] = "synthetic-histology"
     coding: Literal["phase", "amplitude"] = Field(
         "phase",
-        description="what distinguishes the classes: where the nucleus lies (`phase`), or its size (`amplitude`)",
+        description="the feature that distinguishes the classes: position of the nucleus (`phase`), or its size "
+        "(`amplitude`)",
     )
-    shift: float = Field(default=1.0, ge=0, le=2, description="how much the looks of the sites differ; 0: not at all")
+    shift: float = Field(
+        default=1.0, ge=0, le=2, description="how much the appearance differs between sites; 0: not at all"
+    )
     patients: int = Field(default=64, ge=3, le=10_000, description="patients per site")
     patches: int = Field(default=8, ge=2, le=1000, description="patches per patient, half of them of each class")
     shares: Shares | None = Field(
         default=None,
-        description="of train, validation and test, by patient; `null`: patients take turns, a half, a fifth and three "
-        "tenths",
+        description="shares of patients in training, validation and test; `null`: a half, a fifth and three tenths",
     )
     size: int = Field(default=48, ge=32, le=512, multiple_of=16, description="height and width of a patch in pixels")
+
+    @property
+    def goal(self) -> Classification:
+        """Classification into the two classes of `coding`."""
+        return GOALS[self.coding]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -110,6 +124,8 @@ class SyntheticHistology(Task):
         return SmallCnn()
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> "SiteData":
+        from medsilo.tasks.site_data import SiteData
+
         position = position_of(site, sites, self.most_sites)
         random = numbers_for(seed, self.name, position)
         patients = np.repeat(np.arange(self.patients), self.patches)
@@ -120,11 +136,11 @@ class SyntheticHistology(Task):
         images = develop(tissue, nuclei, staining, appearance, random)
         names = patient_names(position, self.patients)
         drawn = seed_for(seed, self.name, "parts", position)
-        parts = optional.SiteData.parts_by_draw(names, self.shares, drawn) if self.shares else None
-        return optional.SiteData.by_patient(images, labels, patients, names, parts)
+        parts = SiteData.parts_by_draw(names, self.shares, drawn) if self.shares else None
+        return SiteData.by_patient(images, labels, patients, names, parts)
 
     def draw(self, labels: np.ndarray, patients: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """Amounts of tissue and of nuclei, [cases, size, size] each, before any site looks at them."""
+        """Generate amounts of tissue and of nuclei, [cases, size, size] each, without the site's appearance."""
         cases, per_side = len(labels), self.size // SPACING
         shape = (cases, per_side**2)
         grid = SPACING * (np.arange(per_side) + 0.5) - 0.5
@@ -133,13 +149,13 @@ class SyntheticHistology(Task):
         present = random.random(shape) < random.uniform(0.3, 0.6, patients.max() + 1)[patients, None]
         radii = random.uniform(5.5, 7.5, shape) * random.uniform(0.9, 1.1, patients.max() + 1)[patients, None]
         if self.coding == "phase":
-            angles = random.normal(np.pi / 2, 0.7, shape)  # above the centre; label 1 is turned below
+            angles = random.normal(np.pi / 2, 0.7, shape)  # above the centre; rotated to below for label 1
             nuclei = 0.4 * radii
         else:
             angles = random.uniform(0, 2 * np.pi, shape)
             nuclei = (0.28 + 0.24 * labels[:, None]) * radii
         distance = 0.45 * radii
-        present[np.arange(cases), random.integers(per_side**2, size=cases)] = True  # no patch without a cell
+        present[np.arange(cases), random.integers(per_side**2, size=cases)] = True  # so that every patch has a cell
         cells = disks(rows, columns, radii, present, self.size)
         cores = disks(rows - distance * np.sin(angles), columns + distance * np.cos(angles), nuclei, present, self.size)
         down, across = random.uniform(0, self.size - 1, (2, cases, DEBRIS))
@@ -152,13 +168,13 @@ class SyntheticHistology(Task):
 
 
 def disks(rows: np.ndarray, columns: np.ndarray, radii: np.ndarray, present: np.ndarray, size: int) -> np.ndarray:
-    """The union of each case's disks with soft edges; rows, columns, radii, present: [cases, disks]."""
+    """Return the union of each case's disks, with soft edges. All arguments but the size are [cases, disks]."""
     pixels = np.arange(size, dtype=np.float32)
     canvas = np.zeros((len(rows), size, size), np.float32)
     for disk in range(rows.shape[1]):
         down = per_case(rows[:, disk], 2) - pixels[:, None]
         across = per_case(columns[:, disk], 2) - pixels
-        radius = per_case(np.where(present[:, disk], radii[:, disk], -1), 2)  # -1: nothing is inside
+        radius = per_case(np.where(present[:, disk], radii[:, disk], -1), 2)  # a radius of -1 contains no pixel
         np.maximum(canvas, np.clip(radius + 0.5 - np.sqrt(down**2 + across**2), 0, 1), out=canvas)
     return canvas
 
@@ -166,7 +182,9 @@ def disks(rows: np.ndarray, columns: np.ndarray, radii: np.ndarray, present: np.
 def develop(
     tissue: np.ndarray, nuclei: np.ndarray, staining: np.ndarray, look: Appearance, random: np.random.Generator
 ) -> np.ndarray:
-    """The site's picture of the cells, [cases, 3, size, size] in 0 to 1: Beer and Lambert's law, then the camera."""
+    """Apply a site's appearance: staining by the Beer-Lambert law, then the camera. Returns [cases, 3, size, size] in 0
+    to 1.
+    """
     size = tissue.shape[-1]
     strength = per_case(staining, 2)
     texture = look.texture * smooth_noise(tissue.shape, 1.0, random)

@@ -1,6 +1,6 @@
-"""The common ground of the synthetic hospitals: seeds, names of patients, and random fields.
+"""Functions that all synthetic hospitals share: seeds, names of patients, and random fields.
 
-Everything here is numpy without BLAS, so that the numbers do not depend on how many threads there are.
+All code here uses numpy without BLAS, so that results do not depend on the number of threads.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from medsilo.learning.seeds import seed_for
 
 
 def numbers_for(seed: int, *purpose: str | int) -> np.random.Generator:
-    """A numpy generator for this purpose."""
+    """Return a numpy generator, seeded for this purpose."""
     return np.random.default_rng(seed_for(seed, *purpose))
 
 
 def position_of(site: str, sites: Sequence[str], most: int | None = None) -> int:
-    """Return where the site stands among the study's sites in sorted order; at most `most` sites are allowed."""
+    """Return the site's index among the study's sorted sites; raises PlanError for more than `most` sites."""
     if site not in sites:
         raise PlanError(f"participation.sites: '{site}' is not among them; add it or start another site")
     if most is not None and len(sites) > most:
@@ -26,12 +26,12 @@ def position_of(site: str, sites: Sequence[str], most: int | None = None) -> int
 
 
 def patient_names(position: int, patients: int) -> list[str]:
-    """Names of a site's synthetic patients."""
+    """Return names of a site's synthetic patients."""
     return [f"synthetic-{position + 1}-{patient + 1:03d}" for patient in range(patients)]
 
 
 def blur(images: np.ndarray, sigma: float) -> np.ndarray:
-    """Gaussian blur along the last two axes, borders repeated: [..., H, W] to [..., H, W]."""
+    """Apply a Gaussian blur along the last two axes of [..., H, W], with edges repeated."""
     reach = int(np.ceil(2.5 * sigma))
     if reach == 0:
         return images
@@ -48,11 +48,11 @@ def blur(images: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def smooth_noise(shape: tuple[int, ...], sigma: float, random: np.random.Generator) -> np.ndarray:
-    """Noise of unit standard deviation that is smooth along the last two axes."""
+    """Return noise with standard deviation 1 that is smooth along the last two axes."""
     field = blur(random.standard_normal(shape, np.float32), sigma)
     return field / field.std()
 
 
 def per_case(values: np.ndarray, axes: int) -> np.ndarray:
-    """[cases] to [cases, 1, ..., 1] with so many axes behind, as float32."""
+    """Reshape [cases] to [cases, 1, ..., 1], with `axes` additional axes, as float32."""
     return values.astype(np.float32).reshape(-1, *(1,) * axes)

@@ -1,4 +1,4 @@
-"""SYNTHETIC hospitals with small volumes: segment an ellipsoid beside another one of opposite contrast."""
+"""SYNTHETIC hospitals with small volumes: segment one of two ellipsoids with opposite contrast."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.core import optional
 from medsilo.models.architectures import UNet
 from medsilo.models.network import Network
 from medsilo.tasks.inference import Inference, InMonai, whole_images
@@ -23,22 +22,22 @@ from medsilo.tasks.synthetic.hospitals import (
 )
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # only a site draws cases
+if TYPE_CHECKING:  # not at run time, because only sites generate cases
     from medsilo.tasks.site_data import SiteData
 
-DARK_ORGANS = (0, 4)  # the sites of low similarity whose organ is the dark ellipsoid
+DARK_ORGANS = (0, 4)  # indices of the sites at which the dark ellipsoid is the organ, with similarity "low"
 
 
 @dataclass(frozen=True)
 class Scanner:
-    """A site's look, and its patients as a multiple of the smallest site's."""
+    """The appearance of a site's images, and its number of patients as a multiple of the smallest site's."""
 
     patients: float
     brightness: float
     contrast: float
-    stripes: float  # periods over the image
+    stripes: float  # number of periods over the image
     stripe_angle: float
-    field: float  # how much brighter one edge is
+    field: float  # strength of the bias field
     field_angle: float
     noise: float
     spacing: tuple[float, float, float]
@@ -57,14 +56,19 @@ SITES = (
 
 
 class SyntheticProstate(Task):
-    """SYNTHETIC volumes cut into slices, [1, size, size]; the mask [size, size] is 1 in the organ; up to eight sites.
+    """SYNTHETIC prostate: slices [1, size, size] of volumes, with masks [size, size] of the organ, at up to eight
+    sites.
 
-    Two ellipsoids of opposite contrast lie on a striped background under a bias field, and one of them is the organ.
-    It is design B of the benchmarks. similarity "high" is its `bright`: everywhere the bright one is the organ.
-    "low" is its `minority`: in the first and the fifth site the dark one is, so that no single model is right at all
-    sites, and only background and brightness tell which one is meant. Sites also differ in brightness, contrast,
-    stripes, bias field, noise and number of patients (1 to 4 times `patients`); a patient has a gain of their own.
-    The network returns two logits per pixel. The design had single slices; here a patient's slices are cases.
+    Two ellipsoids with opposite contrast are on a striped background with a bias field. One of them is the organ. The
+    task follows design B of the benchmarks.
+
+    With similarity "high" (`bright` in the benchmarks), the bright ellipsoid is the organ at every site. With "low"
+    (`minority`), the dark ellipsoid is the organ at the first and fifth site. With "low", no single model is right at
+    all sites, unless it recognises the site by background and brightness.
+
+    Sites also differ in brightness, contrast, stripes, bias field, noise and number of patients (1 to 4 times
+    `patients`). Each patient has an individual gain. The network returns two logits per pixel. Cases are the slices of
+    a patient's volume; the benchmarks have single slices.
     """
 
     title: ClassVar[str] = "SYNTHETIC prostate: which of two ellipsoids is the organ, and where"
@@ -77,11 +81,15 @@ class SyntheticProstate(Task):
     name: Literal["synthetic-prostate"] = "synthetic-prostate"
     similarity: Literal["low", "high"] = Field(
         "low",
-        description="`low`: the first and fifth site label another structure than the others; `high`: all label the "
-        "same",
+        description="`low`: the first and fifth site label another structure than others; `high`: all sites label "
+        "the same structure",
     )
-    patients: int = Field(default=40, ge=3, le=1000, description="patients of the smallest site; others have up to 4x")
-    slices: int = Field(default=6, ge=3, le=64, description="slices of a volume; those that show the organ are cases")
+    patients: int = Field(
+        default=40, ge=3, le=1000, description="patients at the smallest site; other sites have up to 4 times as many"
+    )
+    slices: int = Field(
+        default=6, ge=3, le=64, description="number of slices of a volume; slices with the organ are cases"
+    )
     size: int = Field(default=48, ge=32, le=512, multiple_of=16, description="height and width of a slice in pixels")
 
     @property
@@ -92,6 +100,8 @@ class SyntheticProstate(Task):
         return UNet()
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> "SiteData":
+        from medsilo.tasks.site_data import SiteData
+
         position = position_of(site, sites, self.most_sites)
         scanner = SITES[position]
         count = round(self.patients * scanner.patients)
@@ -101,11 +111,13 @@ class SyntheticProstate(Task):
         patients, slices = np.nonzero(masks.any((2, 3)))
         inputs = np.stack([self.inputs_of(image[None]).numpy() for image in images])[patients, slices]
         targets = masks[patients, slices].astype(np.int64)
-        return optional.SiteData.by_patient(inputs, targets, patients, patient_names(position, count))
+        return SiteData.by_patient(inputs, targets, patients, patient_names(position, count))
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return the slices of a volume, [slices, 1, size, size]."""
-        return optional.Scan.slices_of(values, self.shape)
+        from medsilo.tasks.scans import Scan
+
+        return Scan.slices_of(values, self.shape)
 
     @property
     def goal(self) -> Segmentation:
@@ -115,7 +127,8 @@ class SyntheticProstate(Task):
     def use(self) -> Inference:
         square = [self.size, self.size]
         transforms: list[dict[str, Any]] = [
-            {"_target_": "Orientationd", "keys": "image", "axcodes": "PLS", "labels": None},  # rows run to the back
+            # Rows point to the back of the patient
+            {"_target_": "Orientationd", "keys": "image", "axcodes": "PLS", "labels": None},
             {"_target_": "Resized", "keys": "image", "spatial_size": [*square, -1], "mode": "trilinear"},
         ]
         words = InMonai(transforms, whole_images(square, sliced=True))
@@ -124,12 +137,13 @@ class SyntheticProstate(Task):
     def draw(
         self, count: int, scanner: Scanner, bright: bool, random: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """So many patients' volumes and masks, [patients, slices, size, size] each."""
+        """Generate volumes and masks of patients, [patients, slices, size, size] each."""
         middle, unit = np.array([self.slices / 2 - 0.5, *(self.size / 2 - 0.5,) * 2]), self.size / 48
         angles = random.uniform(0, 2 * np.pi, count)
         away = unit * random.uniform(9, 12, count)[:, None] * np.stack([0 * angles, np.sin(angles), np.cos(angles)], 1)
         objects = []
-        for side in (1, -1):  # opposite sides of the middle and at most 8 pixels large, so the two never touch
+        # the ellipsoids are on opposite sides of the centre with radii of at most 8 pixels, so they never touch
+        for side in (1, -1):
             centres = middle + side * away + random.uniform(-0.5, 0.5, (count, 3))
             deep, wide = self.slices * random.uniform(0.3, 0.42, (count, 1)), unit * random.uniform(5, 8, (count, 2))
             objects.append(ellipsoids(centres, np.concatenate([deep, wide], 1), (self.slices, self.size, self.size)))
@@ -142,7 +156,7 @@ class SyntheticProstate(Task):
 
 
 def ellipsoids(centres: np.ndarray, radii: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
-    """Return whether a voxel lies inside; centres and radii: [patients, 3] as (z, y, x); returns [patients, *shape]."""
+    """Return masks of ellipsoids, [patients, *shape]. `centres` and `radii` are [patients, 3] in the order z, y, x."""
     z, y, x = (
         ((np.arange(length) - centres[:, axis, None]) / radii[:, axis, None]) ** 2 for axis, length in enumerate(shape)
     )
@@ -150,7 +164,7 @@ def ellipsoids(centres: np.ndarray, radii: np.ndarray, shape: tuple[int, int, in
 
 
 def background(shape: tuple[int, ...], scanner: Scanner, random: np.random.Generator) -> np.ndarray:
-    """Brightness, stripes, bias field and smooth texture of a site, [patients, slices, size, size]."""
+    """Generate a site's background: brightness, stripes, bias field and texture, [patients, slices, size, size]."""
     line = np.linspace(-1, 1, shape[-1], dtype=np.float32)
 
     def along(angle: float) -> np.ndarray:

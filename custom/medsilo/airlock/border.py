@@ -1,0 +1,287 @@
+"""The border: it checks a training script's answer before it leaves a hospital.
+
+The border rebuilds each answer. From the script it takes only the tensors that the method sends, with the plan's names,
+shapes and types, and a few rounded numbers. The hospital's own process adds the rest: study, versions, seconds, memory
+and the number of cases.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medsilo.airlock.wire import Form, same_forms
+from medsilo.core.errors import Refused
+from medsilo.core.files import append_line, write_json
+from medsilo.core.package import machine_facts
+from medsilo.core.rounding import Resolution
+from medsilo.core.tensors import Groups, packed
+from medsilo.exchange.acceptance import Acceptance
+from medsilo.exchange.checks import check_numbers
+from medsilo.federation.protection import Protection
+from medsilo.federation.script_bits import REAL, Narrowing, bits_of
+from medsilo.federation.site_context import SiteContext
+from medsilo.runs.messages import PARTS, Joined, Request, SiteAnswer, StudyMessage
+from medsilo.schedule.phase import Ranges, views
+from medsilo.site.data_set import DataSet
+from medsilo.site.settings import SCORE_ROUNDING, DataPart
+
+LEFT = "left.jsonl"  # in a site's folder of a study: the disclosed bits of a script's answers
+CASES = "script.json"  # beside it: how many cases the script said that it has
+HELD = "this hospital held the answer back"  # the reason that leaves; the details stay in its errors.log
+PROTECTED = "this hospital's update as a whole, and not one patient"  # by noise; rho is that of zero-concentrated DP
+BLOCK = 1 << 15  # numbers; for more, torch would wake its threads, which then wait by spinning
+LARGEST_POWER = 309  # of ten, of the numbers that JSON can hold
+# Of an answer that is held back: which of this side's reasons, of which there are fewer than 16, and when
+HELD_BITS = {"reasons": 4, "times": REAL}
+NUMBERS = "its numbers are not those of this task"
+SCORES: dict[str, DataPart] = {  # the part of each score
+    "train_loss": "train",
+    "validation": "validation",
+    "validation_loss": "validation",
+    "test": "test",
+    "test_loss": "test",
+}
+
+
+class HeldBack(Refused):
+    """An answer that does not leave the hospital. Its reason quotes nothing from the script."""
+
+    def __init__(self, what: str, private: str = "") -> None:
+        super().__init__(f"{HELD}: {what}", private)
+
+
+class Border:
+    """Makes a site's answers from the results of a script in a room."""
+
+    def __init__(self, place: SiteContext) -> None:
+        self.place, self.plan, self.own = place, place.plan, place.settings.border
+        self.layout = place.plan.layout()
+        self.protection = Protection(place)
+        self.acceptance = Acceptance(place.plan, place.study, place.trainers, place.sites)
+
+    # ------------------------------------------------------------------ forms, before numbers are taken in
+    def check_forms(self, asked: Request, forms: list[Form]) -> None:
+        """Raise HeldBack unless these are the tensors that this answer has, in the forms that follow from the plan."""
+        try:
+            same_forms(forms, self._expected(asked))
+        except Refused as error:
+            raise HeldBack("its tensors are not those that the plan sends", str(error)) from error
+
+    def _expected(self, asked: Request) -> Groups:
+        if asked.task != "round":
+            return {}
+        phase, place, precision = self.plan.course.phase_of(asked.round), self.place, self.plan.transport.precision
+        if not phase.trains_at(place.site, asked.round, place.trainers, self.plan.seed):
+            return {}
+        sent = views(phase.sent, self.layout)
+        return {group: {name: packed(own, precision) for name, own in named.items()} for group, named in sent.items()}
+
+    # ------------------------------------------------------------------ an answer
+    def answer(
+        self, asked: Request, given: Groups, facts: Mapping[str, Any], groups: Groups, **measured: float
+    ) -> StudyMessage:
+        """The answer in the form in which it leaves. given: the groups of the request. measured: seconds and memory."""
+        self._check_numbers(asked, groups)
+        norm = self._norm(groups, given)
+        if self.own.norm is not None and norm > self.own.norm:
+            told = f"its update is larger than border.norm, {self.own.norm:g}, in this hospital's medsilo.yaml"
+            raise HeldBack(told, f"its norm is {norm:g}")
+        answer = self._answer(asked, facts, measured)
+        if self.own.changes:
+            groups = self._changed(groups, given, norm, self._ranges(asked))
+        leaves = answer.parcel(groups)
+        bits = bits_of(leaves, self._narrowing(answer))
+        rho = None if self.own.noise is None or not groups else 0.5 / self.own.noise**2
+        self._note(leaves, bits, rho)
+        self.write_down(asked, leaves, norm, bits, rho)
+        return leaves
+
+    def _note(self, leaves: StudyMessage, bits: Mapping[str, int], rho: float | None) -> None:
+        """Count an answer before it leaves; raises Refused when this hospital's budget is spent."""
+        self.protection.note_script(leaves, bits, rho)
+
+    def _check_numbers(self, asked: Request, groups: Groups) -> None:
+        phase = self.plan.course.phase_of(max(asked.round, 1))
+        try:
+            check_numbers(groups, phase.sent, self._ranges(asked), {})
+        except Refused as error:
+            raise HeldBack("its tensors hold what no training gives", str(error)) from error
+
+    def _ranges(self, asked: Request) -> dict[str, Ranges]:
+        phase = self.plan.course.phase_of(max(asked.round, 1))
+        return {group.name: group.ranges(self.layout, self.plan.task) for group in phase.sent}
+
+    def _answer(self, asked: Request, facts: Mapping[str, Any], measured: Mapping[str, float]) -> SiteAnswer:
+        own: dict[str, Any] = {
+            "task": asked.task,
+            "round": asked.round,
+            "study": asked.study,
+            "packages": self.plan.code,
+            "warnings": [],
+            "suppressed": [],
+            "noisy": [],
+            **measured,
+        }
+        if asked.task == "join":
+            own |= {
+                "shares": self.place.settings.shares(self.plan.task.synthetic) and not self.plan.sealed,
+                "machine": machine_facts(),
+                "absent": [],
+                "steps": {},
+                "classes": dict.fromkeys(PARTS),
+            }
+        told = {name: value for name, value in facts.items() if name not in ("ledger", "readiness", "by_patient")}
+        try:
+            counted = self._cases(asked, told)
+            own |= {"cases": counted, "patients": counted}
+            if "samples" in told:
+                own["samples"] = max(min(self._multiple(told["samples"]), counted["train"]), 1)
+            scores = {name: part for name, part in SCORES.items() if told.get(name) is not None}
+            own |= {name: self._rounded(told[name], self._resolution(part, counted)) for name, part in scores.items()}
+        except (TypeError, ValueError, KeyError, OverflowError) as error:
+            raise HeldBack(NUMBERS, str(error)) from error
+        return self.accepted(asked, {**told, **own})
+
+    def accepted(self, asked: Request, facts: Mapping[str, Any]) -> SiteAnswer:
+        """Return the typed answer that these facts are, by the checks that the server makes, too."""
+        site, parcel = self.place.site, StudyMessage({}, dict(facts))
+        try:
+            answer = self.acceptance.accept(site, parcel, (asked.task, asked.round), ())
+        except (Refused, TypeError, ValueError, KeyError, OverflowError) as error:
+            raise HeldBack(NUMBERS, str(error)) from error
+        if isinstance(answer, Joined):
+            self.acceptance.joined[site] = answer
+        return answer
+
+    def _cases(self, asked: Request, told: Mapping[str, Any]) -> dict[str, int]:
+        """Return the script's numbers of cases, which it says once in a study."""
+        file = self.place.folder / CASES
+        if asked.task != "join" and file.exists():
+            return {part: int(json.loads(file.read_text())[part]) for part in PARTS}
+        counted = {part: self._multiple(told["cases"][part]) for part in PARTS}
+        write_json(file, counted)
+        return counted
+
+    def _multiple(self, cases: Any) -> int:
+        if not isinstance(cases, int) or isinstance(cases, bool) or cases < 0:
+            raise ValueError("a number of cases must be whole")
+        unit = self.place.settings.count_unit(self.plan.task.synthetic)
+        return cases // unit * unit
+
+    def _rounded(self, score: Any, resolution: Resolution) -> float:
+        """Round a score or loss of patients' data like the scores that medsilo computes itself."""
+        if not isinstance(score, int | float) or isinstance(score, bool) or not math.isfinite(score):
+            raise ValueError("a score must be a finite number")
+        if not self.protection.on:
+            return float(score)
+        width = 10.0 ** math.ceil(math.log10(abs(score))) if abs(score) > 1 else 1.0
+        if step := resolution.step(0, width):
+            score = round(score / step) * step
+        return float(f"{score:.{self.own.digits - 1}e}")
+
+    def _resolution(self, part: DataPart, counted: Mapping[str, int]) -> Resolution:
+        """The rounding of a score over a part, by the number of its patients in the data set, or else of cases that the
+        script stated."""
+        if not self.protection.on:
+            return Resolution()
+        source = self.place.settings.data
+        told = DataSet.read(source.data_set).tells.get(part) if source and source.data_set else None
+        patients = told.patients if told else counted[part] or sum(counted.values())
+        return Resolution(weight=1 / max(patients, 1), patients=SCORE_ROUNDING)
+
+    # ------------------------------------------------------------------ the update
+    def _norm(self, groups: Groups, given: Groups) -> float:
+        """The L2 norm of the update; a tensor that was not received counts in full."""
+        return math.hypot(*(_distance(own, before) for _, own, before in _pairs(groups, given)))
+
+    @torch.no_grad()
+    def _changed(self, groups: Groups, given: Groups, norm: float, ranges: Mapping[str, Ranges]) -> Groups:
+        """Return the update clipped, with noise, and rounded, in this order, as the hospital wants it."""
+        own = self.own
+        scale = min(1.0, own.clip / norm) if own.clip is not None and norm else 1.0
+        changed = {group: dict(tensors) for group, tensors in groups.items()}
+        for (group, name), tensor, before in _pairs(groups, given):
+            update = (tensor - before) * scale
+            if own.noise is not None and own.clip is not None:
+                update = self.place.with_noise(update.double(), own.noise * own.clip).to(tensor.dtype)
+            if own.bfloat16:
+                update = update.to(torch.bfloat16).to(tensor.dtype)
+            low, high = ranges.get(group, {}).get(name, (-math.inf, math.inf))  # no noisy variance is below zero
+            changed[group][name] = (before + update).clamp(low, high)
+        if own.noise is not None:
+            for group, tensors in changed.items():
+                changed[group] = {
+                    name: _unnoised(tensor, given.get(group, {}).get(name)) for name, tensor in tensors.items()
+                }
+        return changed
+
+    # ------------------------------------------------------------------ the log of disclosed bits
+    def write_down(
+        self, asked: Request, leaves: StudyMessage, norm: float, bits: Mapping[str, int], rho: float | None
+    ) -> None:
+        line = {
+            "task": asked.task,
+            "round": asked.round,
+            "bytes": leaves.size(),
+            "tensors": sum(map(len, leaves.groups.values())),
+            "norm": norm,
+            "noise": None if rho is None else {"of": PROTECTED, "rho": rho},
+            "bits": {kind: number for kind, number in bits.items() if number},
+        }
+        append_line(self.place.folder / LEFT, json.dumps(line))
+
+    def note_failure(self, asked: Request) -> None:
+        """Count an answer that did not leave: a script chooses why, and when."""
+        self.protection.enter("a script's answer that was held back", HELD_BITS)
+        self.write_down(asked, StudyMessage(), 0.0, HELD_BITS, None)
+
+    def _narrowing(self, answer: SiteAnswer) -> Narrowing:
+        cases = answer.cases.model_dump()
+        parts: tuple[DataPart, ...] = ("train", "validation", "test")
+        score = max(bits_of_score(self.own.digits, self._resolution(part, cases)) for part in parts)
+        return Narrowing(score if self.protection.on else REAL, self.own.bfloat16, True)
+
+
+def bits_of_score(digits: int, resolution: Resolution) -> int:
+    """The number of bits that a script can hide in one score that leaves with so many digits and this rounding.
+
+    >>> bits_of_score(3, Resolution()), bits_of_score(3, Resolution(weight=1 / 200, patients=2))
+    (21, 16)
+    """
+    values, exponents = 9 * 10 ** (digits - 1), 2 * LARGEST_POWER
+    if step := resolution.step(0, 1):  # of each power of ten from the first on
+        values, exponents = min(values, round(1 / step)), LARGEST_POWER
+    return math.ceil(math.log2(2 * values * exponents + 1))
+
+
+def _unnoised(tensor: Tensor, given: Tensor | None) -> Tensor:
+    """Return a tensor without noise as it leaves beside noisy tensors: integers have no noise, so they must be as
+    received."""
+    if tensor.is_floating_point():
+        return tensor
+    if given is None or given.shape != tensor.shape:
+        raise HeldBack("it has whole numbers to send, on which this hospital's border.noise can't lie")
+    return given.to(tensor.dtype)
+
+
+def _distance(own: Tensor, before: Tensor) -> float:
+    """The L2 norm of a difference, block by block: the system would zero the memory of a whole one."""
+    blocks = zip(own.reshape(-1).split(BLOCK), before.reshape(-1).split(BLOCK), strict=True)
+    return math.hypot(*(float(torch.linalg.vector_norm((one - other).float())) for one, other in blocks))
+
+
+def _pairs(groups: Groups, given: Groups) -> list[tuple[tuple[str, str], Tensor, Tensor]]:
+    """The place of each floating-point tensor, the tensor, and the received one; zeros where none was received."""
+    found = []
+    for group, own in groups.items():
+        for name, tensor in own.items():
+            if tensor.is_floating_point():
+                before = given.get(group, {}).get(name)
+                if before is None or before.shape != tensor.shape:
+                    before = torch.zeros_like(tensor)
+                found.append(((group, name), tensor, before.to(tensor.dtype)))
+    return found

@@ -1,0 +1,54 @@
+"""A site's state inside a room, which loses all files when it ends: changed files are handed out, and a new room gets
+them.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from medsilo.airlock.room import KEPT
+from medsilo.airlock.wire import CHUNK, End
+
+
+class KeptFiles:
+    """The site's files that the process outside keeps between two isolated processes."""
+
+    def __init__(self, end: End, folder: Path, may_keep: re.Pattern[str]) -> None:
+        """Load the files that earlier rooms handed out. folder: the site's, inside."""
+        self.end, self.folder, self.may_keep = end, folder, may_keep
+        self.handed: dict[str, tuple[int, int]] = {}  # files already handed to the other process
+        for path in KEPT.rglob("*") if KEPT.is_dir() else ():
+            name = path.relative_to(KEPT).as_posix()
+            if may_keep.fullmatch(name) and path.is_file():
+                place = folder / name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, place)
+                self.handed[name] = _state_of(place)
+
+    def hand_out(self) -> None:
+        """Hand out the changed files; where files were removed, name the remaining files."""
+        files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
+        own = {name: path for name, path in files.items() if self.may_keep.fullmatch(name)}
+        for name, path in own.items():
+            if self.handed.get(name) != (state := _state_of(path)):
+                self._hand_out(name, path)
+                self.handed[name] = state
+        if gone := self.handed.keys() - own.keys():
+            for name in gone:
+                del self.handed[name]
+            self.end.send("keep", facts={"names": sorted(own)})
+
+    def _hand_out(self, name: str, path: Path) -> None:
+        with path.open("rb") as file:
+            left = os.fstat(file.fileno()).st_size
+            self.end.send("keep", name=name, size=left)
+            while left:
+                part = file.read(min(left, CHUNK))
+                self.end.write(memoryview(part))
+                left -= len(part)
+
+
+def _state_of(path: Path) -> tuple[int, int]:
+    there = path.stat()
+    return there.st_size, there.st_mtime_ns

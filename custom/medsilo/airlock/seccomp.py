@@ -1,0 +1,97 @@
+"""The system calls that a script may not make, as a program of the kernel's filter, which bubblewrap loads.
+
+They are those that no training needs and that reached the kernel's or other processes' memory before: a wall behind the
+walls. Sockets are those of programs on one machine and of a network that is not there; no others.
+"""
+
+import os
+import struct
+
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+NUMBERS = {  # of each call: on x86_64, on aarch64
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "open_by_handle_at": (304, 265),
+    "name_to_handle_at": (303, 264),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "mount_setattr": (442, 442),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "quotactl": (179, 60),
+    "acct": (163, 89),
+    "syslog": (103, 116),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "adjtimex": (159, 171),
+    "vhangup": (153, 58),
+    "pidfd_getfd": (438, 438),
+    # Memory that counts as no process's
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+}
+SOCKET = (41, 198)
+# of sockets: of this machine, of two networks that have only the room's loopback; its addresses
+FAMILIES = (1, 2, 10, 16)
+X32 = 0x40000000  # the calls of another table on x86_64
+LOAD, EQUAL, GREATER, RETURN = 0x20, 0x15, 0x35, 0x06
+ALLOW, DENY = 0x7FFF0000, 0x00050001  # EPERM
+NUMBER, ARCHITECTURE, FIRST = 0, 4, 16  # offsets in the kernel's data
+
+
+def filter_program(machine: str | None = None) -> bytes | None:
+    """Return the filter for this machine's processor; None for one whose calls are not known here.
+
+    >>> len(filter_program("x86_64")) % 8
+    0
+    """
+    machine = machine or os.uname().machine
+    if machine not in ARCHITECTURES:
+        return None
+    column = list(ARCHITECTURES).index(machine)
+    denied = sorted(own[column] for own in NUMBERS.values())
+    # Each line: the instruction, its operand, and whether it may jump to the end, where calls are denied.
+    lines: list[tuple[int, int, bool]] = [(LOAD, NUMBER, False)]
+    lines += [(GREATER, X32, True)] if machine == "x86_64" else []
+    lines += [(EQUAL, number, True) for number in denied]
+    body = [_line(LOAD, 0, 0, ARCHITECTURE), _line(EQUAL, 1, 0, ARCHITECTURES[machine]), _line(RETURN, 0, 0, DENY)]
+    tail = 2 + len(FAMILIES)  # lines between the last of these and the denial
+    for place, (does, number, leaves) in enumerate(lines):
+        body.append(_line(does, len(lines) - place - 1 + tail if leaves else 0, 0, number))
+    body.append(_line(EQUAL, 0, len(FAMILIES) + 2, SOCKET[column]))  # another call is allowed
+    body.append(_line(LOAD, 0, 0, FIRST))
+    for place, family in enumerate(FAMILIES):
+        body.append(_line(EQUAL, len(FAMILIES) - place, 0, family))
+    return b"".join([*body, _line(RETURN, 0, 0, DENY), _line(RETURN, 0, 0, ALLOW)])
+
+
+def _line(does: int, true: int, false: int, number: int) -> bytes:
+    return struct.pack("<HBBI", does, true, false, number)

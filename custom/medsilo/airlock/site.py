@@ -1,0 +1,317 @@
+"""A site whose training script runs in a room: it starts the room, sends requests, and passes answers to the border."""
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import time
+from functools import partial
+from pathlib import Path
+from socket import socketpair
+from threading import Thread
+from typing import Any
+
+import psutil
+
+from medsilo.airlock.border import Border, HeldBack
+from medsilo.airlock.room import APP, CODE, KEPT, WORK, Room, Script, ability
+from medsilo.airlock.wire import CHUNK, MAY_KEEP, End, Head
+from medsilo.core import weight_cache
+from medsilo.core.errors import Aborted, Died, Lacks, MedsiloError, Refused
+from medsilo.core.files import make_folder, replacing
+from medsilo.core.parent_watch import most_held
+from medsilo.federation.protection import book_of
+from medsilo.federation.site_context import SiteContext
+from medsilo.learning.compute import Stop
+from medsilo.learning.seeds import seed_for
+from medsilo.runs import paths
+from medsilo.runs.messages import Request, StudyMessage
+from medsilo.site.airlock_settings import MiB
+
+LOG = logging.getLogger(__name__)
+PRINTED = "script.log"  # in a site's folder of a study: the script's output
+LOOK = 1.0  # seconds between two measurements of a room's memory and files
+GRACE = 30.0  # seconds that a script has to end by itself when the study is over
+LACKING = "a pre-trained file that the network begins with is not here"
+KILLED = 5.0  # seconds that the system has to end a room's processes
+MOST_KEPT = 1000  # files
+MOST_MESSAGES = 10_000  # before an answer
+
+
+class OverLimit(Refused):
+    """The isolated process used more resources than the hospital allows."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"this hospital stopped the training: {what}")
+
+
+class Denied(Refused):
+    """The hospital rejects a request that it does not allow or can't fulfil."""
+
+
+class RoomSite:
+    """A site whose answers come from a program in an isolated process."""
+
+    ends_with = {"answer", "lacks"}  # the messages that end the wait
+    may_keep = MAY_KEEP  # files of the site's state that the program has this side keep
+    what = "the training script"  # the program's name in messages
+    program: tuple[str, ...]  # the command that runs inside
+
+    def __init__(self, place: SiteContext, border: Border) -> None:
+        self.place, self.border = place, border
+        border.protection.admit()
+        self.process: subprocess.Popen | None = None
+        self.writes: Thread  # writes the output until the last process inside has ended
+        self.end: End
+        self._look: Stop = lambda: None
+        self._began = self._looked = time.monotonic()
+        self.most = 0  # bytes that the room took, at most
+
+    # ------------------------------------------------------------------ a message
+    def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
+        asked, started = Request.received(parcel.facts), time.monotonic()
+        self._look, self._began, self.most = stop, started, 0
+        self._running()
+        try:
+            self.end.send("ask", parcel.groups, facts=parcel.facts)
+            head = self._listen()
+            if head.kind == "lacks":
+                raise Lacks(LACKING)
+            self.border.check_forms(asked, head.tensors)
+            groups = self.end.tensors(head.tensors)
+            measured = {
+                "seconds": time.monotonic() - started,
+                "memory": float(max(self.most, most_held()) // MiB * MiB),
+            }
+            return self.border.answer(asked, parcel.groups, head.facts, groups, **measured)
+        except Lacks:
+            raise
+        except (EOFError, OSError) as error:
+            self.border.note_failure(asked)
+            raise self._ended() from error
+        except (Aborted, Denied, HeldBack, OverLimit):
+            self.border.note_failure(asked)
+            self.close(0)  # the rest of its message is not the beginning of another
+            raise
+        except Refused as error:
+            self.border.note_failure(asked)
+            self.close(0)
+            raise HeldBack("it is no message of medsilo", f"{error} {error.private}") from error
+
+    def _listen(self) -> Head:
+        """Return the head of the room's answer. Numbers of its log come before it, and stay here; so do its files."""
+        for _ in range(MOST_MESSAGES):
+            head = self.end.receive()
+            if head.kind == "keep":
+                self._keep(head)
+            elif head.kind in self.ends_with:
+                return head
+            else:
+                self._take(head)
+        raise OverLimit(f"it sent more than {MOST_MESSAGES} messages for one answer")
+
+    def _take(self, head: Head) -> None:
+        """Take a message that is neither an answer nor a file; raises Refused for kinds that no room sends."""
+        if head.kind != "log":
+            raise Refused("it sends a request")
+
+    # ------------------------------------------------------------------ the room
+    def _running(self) -> None:
+        """Start a room unless one runs; raises MedsiloError where none can be made."""
+        if self.process and self.process.poll() is None:
+            return
+        self.close(0)
+        able = ability()
+        if not able.works:
+            raise MedsiloError(f"the airlock: {able.lacks[0]}")
+        ours, theirs = socketpair()
+        make_folder(self.place.folder)
+        with theirs:
+            self.process, self.writes = self._room().start(theirs, self.place.folder / PRINTED)
+        self.end = End(ours, self._watch)
+        self._begin()
+
+    def _room(self) -> Room:
+        place, settings = self.place, self.place.settings
+        files = self._files()
+        for sha256, size in place.plan.network.files.items():
+            with contextlib.suppress(MedsiloError):  # it says that it lacks it, and is sent it
+                files[weight_cache.find(sha256, size)] = APP / "config" / sha256
+        if place.folder.is_dir():
+            files[place.folder] = KEPT
+        source = settings.data
+        data = (source.data_set, source.folder, source.exclude_patients) if source else ()
+        private = [place.folder.parents[1], *([Path(place.kit.key).parents[1]] if place.kit else [])]
+        return Room(
+            self.program,
+            files,
+            settings.room,
+            settings.most_memory,
+            settings.threads,
+            tuple(path for path in data if path),
+            tuple(private),
+            json.dumps(self._told()),
+        )
+
+    def _files(self) -> dict[Path, Path]:
+        """Return further files that the program reads, each with its place inside the room."""
+        return {}
+
+    def _told(self) -> dict[str, Any]:
+        """Return the facts that the program can read from its environment when it starts."""
+        return {"site": self.place.site, "study": self.place.study}
+
+    def _begin(self) -> None:
+        """Send the first message to a program that has just started."""
+
+    def _watch(self) -> None:
+        """Check whether to wait further for the room; raises where it exceeded a limit or has ended."""
+        self._look()
+        now = time.monotonic()
+        if now - self._looked < LOOK or not self.process:
+            return
+        self._looked = now
+        own, room = self.place.settings, self.place.settings.room
+        most = own.most_memory + room.scratch * MiB
+        processes, held, files = _taken(self.process.pid, most)
+        self.most = max(self.most, held)
+        if now - self._began > room.hours * 3600:
+            raise OverLimit(f"it took longer than {room.hours:g} hours for an answer (room.hours)")
+        if processes > room.processes:
+            raise OverLimit(f"it had more than {room.processes} processes and threads (room.processes)")
+        if files > room.scratch * 1024:  # the kernel keeps about a KiB of each, which no limit of bytes counts
+            raise OverLimit(f"it had more than {room.scratch * 1024} files in its scratch (room.scratch)")
+        if held > most:
+            raise OverLimit(f"it took more memory than {own.most_memory // MiB} MiB (memory_limit)")
+
+    def _ended(self) -> MedsiloError:
+        """The reason why the room ended before its answer, in medsilo's words only."""
+        code = None
+        if self.process:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=5)
+            code = self.process.poll()
+        self.close(0)
+        what = f"{PRINTED}, beside that hospital's results, says why"
+        if code is None or code < 0 or code >= 128:
+            return Died(f"{self.what} was killed; {what}, or its memory ran out")
+        return Refused(f"{self.what} ended before its answer; {what}")
+
+    def close(self, grace: float = GRACE) -> None:
+        """End the room. grace: seconds that the script has to end by itself."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        if grace and process.poll() is None:
+            with contextlib.suppress(Exception):
+                self.end.look = partial(_until, time.monotonic() + grace)
+                self.end.send("end")
+                process.wait(timeout=grace)
+        process.kill()
+        process.wait()
+        self.writes.join(KILLED)
+        self.end.pair.close()
+
+    # ------------------------------------------------------------------ the saved state
+    def _keep(self, head: Head) -> None:
+        """Save a file of the site's state, which never leaves; without a name, remove the files not named."""
+        if not head.name:
+            self._forget(head.facts.get("names"))
+            return
+        file = self.place.folder / head.name
+        if not self.may_keep.fullmatch(head.name):
+            raise Refused("the script keeps a file that is no state of a site", private=head.name)
+        there = [own for own in self._kept() if own != head.name]
+        total = sum((self.place.folder / own).stat().st_size for own in there) + head.size
+        if total > self.place.settings.room.scratch * MiB or len(there) >= MOST_KEPT:
+            raise OverLimit(f"its state is larger than {self.place.settings.room.scratch} MiB (room.scratch)")
+        make_folder(file.parent)
+        with replacing(file) as place, place.open("wb") as written:
+            left, memory = head.size, memoryview(bytearray(min(CHUNK, head.size)))
+            while left:
+                left -= written.write(self.end.read(memory[: min(left, CHUNK)]))
+            written.flush()
+            os.fsync(written.fileno())
+
+    def _kept(self) -> list[str]:
+        folder = self.place.folder
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        return [name for name in names if self.may_keep.fullmatch(name)]
+
+    def _forget(self, names: Any) -> None:
+        if not isinstance(names, list) or len(names) > MOST_KEPT:
+            raise Refused("the script's list of files is none")
+        for name in self._kept():
+            if name not in names:
+                (self.place.folder / name).unlink(missing_ok=True)
+
+
+class ScriptRoom(RoomSite):
+    """A site whose training script runs in an isolated process."""
+
+    def __init__(self, place: SiteContext, script: Script, job: str = "") -> None:
+        if place.settings.privacy is not None:
+            raise Refused(
+                "this hospital demands differential privacy of every study (privacy), of which a training script has "
+                "no account; run a task of medsilo's"
+            )
+        super().__init__(place, Border(place))
+        self.script, self.program, self.job = script, script.program, job
+
+    def _files(self) -> dict[Path, Path]:
+        config = self.script.folder.parent / "config"
+        return {config / paths.PLAN: APP / "config" / paths.PLAN, self.script.folder: CODE}
+
+    def _told(self) -> dict[str, Any]:
+        return {**super()._told(), "job": self.job, "repeats": self._repeats_from()}
+
+    def _repeats_from(self) -> int:
+        """The seed of a script's random numbers where it must repeat: for real data, from this hospital's secret."""
+        seed, settings = self.place.plan.seed, self.place.settings
+        if not settings.protects(self.place.plan.task.synthetic):
+            return seed
+        return seed_for(book_of(settings, self.place.site, self.place.folder).number("script"), seed)
+
+
+def _until(end: float) -> None:
+    if time.monotonic() > end:
+        raise TimeoutError
+
+
+def _taken(pid: int, enough: int) -> tuple[int, int, int]:
+    """The number of processes and threads in a room, their memory in bytes, and the number of files in its scratch.
+
+    Shared memory counts for each process at first; it is counted once where the sum exceeds `enough`.
+    """
+    number = held = files = 0
+    inside = []
+    with contextlib.suppress(psutil.Error):
+        inside = [Path("/proc", str(process.pid)) for process in psutil.Process(pid).children(recursive=True)]
+    for process in inside:
+        told = _told(process / "status")
+        number += told.get("Threads", 0)
+        held += (told.get("RssAnon", 0) + told.get("RssShmem", 0)) * 1024
+        files = files or _files(process)
+    if held > enough:
+        shares = [_told(process / "smaps_rollup") for process in inside]
+        held = sum(own.get("Pss_Anon", 0) + own.get("Pss_Shmem", 0) for own in shares) * 1024
+    return number, held, files
+
+
+def _told(file: Path) -> dict[str, int]:
+    """Read the numbers in one of the kernel's files about a process; empty where it has ended."""
+    with contextlib.suppress(OSError):
+        pairs = (line.split()[:2] for line in file.read_text().splitlines())
+        return {own[0].rstrip(":"): int(own[1]) for own in pairs if len(own) == 2 and own[1].isdigit()}
+    return {}
+
+
+def _files(process: Path) -> int:
+    """The number of files in a room's scratch; 0 where the process has ended, or is not inside yet."""
+    number = 0
+    for place in ("dev/shm", str(WORK).lstrip("/")):
+        with contextlib.suppress(OSError):
+            there = os.statvfs(process / "root" / place)
+            number += there.f_files - there.f_ffree
+    return number

@@ -1,0 +1,197 @@
+"""A site of which medsilo's own training runs in a room: readers of images and PyTorch inside, the door outside.
+
+The program in the room is medsilo's participant with its disclosure. The hospital's memory of patients and counts, its
+key and its budget of answers stay outside, and the program sends requests for them. Outside, its answer is parsed into
+a typed message, and only that message is sent.
+"""
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from medsilo.airlock.border import HELD_BITS, Border, HeldBack
+from medsilo.airlock.room import OUTPUT, ability
+from medsilo.airlock.site import Denied, RoomSite
+from medsilo.airlock.wire import MAY_KEEP, Head
+from medsilo.core.errors import Died, MedsiloError, Passing, Refused
+from medsilo.core.section import Section
+from medsilo.federation.permission import is_canary
+from medsilo.federation.script_bits import ALL, Narrowing
+from medsilo.federation.site_context import SiteContext, promises_privacy
+from medsilo.learning.compute import Stop
+from medsilo.runs import paths
+from medsilo.runs.messages import MOST_VALUES, Request, SiteAnswer, StudyMessage, check_values
+from medsilo.site.airlock_settings import MiB
+from medsilo.site.settings import DataPart
+
+PROGRAM = "medsilo.airlock.study_inside"
+# Beside the state: a participant's files for the hospital
+WRITTEN = (
+    *(paths.PROVENANCE, paths.METRICS, paths.CASES, paths.SUBGROUPS, paths.DATA, paths.WEIGHT),
+    *(rf"{paths.PICTURES}/\w[\w.-]{{0,90}}\.png",),
+)
+KEEPS = re.compile("|".join([MAY_KEEP.pattern, *WRITTEN]), re.ASCII)
+FAILED = "training in this hospital's room failed; its errors.log says why"
+Names = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=10_000_000)]
+
+
+class Wish(Section):
+    """A request of a room's program to the hospital's query budget."""
+
+    does: Literal["number", "known", "place", "near", "told_once", "note"]
+    purpose: Literal["", "split", "truncate"] = ""
+    parts: dict[DataPart, Names] = {}  # the patient of each case
+    names: Names = []
+    places: dict[str, DataPart] = {}  # the part of each patient
+    for_good: bool = False
+    numbers: dict[str, Any] = {}  # to disclose of a group of patients
+    times: dict[DataPart, Annotated[int, Field(ge=0, le=MOST_VALUES)]] = {}  # answers that are about to leave
+
+
+class Failed(Section):
+    """The reason why the program has no answer. The reason stays at the hospital."""
+
+    text: Annotated[str, Field(max_length=1_000_000)]
+    passes: bool
+    died: bool
+
+
+class StudyBorder(Border):
+    """The border of medsilo's own answers, which have further parts: counts, thresholds, missing labels."""
+
+    def __init__(self, place: SiteContext) -> None:
+        super().__init__(place)
+        self.noted = Counter[DataPart]()  # live: answers with scores that the program counted for this request
+
+    def _answer(self, asked: Request, facts: Mapping[str, Any], measured: Mapping[str, float]) -> SiteAnswer:
+        own = {"task": asked.task, "round": asked.round, "study": asked.study, "packages": self.plan.code, **measured}
+        told = {name: value for name, value in facts.items() if name not in ("ledger", "readiness")}
+        return self.accepted(asked, {**told, **own})
+
+    def _note(self, leaves: Any, bits: Mapping[str, int], rho: float | None) -> None:
+        """Count scores that the program did not count itself; all others are counted already."""
+        scores = {"train": "train_loss", "validation": "validation", "test": "test"}
+        told = {part for part, name in scores.items() if leaves.facts.get(name) is not None}
+        self.protection.note(None, **dict.fromkeys(told - {part for part, times in self.noted.items() if times}, 1))
+
+    def _narrowing(self, answer: SiteAnswer) -> Narrowing:
+        return replace(ALL, halves=self.own.bfloat16)
+
+    def note_failure(self, asked: Request) -> None:
+        self.write_down(asked, StudyMessage(), 0.0, dict(HELD_BITS), None)
+
+
+class StudyRoom(RoomSite):
+    """A site whose own training runs in a room."""
+
+    ends_with = {"answer", "failed"}
+    may_keep = KEEPS
+    what = "the training"
+    program = (sys.executable, "-P", "-u", "-m", PROGRAM)
+
+    border: StudyBorder
+
+    def __init__(self, place: SiteContext) -> None:
+        super().__init__(place, StudyBorder(place))
+        self.taken = 0  # bytes for the hospital's query budget
+
+    def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
+        self.border.noted.clear()
+        return super().answer(parcel, stop)
+
+    def _begin(self) -> None:
+        place = self.place
+        settings = place.settings.model_copy(update={"state_dir": None, "airlock": "off"})
+        if source := settings.data:
+            settings = settings.model_copy(update={"data": source.model_copy(update={"cache_folder": None})})
+        told = place.to_facts()
+        folder = paths.site_folder(OUTPUT / place.study, place.site)
+        own = {"settings": settings.model_dump(mode="json"), "folder": str(folder), "kit": None}
+        self.end.send("begin", facts={**told, **own})
+
+    def _take(self, head: Head) -> None:
+        if head.kind != "book":
+            return super()._take(head)
+        wish = Wish.received(head.facts)
+        self.taken += len(json.dumps(head.facts))
+        if self.taken > self.place.settings.room.scratch * MiB:
+            raise HeldBack("it asks this hospital to remember more than room.scratch")
+        try:
+            self.end.send("book", facts={"is": self._grant(wish)})
+        except MedsiloError as error:
+            raise Denied(str(error), error.private) from error
+
+    def _grant(self, wish: Wish) -> Any:
+        protection, settings = self.border.protection, self.place.settings
+        book, data = protection.book, protection.asker.data
+        least = settings.least(self.place.plan.task.synthetic)
+        match wish.does:
+            case "number":
+                return book.number(wish.purpose or "split")
+            case "known" | "place":
+                known: dict[str, str] = {}
+
+                def draw(parts: Mapping[str, str]) -> dict[str, str]:
+                    known.update(parts)
+                    return {**wish.places, **known}
+
+                good = wish.for_good and wish.does == "place"
+                return book.places(data, book.number("split"), good)([*wish.places, *wish.names], draw, good)
+            case "near":
+                return sorted(book.near(data, wish.parts, least))
+            case "told_once":
+                check_values(wish.numbers, MOST_VALUES)
+                return book.told_once(data, wish.names, least, wish.numbers)
+        self.border.noted.update(wish.times)
+        protection.note(None, **{str(part): times for part, times in wish.times.items()})
+        return None
+
+    def _listen(self) -> Head:
+        head = super()._listen()
+        if head.kind == "failed":
+            told = Failed.received(head.facts)
+            if told.died:  # each without the program's own words
+                raise TrainingDied(FAILED, private=told.text)
+            if told.passes:
+                raise TrainingWaits(FAILED, private=told.text)
+            raise Denied(FAILED, private=told.text)
+        return head
+
+
+class TrainingWaits(Denied, Passing):
+    """Training failed, but another attempt may succeed."""
+
+
+class TrainingDied(Denied, Died):
+    """Training failed; a new isolated process continues it."""
+
+
+def room_of(place: SiteContext) -> Callable[[], StudyRoom] | None:
+    """Return the factory of the isolated process in which a study trains; None if the study is not isolated.
+
+    Raises Refused where the hospital demands a room that the study or the machine rules out.
+    """
+    settings, plan = place.settings, place.plan
+    if settings.airlock == "off" or not settings.room.studies:
+        return None
+    if is_canary(place.asked):  # a canary reads no data
+        return None
+    why = ""
+    if promises_privacy(place):
+        why = "the study promises differential privacy, whose ledger a room can't write"
+    elif plan.sealed:
+        why = "the study has secure aggregation, whose keys stay outside of rooms"
+    elif plan.layers:
+        why = f"the plan has layers ({plan.layers[0].name}), which change what a room may send"
+    elif not ability().works:
+        why = ability().lacks[0]
+    if why and settings.airlock == "required":
+        raise Refused(f"this hospital trains in its airlock alone (room.studies): {why}")
+    return None if why else partial(StudyRoom, place)

@@ -1,0 +1,152 @@
+"""Messages between a room and the site's own process, over a socket pair: JSON, and raw numbers behind it.
+
+Neither side unpickles. The site's process reads a message's head first, and accepts only the size of numbers that it
+expects, so a room can't fill its memory.
+"""
+
+import json
+import math
+import re
+import select
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from socket import socket
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from medsilo.core.errors import Refused
+from medsilo.core.mmap_store import TYPES, bytes_of
+from medsilo.core.reused_memory import empty
+from medsilo.core.section import Section
+from medsilo.core.tensors import Groups
+
+LENGTH = struct.Struct(">I")
+LARGEST_HEAD = 8 << 20  # bytes of JSON
+MOST_TENSORS, MOST_AXES = 100_000, 8
+POLL = 0.1  # seconds between two checks for events while no byte arrives
+CHUNK = 1 << 20  # bytes of a file at once
+# The files of a site's state that a room may hand out, so that the next room continues
+MAY_KEEP = re.compile(r"(?:(?:state-\d{1,8}|best|last)\.safetensors|supermodel/(?:\w{1,20}/)?\w[\w.-]{0,90})", re.ASCII)
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TYPES}
+Name = Annotated[str, Field(min_length=1, max_length=300)]
+Size = Annotated[int, Field(ge=0, le=1 << 40)]
+
+
+class Form(Section):
+    """The name, shape and type of a tensor whose values follow the head."""
+
+    group: Name
+    name: Name
+    dtype: Literal[tuple(DTYPES)]  # type: ignore[valid-type]
+    shape: Annotated[list[Size], Field(max_length=MOST_AXES)]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+class Head(Section):
+    """The JSON part of a message, which precedes its raw numbers."""
+
+    kind: Literal["ask", "end", "answer", "lacks", "log", "keep", "begin", "book", "failed"]
+    facts: dict[str, Any] = {}  # a message's
+    tensors: Annotated[list[Form], Field(max_length=MOST_TENSORS)] = []
+    name: Annotated[str, Field(max_length=300)] = ""  # of a number of the script's log, or of a file
+    value: float = 0.0
+    step: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    size: Size = 0  # bytes of the file that follows
+
+
+class End:
+    """One end of a socket pair. While it waits, it checks from time to time whether to continue."""
+
+    def __init__(self, pair: socket, look: Callable[[], None] = lambda: None) -> None:
+        """look: raises to end a wait."""
+        self.pair, self.look = pair, look
+        self.bytes = 0  # received so far
+        pair.setblocking(False)
+
+    def send(self, kind: str, groups: Groups | None = None, **head: Any) -> None:
+        """Send a message and its tensors without copying them."""
+        own = {
+            (group, name): t.detach().cpu().contiguous()
+            for group, ts in (groups or {}).items()
+            for name, t in ts.items()
+        }
+        forms = [
+            {"group": group, "name": name, "dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape)}
+            for (group, name), t in own.items()
+        ]
+        text = json.dumps({"kind": kind, "tensors": forms, **head}).encode()
+        self.write(memoryview(LENGTH.pack(len(text)) + text))
+        for tensor in own.values():
+            self.write(bytes_of(tensor))
+
+    def receive(self) -> Head:
+        """Receive the next message's head; raises EOFError where the other end is closed, Refused for other data."""
+        (length,) = LENGTH.unpack(self.read(memoryview(bytearray(LENGTH.size))))
+        if length > LARGEST_HEAD:
+            raise Refused(f"the script's message begins with {length} bytes of text; {LARGEST_HEAD} are the most")
+        text = self.read(memoryview(bytearray(length)))
+        try:
+            told = json.loads(bytes(text))
+        except (ValueError, RecursionError) as error:
+            raise Refused("the script's message is no JSON") from error
+        return Head.received(told)
+
+    def tensors(self, forms: Iterable[Form]) -> Groups:
+        """Return the tensors that follow a head, whose forms the reader has agreed to."""
+        groups: Groups = {}
+        for form in forms:
+            tensor = empty(form.shape, DTYPES[form.dtype])
+            groups.setdefault(form.group, {})[form.name] = tensor
+            self.read(bytes_of(tensor))
+        return groups
+
+    def read(self, memory: memoryview) -> memoryview:
+        """Fill a buffer with bytes from the socket."""
+        done = 0
+        while done < len(memory):
+            try:
+                came = self.pair.recv_into(memory[done:])
+            except BlockingIOError:
+                self._wait(reads=True)
+                continue
+            if not came:
+                raise EOFError
+            done += came
+        self.bytes += done
+        return memory
+
+    def write(self, memory: memoryview) -> None:
+        """Send a whole buffer."""
+        done = 0
+        while done < len(memory):
+            try:
+                done += self.pair.send(memory[done:])
+            except BlockingIOError:
+                self._wait(reads=False)
+
+    def _wait(self, reads: bool) -> None:
+        self.look()
+        waits = select.poll()
+        waits.register(self.pair, select.POLLIN if reads else select.POLLOUT)
+        waits.poll(POLL * 1000)
+
+
+def same_forms(forms: Iterable[Form], expected: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Raise Refused unless these are the forms of just the expected tensors, each once."""
+    given: dict[tuple[str, str], Form] = {}
+    for form in forms:
+        if given.setdefault((form.group, form.name), form) is not form:
+            raise Refused(f"it sends {form.group}/{form.name} twice")
+    wanted = {(group, name): like for group, own in expected.items() for name, like in own.items()}
+    if odd := sorted(given.keys() ^ wanted.keys()):
+        does = "it sends" if odd[0] in given else "it lacks"
+        raise Refused(f"{does} {'/'.join(odd[0])}")
+    for place, like in wanted.items():
+        told = given[place].shape, given[place].dtype
+        if told != (list(like.shape), str(like.dtype).removeprefix("torch.")):
+            raise Refused(f"{'/'.join(place)} is {told[1]} {told[0]}, and not {like.dtype} {list(like.shape)}")

@@ -1,0 +1,112 @@
+"""The code of a job for review: every file, and its differences from the approved code."""
+
+import difflib
+import hashlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from medsilo.check.machine import without_walls
+from medsilo.core.text import plain, printable
+from medsilo.site.accepted_settings import moment
+from medsilo.site.approvals import Decision
+from medsilo.site.job_code import JobCode
+from medsilo.site.settings import SiteSettings
+
+MOST_COMPARED = 5000  # lines of a file that are compared; a longer one is shown whole
+BINARY = "(no text: a person cannot read it here)"
+UNSEEN = "(some letters steer a screen or cannot be seen; they are shown as spaces)"
+RIGHTS = {  # abilities of a job's code, by whether it runs in an isolated process
+    "off": "The code runs as the account that runs this kit. It may read and write every file that this account may, "
+    "start programs and open connections; no wall is around it.",
+    "required": "The code runs in this hospital's airlock: it has no network, and reads its own folder, Python's "
+    "packages, and what the hospital names.",
+}
+State = Literal["new", "changed", "same", "gone"]
+
+
+@dataclass(frozen=True)
+class FileReview:
+    """A file of a job's code."""
+
+    name: str
+    size: int
+    hash: str
+    state: State  # compared with the code that was approved before
+    lines: tuple[str, ...]  # all of a new file, the difference of a changed one, none of an unchanged one
+
+    @property
+    def head(self) -> str:
+        """Return the file's name, size, hash and state in one line."""
+        if self.state == "gone":
+            return f"{self.name}: gone"
+        return f"{self.name}: {self.state}, {self.size:,} bytes, SHA-256 {self.hash}"
+
+
+def review(code: JobCode, before: JobCode | None = None) -> list[FileReview]:
+    """Return every file of a job's code, and the removed files. before: the code that was approved."""
+    return list(_files(code, before))
+
+
+def _files(code: JobCode, before: JobCode | None) -> Iterator[FileReview]:
+    old = before.files if before else {}
+    for name in sorted({*code.files, *old}):
+        now, then = code.files.get(name), old.get(name)
+        state: State = "gone" if now is None else "new" if then is None else "same" if now == then else "changed"
+        lines = () if state in ("same", "gone") else tuple(_lines(now or b"", then))
+        yield FileReview(name, len(now or b""), hashlib.sha256(now or b"").hexdigest(), state, lines)
+
+
+def _lines(now: bytes, then: bytes | None) -> Iterator[str]:
+    text, old = _text(now), [] if then is None else _text(then)
+    if text is None:
+        yield BINARY
+        return
+    shown = [printable(line.expandtabs(4)) for line in text]
+    if any(map(str.__ne__, shown, (line.expandtabs(4) for line in text))):
+        yield UNSEEN
+    if then is None or old is None or max(len(text), len(old)) > MOST_COMPARED:
+        yield from shown
+        return
+    told = difflib.unified_diff([printable(line.expandtabs(4)) for line in old], shown, "approved", "now", lineterm="")
+    yield from list(told)[2:] or [BINARY]
+
+
+def _text(content: bytes) -> list[str] | None:
+    """The lines of a text; None for binary content."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text.split("\n")[: -1 if text.endswith("\n") else None]
+
+
+def code_words(code: JobCode, settings: SiteSettings, before: tuple[Decision, JobCode] | None) -> list[tuple[str, str]]:
+    """Describe a job's code and its abilities for people: headings and texts. before: the code approved last."""
+    versions = code.facts().versions
+    imports = sorted(code.imports)
+    own = [name for name in imports if name in sys.stdlib_module_names]
+    others = [name for name in imports if name not in sys.stdlib_module_names]
+    data = settings.data.folder if settings.data else None
+    last = "no code was approved here before"
+    if before:
+        decision, earlier = before
+        last = f"{earlier.hash[:12]}, by {decision.by}, {moment(decision.at)}"
+    return [
+        ("code", f"SHA-256 {code.hash}, {len(code.files)} files, {code.size:,} bytes"),
+        ("approved last", last),
+        ("packages", ", ".join(f"{name} {plain(one, 60)}" for name, one in versions.items())),
+        ("imports", f"{plain(', '.join(others)) or 'nothing'}; of Python's own: {plain(', '.join(own)) or 'nothing'}"),
+        (
+            "may read",
+            f"{_rights(settings)} {f'This hospital names its data in {data}.' if data else ''}".strip(),
+        ),
+    ]
+
+
+def _rights(settings: SiteSettings) -> str:
+    if settings.airlock == "off":
+        return RIGHTS["off"]
+    unwalled = without_walls(settings)
+    return f"{RIGHTS['off']} So it is because {unwalled}." if unwalled else RIGHTS["required"]

@@ -1,0 +1,62 @@
+"""The disclosure report of a script: its messages, and the most bits that could leave by each kind of number."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from medsilo.check.result import aligned
+from medsilo.core.text import counted, size_text
+from medsilo.federation.script_bits import KINDS, MOST_LOGGED, Stretch, in_all, logged_names, most_bits
+from medsilo.plan import Plan
+
+IMAGE = 512 * 512 * 16  # bits of a slice as a scanner stores it
+OUTSIDE = (
+    "These are medsilo's own messages, and in a hospital's airlock nothing else leaves but the moments of the answers. "
+    "Without it the code has the rights of the account that runs the kit, so it could also send by a connection of its "
+    "own; no number bounds that. Read the code."
+)
+
+
+def most_that_leaves(plan: Plan) -> dict[str, Any]:
+    """Return for programs how many messages a site of a script's study sends, and how many bits at most by kind."""
+    stretches = most_bits(plan)
+    return {
+        "messages": sum(one.times for one in stretches),
+        "round": dict(_largest(stretches)),
+        "study": {kind: in_all(stretches)[kind] for kind in KINDS},
+    }
+
+
+def _largest(stretches: list[Stretch]) -> Iterator[tuple[str, int]]:
+    """Yield, for each kind of number, its bits in the round with the most bits."""
+    for kind in KINDS:
+        yield kind, max(one.bits[kind] for one in stretches if one.task == "round")
+
+
+def script_lines(plan: Plan) -> list[str]:
+    """Return the most that a script could send, in lines."""
+    found = most_that_leaves(plan)
+    names = ", ".join(sorted(logged_names(plan)))
+    what = {
+        "tensors": "weights, and what else the method sends",
+        "metrics": f"{plan.task.goal.metric.lstrip('-')}, and losses, as the script works them out",
+        "counts": "numbers of cases, as the script states them",
+        "logged numbers": f"at most {MOST_LOGGED:,} a round, named {names}",
+        "times": "seconds and memory",
+        "warnings": "kinds of medsilo's own with numbers",
+    }
+    rows: list[tuple[str | int, ...]] = [("kind", "bits a round", "bits in the study", "what")]
+    rows += [(kind, found["round"][kind], found["study"][kind], what[kind]) for kind in KINDS]
+    rows.append(("all", sum(found["round"].values()), sum(found["study"].values()), ""))
+    tensors = found["round"]["tensors"]
+    numbers = max((own.parameters for own in most_bits(plan)), default=0)
+    images = tensors / IMAGE
+    return [
+        f"What this script could send, at most: {counted(found['messages'], 'message')}, one in each of "
+        f"{counted(plan.rounds, 'round')}, one on joining, one with the outcome, one with the test.",
+        *aligned(rows),
+        "A round that the server asks for again counts again; this hospital counts what leaves (medsilo ledger).",
+        f"What no check can see: weights can encode anything. Those of one round are {numbers:,} numbers, together "
+        f"{tensors:,} bits ({size_text(tensors / 8)}): room for {f'{images:,.0f}' if images >= 1 else 'a part of one'} "
+        f"image{'s' if images >= 2 else ''} of 512 × 512 pixels with 16 bits each.",
+        OUTSIDE,
+    ]

@@ -1,0 +1,300 @@
+"""The documentation in a terminal: the pages that come with medsilo, by name, by key, by command and by words."""
+
+import bz2
+import json
+import math
+import re
+import shutil
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path, PurePosixPath
+from posixpath import normpath
+from typing import Annotated
+
+import typer
+
+from medsilo.cli.show import Console
+from medsilo.core.errors import MedsiloError
+from medsilo.core.package import PLACE, ROOT
+
+CHECKOUT = PLACE.parent
+PAGES = ROOT / "pages.json.bz2"  # in a wheel: the text of each page by its name, in one file that is a third as large
+HELP_PAGE = "study/help"  # the tables of this page begin with symptoms
+REFERENCE = "reference/"
+MOST_FOUND = 8  # passages that a search lists
+WIDEST = 88  # characters per line
+IN_TITLE = 4  # weight of a word in a title
+USUAL_LENGTH = 120  # words of a passage; longer passages count less, as with BM25
+_NO_WORDS = frozenset(  # words that occur everywhere
+    re.findall(
+        r"\w+",
+        "a an and are as at be by can do does for from has have how i if in is it its me my no not of on or our that "
+        "the then there this to use we what when where which who why will with",
+    )
+)
+_FENCED = re.compile(r"^```", re.M)
+_HEADING = re.compile(r"^(#{1,6}) (.+)$")
+_ANCHOR = re.compile(r'<a name="([^"]+)"></a>')
+_LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
+_CODE = re.compile(r"`([^`]+)`")
+_ENDINGS = ("ments", "ment", "ations", "ation", "ings", "ing", "ies", "ied", "ers", "er", "ed", "es", "s", "y", "e")
+# Signs of formulas that LaTeX writes as a word, and a terminal as one letter.
+_SIGNS = {
+    **{"alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "eta": "η", "theta": "θ", "lambda": "λ", "mu": "μ"},
+    **{"sigma": "σ", "tau": "τ", "varphi": "φ", "psi": "ψ", "nabla": "∇", "Delta": "Δ", "Psi": "Ψ", "sum": "Σ "},
+    **{"leftarrow": "← ", "le": "≤ ", "ge": "≥ ", "approx": "≈ ", "odot": "⊙ ", "cdot": "· ", "in": "∈ ", "mid": "| "},
+    **{"lVert": "‖", "rVert": "‖", "lvert": "|", "rvert": "|", "langle": "⟨", "rangle": "⟩", "sqrt": "√"},
+    **{"bar": "", "tilde": "", "quad": "   ", "left": "", "right": ""},
+}
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A section of a page, or a row of a table on it."""
+
+    page: str  # the page's path without .md, such as study/join
+    anchor: str
+    title: str
+    text: str  # Markdown
+    names: frozenset[str] = frozenset()  # keys, commands and pages that a person types to read it
+    messages: tuple[str, ...] = ()  # messages that a person sees, in a row of symptoms
+
+    @property
+    def place(self) -> str:
+        """The name by which `medsilo docs` shows the passage."""
+        return f"{self.page}#{self.anchor}" if self.anchor else self.page
+
+    @cached_property
+    def words(self) -> Counter[str]:
+        """The passage's words without their endings, the title's words several times."""
+        words = Counter(words_of(self.text))
+        for word in words_of(f"{self.title} {self.page.replace('/', ' ')}"):
+            words[word] += IN_TITLE
+        return words
+
+    def is_about(self, message: str) -> bool:
+        """True if a line that a person pastes matches a message of the passage."""
+        return any(
+            re.search(".+".join(map(re.escape, re.split(r" ?(?:…|\.\.\.) ?", own.strip()))), message, re.I)
+            for own in self.messages
+        )
+
+
+def words_of(text: str) -> Iterator[str]:
+    """Yield the words of a text without their endings; a key also as the words that it is made of."""
+    for found in re.findall(r"[\w.-]*\w", text.lower()):
+        for word in {found, *re.split(r"[._-]", found)} - _NO_WORDS:
+            ending = next((own for own in _ENDINGS if word.endswith(own) and len(word) - len(own) > 2), "")
+            yield word.removesuffix(ending)
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as repositories' web pages make it."""
+    return re.sub(r"[^\w\- ]", "", _LINK.sub(r"\1", heading).replace("`", "").strip().lower()).replace(" ", "-")
+
+
+def passages_of(page: str, text: str) -> Iterator[Passage]:
+    """Yield the sections of a page, and those rows of its tables that have an anchor or name a symptom."""
+    title, heading, anchor, lines, fenced = "", "", "", list[str](), False
+    for line in [*text.splitlines(), "# end"]:
+        fenced ^= line.startswith("```")
+        found = None if fenced else _HEADING.match(line)
+        if found is None:
+            lines.append(line)
+            continue
+        if heading:
+            whole = title if heading == title else f"{title}: {heading}"
+            names = {heading.removeprefix("medsilo ") if heading.startswith("medsilo ") else anchor} - {""}
+            if not anchor:
+                names |= {page, page.rpartition("/")[2], page.rpartition("/")[2].removesuffix("s")}
+            yield Passage(page, anchor, whole, "\n".join(lines).strip(), frozenset(names))
+            yield from _rows_of(page, whole, lines)
+        heading, lines = _ANCHOR.sub("", found[2]), []
+        title, anchor = (title, slug(heading)) if title else (heading, "")
+
+
+def _rows_of(page: str, title: str, lines: Sequence[str]) -> Iterator[Passage]:
+    for heads, cells in table_rows(lines):
+        anchor = _ANCHOR.search(cells[0])
+        codes = tuple(_CODE.findall(cells[0]))
+        text = "\n".join(["| " + " | ".join(heads) + " |", "|---|", "| " + " | ".join(cells) + " |"])
+        if anchor and codes:
+            yield Passage(page, anchor[1], codes[0], text, frozenset({anchor[1], codes[0], codes[0].split(".")[-1]}))
+        elif page == HELP_PAGE:
+            yield Passage(page, slug(title.partition(": ")[2]), title, text, messages=codes)
+
+
+def table_rows(lines: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the heads and the cells of each row of the tables in these lines."""
+    heads: list[str] = []
+    for line in lines:
+        if not line.startswith("|"):
+            heads = []
+            continue
+        cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip()[1:-1])]
+        if not heads:
+            heads = cells
+        elif set(line) - {*"|-: "}:
+            yield heads, cells
+
+
+@cache
+def pages() -> dict[str, str]:
+    """Return the text of each page by its name, such as study/join, in the order of their paths."""
+    if PAGES.is_file():
+        return dict(json.loads(bz2.decompress(PAGES.read_bytes())))
+    found = pages_of(CHECKOUT)
+    if not found:
+        raise MedsiloError("the documentation is not in this installation; install medsilo again")
+    return found
+
+
+def pages_of(checkout: Path) -> dict[str, str]:
+    """Return the pages of a checkout: those of docs/, and the README about kits."""
+    docs, kits = checkout / "docs", checkout / "provisioning/README.md"
+    files = {path.relative_to(docs).with_suffix("").as_posix(): path for path in sorted(docs.rglob("*.md"))}
+    if files and kits.is_file():
+        files["provisioning"] = kits
+    return {page: path.read_text("utf-8") for page, path in files.items()}
+
+
+def all_passages() -> list[Passage]:
+    """Return all passages of all pages, in the order of their paths."""
+    return [one for page, text in pages().items() for one in passages_of(page, text)]
+
+
+def named(passages: Sequence[Passage], wanted: str) -> list[Passage]:
+    """Return the passages that a person names: by place, else by the name of a command, a page or a key."""
+    place = re.sub(r"\.md(?=#|$)", "", wanted.removeprefix("docs/"))
+    if by_place := [one for one in passages if one.place == place]:
+        return by_place[:1]
+    name = wanted.removeprefix("medsilo ").strip()
+    found = [one for one in passages if name in one.names or name.replace(" ", "-") in one.names]
+    return sorted(found, key=lambda one: (not one.title.endswith(f": medsilo {name}"), bool(one.anchor), one.page))
+
+
+def search(passages: Sequence[Passage], wanted: str) -> list[Passage]:
+    """Return the passages that fit some words best, the best first, as BM25 ranks them."""
+    words = {*words_of(wanted)}
+    known = Counter(word for one in passages for word in words & one.words.keys())
+
+    def score(one: Passage) -> float:
+        longer = 0.4 + 0.6 * one.words.total() / USUAL_LENGTH
+        counts = ((word, one.words[word]) for word in words if word in one.words)
+        fit = sum(math.log(1 + len(passages) / known[word]) * count / (count + longer) for word, count in counts)
+        heading = {*words_of(one.title.rpartition(": ")[2])}
+        return fit * (1 + len(heading & words) / max(len(heading), 1)) * (0.8 if one.page.startswith(REFERENCE) else 1)
+
+    scores = {one: fit for one in passages if (fit := score(one))}
+    return sorted(scores, key=lambda one: -scores[one])[:MOST_FOUND]
+
+
+# ---------------------------------------------------------------------------------------------------- for a terminal
+def shown(passage: Passage, width: int) -> str:
+    """Return a passage as a terminal shows it: tables become lists, and links become names for `medsilo docs`."""
+    parts = []
+    text = re.sub(r"<!--.*?-->|<picture>.*?</picture>|^!\[.*?\)$", "", passage.text, flags=re.S | re.M)
+    language = "text"
+    for number, part in enumerate(re.split(r"^```(.*)(?:\n|\Z)", text, flags=re.M)):
+        if number % 2:
+            language = part
+            continue
+        if number % 4:
+            code = in_signs(part) if language == "math" else part.rstrip()
+            parts.append(textwrap.indent(code, "    "))
+            continue
+        for block in re.split(r"\n\s*\n|\n(?=[-*] |\d+\. )", part.strip("\n")):
+            lines = block.splitlines()
+            if lines and lines[0].startswith("|"):
+                parts += [_entry(heads, cells, passage.page, width) for heads, cells in table_rows(lines)]
+            elif lines and lines[0].startswith("    "):
+                parts.append(block)
+            elif block.strip():
+                inner = "  " if re.match(r"[-*] |\d+\. ", block) else ""
+                parts.append(textwrap.fill(plain_words(block, passage.page), width, subsequent_indent=inner))
+    return "\n\n".join([passage.title, *parts])
+
+
+def _entry(heads: Sequence[str], cells: Sequence[str], page: str, width: int) -> str:
+    first, *others = (plain_words(cell, page) for cell in cells)
+    lines = [first]
+    for head, cell in zip(heads[1:], others, strict=False):
+        if cell:
+            head = f"{plain_words(head, page)}: " if len(heads) > 2 else ""
+            lines.append(textwrap.fill(head + cell, width, initial_indent="    ", subsequent_indent="    "))
+    return "\n".join(lines)
+
+
+def plain_words(markdown: str, page: str) -> str:
+    """Return a piece of Markdown as plain text."""
+
+    def led(found: re.Match[str]) -> str:
+        path, _, anchor = found[2].partition("#")
+        target = normpath(PurePosixPath(page).parent / path) if path else page
+        target = target.removesuffix(".md")
+        if path and target not in pages():
+            return found[1]
+        return f"{found[1]} [{target}{'#' if anchor else ''}{anchor}]"
+
+    text = re.sub(r"\$+`?([^$]+?)`?\$+", lambda found: in_signs(found[1]), markdown)
+    text = _LINK.sub(led, _ANCHOR.sub("", text))
+    return " ".join(re.sub(r"\*\*|`|</?(?:br|sub|sup)>", "", text).split())
+
+
+def in_signs(formula: str) -> str:
+    """Return a formula of LaTeX in the signs of Unicode, as far as a line of text can."""
+    text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"(\1)/(\2)", formula)
+    text = re.sub(r"\\(?:text|mathrm|operatorname|mathcal)\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"\\([a-zA-Z]+) ?", lambda found: _SIGNS.get(found[1], found[1]), text)
+    return " ".join(re.sub(r"[{}]|\\[,;!]?", "", text).split())
+
+
+def _first_sentence(passage: Passage) -> str:
+    if passage.text.startswith("|"):
+        [(_, cells), *_] = table_rows(passage.text.splitlines())
+        return plain_words(" — ".join(filter(None, cells[-2:])), passage.page)
+    text = re.sub(r"^For: .*?$|<!--.*?-->|^```.*?^```|^\|.*?$", "", passage.text, flags=re.M | re.S).strip()
+    return plain_words(text.partition("\n\n")[0], passage.page)
+
+
+def docs(
+    screen: Console,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="WORDS", help="a key, a command, a page, a message, or any words; nothing: all pages"),
+    ] = None,
+) -> int | None:
+    """Print the documentation of a key, a command, a message or any words.
+
+    Reads the pages that come with medsilo, without a network. Names in brackets are further places to read.
+    """
+    width = min(WIDEST, shutil.get_terminal_size().columns)
+    passages, wanted = all_passages(), " ".join(words or ()).strip()
+    if not wanted:
+        pages = [one for one in passages if not one.anchor]
+        screen.say(*(f"{one.page:34} {one.title}" for one in pages), "", "medsilo docs PAGE prints one.")
+        screen.answer(pages=[{"place": one.place, "title": one.title} for one in pages])
+        return None
+    exact = named(passages, wanted) or [one for one in passages if one.is_about(wanted)]
+    if exact:
+        first, *others = exact
+        sections = (one for one in passages if one.page == first.page and one.anchor)
+        whole = [first, *(one for one in sections if one.title.startswith(f"{first.title}: "))]  # rows are in these
+        chosen = [first] if first.anchor else list(dict.fromkeys(whole))
+        screen.say("\n\n".join(shown(one, width) for one in chosen), "", f"From {first.place}")
+        if others:
+            screen.say("See also: " + ", ".join(dict.fromkeys(f"medsilo docs {one.place}" for one in others)))
+        screen.answer(found=[{"place": one.place, "title": one.title, "text": shown(one, width)} for one in exact])
+        return None
+    found = search(passages, wanted)
+    if not found:
+        raise MedsiloError(f"no page says anything about {wanted!r}; 'medsilo docs' lists the pages")
+    for one in found:
+        about = textwrap.shorten(_first_sentence(one), 2 * width - 8, placeholder=" ...")
+        about = textwrap.fill(about, width, initial_indent="    ", subsequent_indent="    ")
+        screen.say(f"medsilo docs {one.place}", f"    {one.title}", *([about] if about.strip() else []))
+    screen.answer(found=[{"place": one.place, "title": one.title} for one in found])
+    return None

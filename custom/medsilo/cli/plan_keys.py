@@ -1,0 +1,94 @@
+"""The keys of a plan, read without importing its classes, so that a wrong key costs no start of PyTorch."""
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from medsilo.core.errors import MedsiloError, PlanError, YamlError
+from medsilo.core.source_keys import PLAN_CLASS, SourceKeys, keys_in_source
+from medsilo.core.wording import unknown_key
+from medsilo.core.yaml_text import load_yaml, read_yaml
+from medsilo.flare.job_source import YAML, job_or_run, values_of
+from medsilo.registry import TABLES
+
+SETTINGS = "medsilo.site.settings:SiteSettings"
+
+
+def keys_of_plans() -> dict[str, list[str]]:
+    """Return the keys that are the same for every method and task, and those within each that is a section."""
+    plan = keys_in_source(PLAN_CLASS)
+    return {key: [*(within.keys if (within := plan.below([key])) else ())] for key in plan.keys} if plan else {}
+
+
+def as_written(job: Path | str | None, plan: Path | None) -> dict[str, Any]:
+    """Return the unchecked raw values of the plan of a job or run, or of another plan with its method; empty if
+    unreadable."""
+    own, other = _values_of(job), _values_of(plan)
+    return {**other, "algorithm": own.get("algorithm")} if plan else own
+
+
+def _values_of(place: Path | str | None) -> dict[str, Any]:
+    if place is None:
+        return {}
+    try:
+        found = job_or_run(place) if Path(place).suffix not in YAML else Path(place)
+        values = values_of(found, lambda file: read_yaml(file, "the plan", "a plan.yaml"))
+    except (MedsiloError, OSError):  # reading it again reports the fault
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def check_keys(changes: Iterable[str], written: Mapping[str, Any]) -> None:
+    """Raise a PlanError where a change, `a.b=value`, has a key that the plan hasn't. written: the plan, unchecked."""
+    changes = [*changes]
+    names = {section: table.named_in(written.get(section)) for section, table in TABLES.items()}
+    for key, _, name in (change.partition("=") for change in changes):
+        section, _, last = key.partition(".")
+        if section in TABLES and last == "name":
+            names[section] = TABLES[section].spelled(name) or name
+            names |= {"network": ""} if section == "task" else {}  # the other task's own
+    if wrong := [*filter(None, (_wrong(change, names) for change in changes))]:
+        raise PlanError("; ".join(wrong))
+
+
+def _wrong(change: str, names: Mapping[str, str]) -> str:
+    key, equals, text = change.partition("=")
+    path = key.split(".")
+    known, place = _known_at(path, names)
+    try:
+        value = load_yaml(text)
+    except YamlError:  # loading the plan reports the fault
+        return ""
+    if not place or not equals or not all(path):
+        return ""
+    sections, settings = keys_of_plans(), keys_in_source(SETTINGS)
+    if settings and path[-1] in settings.keys and path[-1] not in sections:
+        return f"{key}: each hospital decides this itself, in its medsilo.yaml: write {path[-1]} there (--settings)"
+    inner: Any = reduce(lambda below, part: {part: below}, reversed(path[place:]), value)
+    return unknown_key(".".join(path[:place]), inner, known, sections)
+
+
+def _known_at(path: list[str], names: Mapping[str, str]) -> tuple[list[str], int]:
+    """The possible keys in place of an unknown key, and how many parts of the path name that key; 0 where the path may
+    be right.
+    """
+    found = keys_in_source(PLAN_CLASS)
+    for place, key in enumerate(path):
+        if found is None or not found.keys:
+            break
+        if key not in found.keys:
+            return [*found.keys], place + 1
+        found = _within(key, names) if place == 0 and key in TABLES else found.below([key])
+    return [], 0
+
+
+def _within(section: str, names: Mapping[str, str]) -> SourceKeys | None:
+    """Return the keys of the method, task or network that a plan names; of a network that it does not, those of all."""
+    table, task = TABLES[section], names.get("task", "")
+    if name := names.get(section):
+        return keys_in_source(table.written_in(name))
+    if section != "network" or task not in TABLES["task"].ours:
+        return None
+    known = [keys_in_source(table.written_in(name)) for name in table.ours]  # a network that wraps another has none
+    return SourceKeys({key: "" for keys in known if keys for key in keys.keys})

@@ -1,0 +1,84 @@
+"""Distinguish a program's own code from code of installed packages."""
+
+import ast
+import inspect
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from medsilo.core.package import PLACE
+
+INSTALLED = [PLACE, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
+OTHERS = {"site-packages", "dist-packages"}  # names of folders with installed packages
+
+
+def is_installed(file: Path | str) -> bool:
+    """True if a source file belongs to an installed package."""
+    return bool(OTHERS.intersection(Path(file).parts) or any(map(Path(file).is_relative_to, _installed(*sys.path))))
+
+
+@cache
+def _installed(*places: str) -> list[Path]:
+    """Return the folders with installed packages, including folders on PYTHONPATH."""
+    return [*INSTALLED, *(Path(place) for place in places if any(Path(place).glob("*.dist-info")))]
+
+
+def own_line(error: BaseException) -> str:
+    """Return the last line of the program's own code in an error's traceback, as " (FILE, line 12, in dice)", or "".
+
+    The text omits the file's folder, so that a hospital may send it.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not is_installed(frame.filename) and not frame.filename.startswith("<frozen")]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
+
+
+def uncalled(kind: Any) -> set[str]:
+    """Return a class's public methods that its package never uses and that no base class of another package has.
+
+    Probably the author expects medsilo to call such a method, but misspelt its name.
+    """
+    package = kind.__module__.partition(".")[0]
+    own = [one for one in kind.__mro__ if one.__module__.partition(".")[0] == package]
+    known = {name for one in kind.__mro__ if one not in own for name in vars(one)}
+    checks = getattr(kind, "__pydantic_decorators__", None)  # pydantic calls these checks
+    known |= {name for part in fields(checks) for name in getattr(checks, part.name)} if checks else set()
+    left = {
+        name
+        for one in own
+        for name, value in vars(one).items()
+        if not name.startswith("_") and name not in known and inspect.isfunction(value)
+    }
+    named = set[str]()
+    for name, value in [(name, value) for one in own for name, value in vars(one).items() if inspect.isfunction(value)]:
+        named |= {*value.__code__.co_names} - {name}  # works without source code, as in a notebook
+    left -= named
+    for text in _sources(own, package):
+        if not left:
+            break
+        left -= {_named(node) for node in ast.walk(ast.parse(dedent(text)))}
+    return left
+
+
+def _sources(own: list[Any], package: str) -> Iterator[str]:
+    """Yield source code that may call a class's methods, beginning with the class itself."""
+    for one in [*own, *(module for name, module in [*sys.modules.items()] if name.partition(".")[0] == package)]:
+        try:
+            yield inspect.getsource(one)
+        except (OSError, TypeError):  # a class or module without a source file
+            continue
+
+
+def _named(node: ast.AST) -> str:
+    """Return the name, attribute or string that a node of a syntax tree refers to, or ""."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

@@ -1,0 +1,139 @@
+"""Read a section's keys from its class's source code, so that an unknown key is reported without importing PyTorch."""
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+PLAN_CLASS = "medsilo.plan:Plan"
+ROOT = "medsilo.core.section:Section"  # the base class of all sections
+MOST_BASES = 32
+OTHERWISE = {"alias", "validation_alias"}  # arguments that give a field another key than its name
+
+
+class _Source(NamedTuple):
+    classes: Mapping[str, ast.ClassDef]
+    imported: Mapping[str, str]  # imported names as "module:Name", by their local names
+
+
+class SourceKeys(NamedTuple):
+    """A class's keys in order, each with its value's class as "module:Class", or "" for plain values."""
+
+    keys: Mapping[str, str]
+
+    def below(self, path: Sequence[str]) -> "SourceKeys | None":
+        """Return the keys of the section at this path of keys; None if they are unknown."""
+        found: SourceKeys | None = self
+        for key in path:
+            found = keys_in_source(found.keys.get(key, "")) if found else None
+        return found
+
+
+def keys_in_source(place: str) -> SourceKeys | None:
+    """Return the keys of a class "module:Class", including inherited keys; None if the source does not determine
+    them."""
+    keys = _keys_of(place, MOST_BASES)
+    return None if keys is None else SourceKeys(keys)
+
+
+@cache
+def _keys_of(place: str, left: int) -> Mapping[str, str] | None:
+    """Return a class's keys with their values' classes. left: the most levels of base classes to follow."""
+    if place == ROOT:
+        return {}
+    module, _, name = place.partition(":")
+    source = _source_of(module)
+    own = source.classes.get(name) if source else None
+    if source is None or left == 0:
+        return None
+    if own is None:  # the module imports the class
+        return _keys_of(source.imported[name], left - 1) if name in source.imported else None
+    if not own.bases or not _is_plain(own):
+        return None
+    keys: dict[str, str] = {}
+    for base in reversed(own.bases):
+        above = _keys_of(_place_of(base, module, source), left - 1)
+        if above is None:
+            return None
+        keys |= above
+    for line in own.body:
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and _is_key(line):
+            keys[line.target.id] = _section_of(line.annotation, module, source)
+    return keys
+
+
+def _is_plain(own: ast.ClassDef) -> bool:
+    """True if a class's fields are its only keys, without aliases or other configuration."""
+    words = {word.arg for node in ast.walk(own) if isinstance(node, ast.Call) for word in node.keywords}
+    names = {
+        name.id
+        for line in own.body
+        if isinstance(line, ast.Assign)
+        for name in line.targets
+        if isinstance(name, ast.Name)
+    }
+    rules = [rule for line in own.body if isinstance(line, ast.FunctionDef) for rule in line.decorator_list]
+    early = [rule for rule in rules if "model_validator" in ast.unparse(rule) and "after" not in ast.unparse(rule)]
+    return not (words & OTHERWISE or "model_config" in names or early)
+
+
+def _is_key(line: ast.AnnAssign) -> bool:
+    assert isinstance(line.target, ast.Name)
+    kind = line.annotation.value if isinstance(line.annotation, ast.Subscript) else line.annotation
+    return not line.target.id.startswith("_") and _word(kind) != "ClassVar"
+
+
+def _section_of(annotation: ast.expr, module: str, source: _Source) -> str:
+    """Return the class of an annotation, which may also allow None."""
+    if isinstance(annotation, ast.BinOp) and isinstance(annotation.right, ast.Constant):
+        annotation = annotation.left
+    return _place_of(annotation, module, source)
+
+
+def _place_of(node: ast.expr, module: str, source: _Source) -> str:
+    """Return the class "module:Class" to which a name in a module refers; "" if it is unknown."""
+    name = node.id if isinstance(node, ast.Name) else ""
+    return f"{module}:{name}" if name in source.classes else source.imported.get(name, "")
+
+
+def _word(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+@cache
+def _source_of(module: str) -> _Source | None:
+    """Return a module's classes and imports from its source code; None if it has no source."""
+    try:
+        file = _file_of(module)
+        tree = ast.parse(file.read_bytes()) if file else None
+    except (OSError, SyntaxError, ValueError, ImportError, RecursionError):  # a later import reports the reason
+        tree = None
+    if tree is None or file is None:
+        return None
+    package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+    lines = [*tree.body, *(inner for line in tree.body if isinstance(line, ast.If) for inner in line.body)]
+    imports = [line for line in lines if isinstance(line, ast.ImportFrom)]
+    return _Source(
+        {line.name: line for line in lines if isinstance(line, ast.ClassDef)},
+        {alias.asname or alias.name: place for line in imports for alias, place in _imports(line, package)},
+    )
+
+
+def _imports(line: ast.ImportFrom, package: Sequence[str]) -> Iterable[tuple[ast.alias, str]]:
+    above = package[: len(package) - line.level + 1] if line.level else []
+    place = ".".join([*above, *([line.module] if line.module else [])])
+    return [(alias, f"{place}:{alias.name}") for alias in line.names]
+
+
+def _file_of(module: str) -> Path | None:
+    """Return a module's source file, found without importing any module."""
+    first, *rest = module.split(".")
+    spec = find_spec(first) if first else None
+    for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
+        within = folder.joinpath(*rest)
+        for file in (within / "__init__.py", within.with_suffix(".py") if rest else within / "__init__.py"):
+            if file.is_file():
+                return file
+    return Path(spec.origin) if spec and spec.origin and not rest and spec.origin.endswith(".py") else None

@@ -1,0 +1,51 @@
+"""Bound how large a message of a study may be: known from the plan before anything arrives."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from medsilo.core.tensors import packed
+from medsilo.plan import Plan
+from medsilo.runs.messages import MOST_VALUES, PIECE
+from medsilo.schedule.phase import Group, Phase, views
+
+SLACK = 8 << 20  # bytes of everything beside tensors
+WIDER = 2  # a hospital's filters may send a tensor in a type of twice its bytes
+BESIDE = 2 * MOST_VALUES  # values beside those of tensors, sites and counts
+MOST_UNNAMED = 32  # sites that a request may be for, until the first request has given its number of sites
+PER_TENSOR = 32  # values that a tensor's name, type and reference are
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Upper bounds on the size of one message."""
+
+    size: int = SLACK  # bytes
+    values: int = BESIDE
+
+
+def answer_bounds(plan: Plan) -> Bounds:
+    """Return the bounds on the size of a site's answers."""
+    return _bounds(plan, lambda phase: phase.sent)
+
+
+def request_bounds(plan: Plan) -> Bounds:
+    """Return the bounds on the size of the server's requests to a site."""
+    if not plan.participation.sites:
+        plan = plan.among(f"site-{number}" for number in range(max(MOST_UNNAMED, plan.participation.required)))
+    own = _bounds(plan, lambda phase: phase.given)
+    files = plan.network.files.values()
+    pieces = sum(-(-size // PIECE) for size in files)
+    return replace(own, size=own.size + sum(files), values=own.values + PER_TENSOR * pieces)
+
+
+def _bounds(plan: Plan, travels: Callable[[Phase], Sequence[Group]]) -> Bounds:
+    networks = plan.layout()
+    phases: Iterable[Phase] = (*plan.course.phases, plan.course.delivery)
+    size = tensors = 0
+    wider = WIDER * plan.secure_aggregation.times_as_large
+    for phase in phases:
+        sent = [tensor for group in views(travels(phase), networks).values() for tensor in group.values()]
+        size = max(size, sum(packed(tensor, plan.transport.precision).nbytes for tensor in sent))
+        tensors = max(tensors, sum(1 + tensor.nbytes // PIECE for tensor in sent))  # pieces, of a training script
+    sites = len(plan.participation.everyone)
+    return Bounds(SLACK + wider * size, BESIDE + PER_TENSOR * (tensors + sites) + sum(plan.task.goal.layout.values()))

@@ -1,0 +1,33 @@
+"""The best model of a site that selects its model by its own validation score."""
+
+from medsilo.core.tensors import Tensors
+from medsilo.federation.disclosure import Disclosure
+from medsilo.federation.raw_results import ExactScores
+from medsilo.federation.site_context import SiteContext
+from medsilo.federation.site_state import SiteState
+from medsilo.runs import paths
+
+
+class OwnChoice:
+    """Saves the model with the best validation score, if the plan lets each site end with its own model."""
+
+    def __init__(self, place: SiteContext, state: SiteState, disclosure: Disclosure) -> None:
+        self.place, self.state, self.disclosure = place, state, disclosure
+
+    @property
+    def chooses(self) -> bool:
+        """True if this site tests the model that it selected, instead of the server's selection."""
+        plan = self.place.plan
+        return plan.algorithm.outcome.personal and plan.model_selection.keep == "best"
+
+    def consider(self, rounds: int, scored: ExactScores, model: Tensors | None = None) -> None:
+        """Save a model, by default the present model, if this site selects its model and has no better model yet."""
+        rank = self.disclosure.rank(rounds, scored)
+        usable = self.chooses and self.place.plan.course.used_as_scored(rounds)
+        if usable and (self.state.best is None or rank > self.state.best):
+            self.state.best = rank
+            self.state.save_model(paths.BEST, rounds, model)
+
+    def scored_late(self, rounds: int) -> ExactScores | None:
+        """Return scores of the received model that are known only after training; None by default."""
+        return None

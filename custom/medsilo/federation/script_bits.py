@@ -1,0 +1,156 @@
+"""Bound the information, in bits, that a training script can send in its messages.
+
+The bounds follow from the types of the messages' fields, because a script's numbers may mean anything.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from medsilo.core.tensors import packed
+from medsilo.exchange.bounds import MOST_UNNAMED
+from medsilo.plan import Plan
+from medsilo.runs.messages import MOST_CASES, MOST_WARNINGS, PARTS, WARNINGS, StudyMessage
+from medsilo.schedule.phase import views
+
+Kind = Literal["tensors", "metrics", "counts", "logged numbers", "times", "warnings"]
+KINDS: tuple[Kind, ...] = ("tensors", "metrics", "counts", "logged numbers", "times", "warnings")
+REAL = 64  # bits of a floating-point number
+COUNT = math.ceil(math.log2(MOST_CASES + 1))
+STEP = 53  # bits of a logged number's step
+MOST_LOGGED = 10_000  # most numbers that a script may log in a round
+WARNING = math.ceil(math.log2(len(WARNINGS))) + 3 * REAL
+METRICS = ("train_loss", "validation", "validation_loss", "test", "test_loss", "threshold")
+COUNTED = ("cases", "patients")
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Consecutive rounds whose messages have the same size, or one message at the study's beginning or end."""
+
+    task: str
+    first: int
+    last: int
+    bits: Mapping[Kind, int]  # of each round
+    parameters: int = 0  # numbers in the tensors of each message
+
+    @property
+    def times(self) -> int:
+        """The number of messages."""
+        return self.last - self.first + 1
+
+
+def most_bits(plan: Plan) -> list[Stretch]:
+    """Return the most bits that a site may send in each round of a script's study, and at its beginning and end."""
+    rounds, ends = list(_rounds(plan)), (Stretch(task, 0, 0, _beside(plan, task)) for task in ("deliver", "test"))
+    return [Stretch("join", 0, 0, _beside(plan, "join")), *rounds, *ends]
+
+
+def _rounds(plan: Plan) -> Iterator[Stretch]:
+    modules = plan.layout()
+    for stretch in plan.course.stretches():
+        sent = [own for tensors in views(stretch.phase.sent, modules).values() for own in tensors.values()]
+        bits = {
+            **_beside(plan, "round"),
+            "tensors": 8 * sum(packed(own, plan.transport.precision).nbytes for own in sent),
+        }
+        yield Stretch("round", stretch.first, stretch.last, bits, sum(own.numel() for own in sent))
+
+
+def _beside(plan: Plan, task: str) -> dict[Kind, int]:
+    """Return the most bits of one message without its tensors."""
+    metrics = {"join": 0, "round": 3, "deliver": 2, "test": 3}[task]
+    counts = len(COUNTED) * len(PARTS) + (task == "round")
+    chosen = _bits_below(plan.rounds + 1) if task == "test" else 0
+    logged = MOST_LOGGED * _logged(plan) if task == "round" else 0
+    outcome = plan.algorithm.outcome
+    # The outcome counts how often each site's model was chosen, and has sums.
+    if task in ("deliver", "test") and not outcome.one_network:
+        counts += (len(plan.participation.everyone) or MOST_UNNAMED) + 1
+        metrics += outcome.scores_besides if task == "deliver" else 0
+    return {
+        "tensors": 0,
+        "metrics": metrics * REAL,
+        "counts": counts * COUNT + chosen,
+        "logged numbers": logged,
+        "times": 2 * REAL,
+        "warnings": MOST_WARNINGS * WARNING,
+    }
+
+
+def logged_names(plan: Plan) -> set[str]:
+    """Return the names of the numbers that a script may send as logged metrics."""
+    told = plan.task.model_dump()
+    return {told["metric"], *told["logs"]}
+
+
+def _logged(plan: Plan) -> int:
+    """Return the bits of one logged number: its name, its value and its step."""
+    return math.ceil(math.log2(max(len(logged_names(plan)), 1))) + REAL + STEP
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """The reductions by which an airlock limits the information in a message."""
+
+    score: int  # bits of each score or loss
+    halves: bool  # whether weights are rounded to bfloat16
+    knows_cases: bool  # whether later numbers of cases must equal those sent at joining
+
+
+ALL = Narrowing(REAL, False, False)
+
+
+def bits_of(answer: StudyMessage, narrowing: Narrowing = ALL) -> Counter[str]:
+    """Return the capacity of an answer's fields in bits, by kind."""
+    facts = answer.facts
+    found = Counter[str](
+        tensors=sum(_bits_in(own, narrowing) for group in answer.groups.values() for own in group.values())
+    )
+    found["metrics"] = narrowing.score * sum(facts.get(name) is not None for name in METRICS)
+    cases = sum(len(facts.get(of) or ()) for of in COUNTED)
+    found["counts"] = 0 if narrowing.knows_cases and facts.get("task") != "join" else COUNT * cases
+    if "samples" in facts:  # at most the number of cases that the site sent at joining
+        found["counts"] += _bits_below(facts["cases"]["train"]) if narrowing.knows_cases else COUNT
+    if "selected" in facts:
+        found["counts"] += _bits_below(facts["round"] + 1)
+    for value in _numbers([facts.get(name) for name in ("outcome", "counts", "classes", "steps")]):
+        found["metrics" if isinstance(value, float) else "counts"] += REAL if isinstance(value, float) else COUNT
+    found["times"] = REAL * sum(facts.get(name) is not None for name in ("seconds", "memory"))
+    found["warnings"] = WARNING * len(facts.get("warnings") or ())
+    return found
+
+
+def _bits_in(tensor: Tensor, narrowing: Narrowing) -> int:
+    """Return the bits that a script can hide in a tensor."""
+    if tensor.dtype is torch.bool:
+        return tensor.numel()
+    each = 8 * tensor.element_size()
+    return tensor.numel() * (min(each, 16) if narrowing.halves and tensor.is_floating_point() else each)
+
+
+def _bits_below(number: int) -> int:
+    """Return the bits of a non-negative integer below this number."""
+    return math.ceil(math.log2(max(number, 1)))
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """Yield the numbers in a part of a message."""
+    if isinstance(value, dict | list | tuple):
+        for own in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(own)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
+
+
+def in_all(stretches: Sequence[Stretch]) -> Counter[str]:
+    """Return the bits of the whole study by kind."""
+    found: Counter[str] = Counter()
+    for one in stretches:
+        found.update({kind: one.times * bits for kind, bits in one.bits.items()})
+    return found

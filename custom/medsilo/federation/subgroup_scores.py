@@ -1,0 +1,173 @@
+"""Decide which scores of subgroups of a site's test patients may be sent, and round them.
+
+The score of a level with fewer patients than the hospital's minimum does not leave. Nor does a score that would reveal
+the score of a smaller group. Sums and differences with other scores (of all patients, classes, subgroups) could reveal
+it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from math import comb
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
+
+from medsilo.core.rounding import Resolution
+from medsilo.runs.messages import SubgroupScore
+from medsilo.tasks.metrics import Measures
+from medsilo.tasks.objective import Objective
+from medsilo.tasks.site_data import Cases
+from medsilo.tasks.subgroups import HOSPITAL, Members
+
+if TYPE_CHECKING:
+    from medsilo.tasks.subgroups import Subgroup
+
+Group = frozenset[str]
+Level = tuple[str, str]  # the names of a subgroup and its level
+# most sets of small atoms that are checked; with more sets, the score is suppressed
+MOST_SETS = 200_000
+SAME = 1 - 1e-9
+# bound on a patient's squared contribution to a score of pairs, since each patient is in many pairs
+PAIRS = 4.0
+SLACK = 1e-6  # tolerance for means outside their range through rounding errors
+
+
+def levels_of(
+    declared: Mapping[str, "Subgroup"], members: Members, patients: Sequence[str], site: str
+) -> dict[Level, Group]:
+    """Return each declared level's patients among these patients, in the declared order. If any level is declared, the
+    hospital itself is a level with all patients."""
+    found: dict[Level, Group] = {}
+    for name, own in declared.items():
+        for word in own.words:
+            found[name, word] = frozenset(who for who in patients if members.get(name, {}).get(who) == word)
+    return found | {(HOSPITAL, site): frozenset(patients)} if found else {}
+
+
+def safe_levels(
+    levels: Mapping[Level, Group], known: Sequence[Group], least: int, may: Callable[[Level], bool]
+) -> list[Level]:
+    """Return the levels whose scores may be sent besides the scores of known groups, the largest levels first.
+
+    The decision must be the same if an empty level had one patient, so that it does not reveal an empty level.
+
+    known: all patients, then the patients of each class. may: a further check of each level that passes.
+    """
+    worlds = [_World(levels, known)]
+    worlds += [
+        _World(levels, known, level, place)
+        for level, own in levels.items()
+        for place in range(1, max(len(known), 2))
+        if not own
+    ]
+    kept = []
+    for level in sorted(levels, key=lambda one: (-len(levels[one]), one)):
+        large = len(levels[level]) >= max(least, 1)
+        if large and all(world.takes(level, least) for world in worlds) and may(level):
+            for world in worlds:
+                world.told.append(world.levels[level])
+            kept.append(level)
+    return kept
+
+
+class _World:
+    """The levels and the groups with disclosed scores, with a hypothetical additional patient."""
+
+    def __init__(
+        self, levels: Mapping[Level, Group], known: Sequence[Group], to: Level | None = None, place: int = 0
+    ) -> None:
+        """to: the level of the added patient; place: the index of the patient's class in `known`."""
+        added: Group = frozenset() if to is None else frozenset({"a patient who is not there"})
+        joined = {to, *(level for level in levels if level[0] == HOSPITAL)}
+        self.levels = {level: own | added if level in joined else own for level, own in levels.items()}
+        told = [own | added if number in (0, place) else own for number, own in enumerate(known)]
+        self.told = [own for own in told if own]
+
+    def takes(self, level: Level, least: int) -> bool:
+        """True if a level's score, together with the disclosed scores, reveals no small group."""
+        own = self.levels[level]
+        return own in self.told or not reveals_few([*self.told, own], least)
+
+
+def reveals_few(groups: Sequence[Group], least: int) -> bool:
+    """True if sums and differences of these groups' totals reveal a total of fewer than `least` patients.
+
+    Patients who are in exactly the same groups form one atom. The totals reveal every linear combination of the groups'
+    rows over atoms. A combination concerns few patients if it is zero outside a set of atoms with fewer than `least`
+    patients.
+    """
+    everyone = sorted(frozenset[str]().union(*groups))
+    marks: dict[tuple[bool, ...], int] = {}
+    for who in everyone:
+        mark = tuple(who in own for own in groups)
+        marks[mark] = marks.get(mark, 0) + 1
+    atoms, sizes = np.array([*marks], float), np.array([*marks.values()])
+    _, strengths, rows = np.linalg.svd(atoms.T, full_matrices=False)
+    basis = rows[strengths > 1e-9 * strengths[0]]
+    projector = basis.T @ basis
+    few = np.flatnonzero(sizes < least)
+    for number in range(1, min(least - 1, len(few)) + 1):
+        if comb(len(few), number) > MOST_SETS:
+            return True  # too many sets to check, so assume that one is revealed
+        several = np.array([*combinations(few.tolist(), number)])
+        several = several[sizes[several].sum(1) < least]
+        within = projector[several[:, :, None], several[:, None, :]]
+        if len(several) and float(np.linalg.eigvalsh(within)[:, -1].max()) > SAME:
+            return True
+    return False
+
+
+def scores_of(
+    goal: Objective,
+    measures: Measures,
+    patients: Sequence[str],
+    levels: Mapping[Level, Group],
+    told: Mapping[Level, Resolution],
+) -> list[SubgroupScore]:
+    """Return the rounded score of each level; `told` has the rounding of each level whose score may leave."""
+    low, high = goal.metric_range
+    found = []
+    for (name, word), own in levels.items():
+        resolution = told.get((name, word))
+        if resolution is None:
+            found.append(SubgroupScore(subgroup=name, level=word))
+            continue
+        places = torch.tensor([place for place, who in enumerate(patients) if who in own])
+        parts = goal.parts(measures, places)
+        score = float(parts.mean())
+        known = bool(torch.isfinite(parts).all()) and low - SLACK <= score <= high + SLACK
+        most = 1.0 if goal.by_case else PAIRS
+        spread = min(_spread(parts, [patients[place] for place in places.tolist()], most), most) if known else 0.0
+        # Half a step is added, so that rounding makes no interval too narrow.
+        off = resolution.step(0, most) / 2
+        found.append(
+            SubgroupScore(
+                subgroup=name,
+                level=word,
+                patients=resolution.counted,
+                score=resolution.mean(min(max(score, low), high), low, high) if known else None,
+                spread=min(resolution.mean(spread, 0, most) + off, most) if known else None,
+                step=resolution.step(low, high),
+            )
+        )
+    return found
+
+
+def _spread(parts: Tensor, patients: Sequence[str], most: float) -> float:
+    """Return the variance of patients' contributions to a mean over cases. most: the bound on one patient's squared
+    contribution."""
+    number = {who: place for place, who in enumerate(dict.fromkeys(patients))}
+    sums = torch.zeros(len(number), dtype=parts.dtype)
+    sums.index_add_(0, torch.tensor([number[who] for who in patients]), parts - parts.mean())
+    moves = (sums * len(number) / len(parts)) ** 2
+    return float(moves.clamp(max=most).sum()) / max(len(number) - 1, 1)
+
+
+def some_of(data: Dataset, places: Sequence[int]) -> Dataset:
+    """Return a subset of a part's cases without reading their data."""
+    if isinstance(data, Cases):
+        return Cases(data.inputs[places], data.targets[places], [data.patients[place] for place in places])
+    return Subset(data, places)

@@ -1,0 +1,192 @@
+"""Run a job's training script in an isolated process (the hospital's airlock), and convert received jobs for it.
+
+NVFlare's process for the job loads no code of the job, because the code is moved out of Python's path. The job's
+configuration is replaced, except for the script's name and arguments.
+"""
+
+import json
+import shlex
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, JobConstants
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_launcher_spec import JobHandleSpec
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from pydantic import Field
+
+from medsilo.airlock.room import Script
+from medsilo.airlock.site import ScriptRoom
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.files import read_bounded, write_json
+from medsilo.core.section import Section
+from medsilo.core.yaml_text import LARGEST_YAML
+from medsilo.federation.file_supply import SuppliedSite
+from medsilo.federation.permission import Permission
+from medsilo.federation.site_context import Site, SiteContext
+from medsilo.flare.executor import MedsiloExecutor
+from medsilo.flare.script_process import guard, take_next
+from medsilo.flare.timeouts import timeouts_of
+from medsilo.flare.wire import let_tensors_travel
+from medsilo.flare.workspace import brings_code, file_of_job, kit_of, settings_folder
+from medsilo.plan import load_plan
+from medsilo.runs import paths
+from medsilo.site.job_code import BROUGHT, CUSTOM, as_brought
+from medsilo.site.party import FILE_NAME
+from medsilo.site.settings import SiteSettings
+from nvflare_reliability.timeouts import limits
+
+EXECUTOR = "medsilo.flare.airlock_executor.AirlockExecutor"
+CONFIG = "config_fed_client.json"
+DESCRIBED = "script.json"  # a file beside the plan with the script's command
+WEIGHTS = ".safetensors"
+Argument = Annotated[str, Field(max_length=10_000)]
+
+
+class ScriptStart(Section):
+    """The command of a job's script, which `script.json` beside the plan contains."""
+
+    file: Annotated[
+        str, Field(max_length=200, pattern=r"^\w([\w /-]|\.\w)*\.py$")
+    ]  # path within the folder of the job's code
+    arguments: Annotated[tuple[Argument, ...], Field(max_length=1000)] = ()
+    command: Annotated[tuple[Argument, ...], Field(min_length=1, max_length=100)] = ("python3", "-u")
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> "ScriptStart":
+        """Return the script's command from the arguments of NVFlare's script executor; raises Refused."""
+        try:
+            if script := given.get("task_script_path"):
+                return cls(file=script, arguments=words_of(given.get("task_script_args") or ""))
+            words = words_of(given.get("command") or "")
+            place = next(n for n, word in enumerate(words) if word.startswith(f"{CUSTOM}/"))
+            return cls(
+                file=words[place].removeprefix(f"{CUSTOM}/"),
+                arguments=words[place + 1 :],
+                command=words[:place],
+            )
+        except (ValueError, TypeError, StopIteration) as error:
+            raise Refused("the job does not say which script to start, or by an odd name") from error
+
+
+def words_of(told: Any) -> tuple[str, ...]:
+    """Split a command line into words, as NVFlare does.
+
+    >>> words_of("--epochs 2")
+    ('--epochs', '2')
+    """
+    return tuple(map(str, told)) if isinstance(told, list | tuple) else tuple(shlex.split(str(told)))
+
+
+class AirlockExecutor(MedsiloExecutor):
+    """Lets a training script in an isolated process answer the server's messages."""
+
+    room: ScriptRoom | None = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.END_RUN and self.room:
+            self.room.close()
+        super().handle_event(event_type, fl_ctx)
+        if event_type == EventType.START_RUN:
+            let_tensors_travel(plainly=True)
+
+    def _guard(self, fl_ctx: FLContext) -> None:
+        guard(fl_ctx.get_engine().get_cell(), file_of_job(fl_ctx, paths.PLAN))
+        with suppress(Exception):  # the answer to "join" reports faults of the plan
+            self.plan = load_plan(file_of_job(fl_ctx, paths.PLAN))
+            self.measured = self.plan.participation.limit is None
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        with suppress(AttributeError):
+            take_next(self.plan)
+        return super().execute(task_name, shareable, fl_ctx, abort_signal)
+
+    def _settings(self, fl_ctx: FLContext) -> SiteSettings:
+        settings = super()._settings(fl_ctx)
+        local = settings_folder(fl_ctx)
+        named = (local / FILE_NAME, local / fl_ctx.get_identity_name() / FILE_NAME)
+        # A simulation has no patients to protect.
+        if kit_of(fl_ctx) is None and not any(map(Path.is_file, named)):
+            return settings.changed({"public_data": True}, FILE_NAME)
+        return settings
+
+    def _answering(self, place: SiteContext, permission: Permission, fl_ctx: FLContext) -> Site:
+        config = file_of_job(fl_ctx, CONFIG).parent
+        let_in = brings_code(fl_ctx) and (config.parent / BROUGHT).is_dir() and place.settings.airlock != "off"
+        if place.kit and not let_in:
+            raise Refused("this hospital's launcher has not let the job's script into its airlock")
+        app = as_brought(config.parent)
+        own = start_of(app / "config")
+        script = Script(app / CUSTOM, own.file, own.arguments, own.command)
+        room = self.room = ScriptRoom(place, script, fl_ctx.get_job_id())
+        permission.inner = SuppliedSite(place, lambda: room)
+        return permission
+
+
+class AirlockLauncher(ClientProcessJobLauncher):
+    """Moves a job's code away before NVFlare starts the job's process, which then runs the script in an isolated
+    process."""
+
+    def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
+        workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+        take_code_away(Path(workspace.get_app_config_dir(job_meta.get(JobConstants.JOB_ID))))
+        return super().launch_job(job_meta, fl_ctx)
+
+
+def take_code_away(config: Path) -> None:
+    """Convert a deployed app so that its script runs in an isolated process. config: the app's `config` folder.
+
+    Raises Refused if the job has no script or plan. All files of the job, including filters and configurations of logs,
+    move to a folder from which NVFlare's process loads no code.
+    """
+    app = config.parent
+    if (app / CUSTOM).exists():  # no such folder if the job's process was restarted
+        if any(path.is_symlink() for path in app.rglob("*")):
+            raise Refused("the job has links in it")
+        start_of(config)
+        aside = app.with_name(f"{app.name}.brought")
+        shutil.rmtree(aside, ignore_errors=True)
+        app.rename(aside)
+        app.mkdir()
+        aside.rename(app / BROUGHT)
+        config.mkdir()
+        for path in sorted((app / BROUGHT / config.name).iterdir()):
+            if path.name == paths.PLAN or (path.is_file() and path.suffix == WEIGHTS):
+                shutil.copyfile(path, config / path.name)
+    write_json(config / CONFIG, site_configuration(config / paths.PLAN))
+
+
+def start_of(config: Path) -> ScriptStart:
+    """Return the command of a job's script from its configuration; raises Refused."""
+    try:
+        if (config / DESCRIBED).is_file():  # written by a recipe with `room`
+            return ScriptStart.from_values(json.loads(read_bounded(config / DESCRIBED, LARGEST_YAML)), DESCRIBED)
+        told = json.loads(read_bounded(config / CONFIG, LARGEST_YAML))
+        executors: Sequence[Any] = told["executors"]
+        (own,) = (one["executor"] for one in executors)
+        return ScriptStart.of(own["args"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Refused("the job has no training script of medsilo's recipes, and this hospital runs no other") from error
+
+
+def site_configuration(plan: Path) -> dict[str, Any]:
+    """Return the NVFlare configuration of a site whose script runs in an isolated process. plan: the job's plan."""
+    try:
+        timeouts = limits(timeouts_of(load_plan(plan)), "site")
+    except MedsiloError as error:
+        raise Refused(f"the job's plan can't be read: {error}") from error
+    return {
+        "format_version": 2,
+        "executors": [{"tasks": ["*"], "executor": {"path": EXECUTOR, "args": {}}}],
+        "task_data_filters": [],
+        "task_result_filters": [],
+        "components": [],
+        **timeouts,
+    }

@@ -1,0 +1,222 @@
+"""Group problems from a kit's events and from monitoring into incidents, with a message for their beginning and end."""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from medsilo.core.text import duration
+from medsilo.runs.event_reading import LAST, columns_of, shown
+
+GATHER = 8.0  # seconds to wait for further problems before an incident's first message
+SETTLED = 10.0  # seconds without news before the end of a problem is reported
+TOGETHER = 60.0  # seconds after an incident's beginning in which further problems are added to the incident
+# Seconds to wait for the rest of an incident before a solved or late problem is reported alone. The second value holds
+# if all other problems may resolve by themselves.
+STILL, PASSING = 20.0, 90.0
+MOST = 500  # limit on open problems
+NAMED, LINES = 10, 20  # limits on parties in a line, and on lines in a message
+
+
+@dataclass(frozen=True)
+class News:
+    """A problem, its end, or another event. Keys identify problems."""
+
+    text: str  # text of one line
+    at: float  # seconds since 1970
+    begins: str = ""
+    ends: str = ""
+    about: str = ""  # the party concerned
+    brief: str = ""  # the text without party and time
+    joins: bool = False  # whether it is added to messages about problems
+    alone: bool = True  # whether it gets a message without other problems
+    passes: bool = False  # whether the problem may resolve without anybody's action
+    changes: bool = False  # whether the problem may change its type before its end
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message to people, and the time of its first event."""
+
+    text: str
+    at: float
+
+
+@dataclass
+class Incident:
+    """Problems that began within a minute."""
+
+    told: bool = False
+    wrong: dict[str, News] = field(default_factory=dict)  # open problems
+    late: dict[str, float] = field(default_factory=dict)  # monotonic times of problems added after the first message
+    over: list[tuple[News, News]] = field(default_factory=list)  # solved problems whose end is not reported yet
+    beside: list[News] = field(default_factory=list)  # other events that are not reported yet
+    began: float = field(default_factory=lambda: time.monotonic())
+    changed: float = field(default_factory=lambda: time.monotonic())
+    ended: float | None = None  # time at which the first of `over` ended
+
+
+@dataclass
+class Incidents:
+    """Collects news into incidents, and makes messages when they are due."""
+
+    open: list[Incident] = field(default_factory=list)
+
+    def take(self, news: News) -> None:
+        """Add a problem, an end of a problem, or an event."""
+        now = time.monotonic()
+        for incident in self.open if news.begins else ():
+            if known := incident.wrong.get(news.begins):
+                if known.changes and news.brief != known.brief:
+                    incident.wrong[news.begins] = news
+                    incident.late |= {news.begins: now} if incident.told else {}
+                return
+        for incident in self.open if news.ends else ():
+            if begun := incident.wrong.pop(news.ends, None):
+                incident.late.pop(news.ends, None)
+                incident.over.append((begun, news))
+                incident.changed, incident.ended = now, incident.ended or now
+                return
+        lately = [one for one in self.open if now - (one.began if news.begins else one.changed) < TOGETHER]
+        fitting = [one for one in lately if not one.told or news.begins or news.joins]
+        if not fitting and not (news.begins or news.alone):
+            return
+        incident = fitting[-1] if fitting else Incident()
+        if not fitting:
+            self.open.append(incident)
+        incident.changed = now
+        if not news.begins:
+            incident.beside.append(news)
+            return
+        if len(self.keys()) >= MOST:
+            crowd = max(self.open, key=lambda one: len(one.wrong))
+            crowd.wrong.pop(next(iter(crowd.wrong)))
+        incident.wrong[news.begins] = news
+        if incident.told:
+            incident.late[news.begins] = now
+
+    def due(self) -> Iterator[Message]:
+        """Yield the messages that are due now."""
+        now = time.monotonic()
+        for incident in list(self.open):
+            patience = PASSING if all(news.passes for news in incident.wrong.values()) else STILL
+            if not incident.told:
+                if now - incident.began < GATHER:
+                    continue
+                incident.told = True
+                yield _begun(incident)
+                incident.over, incident.ended = [], None
+            elif late := [key for key, since in incident.late.items() if now - since > patience]:
+                yield _message(_lines([incident.wrong[key] for key in late]))
+                for key in late:
+                    del incident.late[key]
+            settled = not incident.wrong and now - incident.changed > SETTLED
+            if incident.over and (settled or now - (incident.ended or now) > patience):
+                yield _over(incident)
+                incident.over, incident.beside, incident.ended = [], [], None
+            if not incident.wrong and not incident.over:
+                self.open.remove(incident)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Return the incidents as JSON values."""
+        return [
+            {"told": one.told, "wrong": {key: asdict(news) for key, news in one.wrong.items()}}
+            | {"over": [[asdict(begun), asdict(end)] for begun, end in one.over]}
+            | {"beside": [asdict(news) for news in one.beside]}
+            for one in self.open
+        ]
+
+    @classmethod
+    def of_json(cls, kept: Iterable[dict[str, Any]]) -> "Incidents":
+        """Make incidents from JSON values of `as_json`."""
+        found = cls()
+        for one in kept:
+            over = [(News(**begun), News(**end)) for begun, end in one["over"]]
+            wrong = {key: News(**news) for key, news in one["wrong"].items()}
+            beside = [News(**news) for news in one["beside"]]
+            ended = time.monotonic() if over else None
+            found.open.append(Incident(bool(one["told"]), wrong, {}, over, beside, ended=ended))
+        return found
+
+    def keys(self) -> set[str]:
+        """Keys of all open problems."""
+        return {key for one in self.open for key in one.wrong}
+
+
+def _begun(incident: Incident) -> Message:
+    """Return an incident's first message; problems that have ended already are listed with their duration."""
+    over = [News(f"{begun.text}; over after {_took(begun, end)}", begun.at) for begun, end in incident.over]
+    lines = [*over, *_lines([*incident.wrong.values(), *incident.beside])]
+    incident.beside = []
+    return _message(lines)
+
+
+def _over(incident: Incident) -> Message:
+    (begun, end), *rest = sorted(incident.over, key=lambda pair: pair[0].at)
+    last = max((end for _, end in incident.over), key=lambda news: news.at)
+    told = f"{end.text}, after {_took(begun, end)}"
+    others = [begun for begun, _ in rest]
+    beside = {news.about for news in incident.beside if news.ends} - {begun.about for begun, _ in incident.over}
+    parts = [*(line.text for line in _lines(others)), *([f"back: {_names(sorted(beside))}"] if beside else [])]
+    told += f"; with it: {'; '.join(parts)}" if parts else ""
+    still = f"; still: {'; '.join(line.text for line in _lines([*incident.wrong.values()]))}" if incident.wrong else ""
+    return Message(f"medsilo: {told}{still}", last.at)
+
+
+def _lines(news: list[News]) -> list[News]:
+    """Merge news with the same text about several parties."""
+    alike: dict[str, list[News]] = {}
+    for one in news:
+        alike.setdefault(one.brief or one.text, []).append(one)
+    return [
+        own[0] if len(own) == 1 else News(f"{brief}: {_names([one.about for one in own])}", own[0].at)
+        for brief, own in alike.items()
+    ]
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
+
+
+def _message(lines: list[News]) -> Message:
+    texts = [line.text for line in lines[:LINES]]
+    texts += [f"and {len(lines) - LINES} more; see 'medsilo logs'"] if len(lines) > LINES else []
+    return Message("medsilo: " + "\n".join(texts), min(line.at for line in lines))
+
+
+def _took(begun: News, end: News) -> str:
+    return duration(max(0.0, end.at - begun.at))
+
+
+def news_of(line: str, first: bool = False) -> News | None:
+    """Return the news in a line of events.log, or None if the line needs no message. first: whether it is the log's
+    first line.
+    """
+    columns = columns_of(line)
+    if columns is None:
+        return None
+    stamp, level, what, who, study, job, text = columns
+    try:
+        at = datetime.strptime(stamp, "%Y-%m-%d %H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+    of_site, of_study = f"site {who} {study}", f"study {study if study != '-' else job}"
+    brief = f"{what}{f' in {study}' if study != '-' else ''}"
+    warns, told = level == "WARNING", shown(line)
+    if what == "started" and who == "-":
+        return None if first else News(told, at, joins=True)
+    if what in ("joined", "back") and who != "-":
+        return News(told, at, ends=of_site, about=who, joins=what == "joined", alone=what == "back")
+    if what in ("away", "refused") and who != "-" and warns:
+        return News(told, at, begins=of_site, about=who, brief=brief)
+    # Waits for an automatic restart, or for a hospital to reconnect
+    if what == "failed" or (what == "waits" and who == "-"):
+        return News(told, at, of_study, about=study, brief=f"{study}: {text}", passes=not warns, changes=True)
+    if what in ("resumed", "ended") and who == "-":
+        return News(told, at, ends=of_study, about=study)
+    if what == "certificate" and not warns:  # a certificate was renewed
+        return News(told, at, about=who, joins=True)
+    # A slow hospital needs no message, because it may still answer, and a stalled study is reported anyway.
+    return News(told, at, about=who) if (warns and what != "slow") or what in LAST else None

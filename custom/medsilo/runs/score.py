@@ -1,0 +1,125 @@
+"""A score that is exact, a range because it was rounded, or missing.
+
+All code formats scores here, so that ranges are always shown as ranges, and no number has more digits than its number
+of cases justifies.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, Self
+
+from pydantic import Field
+
+from medsilo.runs.fields import Amount, Count, Metric, RecordPart
+
+MISSING, SUPPRESSED, UNTRAINED = "–", "suppressed", "untrained"
+DIGITS, DIGITS_OF_FEW = 3, 2  # decimal places
+FEW = 100  # number of cases below which a third decimal place is meaningless
+UNIT_RANGE = (0.0, 1.0)
+Interval = tuple[float, float]
+
+
+class Score(RecordPart):
+    """One score, with its number of cases."""
+
+    kind: Literal["value", "range", "suppressed", "missing"] = Field(
+        description="`value`: exact; `range`: rounded; `suppressed`: not disclosed by the site, because "
+        "it covers too few patients; `missing`: no score"
+    )
+    value: Metric | None = Field(None, description="the score, if it is exact")
+    low: Metric | None = Field(None, description="smallest possible value")
+    high: Metric | None = Field(None, description="largest possible value")
+    n: Count | None = Field(
+        None,
+        description="number of test patients, else of test cases; `null` if unknown",
+    )
+    step: Amount = Field(0.0, description="step to which the score was rounded; 0: no rounding")
+    trained: bool = Field(True, description="whether the model was trained; `false`: the initial model of round 0")
+
+    @classmethod
+    def told(
+        cls,
+        value: float | None,
+        n: int | None = None,
+        step: float = 0.0,
+        *,
+        trained: bool = True,
+        suppressed: bool = False,
+        bounds: Interval = UNIT_RANGE,
+    ) -> Self:
+        """Make a score from the number that a site disclosed.
+
+        step: step to which the site rounded it. bounds: range of the metric.
+        """
+        if value is None:
+            return cls(kind="suppressed" if suppressed else "missing", n=n, step=step, trained=trained)
+        if not step:
+            return cls(kind="value", value=value, low=value, high=value, n=n, trained=trained)
+        low, high = (min(max(value + off, bounds[0]), bounds[1]) for off in (-step / 2, step / 2))
+        return cls(kind="range", low=float(f"{low:.12g}"), high=float(f"{high:.12g}"), n=n, step=step, trained=trained)
+
+    @classmethod
+    def within(cls, ends: Interval, n: int | None = None) -> Self:
+        """Make a score of which only a range is known."""
+        return cls(kind="range", low=ends[0], high=ends[1], n=n, step=ends[1] - ends[0])
+
+    @classmethod
+    def mean(cls, low: float, high: float, parts: Sequence["Score"]) -> Self:
+        """Make the mean of these scores, given its range."""
+        low, high = (float(f"{end:.12g}") for end in (low, high))  # remove rounding errors of sums
+        n = None if any(part.n is None for part in parts) else sum(part.n or 0 for part in parts)
+        step, trained = max(part.step for part in parts), all(part.trained for part in parts)
+        if not step:
+            return cls(kind="value", value=low, low=low, high=high, n=n, trained=trained)
+        return cls(kind="range", low=low, high=high, n=n, step=step, trained=trained)
+
+    @property
+    def known(self) -> bool:
+        """True if the score is a value or a range."""
+        return self.low is not None
+
+    @property
+    def middle(self) -> float | None:
+        """The middle of the range, for sorting and plotting; do not print it."""
+        return None if self.low is None or self.high is None else (self.low + self.high) / 2
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return SUPPRESSED if self.kind == "suppressed" else MISSING
+        if self.kind == "value":
+            text = number_text(self.low, self.n)
+        else:
+            digits = min(_decimals(self.step / 2), DIGITS)
+            ends = (_cut(self.low, digits, math.floor), _cut(self.high, digits, math.ceil))
+            text = " to ".join(f"{end:.{digits}f}".rstrip("0").rstrip(".") if digits else f"{end:.0f}" for end in ends)
+        return text if self.trained else f"{text} {UNTRAINED}"
+
+
+def about(text: str) -> str:
+    """Mark the text of a number as approximate, because it was computed from rounded numbers."""
+    return text if text == MISSING else f"≈{text}"
+
+
+def digits_of(n: int | None) -> int:
+    """Return the number of decimal places that a number of cases justifies."""
+    return DIGITS if n is None or n >= FEW else DIGITS_OF_FEW
+
+
+def number_text(value: float | None, n: int | None = None) -> str:
+    """Format a number that covers `n` cases; a missing number is a dash."""
+    return MISSING if value is None else f"{value:.{digits_of(n)}f}"
+
+
+def interval_text(interval: Interval | None, n: int | None = None) -> str:
+    """Format a score's interval; empty without an interval."""
+    return "" if interval is None else "–".join(number_text(end, n) for end in interval)
+
+
+def _decimals(step: float) -> int:
+    """Return the number of decimal places of multiples of this step."""
+    return len(f"{step:.10f}".rstrip("0").partition(".")[2])
+
+
+def _cut(value: float, digits: int, towards: Callable[[float], int]) -> float:
+    """Round an end of a range outwards."""
+    return towards(round(value * 10**digits, 6)) / 10**digits

@@ -1,0 +1,115 @@
+"""Subgroups of a hospital's patients, for example by sex, age or scanner, as its data set declares them."""
+
+from bisect import bisect_right
+from itertools import pairwise
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from medsilo.core.errors import DataError
+from medsilo.core.section import Section
+from medsilo.tasks.cells import level
+from medsilo.tasks.shares import as_tuple
+
+if TYPE_CHECKING:
+    from medsilo.tasks.columns import TextColumn
+    from medsilo.tasks.sources import DataSource
+
+HOSPITAL = "hospital"  # name of the subgroup whose levels are the hospitals
+MOST_SUBGROUPS, MOST_LEVELS = 6, 12
+SubgroupWord = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]{0,58}\S)?$")]
+Ends = Annotated[tuple[float, ...], BeforeValidator(as_tuple)]
+Members = dict[str, dict[str, str]]  # for each subgroup: patient -> level; patients without a level are absent
+
+
+class Subgroup(Section):
+    """A column by which patients are grouped: by its levels, or by bands of its numbers.
+
+    >>> Subgroup(column="age", bands=(40, 60)).words
+    ('under 40', '40 to under 60', '60 and over')
+    """
+
+    column: Annotated[str, Field(min_length=1, max_length=500)]
+    # maps the column's levels to names that are disclosed
+    levels: dict[str | int, SubgroupWord] = Field({}, max_length=MOST_LEVELS)
+    bands: Ends = Field((), max_length=MOST_LEVELS - 1)  # limits between bands
+    # Another table in the data folder with this column and a column of patients, if the table of cases lacks the
+    # column.
+    table: Annotated[str, Field(min_length=1, max_length=500)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if bool(self.levels) == bool(self.bands):
+            raise ValueError(f"column {self.column!r}: give its levels, or the bands of its numbers")
+        if list(self.bands) != sorted(set(self.bands)):
+            raise ValueError(f"bands {list(self.bands)}: the limits must increase")
+        return self
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Names of the levels or bands, in order."""
+        if not self.bands:
+            return tuple(dict.fromkeys(self.levels.values()))
+        ends = [f"{end:g}" for end in self.bands]
+        between = (f"{low} to under {high}" for low, high in pairwise(ends))
+        return (f"under {ends[0]}", *between, f"{ends[-1]} and over")
+
+    def named(self, values: tuple[str, ...], decimal: str) -> list[str | None]:
+        """Return the name of the level or band of each text in the column; None without one."""
+        if not self.bands:
+            known = {level(str(own)): name for own, name in self.levels.items()}
+            return [known.get(level(value)) for value in values]
+        from medsilo.tasks.columns import numbers_in
+
+        numbers = numbers_in(values, decimal).tolist()
+        return [None if isnan(number) else self.words[bisect_right(self.bands, number)] for number in numbers]
+
+
+def _no_hospital(subgroups: dict[str, Subgroup]) -> dict[str, Subgroup]:
+    if HOSPITAL in subgroups:
+        raise ValueError(f"subgroup {HOSPITAL!r} is predefined; choose another name")
+    return subgroups
+
+
+Subgroups = Annotated[dict[SubgroupWord, Subgroup], Field(max_length=MOST_SUBGROUPS), AfterValidator(_no_hospital)]
+
+
+def members_of(source: "DataSource", folder: Path) -> Members:
+    """Return the patients' levels in each subgroup of a data source. Tables are searched in `folder` first.
+
+    Of a patient with several rows, the first number determines the band. A patient with different levels belongs to
+    none.
+    """
+    return {name: _members(name, own, source, folder) for name, own in source.subgroups.items()}
+
+
+def _members(name: str, own: Subgroup, source: "DataSource", folder: Path) -> dict[str, str]:
+    texts, patients = column_of(name, own.column, own.table, source, folder)
+    named = zip(texts.values, own.named(texts.values, source.decimal), strict=True)
+    names = [None if text in source.missing else one for text, one in named]
+    found: dict[str, str | None] = {}
+    for who, code in zip(patients.codes.tolist(), texts.codes.tolist(), strict=True):
+        if (told := names[code]) is not None:
+            before = found.setdefault(patients.values[who], told)
+            if before != told and not own.bands:
+                found[patients.values[who]] = None
+    return {who: told for who, told in found.items() if told is not None}
+
+
+def column_of(
+    name: str, column: str, table: str | None, source: "DataSource", folder: Path
+) -> "tuple[TextColumn, TextColumn]":
+    """Return the column of a subgroup, and the column of each row's patient."""
+    from medsilo.tasks.columns import read_columns
+
+    if table is None and (source.table is None or Path(source.table).is_absolute()):
+        raise DataError(f"data.subgroups: name the table of {name!r}, as no table of the data folder lists the cases")
+    found = read_columns((source.model_copy(update={"table": table}) if table else source).table_file(folder))
+    own, patient = found.find(column), found.find(source.column("patient"))
+    if own is None:
+        raise DataError(f"data.subgroups: the table lacks the column of {name!r}; correct it", column)
+    if patient is None and table:
+        raise DataError(f"data.subgroups: the table of {name!r} lacks a column of patients; name it under data.columns")
+    return found.column(own), found.line_names() if patient is None else found.column(patient)

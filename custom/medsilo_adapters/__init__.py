@@ -1,1 +1,0 @@
-"""Networks that start from a checkpoint and train only a part. The frozen part does not travel."""

@@ -1,0 +1,14 @@
+"""Patch NVFlare's connection handshake in a relay. `medsilo kits make` copies this file into local/ of its kit, where
+NVFlare searches for drivers.
+
+NVFlare imports it before the relay listens. If medsilo is not installed, NVFlare stays unpatched.
+"""
+
+from contextlib import suppress
+
+with suppress(ImportError):
+    from nvflare_reliability.kit_patches import shake_hands_apart
+    from nvflare_reliability.patches import connect_in_time
+
+    shake_hands_apart()
+    connect_in_time()

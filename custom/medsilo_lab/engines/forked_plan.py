@@ -1,0 +1,17 @@
+"""Read the plan and import its modules in the process from which simulated sites are forked. NVFlare imports this
+module last.
+"""
+
+import gc
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from medsilo.core.errors import MedsiloError
+from medsilo.plan import load_plan
+from medsilo_lab.engines.simulator import FORKED_PLAN
+
+with suppress(MedsiloError):  # the run itself reports this fault
+    load_plan(Path(os.environ[FORKED_PLAN]))
+gc.collect()
+gc.freeze()  # garbage collection in a forked process would copy all shared memory pages

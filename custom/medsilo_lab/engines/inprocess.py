@@ -1,0 +1,150 @@
+"""Run a study in one process, without NVFlare. Every run with NVFlare must give the same numbers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from medsilo.core.errors import DataError, MedsiloError, Refused
+from medsilo.core.files import write_text
+from medsilo.exchange.channel import Missing, Outgoing, Receive
+from medsilo.federation.limits import Clock
+from medsilo.federation.participant import Participant, participant_of
+from medsilo.federation.permission import Permission
+from medsilo.federation.protection import acquire_lock
+from medsilo.federation.site_context import Site, SiteContext
+from medsilo.federation.site_stack import TrainingSite, training_site
+from medsilo.plan import Plan
+from medsilo.runs.messages import StudyMessage
+from medsilo.runs.paths import PLAN, site_folder
+from medsilo.runs.rounds import Round
+from medsilo.site.settings import SiteSettings
+from medsilo_lab.engines.centralised import POOL, Pool, spread_over_hospitals
+from medsilo_server.coordinator import Coordinator
+from medsilo_server.record import Record
+
+COPIES = 3  # tensors per parameter of a site: its value, its gradient and the optimizer's state
+AWAKE = 1 << 30  # total bytes of networks up to which all sites keep their networks in memory
+OnRound = Callable[[Round], None]
+
+
+class Line:
+    """The channel to the sites in this process. The sites answer one at a time, in sorted order."""
+
+    def __init__(self, participants: Mapping[str, Site]) -> None:
+        self.participants = participants
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+        missing = {}
+        for site in sites:
+            if site not in self.participants:
+                missing[site] = Missing("lost", "its data are not here")
+                continue
+            try:
+                receive(site, self.answer(site, outgoing(site)))
+            except MedsiloError as error:
+                missing[site] = replace(Missing.refused(error), error=error)
+        return missing
+
+    def answer(self, site: str, parcel: StudyMessage) -> StudyMessage:
+        """Return a site's answer to a message."""
+        return self.participants[site].answer(parcel, lambda: None)
+
+    def pause(self, seconds: float) -> None:
+        """Do nothing, because all sites answer at once in this process."""
+
+
+class Loop(Line):
+    """The channel of a run in one process."""
+
+    participants: Mapping[str, TrainingSite]
+
+    def __init__(self, participants: Mapping[str, TrainingSite], rests: bool = False) -> None:
+        """rests: whether a site stores its networks in its folder between two answers to save memory."""
+        super().__init__(participants)
+        self.rests = rests
+        self.clocks = {site: Clock() for site in participants}
+
+    def answer(self, site: str, parcel: StudyMessage) -> StudyMessage:
+        try:
+            with self.clocks[site].running():
+                return self.participants[site].answer(parcel, self.clocks[site].check)
+        finally:
+            if self.rests:
+                self.participants[site].offload()
+
+
+def run(
+    plan: Plan,
+    *,
+    folder: Path,
+    resume: bool = False,
+    settings: SiteSettings | None = None,
+    on_round: OnRound = lambda line: None,
+    kind: Callable[..., Participant] = participant_of,
+) -> Record:
+    """Run a plan with all its sites, and return the record of the finished run.
+
+    resume: continue from the last checkpoint in the folder. kind: makes each site; tests pass a subclass.
+    """
+    plan, record, settings = plan.on_one_machine, Record(folder), settings or SiteSettings()
+    settings.check_sites(plan.participation.everyone, plan.task.deals)
+    if plan.algorithm.pooled:
+        _run_central(plan, record, resume, settings, on_round)
+    else:
+        _run_federated(plan, record, resume, settings, on_round, kind)
+    return record
+
+
+def _run_federated(
+    plan: Plan,
+    record: Record,
+    resume: bool,
+    settings: SiteSettings,
+    on_round: OnRound,
+    kind: Callable[..., Participant],
+) -> None:
+    names = plan.participation.everyone
+    with ExitStack() as places:
+        for site in names:
+            places.callback(acquire_lock(plan, site, settings.of(site), site_folder(record.folder, site)))
+        rests = 4 * COPIES * plan.parameters * len(names) > AWAKE
+        participants = _participants(plan, record.folder, settings, kind, rests)
+        for (
+            own
+            # a site and its parts reference each other, so their memory would not be freed at once
+        ) in participants.values():
+            places.callback(own.offload)
+        transport = Loop(participants, rests)
+        sites = plan.participation.sites
+        Coordinator(plan, sites, transport, record, "in-process", on_round, settings).run(resume)
+
+
+def _run_central(plan: Plan, record: Record, resume: bool, settings: SiteSettings, on_round: OnRound) -> None:
+    if resume:
+        raise MedsiloError("central training can't be resumed; run it again in a new folder")
+    root = record.folder
+    hospitals = {site: own.participant for site, own in _participants(plan, root, settings, participant_of).items()}
+    pool = Pool(SiteContext(plan, POOL, [POOL], settings, site_folder(root, POOL)), hospitals)
+    alone = plan.with_changes([f"participation.sites=[{POOL}]", "participation.minimum=null"])
+    coordinator = Coordinator(alone, [POOL], Loop({POOL: TrainingSite(pool)}), record, "in-process", on_round)
+    record.write_summary(spread_over_hospitals(pool, coordinator.run(), plan))
+    write_text(root / PLAN, plan.to_yaml())  # the plan in the hospitals' form, as in the summary and the model file
+
+
+def _participants(
+    plan: Plan, root: Path, settings: SiteSettings, kind: Callable[..., Participant], rests: bool = False
+) -> dict[str, TrainingSite]:
+    names = plan.participation.everyone
+    participants = {}
+    for site in names:
+        place = SiteContext(plan, site, names, settings.of(site), site_folder(root, site))
+        try:
+            Permission(place).check()
+            participants[site] = training_site(place, kind)
+        except (DataError, Refused) as error:  # all sites are on this machine, so the message may name the site
+            error.args = (f"{site}: {error}",)
+            raise
+        if rests:
+            participants[site].offload()
+    return participants

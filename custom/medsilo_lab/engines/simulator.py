@@ -1,0 +1,348 @@
+"""Run a job in NVFlare's simulator, in separate processes, and report its progress."""
+
+import json
+import logging
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from medsilo.core import model_folders, weight_cache
+from medsilo.core.errors import MedsiloError, reading
+from medsilo.core.files import check_unquoted, write_json, write_text
+from medsilo.core.parent_watch import end_with
+from medsilo.core.text import size_text
+from medsilo.flare.job_source import CONFIG, PLAN
+from medsilo.flare.jobs import SERVER, has_code
+from medsilo.plan import Plan, load_plan, parse_plan
+from medsilo.runs import paths
+from medsilo.runs.rounds import Round
+from medsilo.runs.schema import SEE_LOG
+from medsilo.site.party import FILE_NAME
+from medsilo.site.policy import EXECUTOR
+from medsilo.site.settings import SiteSettings
+from medsilo_lab.jobs import CONTROLLER, check_components, write_job
+from medsilo_server.record import Record
+
+# time limit for the start of medsilo's controller in NVFlare, in seconds, and additional seconds per site
+START_LIMIT = 120.0, 5.0
+END_LIMIT = 2.0  # seconds for the simulator to stop after the study; without this limit it takes five
+MOST_SILENCE = 6.0  # seconds without a progress line while NVFlare and the sites start
+MOST_NAMES = 12  # largest number of sites named in one line
+STARTS = 3  # attempts to start a site's process
+# Memory of a simulation at its start and per active site, measured with `benchmarks/many_sites.py`.
+ONCE, EACH = 800 << 20, 128 << 20
+COPIES = 6  # copies of the parameters at an active site: received, sent, gradient and two of the optimizer
+FORKED = (
+    "medsilo.flare.executor",
+    "medsilo_lab.engines.simulator",
+    "medsilo_lab.engines.forked_plan",
+)  # the last module reads the plan
+FORKED_PLAN = "MEDSILO_PLAN"  # environment variable with the path of the plan
+OnRound = Callable[[Round], None]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The number of processes of a simulation, and their approximate memory without the sites' data."""
+
+    sites: int
+    threads: int  # number of sites that train at the same time
+    memory: int  # in bytes
+    free: int
+
+    @classmethod
+    def of(cls, plan: Plan, threads: int | None, free: int) -> "Needs":
+        """Choose the number of sites that train at the same time, if it is not given: all, or as many as fit into
+        memory.
+        """
+        sites, each = len(plan.participation.everyone), EACH + COPIES * 4 * plan.parameters
+        chosen = min(sites, threads or max(1, (free - ONCE) // each))
+        return cls(sites, chosen, ONCE + chosen * each, free)
+
+    @property
+    def text(self) -> str:
+        """Describe the processes and the memory before the simulation starts."""
+        told = f"{self.threads} of {self.sites} sites at a time, each a process"
+        if self.threads < self.sites:
+            told += ", and a new one for each answer"
+        return f"{told}: about {size_text(self.memory)} of memory and the sites' data; {size_text(self.free)} are free"
+
+
+def run(
+    plan: Plan,
+    folder: Path,
+    settings: SiteSettings,
+    job: Path | None = None,
+    threads: int | None = None,
+    on_round: OnRound = lambda line: None,
+    say: Say = lambda line: None,
+) -> Record:
+    """Run a plan with all its sites, as the standard job or the job in `job`. Return the record of the finished run.
+
+    say: receives lines about the progress of the start, before the first round.
+    """
+    if plan.algorithm.pooled:
+        raise MedsiloError(
+            f"{plan.algorithm.name} pools all data, which NVFlare can't do; give --engine inprocess, or compare it: "
+            f"medsilo compare --methods {plan.algorithm.name},fedavg"
+        )
+    plan, record = plan.on_one_machine, Record(folder.resolve())
+    check_unquoted(record.folder, "choose another --out, or give --engine inprocess")
+    check_unquoted(sys.executable, "install medsilo elsewhere, or give --engine inprocess")
+    _check_sources(plan, settings)
+    taken = (paths.JOB, paths.CHECKPOINTS, paths.NVFLARE)
+    if not record.make_way() or any((record.folder / name).exists() for name in taken):
+        raise MedsiloError(f"run folder {folder} exists; choose another --name, or use 'medsilo resume {folder}'")
+    write_job(record.folder / paths.JOB, plan, job, study=record.folder.name, engine="simulator")
+    weight_cache.keep_beside(plan.network.files, record.folder / model_folders.FOLDER)
+    try:
+        return _simulate(record, plan, settings, threads, on_round, say)
+    except BaseException:
+        if not (record.folder / paths.PLAN).exists():  # the run did not begin, so its folder is removed
+            shutil.rmtree(record.folder / paths.JOB)
+            shutil.rmtree(record.folder / paths.NVFLARE, ignore_errors=True)
+            with suppress(OSError):  # keeps the log, if there is one
+                record.folder.rmdir()
+        raise
+
+
+def prepare_longer(run: Path, plan: Plan, folder: Path) -> None:
+    """Write the job that continues a finished run of the simulator."""
+    write_job(folder / paths.JOB, plan, run / paths.JOB, study=folder.name, engine="simulator")
+
+
+def resume(
+    folder: Path,
+    settings: SiteSettings,
+    threads: int | None = None,
+    on_round: OnRound = lambda line: None,
+    say: Say = lambda line: None,
+) -> Record:
+    """Continue a stopped run after its last finished round."""
+    record = Record(folder.resolve())
+    if not (folder / paths.JOB).is_dir() or not record.checkpoints.is_dir():
+        raise MedsiloError(f"{folder} cannot be resumed: it has no job or no checkpoint")
+    record.check_unfinished()
+    check_unquoted(record.folder, "move this run to another folder")
+    plan = load_plan(folder / paths.PLAN)
+    _check_sources(plan, settings)
+    path = folder / paths.JOB / CONFIG / SERVER
+    with reading(f"the job of run {record.folder.name}"):
+        config = json.loads(path.read_text("utf-8"))
+        config["workflows"][0]["args"]["resume"] = True
+    write_json(path, config)
+    (folder / paths.SUMMARY).unlink(missing_ok=True)
+    return _simulate(record, plan, settings, threads, on_round, say)
+
+
+def _simulate(
+    record: Record, plan: Plan, settings: SiteSettings, threads: int | None, on_round: OnRound, say: Say
+) -> Record:
+    for own in (settings, *(settings.of(site) for site in plan.participation.everyone)):
+        own.compute()  # rejects a missing device before anything starts
+        parse_plan(plan.resolved(), allowed=own.packages)  # rejects packages that the sites would reject
+    check_components(record.folder / paths.JOB)
+    workspace = record.folder / paths.NVFLARE
+    prepare_workspace(workspace, settings, record.folder.parent, plan.participation.everyone)
+    needs = Needs.of(plan, threads, psutil.virtual_memory().available)
+    say(needs.text)
+    seen, log = len(record.rounds()), record.folder / paths.NVFLARE_LOG
+    starting = Starting(record, plan.participation.everyone, say)
+    with simulated(record.folder / paths.JOB, workspace, plan.participation.everyone, needs.threads, log) as process:
+        _watch(process, record, seen, on_round, starting, start_limit(needs.sites))
+    summary = record.summary()
+    if summary is None:
+        raise MedsiloError(f"NVFlare ended without a result: {last_error(log)} (all of it: {log})")
+    if not summary.finished:
+        reason = summary.reason or f"the study failed and does not say why; {SEE_LOG}"
+        raise MedsiloError(f"{reason}: {last_error(log)} (all of it: {log})" if reason.endswith(SEE_LOG) else reason)
+    return record
+
+
+@contextmanager
+def simulated(job: Path, workspace: Path, sites: Sequence[str], threads: int, log: Path) -> Iterator[subprocess.Popen]:
+    """Run a job in NVFlare's simulator until the block ends. `threads` is the number of sites that train at the same
+    time.
+    """
+    command = [sys.executable, "-m", __name__, str(job), str(workspace), ",".join(sites), str(threads)]
+    # With few memory arenas, freed models return to the system instead of staying with one of many threads.
+    environment = {"MALLOC_ARENA_MAX": "2", **os.environ}
+    if not {"", str(Path.cwd())} & {*sys.path}:  # prevents imports from this folder, for example of a file random.py
+        environment["PYTHONSAFEPATH"] = "1"
+    with log.open("a") as said:
+        process = subprocess.Popen(
+            [*command, str(os.getpid())],
+            stdout=said,
+            stderr=said,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env=environment,
+        )
+    try:
+        yield process
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            first = psutil.Process(process.pid)
+            for one in (first, *first.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+        if sys.platform != "win32":  # NVFlare's processes would continue after the simulator was killed
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _check_sources(plan: Plan, settings: SiteSettings) -> None:
+    settings.check_sites(plan.participation.everyone, plan.task.deals)
+    for site in plan.participation.everyone:
+        plan.task.check_source(settings.of(site).data)
+
+
+def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path, sites: Sequence[str] = ()) -> None:
+    """Write the sites' settings into a simulator's workspace, and an allow-list that contains only medsilo's classes.
+
+    A site with separate settings has them in a folder with its name.
+    """
+    local = workspace / "local"
+    _write_settings(local, settings, output)
+    for site in sites:
+        if settings.of(site) is not settings:
+            _write_settings(local / site, settings.of(site), output)
+    write_json(local / "resources.json", {"format_version": 2, "class_allow_list": [CONTROLLER, EXECUTOR]})
+
+
+def _write_settings(folder: Path, settings: SiteSettings, output: Path) -> None:
+    one_machine = {"memory_limit": 0}  # the sites are processes of one user
+    own = settings.model_dump(mode="json", include=set(SiteSettings.model_fields))
+    write_text(folder / FILE_NAME, yaml.safe_dump({**own, **one_machine, "output": str(output)}))
+
+
+class Starting:
+    """The start of NVFlare and its sites, as far as their files show it."""
+
+    def __init__(
+        self, record: Record, sites: Sequence[str], say: Say, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._signs = {"the server": record.checkpoints}
+        self._signs |= {site: paths.site_folder(record.folder, site) / paths.DIARY for site in sites}
+        # in a continued run, the files exist already
+        self._before = {who: _changed(sign) for who, sign in self._signs.items()}
+        self._say, self._clock = say, clock
+        self._started = self._told = clock()
+
+    def look(self) -> None:
+        """Report the sites that became ready since the last call, or that the start continues."""
+        ready = [who for who, sign in self._signs.items() if _changed(sign) != self._before[who]]
+        now = self._clock()
+        if ready:
+            self._signs = {who: sign for who, sign in self._signs.items() if who not in ready}
+            self._say(f"ready: {_some(ready)}")
+        elif self._signs and now - self._told >= MOST_SILENCE:
+            self._say(f"still starting ({now - self._started:.0f} s): {_some([*self._signs])}")
+        else:
+            return
+        self._told = now
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - MOST_NAMES
+    return ", ".join([*names[:MOST_NAMES], *([f"{rest} more"] if rest > 0 else [])])
+
+
+def start_limit(sites: int) -> float:
+    """Return the time limit of a start in seconds."""
+    once, each = START_LIMIT
+    return once + each * sites
+
+
+def _changed(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def _watch(
+    process: subprocess.Popen, record: Record, seen: int, on_round: OnRound, starting: Starting, limit: float
+) -> None:
+    """Report rounds as they are written. Stop when the study or its processes have ended, or when nothing has begun
+    within the limit.
+    """
+    started, ended, first = time.monotonic(), math.inf, seen
+    while True:
+        running = process.poll() is None
+        rounds = record.rounds()
+        if len(rounds) <= seen == first:
+            starting.look()
+        for line in rounds[seen:]:
+            on_round(line)
+        seen = max(seen, len(rounds))
+        now = time.monotonic()
+        if record.summary():
+            ended = min(ended, now)
+        overdue = now - started > limit and not record.checkpoints.is_dir()
+        if not running or overdue or now - ended > END_LIMIT:
+            return
+        time.sleep(0.1)
+
+
+def last_error(log: Path) -> str:
+    """Return the last line of a log that reports an error, else the last line."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line or "ERROR" in line or "CRITICAL" in line]
+    return (errors or lines or ["it said nothing"])[-1]
+
+
+def main() -> int:
+    """Run NVFlare's simulator. A separate process is necessary because the simulator changes folders and starts
+    processes.
+    """
+    from nvflare_reliability import fork_server
+    from nvflare_reliability import forked as forks
+    from nvflare_reliability.kit_patches import patient_simulator, sites_started_by
+
+    def until_begun(site: str, once: Callable[[], Any]) -> Any:
+        """Run a site's process. Start it again if another program has taken the port that NVFlare chose."""
+        if not forked:
+            return once()
+        for _ in range(STARTS):
+            try:
+                ended = once()
+            except OSError:  # the connection closed before the answer, so NVFlare drops the process
+                if own := forks.SITES.get(site):
+                    own.kill()
+                ended = True, None, site
+            if (own := forks.SITES.get(site)) is None:
+                logging.getLogger(__name__).warning("this NVFlare starts %s by itself, and no faster", site)
+                return ended
+            if ended[1] or own.begun:
+                return ended
+            logging.getLogger(__name__).warning("another program answered in the place of %s", site)
+        if own := forks.SITES.get(site):
+            own.given_up = True
+        return ended
+
+    job, workspace, sites, threads, parent = sys.argv[1:]
+    end_with(int(parent))
+    count, plan = len(sites.split(",")), (Path(job) / PLAN).absolute()
+    forked = sys.platform == "linux" and not has_code(Path(job))  # sites with custom code do not use the forked process
+    begin = partial(fork_server.begin, FORKED, lasting=int(threads) == count) if forked else lambda: None
+    os.environ[FORKED_PLAN] = str(plan)
+    runner = patient_simulator(job, workspace, sites, int(threads), start_limit(count), begin, until_begun)
+    with sites_started_by(fork_server.ForkedSite) if forked else nullcontext():
+        return runner.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,283 @@
+"""The warnings about runs and comparisons, for the terminal, pages, JSON and Python."""
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, combinations, pairwise
+from pathlib import Path
+
+from medsilo.runs.outliers import standing_out
+from medsilo.runs.score import number_text
+from medsilo_lab.report.formats import short, shown
+from medsilo_lab.report.read import RunResult, read, spans
+from medsilo_lab.study.verdict_file import Notice, Verdict
+
+Rows = Mapping[str, Sequence[RunResult]]  # from the title of a configuration, or the label of a run, to finished runs
+MOST_ABSENCES, MOST_NAMED = 6, 4
+SYNTHETIC_NOTICE = Notice(
+    kind="synthetic",
+    word="Synthetic data",
+    text="No patient's image was used; the scores say nothing about patients.",
+)
+
+
+def warnings(rows: Rows, failures: Sequence[str] = ()) -> list[Notice]:
+    """Return all warnings that a reader needs before any number, most serious first. `failures` are a comparison's
+    failed runs.
+    """
+    runs = [run for own in rows.values() for run in own]
+    failed = [*failures, *(f"{run.label}: {run.summary.reason or 'no reason given'}" for run in runs if run.failed)]
+    found = [Notice(kind="failed", word="Failed", text=text) for text in failed]
+    found += _absences(runs)
+    found += learning(rows)
+    for word, lines in TOLD.items():
+        found += [Notice(kind="caution", word=word, text=text) for text in _named(rows, lines)]
+    if len({packages_of(run) for run in runs}) > 1:
+        text = "The runs were made with different packages, or versions of them (see Provenance)."
+        found.append(Notice(kind="caution", word="Caution", text=text))
+    return found + [SYNTHETIC_NOTICE] * any(run.summary.synthetic for run in runs)
+
+
+def runs_of(folder: Path, verdict: Verdict, whole: bool = False) -> dict[str, list[RunResult]]:
+    """Return the finished runs of each configuration in a comparison. `whole` adds intervals and pictures for the
+    comparison's page.
+    """
+    found: dict[str, list[RunResult]] = {row.title: [] for row in verdict.rows}
+    for one in verdict.runs:
+        turn = f", fold {one.fold}" if one.fold else ""
+        run = read(folder / one.run, whole)
+        found[one.row].append(replace(run, label=f"{one.row}, seed {one.seed}{turn}"))
+    return found
+
+
+def of_run(run: RunResult) -> list[Notice]:
+    """Return the warnings about a single run."""
+    return warnings({run.label: [run]})
+
+
+def learning(rows: Rows, site: str | None = None) -> list[Notice]:
+    """Return the warnings about learning. For several runs of a configuration, a warning applies to most of them.
+
+    Args:
+        site: restrict the warnings about personal models to this hospital
+    """
+    found = [Notice(kind="caution", word="Untrained", text=text) for text in _untrained(rows, site)]
+    for word, holds in LEARNED.items():
+        said: dict[str, list[str]] = {}
+        for name, own in rows.items():
+            judged = [holds(run) for run in own if not run.failed]
+            texts = [text for text in judged if text]
+            if len(texts) > len(judged) / 2:
+                said.setdefault(texts[0], []).append(name)
+        found += [Notice(kind="caution", word=word, text=f"{', '.join(names)}: {text}") for text, names in said.items()]
+    return found
+
+
+def _untrained(rows: Rows, site: str | None) -> Iterator[str]:
+    """Yield a line for each configuration in which a site tested an untrained model, with the number of such runs."""
+    for name, own in rows.items():
+        sites = {
+            run.label: [
+                one for one, chosen in run.summary.selected.rounds.items() if chosen == 0 and site in (None, one)
+            ]
+            for run in own
+            if run.summary.rounds.done
+        }
+        if raw := [label for label, there in sites.items() if there]:
+            where = ", ".join(dict.fromkeys(chain.from_iterable(sites.values())))
+            often = f", in {len(raw)} of {len(own)} runs" if len(own) > 1 else ""
+            yield (
+                f"{name}: the model tested at {where} is that of round 0, before any training{often}; "
+                "model_selection.keep=last takes the last round's"
+            )
+
+
+def _named(rows: Rows, lines: Callable[[RunResult], Iterable[str]]) -> Iterator[str]:
+    """Yield each line once, after the names of the configurations or runs to which it applies."""
+    found: dict[str, list[RunResult]] = {}
+    for run in chain.from_iterable(rows.values()):
+        for line in lines(run):
+            found.setdefault(line, []).append(run)
+    for line, said in found.items():
+        names = []
+        for name, own in rows.items():
+            here = [run.label for run in own if any(run is one for one in said)]
+            names += [name] if here and len(here) == len(own) else here
+        left = len(names) - MOST_NAMED
+        more = f" and {left} more" if left > 0 else ""
+        yield f"{', '.join(names[:MOST_NAMED])}{more}: {line}"
+
+
+def _absences(runs: Sequence[RunResult]) -> list[Notice]:
+    found = []
+    for run in runs:
+        for site in run.sites:
+            if missed := run.missed(site):
+                reasons = dict.fromkeys(missed.values())
+                which = f"round{'s' if len(missed) > 1 else ''} {spans(missed)} of {run.summary.rounds.planned}"
+                word = "Refused" if all(why.startswith("refused: ") for why in reasons) else "Missing"
+                text = f"{run.label}: {site} in {which} – {'; '.join(reasons)}"
+                found.append(Notice(kind="missing", word=word, text=text))
+    left = len(found) - MOST_ABSENCES
+    if left > 0:
+        rest = f"{left} more such {'entry' if left == 1 else 'entries'} under Participation."
+        found = [*found[:MOST_ABSENCES], Notice(kind="missing", word="Missing", text=rest)]
+    return found
+
+
+def _cautions(run: RunResult) -> Iterator[str]:
+    yield from run.summary.details.warnings
+    planned, done = run.summary.rounds.planned, run.summary.rounds.done
+    if not run.failed and done < planned:
+        yield f"finished with {done} of {planned} planned rounds."
+    if len({tuple(sorted(machine.items())) for site in run.sites if (machine := run.site(site).machine)}) > 1:
+        yield "its sites ran different versions or processors, so its last digits are their own."
+    lacks = {site: tuple(run.site(site).absent) for site in run.sites}
+    if len(set(lacks.values())) > 1:
+        told = ", ".join(f"{site} not {' and '.join(names)}" for site, names in lacks.items() if names)
+        yield (
+            f"its sites do not have the same ({told}). Scores of sites that drew different "
+            "structures are of different things: compare a structure. Their mean is one over structures."
+        )
+    *first, last = [site for site in run.sites if run.score(site) is None] or [""]
+    if not run.failed and last:
+        names = f"{', '.join(first)} and {last}" if first else last
+        yield f"no test score for {names}; its mean leaves them out."
+
+
+def _secure_aggregation(run: RunResult) -> Iterator[str]:
+    if secure := run.summary.details.secure_aggregation:
+        yield f"{' '.join(secure.protects)} The keys rest on {secure.keys}."
+
+
+def packages_of(run: RunResult) -> str:
+    """Return the packages whose code ran, with version and hash."""
+    named = run.summary.packages.items()
+    return ", ".join(f"{name} {shown(package.version)} ({short(package.hash)})" for name, package in named)
+
+
+def _weights(run: RunResult) -> Iterator[str]:
+    yield from (f"{site}: {weighed.warning}" for site, weighed in run.weighed.items() if weighed.warning)
+
+
+TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {  # by the word at the beginning of the warning
+    "Caution": _cautions,
+    "Rounded weight": _weights,
+    "Secure aggregation": _secure_aggregation,
+    "Stands out": lambda run: chain.from_iterable(standing_out(run.rounds).values()),
+    "Rounded scores": lambda run: run.rounding,
+}
+
+
+# ---------------------------------------------------------------------------------------------------- learning
+GUESSES = {"dice": 0.0, "concordance": 0.5}  # scores of an empty mask where a structure exists, and of random order
+BELOW, LITTLE = 0.02, 0.1  # shares of the distance from the guessing score to a perfect score
+LITTLE_OVERLAP = 0.2  # the same share for masks, which may overlap by chance
+ENOUGH = 6  # fewest values of a curve for a test of a rise in its last half
+STEEP = 0.02  # smallest rise over the last half
+
+
+def guessing(run: RunResult, site: str) -> float | None:
+    """Return the score of guessing: the most frequent class, an empty mask, random order or the mean. None if
+    unknown.
+    """
+    told, metric = run.site(site).classes or {}, run.summary.metric
+    if metric != "accuracy":
+        return GUESSES.get(metric, run.means.get(site))
+    counts = told.get("test") or told.get("train")
+    return max(counts) / sum(counts) if counts and sum(counts) else None
+
+
+def _better(run: RunResult) -> float:
+    """Return the mean test score as a share of the distance from guessing to a perfect score. Rounded scores count with
+    their upper end. 1 if unknown.
+    """
+    held = _held(run)
+    return way(*held) if held else 1.0
+
+
+def _held(run: RunResult) -> tuple[float, float] | None:
+    """Return the mean test score and the mean score of guessing. Rounded scores count with their upper end."""
+    told = [(run.score_at(site).high, guessing(run, site)) for site in run.sites]
+    known = [(score, base) for score, base in told if score is not None and base is not None]
+    scores, bases = (statistics.fmean(own) for own in zip(*known, strict=True)) if known else (0.0, 0.0)
+    return (scores, bases) if known else None
+
+
+def way(score: float, base: float) -> float:
+    """Return the share of the distance from the guessing score to a perfect score. 1 if guessing is perfect."""
+    return (score - base) / (1 - base) if base < 1 else 1.0
+
+
+def is_little(share: float, metric: str) -> bool:
+    """Return True if chance alone reaches this share of the distance from guessing to a perfect score."""
+    return share < (LITTLE_OVERLAP if metric == "dice" else LITTLE)
+
+
+def is_still_rising(run: RunResult) -> bool:
+    """Return True if the validation score rises over the last half of the rounds.
+
+    The test compares the values in pairs; many values are first averaged in six segments. With five values, no pair may
+    fall; with six, two of the fifteen pairs may. For a curve with only random variation, this happens in less than 5 %
+    of runs (Mann 1945).
+    """
+    curve = [value for value in run.mean_curve if value is not None]
+    if len(curve) < ENOUGH:
+        return False
+    half = curve[-max(5, len(curve) // 2) :]
+    places = min(len(half), 6)
+    cuts = [len(half) * place // places for place in range(places + 1)]
+    means = [statistics.fmean(half[start:end]) for start, end in pairwise(cuts)]
+    falls = sum(later <= earlier for earlier, later in combinations(means, 2))
+    coarse = max((run.step(site, "validation") for site in run.sites), default=0.0)
+    return falls <= (2 if places == 6 else 0) and means[-1] - means[0] >= max(STEEP, coarse)
+
+
+def _hardly(run: RunResult) -> bool:
+    share = _better(run)
+    return not _is_below(run) and is_little(share, run.summary.metric)
+
+
+def _is_below(run: RunResult) -> bool:
+    """Return True if the score is below guessing by a minimum share, and by one case at each site."""
+    held = _held(run)
+    return held is not None and way(*held) < -BELOW and (held[1] - held[0]) * run.tested >= len(run.summary.telling)
+
+
+def _below(run: RunResult) -> str:
+    if not _is_below(run):
+        return ""
+    return f"the model is below guessing: its {run.summary.metric} is less than that of {_guess(run)}"
+
+
+def _little(run: RunResult) -> str:
+    if not _hardly(run):
+        return ""
+    told = f"its {run.summary.metric} is {'hardly' if _better(run) > 0 else 'no'} better than that of {_guess(run)}"
+    if run.summary.metric == "accuracy" and (area := run.summary.pooled.get("auroc") or 0.0) >= RANKS:
+        shown = number_text(area, run.summary.pooled_score.n)
+        return f"{told}, which hides what the model has learned: its AUROC is {shown}"
+    return f"the model has not learned: {told}"
+
+
+def _rising(run: RunResult) -> str:
+    told = "the model has not converged after the last round; 'medsilo run RUN --more 20' trains a run further"
+    return told if is_still_rising(run) else ""
+
+
+def _guess(run: RunResult) -> str:
+    """Describe the score of guessing."""
+    if run.summary.metric != "accuracy":
+        return GUESS.get(run.summary.metric, "always saying the mean")
+    bases = [base for site in run.sites if (base := guessing(run, site)) is not None]
+    return f"always saying the most frequent class ({number_text(statistics.fmean(bases), run.summary.pooled_score.n)})"
+
+
+GUESS = {"dice": "an empty mask", "concordance": "a coin"}
+RANKS = 0.6  # smallest AUROC of a model that separates the classes
+# by the warning's word, a function that returns the warning about a run, or an empty text
+LEARNED: dict[str, Callable[[RunResult], str]] = {
+    "Below guessing": _below,
+    "Not learned": _little,
+    "Not converged": _rising,
+}

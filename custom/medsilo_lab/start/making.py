@@ -1,0 +1,596 @@
+"""Make a hospital's data set from a folder or a table: find the kind of data, ask questions, count, and write."""
+
+import csv
+import hashlib
+import io
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.files import write_text
+from medsilo.core.rounding import Resolution
+from medsilo.core.text import counted
+from medsilo.core.yaml_text import load_yaml
+from medsilo.federation.protection import SHARES
+from medsilo.plan import Plan, parse_plan
+from medsilo.site.data_set import (
+    DataSet,
+    KnownFile,
+    Patients,
+    Told,
+    files_of,
+    inventory_of,
+    read_inventory,
+    scan,
+)
+from medsilo.site.settings import MIN_PATIENTS_PER_METRIC, SCORE_ROUNDING
+from medsilo.tasks.case_index import Entry
+from medsilo.tasks.columns import read_columns
+from medsilo.tasks.own.folder import FolderTask
+from medsilo.tasks.own.own_data import OwnFolder
+from medsilo.tasks.own.patient_table import PatientTable
+from medsilo.tasks.shares import PARTS
+from medsilo.tasks.site_data import SiteData, patients_of
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.subgroups import Subgroup
+from medsilo.tasks.survey import Survey
+from medsilo_lab.report.data_set_page import page_of
+from medsilo_lab.start import table_questions
+from medsilo_lab.start.choices import Choice, Draft
+from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight, text_of
+from medsilo_lab.start.folder_questions import (
+    HOSPITALS,
+    FoundCases,
+    found_cases,
+    guessed_patients,
+    patients_of_headers,
+    sight_of,
+)
+from medsilo_lab.start.questions import DETECTORS, Proposal, Question, Values, listed
+from medsilo_lab.start.subgroups import AskedSubgroup, asked_again
+
+# keys of a task whose values are words in the data
+SPOKEN = ("columns", "target", "time", "event", "labels", "modalities", "signals")
+OF_TABLE = "table."  # prefix of answers that change how a table is read
+OF_ALL = ("hospitals", "alone")  # answers that apply to all tables in a folder
+LEARNED = {"survival": ("time", "event"), "regression": ("target", "range")}
+PAGE = "page.html"
+MOST_VALUES = 1000  # largest number of a column's values that questions use
+Ask = Callable[[Question], str]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A data set with its files, and the proposed plan."""
+
+    data_set: DataSet
+    files: list[KnownFile]
+    plan: Plan
+    data: SiteData
+    source: DataSource
+    cases: str = ""  # the list of cases as text, if patterns of file names do not describe all cases
+    reasons: Mapping[str, str] = field(default_factory=dict)  # reasons for the keys of `reading`
+
+    def write(self, folder: Path) -> None:
+        """Write the data set into a new folder, with a page for its review."""
+        self.data_set.write(folder, self.files, self.cases, self.reasons)
+        task = self.plan.task
+        table = read_columns(self.source.table_file()) if isinstance(task, PatientTable) else None
+        write_text(folder / PAGE, page_of(self.data_set, task, self.data, self.source, self.files, table))
+
+
+@dataclass(frozen=True)
+class MadeSets:
+    """The data sets of a folder, with the facts about it and the plan proposed for all hospitals."""
+
+    sight: DatasetLayout
+    sets: dict[str, Made]  # by hospital; the key "" stands for a single hospital, or for a table of several
+
+    @property
+    def plan(self) -> Plan:
+        """The proposed plan."""
+        return parse_plan(load_yaml(text_of((), self.sight.choices.plan)))
+
+
+@dataclass
+class Asked:
+    """The user's answers, given earlier or now. Each question is asked once."""
+
+    ask: Ask
+    said: Mapping[str, str]
+    answers: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, question: Question, site: str = "") -> str:
+        """Return the answer to a question. An earlier answer applies to all hospitals, or with the key "KEY of SITE" to
+        one. Raises DataError for an invalid answer.
+
+        `site` is the hospital of the question, if there are several.
+        """
+        key = f"{question.key} of {site}" if site else question.key
+        if key not in self.answers:
+            asked = replace(question, key=key, text=f"{site}: {question.text}" if site else question.text)
+            answer = self.said.get(key) or self.said.get(question.key) or self.ask(asked)
+            question.changes(answer)
+            self.answers[key] = answer
+        return self.answers[key]
+
+
+def make_each(
+    layout: DatasetLayout,
+    ask: Ask,
+    before: Path | None = None,
+    said: Mapping[str, str] | None = None,
+    progress: Callable[[int], None] = lambda size: None,
+    floor: int = MIN_PATIENTS_PER_METRIC,
+    ready: Path | None = None,
+    called: Mapping[str, str] | None = None,
+    subgroups: Sequence[AskedSubgroup] = (),
+) -> MadeSets:
+    """Make the data set of each hospital in a folder, or in one table.
+
+    Args:
+        layout: the folder or the table's file, with the user's options.
+        ask: receives a question, and returns the answer or raises an error.
+        before: the folder of an earlier version of the data set, or of several hospitals' earlier versions.
+        said: answers that the user gave earlier.
+        progress: receives the size in bytes of each file that was read.
+        floor: disclosed numbers of patients are multiples of this number (min_patients_per_metric).
+        ready: folder for preprocessed images.
+        called: names in plans of columns, levels and classes, by their names in the data.
+        subgroups: subgroups of patients whose scores may leave, in addition to those of the earlier version.
+    """
+    asked = Asked(ask, {**({"folders": HOSPITALS} if layout.hospitals else {}), **(said or {})})
+    found = found_cases(layout.path, layout.target, asked)
+    with TemporaryDirectory() as scratch:
+        making = _Making(layout, found, asked, Path(scratch), ready)
+        makers = making.makers()
+        for maker in makers:
+            maker.look(before / maker.name if before and making.several else before, progress)
+        _leave_out_copies(makers, asked)
+        made = {maker.name: maker.made(floor, called or {}, subgroups) for maker in makers}
+    spoken = {word: name for own in made.values() for word, name in own.data_set.called.items()}
+    sight = replace(making.sight, choices=called_otherwise(making.sight.choices, spoken)) if spoken else making.sight
+    return MadeSets(sight, made if making.several else {"": next(iter(made.values()))})
+
+
+class _Making:
+    """The state of a folder while its data sets are made."""
+
+    def __init__(
+        self, layout: DatasetLayout, found: FoundCases | None, asked: Asked, scratch: Path, ready: Path | None
+    ) -> None:
+        self.layout, self.found, self.asked, self.scratch, self.ready = layout, found, asked, scratch, ready
+        self.sight = sight_of(found, layout) if found else first_sight(layout)
+        self.facts: dict[str, Any] = {}  # of images, by their keys
+
+    @property
+    def several(self) -> bool:
+        """True if the folder has several hospitals."""
+        return self.sight.several and "task.partition" not in self.sight.choices.plan
+
+    @property
+    def sites(self) -> dict[str, Any]:
+        """The sites for one data set's plan: those of the proposed plan, or the single hospital."""
+        keys = ("sites", "evaluation_sites")
+        return (
+            {key: own for key in keys if (own := _chosen(self.sight, f"participation.{key}"))}
+            if self.several
+            else {"sites": [self.layout.site]}
+        )
+
+    def makers(self) -> "list[_Maker]":
+        """Return a maker of each hospital's data set, after all questions are answered.
+
+        Hospitals with very few patients have no maker. The answers determine the numbers of patients.
+        """
+        every: dict[str, _Maker] = {}
+        while True:
+            sites = self.sites
+            names = [name for own in sites.values() for name in own]
+            for name in names:
+                if name not in every:
+                    every[name] = _Maker(self, name)
+                    every[name].ask()
+            if self.sites == sites:
+                return [every[name] for name in names]
+
+    def take(self, site: str, said: Values) -> None:
+        """Examine the folder again, with answers about a hospital's table."""
+        own = {key: value for key, value in said.items() if key not in OF_ALL}
+        more = {key: value for key, value in said.items() if key in OF_ALL}
+        of = self.layout.said_of
+        if self.several:
+            of = {**of, site: {**of.get(site, {}), **own}}
+        else:
+            more |= own
+        target, hospitals = more.pop("target", self.layout.target), more.pop("hospitals", self.layout.hospitals)
+        said_of_all = {**self.layout.said, **more}
+        self.layout = replace(self.layout, target=target, hospitals=hospitals, said=said_of_all, said_of=of)
+        self.sight = first_sight(self.layout)
+
+
+def _has_images(plan: Plan) -> bool:
+    return isinstance(plan.task, OwnFolder)
+
+
+def _chosen(sight: DatasetLayout, key: str) -> Any:
+    return sight.choices.plan.get(key, (None, ""))[0]
+
+
+def _cases_text(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    return text.getvalue()
+
+
+class _Maker:
+    """Makes the data set of one hospital, step by step."""
+
+    def __init__(self, making: _Making, name: str) -> None:
+        self.making, self.name, self.found, self.asked = making, name, making.found, making.asked
+        self.folder: Path | None
+        self.folder, self.cases = self._found_cases() if self.found else (None, "")
+        self.list = making.scratch / f"{name}.csv"
+        self.answers = dict(self.asked.answers)
+        self.changes: dict[str, Any] = {}
+        self.left_out = dict(self.found.left_out) if self.found and not making.sight.several else {}
+        self.data: SiteData | None = None  # data of a table, for questions about it
+        self.old: DataSet | None = None
+        self.files: list[KnownFile] = []
+
+    def _found_cases(self) -> tuple[Path, str]:
+        """Return the common top folder of all files, if there is one, and the list of cases."""
+        assert self.found
+        segments = self.found.segments
+        cases = self.found.sites()[self.name] if self.making.several else self.found.cases
+        files = [file for case in cases for file in ([case.image, case.label] if segments else [case.image])]
+        tops = {PurePosixPath(file).parts[0] for file in files}
+        inner = cases[0].hospital if tops == {cases[0].hospital} else ""
+
+        def within(file: str) -> str:
+            return str(PurePosixPath(file).relative_to(inner))
+
+        rows = [(within(own.image), within(own.label) if segments else own.label, own.patient) for own in cases]
+        return self.making.layout.path / inner, _cases_text(["image", "label", "patient"], rows)
+
+    def drafted(self) -> dict[str, tuple[Any, str]]:
+        """Return the proposed keys in `data`, each with its reason."""
+        draft = self.making.sight.choices
+        own = {**draft.settings, **(draft.sites.get(self.name, {}) if self.making.several else {})}
+        return {key.removeprefix("data."): said for key, said in own.items() if key.startswith("data.")}
+
+    def place(self) -> Path:
+        """Return the folder of the hospital's data."""
+        if self.folder:
+            return self.folder
+        sight, own = self.making.sight, self.making.sight.choices.sites.get(self.name, {})
+        folder = Path(own["data.folder"][0]) if "data.folder" in own else sight.path / self.name
+        return folder if self.making.several and "data.table" not in own and folder.is_dir() else sight.path
+
+    def read_as(self) -> tuple[Plan, DataSource]:
+        """Return the proposed plan and the description of the data, both after the answers' changes."""
+        plan_values = load_yaml(text_of((), self.making.sight.choices.plan))
+        plan_values["participation"] = dict(self.making.sites)
+        plan_values["task"].pop("partition", None)
+        data: dict[str, Any] = {key: value for key, (value, _) in self.drafted().items()} | {"folder": self.place()}
+        for key, value in self.changes.items():
+            where: dict[str, Any] = data
+            *path, last = key.split(".")
+            for step in path:
+                where = where.setdefault(step, {})
+            if value is None:
+                where.pop(last, None)
+            else:
+                where[last] = value
+        if self.cases:
+            self.list.write_text(self.cases, encoding="utf-8")
+            data = {key: own for key, own in data.items() if key not in ("images", "labels", "patient", "table")}
+            data |= {"table": str(self.list), "columns": self.changes.get("columns") or {}}
+        return _read_as(parse_plan(plan_values), data)
+
+    def ask(self) -> None:
+        """Ask all questions about this hospital. An answer may lead to further questions."""
+        done = {*self.asked.answers} if self.found else set[str]()
+        while True:
+            self.seen, self.data = self._proposal(*self.read_as())
+            seen = self.seen
+            ahead = [question for question in questions_of(seen) if question.key not in done]
+            if not ahead:
+                said = seen.survey.patients_named and not seen.takes_files_as_patients
+                self.known = said and (not self.found or bool(self.found.patients_by))
+                return
+            question = ahead[0]
+            each = self.making.several and bool(seen.columns) and not (question.safe or question.of_all)
+            answer = self.asked(question, self.name if each else "")
+            done.add(question.key)
+            self.answers[question.key] = answer
+            changes = question.changes(answer)
+            of_table = {key.removeprefix(OF_TABLE): own for key, own in changes.items() if key.startswith(OF_TABLE)}
+            self.changes |= {key: own for key, own in changes.items() if not key.startswith(OF_TABLE)}
+            if of_table:
+                self.making.take(self.name, of_table)
+                if not any(self.name in own for own in self.making.sites.values()):
+                    return  # too few patients are left
+
+    def _proposal(self, plan: Plan, source: DataSource) -> tuple[Proposal, SiteData | None]:
+        """Return the proposal for the questions, and the data if they were read for it."""
+        columns: dict[str, tuple[str, ...]] = {}
+        if isinstance(plan.task, PatientTable):
+            table = read_columns(source.table_file())
+            columns = {own: table.column(own).values[:MOST_VALUES] for own in table.names}
+        sight, tested = self.making.sight, self.name in plan.participation.evaluation_sites
+        own = self._read_once(source.for_study(only_tested=tested), plan)
+        data, survey = None, None
+        if columns:  # the cases of a table are in memory
+            try:
+                data = plan.task.site_data(self.name, plan.participation.sites, 0, own)
+                survey = data.survey
+            except MedsiloError:
+                data = None  # the survey reports the reason
+        survey = survey or plan.task.survey(self.name, plan.participation.sites, 0, own)
+        if stops := [problem for problem in survey.problems if problem.severity == "stops"]:
+            raise DataError(stops[0].counted, "; ".join(stops[0].private[:6]))
+        told = source.model_dump(exclude_defaults=True)
+        return Proposal(sight, plan.task, self.name, told, survey, list(sight.files), columns), data
+
+    def _read_once(self, source: DataSource, plan: Plan) -> DataSource:
+        """Return the data source so that each image is preprocessed once."""
+        if not _has_images(plan):
+            return source
+        ready = self.making.ready
+        return source.model_copy(update={"cache_folder": ready}) if ready else source.for_facts(self.making.facts)
+
+    def look(self, before: Path | None, progress: Callable[[int], None]) -> None:
+        """Read the files that are new since the data set's earlier version in the folder `before`."""
+        self.old = DataSet.read(before) if before and (before / DataSet.FILE).exists() else None
+        known: Mapping[str, KnownFile] = {}
+        if before and self.old:
+            with suppress(DataError):  # with a damaged inventory, every file is read
+                known = read_inventory(before)
+        self.files = scan(files_of(self.read_as()[1]), known, progress)
+
+    def entries(self) -> list[Entry]:
+        """The images of the data; empty for a table or time series."""
+        plan, source = self.read_as()
+        if not isinstance(plan.task, FolderTask):
+            return []
+        entries = plan.task.listing_of(source, source.folder).entries
+        return [] if any(image.is_dir() for entry in entries for image in entry.images) else entries
+
+    def keep(self, entries: Sequence[Entry], why: str, patients: int) -> None:
+        """Continue with these cases only. `patients` is the number of omitted patients."""
+        channels, folder = len(entries[0].images), self.place()
+        heads = ["image"] if channels == 1 else [f"image-{number}" for number in range(channels)]
+        parts = any(entry.part for entry in entries)
+        rows = [
+            [str(file.relative_to(folder)) for file in entry.images]
+            + [str(entry.label.relative_to(folder)) if isinstance(entry.label, Path) else entry.label]
+            + [entry.patient, *([entry.part] if parts else [])]
+            for entry in entries
+        ]
+        self.cases = _cases_text([*heads, "label", "patient", *(["part"] if parts else [])], rows)
+        self.changes["columns"] = {"image": heads} if channels > 1 else None
+        self.left_out[why] = self.left_out.get(why, 0) + patients
+
+    def _subgroups_before(self) -> Mapping[str, Subgroup]:
+        return DataSource.from_values(self.old.reading, DataSet.FILE).subgroups if self.old else {}
+
+    def made(self, floor: int, called: Mapping[str, str], subgroups: Sequence[AskedSubgroup] = ()) -> Made:
+        """Return the data set. Disclosed numbers of patients are multiples of `floor`. `called` has the names in plans
+        of words in the data.
+        """
+        plan, source = self.read_as()
+        before = self.old.called if self.old else {}  # names from the earlier version whose words still occur
+        asked, names = asked_again(self._subgroups_before(), subgroups)
+        names |= called
+        called = {**{word: name for word, name in before.items() if word in plan.task.words}, **called}
+        of_plan = {word: name for word, name in called.items() if not asked or word in plan.task.words}
+        if of_plan:
+            plan, source = renamed(plan, source, of_plan)
+            self.data = None  # the renamed data are read again
+        tested = self.name in plan.participation.evaluation_sites
+        own = self._read_once(source.for_study(only_tested=tested), plan)
+        data = self.data or plan.task.site_data(self.name, plan.participation.everyone, 0, own)
+        survey = data.survey or self.seen.survey
+        people = {name for part in PARTS for name in patients_of(getattr(data, part))}
+        found = {own.name: own.found_in(source, source.folder, people, names) for own in asked}
+        if unknown := called.keys() - of_plan - {str(word) for own in found.values() for word in own.levels}:
+            raise DataError(f"--call {min(unknown)}: this is neither a name in the data nor a level of a subgroup")
+        source = source.model_copy(update={"subgroups": found})
+        if any(own.table for own in found.values()):
+            self.files = scan(files_of(source), {own.name: own for own in self.files})
+        words = dict.fromkeys([*plan.task.words, *(word for name, own in found.items() for word in (name, *own.words))])
+        reading = source.model_dump(mode="json", exclude_defaults=True)
+        if self.cases:
+            reading.pop("table")
+        sight = self.making.sight
+        made = DataSet(
+            name=self.name,
+            lineage=self.old.lineage if self.old else DataSet.drawn_lineage(),
+            made=date.today().isoformat(),
+            found=tuple(sight.summary),
+            reading=reading,
+            cases=hashlib.sha256(self.cases.encode()).hexdigest() if self.cases else None,
+            patients=_patients(data, source, self.known, self.found, self.answers),
+            hospitals=dict(sight.patients) if sight.several and not self.making.several else {},
+            learns=_learns(plan),
+            left_out=self.left_out | _counted(survey, "left out"),
+            notes=_counted(survey, "note"),
+            answers=self.answers,
+            called=dict(called),
+            tells=_tells(data, floor),
+            words=tuple(words),
+            inventory=inventory_of(self.files),
+        )
+        reasons = {key: why for key, (_, why) in self.drafted().items() if key in reading}
+        return Made(made, self.files, plan, data, source, self.cases, reasons)
+
+
+def _leave_out_copies(makers: Sequence[_Maker], asked: Asked) -> None:
+    """Ask about images that belong to two patients or two hospitals. Only the first patient is kept."""
+    owners: defaultdict[str, dict[tuple[str, str], str]] = defaultdict(dict)
+    entries = {maker.name: maker.entries() for maker in makers}
+    for maker in makers:
+        digests = {maker.place() / own.name: own.sha256 for own in maker.files}
+        for entry in entries[maker.name]:
+            if digest := digests.get(entry.images[0]):
+                owners[digest].setdefault((maker.name, entry.patient), entry.name)
+    groups = [dict(sorted(several.items())) for _, several in sorted(owners.items()) if len(several) > 1]
+    if not groups:
+        return
+    shown = [" = ".join(f"{site}/{name}" for (site, _), name in several.items()) for several in groups]
+    sites = len({site for several in groups for site, _ in several})
+    where = f"at {sites} hospitals" if sites > 1 else "of two patients"
+    gone: set[tuple[str, str]] = set()
+    for several in groups:
+        kept = next((own for own in several if own not in gone), None)
+        gone |= several.keys() - {kept}
+    text = f"{counted(len(groups), 'image')} found again {where}: {listed(shown)}"
+    leave = f"leave out {counted(len(gone), 'patient')}, so that each is there once?"
+    asked(Question("copies", f"{text}; {leave}", {"left out": {}}, safe=True))
+    for maker in makers:
+        own = entries[maker.name]
+        left = {patient for site, patient in gone if site == maker.name}
+        kept_entries = [entry for entry in own if entry.patient not in left]
+        if left and not kept_entries:
+            raise DataError(f"all images of {maker.name} are copies of another hospital's; leave that folder out")
+        if left:
+            maker.keep(kept_entries, "patients whose images are another patient's or hospital's, too", len(left))
+
+
+def _read_as(plan: Plan, data: dict[str, Any]) -> tuple[Plan, DataSource]:
+    """Return the plan and the description of the data, with the keys that a reviewer of the data set declares."""
+    task, known = plan.task, data.get("label_map", {})
+    if isinstance(task, PatientTable):
+        data["outcome"] = [data.get("columns", {}).get(own, own) for own in task.outcomes]
+        data["learned_as"] = task.kind
+    if getattr(task, "kind", "") == "classification":  # all classes, even those with few patients
+        plain = {label: label for label in map(str, getattr(task, "labels", ())) if label not in known.values()}
+        data["label_map"] = {**known, **plain}
+    usual = {"shares": SHARES} if hasattr(task, "shares") else {}  # without shares, the task itself divides the data
+    return plan, DataSource.from_values({**usual, **data, "folder": str(data["folder"])}, "data")
+
+
+def _called(word: Any, called: Mapping[str, str]) -> Any:
+    """Return the name in plans of a word, or of all words in a task's key."""
+    if isinstance(word, dict):
+        return {key: _called(own, called) if key in ("name", "levels") else own for key, own in word.items()}
+    return [_called(own, called) for own in word] if isinstance(word, list | tuple) else called.get(word, word)
+
+
+def called_otherwise(draft: Draft, called: Mapping[str, str]) -> Draft:
+    """Replace words of the data in a folder's choices. Reasons that contain such words are removed."""
+    own = {f"task.{key}" for key in SPOKEN} & draft.plan.keys()
+    there = re.compile("|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in called))
+    plan = {
+        key: Choice(_called(value, called), "" if there.search(why) else why) if key in own else Choice(value, why)
+        for key, (value, why) in draft.plan.items()
+    }
+    return replace(draft, plan=plan)
+
+
+def renamed(plan: Plan, source: DataSource, called: Mapping[str, str]) -> tuple[Plan, DataSource]:
+    """Rename words of the data in a plan, and in the description of the data. Raises DataError for a word that is not
+    in the plan.
+    """
+    task = plan.task
+    if unknown := sorted(called.keys() - {*task.words}):
+        raise DataError(
+            f"--call {unknown[0]}: this is not a name in the data that may leave; these are {', '.join(task.words)}"
+        )
+
+    def name(word: Any) -> Any:
+        return _called(word, called)
+
+    values = plan.resolved()
+    values["task"] |= {key: name(own) for key, own in values["task"].items() if key in SPOKEN}
+    if (changed := parse_plan(values)).task.words == task.words:
+        raise DataError(f"task {task.name} has fixed names; leave out --call")
+    data = source.model_dump(mode="json", exclude_defaults=True)
+    for key in ("codes", "spans", "unannotated"):
+        if own := data.get(key):
+            data[key] = {name(column): value for column, value in own.items()} if isinstance(own, dict) else name(own)
+    own_numbers = getattr(task, "numbers", ())  # columns of a table, or of recordings
+    if own_numbers:
+        key = "columns" if isinstance(task, PatientTable) else "recording_columns"
+        read = (*getattr(task, "outcomes", ()), *(one.name for one in own_numbers))
+        here = {own: own for own in read if own in called} | data.get(key, {})
+        data[key] = {name(plans): own for plans, own in here.items()}
+    levels = data.get("levels", {})
+    for column in getattr(task, "columns", ()):
+        own = {
+            word: word for word in column.levels if word in called and word not in levels.get(column.name, {}).values()
+        }
+        if own or column.name in levels:
+            data.setdefault("levels", {}).pop(column.name, None)
+            data["levels"][name(column.name)] = {
+                here: name(one) for here, one in (own | levels.get(column.name, {})).items()
+            }
+    data["label_map"] = {own: name(plans) for own, plans in data.get("label_map", {}).items()}
+    return changed, DataSource.from_values({key: own for key, own in data.items() if own}, "data")
+
+
+def _counted(survey: Survey, severity: str) -> dict[str, int]:
+    return {problem.what: problem.count for problem in survey.problems if problem.severity == severity}
+
+
+def _patients(
+    data: SiteData, source: DataSource, known: bool, found: FoundCases | None, answers: Mapping[str, str]
+) -> Patients:
+    names = [name for part in PARTS for name in patients_of(getattr(data, part))]
+    largest = Resolution.over(names, 0, 1)
+    column, pattern = source.columns.get("patient"), source.patient
+    by = f"column {column!r}" if column else f"the pattern {pattern!r} in names" if pattern else "column 'patient'"
+    by = found.patients_by if found else by
+    said = answers.get("patients", "")
+    return Patients(
+        known=known,
+        by=by if known else f"said by the person who made it: {said or 'nothing'}",
+        count=len(set(names)),
+        most_cases=largest.largest if names else 0,
+    )
+
+
+def _learns(plan: Plan) -> dict[str, Any]:
+    """Return the possible objectives, by the keys of this kind of plan."""
+    task, of_kind = plan.task, LEARNED.get(getattr(plan.task, "kind", ""), ("labels",))
+    kept = (*of_kind, *(["target"] if isinstance(task, PatientTable) and task.kind == "classification" else []))
+    told = {key: getattr(task, key) for key in ("kind", *kept) if hasattr(task, key)}
+    return {"task": task.name, **{key: [*own] if isinstance(own, tuple) else own for key, own in told.items()}}
+
+
+def _tells(data: SiteData, floor: int) -> dict[Any, Told]:
+    """Return the disclosed numbers of each part of the data."""
+    told = {}
+    for part in PARTS:
+        cases = getattr(data, part)
+        names = patients_of(cases)
+        own = Resolution.over(names, SCORE_ROUNDING, floor)
+        told[part] = Told(patients=own.counted, cases=own.cases)
+    return told
+
+
+def stop_at_questions(question: Question) -> str:
+    """Accept safe proposals, and raise an error for any other question."""
+    if question.safe:
+        return question.proposed
+    other = " or another answer" if question.free or len(question.answers) > 1 else ""
+    raise MedsiloError(
+        f"{question.key}: {question.text}; answer with --set '{question.key}={question.proposed}'{other}"
+    )
+
+
+def questions_of(seen: Proposal) -> list[Question]:
+    """Return the questions about a proposal, with each key once."""
+    found: dict[str, Question] = {}
+    for detector in (*table_questions.DETECTORS, *DETECTORS, guessed_patients, patients_of_headers):
+        for question in detector(seen):
+            found.setdefault(question.key, question)
+    return list(found.values())

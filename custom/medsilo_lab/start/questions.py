@@ -1,0 +1,128 @@
+"""Questions about a folder or table. A question is asked if a wrong guess could leak data, split a patient or invert a
+label.
+
+Each question shows evidence for its proposal. `--yes` accepts only safe proposals. If a safe proposal is wrong, it may
+reduce accuracy or omit patients. A safe proposal never discloses data or inflates a test score.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from medsilo.core.errors import DataError
+from medsilo.core.text import counted
+from medsilo.tasks.case_index import SUFFIXES, TABLE, CaseIndex
+from medsilo.tasks.own.folder import FolderTask
+from medsilo.tasks.own.patient_table import PatientTable
+from medsilo.tasks.survey import Survey
+from medsilo.tasks.task import Task
+from medsilo_lab.start.dataset_layout import DatasetLayout
+from medsilo_lab.start.file_table import SURELY, is_called
+
+# from keys of a hospital's data (`data.columns.patient`) or of the plan (`task.target`) to their values
+Values = Mapping[str, Any]
+ANNOTATIONS = (".atr", ".qrs")  # endings of WFDB's annotations of rhythms and beats
+SHOWN = 5  # largest number of examples in a question
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a hospital's data, with the changes that follow from each answer."""
+
+    key: str
+    text: str  # the question and its evidence
+    answers: Mapping[str, Values]  # each answer with its changes; the first answer is the proposal
+    safe: bool = False  # true if the proposal may be accepted without a person
+    # returns the changes for any other answer; None allows no other answer
+    free: Callable[[str], Values] | None = None
+    of_all: bool = False  # true if it applies to all hospitals in a folder
+
+    @property
+    def proposed(self) -> str:
+        """The proposed answer, which is the first answer."""
+        return next(iter(self.answers))
+
+    def changes(self, answer: str) -> Values:
+        """Return the changes that follow from an answer. Raises DataError for an invalid answer."""
+        if answer in self.answers:
+            return self.answers[answer]
+        if self.free is None:
+            valid = " or ".join(map(repr, self.answers))
+            raise DataError(f"{self.key}: {answer!r} is not a valid answer; give {valid}")
+        return self.free(answer)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The facts about a folder and the proposed choices, for questions about them."""
+
+    sight: DatasetLayout
+    task: Task
+    site: str
+    data: Values  # keys of the hospital's `data` section, without the prefix `data.`
+    survey: Survey
+    names: Sequence[str] = ()  # file names relative to the folder
+    # the different values of each column in a table
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def takes_files_as_patients(self) -> bool:
+        """True if the column of files also identifies patients, although its name is not usual for patients."""
+        own = self.data.get("columns", {})
+        file = own.get("image", "recording")
+        return "table" in self.data and own.get("patient") == file and not is_called(file, SURELY)
+
+
+Detector = Callable[[Proposal], Iterator[Question]]
+
+
+def listed(examples: Sequence[str], count: int | None = None) -> str:
+    """Format some examples, and the number of further examples."""
+    more = (len(examples) if count is None else count) - min(len(examples), SHOWN)
+    return ", ".join(examples[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def unknown_patients(seen: Proposal) -> Iterator[Question]:
+    """Ask for the patients of cases if neither a column nor a name identifies them."""
+    if seen.survey.patients_named and not seen.takes_files_as_patients:
+        return
+    cases = sum(part.cases for part in seen.survey.parts.values())
+    each = "line" if isinstance(seen.task, PatientTable) else "image" if isinstance(seen.task, FolderTask) else "case"
+    tables = {seen.data.get("table")}
+    ends = SUFFIXES if isinstance(seen.task, FolderTask) else CaseIndex.RECORDINGS
+    files = [name for name in seen.names if name.lower().endswith(ends) and name not in tables]
+    files = files or list(seen.names)
+    example = f", such as {listed([*seen.columns] or files)}" if seen.columns or seen.names else ""
+    of = "column" if isinstance(seen.task, PatientTable) or seen.takes_files_as_patients else "pattern"
+
+    def named(answer: str) -> Values:
+        return {"columns.patient" if of == "column" else "patient": answer}
+
+    yield Question(
+        "patients",
+        f"nothing names the patient of {counted(cases, each)}{example}. Is each {each} of a patient of its own? Else "
+        f"name the {of} that says whose it is",
+        {f"each {each} is a patient": {}},
+        free=named,
+    )
+
+
+def annotations(seen: Proposal) -> Iterator[Question]:
+    """Ask about labels from names of folders if recordings have annotations beside them."""
+    beside = [name for name in seen.names if name.lower().endswith(ANNOTATIONS)]
+    labelled = "label" in seen.data.get("recording_columns", {}) or any(
+        name.rpartition("/")[2] in (seen.data.get("table"), TABLE) for name in seen.names
+    )
+    if not beside or labelled:
+        return
+    labels = sorted(map(str, seen.data.get("label_map") or ()))
+    yield Question(
+        "annotations",
+        f"{counted(len(beside), 'recording')} have annotations ({listed(beside)}), which medsilo does not read. Labels "
+        f"are the names of folders, {listed(labels)}. Are these to be learned? Else write each recording's "
+        "label, such as its rhythm, into cases.csv: recording, label, patient",
+        {"names of folders": {}},
+    )
+
+
+DETECTORS: list[Detector] = [unknown_patients, annotations]

@@ -1,0 +1,93 @@
+"""The distribution of an estimate over other patients and other seeds, and the interval from it."""
+
+import math
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import scipy  # loads its parts on first use
+
+STRAIGHT = 1e-9  # smaller skewness has no effect
+Interval = tuple[float, float]
+Number = TypeVar("Number", float, np.ndarray)
+
+
+class Variance(NamedTuple):
+    """A variance, and the degrees of freedom of its estimate."""
+
+    variance: float
+    degrees: float
+
+
+NOTHING = Variance(0.0, 0.0)
+
+
+class Variances(NamedTuple):
+    """Variances of several studies, as arrays."""
+
+    variance: np.ndarray
+    degrees: np.ndarray
+
+
+class Law(NamedTuple):
+    """The distribution of an estimate over other patients and other seeds."""
+
+    mean: float
+    variance: float
+    degrees: float
+    skewness: float  # skewness of the estimate over patients
+
+    def within(self, error: float) -> Interval:
+        """Return the interval with this error rate: Student's t interval for the ratio after `straightened`."""
+        if not self.variance:
+            return -math.inf, math.inf
+        reach, spread = -float(scipy.special.stdtrit(self.degrees, error / 2)), math.sqrt(self.variance)
+        return self.mean - spread * self._back(reach), self.mean - spread * self._back(-reach)
+
+    @property
+    def p(self) -> float:
+        """Return the error rate at which an end of the interval is zero."""
+        if not self.variance:
+            return 1.0
+        straight = straightened(self.mean / math.sqrt(self.variance), self.skewness)
+        return 2 * float(scipy.special.stdtr(self.degrees, -abs(straight)))
+
+    def _back(self, value: float) -> float:
+        """Invert the transformation `straightened`."""
+        skew, moved = self.skewness, value - self.skewness / 6
+        if abs(skew) <= STRAIGHT:
+            return value
+        return moved - skew * moved**2 / 3 if skew * moved < 0 else 3 / skew * (math.cbrt(1 + skew * moved) - 1)
+
+    def reversed(self) -> "Law":
+        """Return the distribution of the difference with the opposite sign."""
+        return self._replace(mean=-self.mean, skewness=-self.skewness)
+
+
+def straightened(ratio: Number, skewness: Number) -> Number:
+    """Remove most of the skewness of a ratio by an increasing function.
+
+    The function is Hall's cubic transformation (1992). The slope of Hall's function is zero at the ratio -3 / skewness,
+    so it can't be inverted there. On that side, Johnson's transformation (1978) replaces it. Both transformations have
+    the same first terms, so they are correct to the same order.
+    """
+    moved = ratio + skewness * ratio**2 / 3 + skewness**2 * ratio**3 / 27
+    bent = np.abs(skewness) * np.abs(ratio) * 4 / 3
+    level = np.sign(ratio) * 2 * np.abs(ratio) / (1 + np.sqrt(1 + bent))
+    straight = np.where(skewness * ratio < 0, level, moved) + skewness / 6
+    return straight if isinstance(ratio, np.ndarray) or isinstance(skewness, np.ndarray) else float(straight)
+
+
+def crossed(patients: Variance | Variances, seeds: Variance | Variances, cells: Variance) -> Variances:
+    """Return the variance of a mean over other patients and other seeds, with Satterthwaite's degrees of freedom
+    (1946).
+
+    The interaction of seeds and patients (the cells) is part of both mean squares, so it is subtracted once from their
+    sum. Neither mean square counts as smaller than the interaction. The arguments may be arrays over several studies.
+    """
+    own, luck = np.maximum(patients.variance, cells.variance), np.maximum(seeds.variance, cells.variance)
+    variance = own + luck - cells.variance
+    parts = (patients, seeds, cells)
+    spread = sum(part.variance**2 / np.maximum(part.degrees, 1) for part in parts)
+    least = np.minimum(*(np.where(part.variance > 0, part.degrees, np.inf) for part in (patients, seeds)))
+    degrees = variance**2 / np.maximum(spread, np.finfo(float).tiny)
+    return Variances(variance, np.maximum(degrees, np.where(np.isfinite(least), least, 1.0)))

@@ -1,0 +1,121 @@
+"""Estimate the power of a comparison: before it from assumptions, after it from its scores."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy  # loads its parts on first use
+
+from medsilo.core.errors import MedsiloError
+from medsilo.plan import load_plan
+from medsilo.runs import paths
+from medsilo.site.settings import SiteSettings
+from medsilo_lab.study.cells import Cell, Row
+from medsilo_lab.study.detectable import Design, Pilot
+from medsilo_lab.study.evidence import LEAST_PATIENTS, LEAST_SEEDS, LEVEL, Difference
+from medsilo_lab.study.law import Variance
+from medsilo_lab.study.verdict import Statistics
+from medsilo_lab.study.verdict_file import Needed, read_verdict
+from medsilo_lab.study.words import LITTLE, needed_in_words, repetitions
+
+# assumed standard deviations of differences, between patients and between seeds
+SPREADS = ((0.03, 0.0), (0.03, 0.01), (0.1, 0.0), (0.1, 0.03), (0.3, 0.03))
+ASSUMED = 1000  # degrees of freedom of the assumed variances
+
+
+@dataclass(frozen=True)
+class Power:
+    """The power of a comparison with these test patients and repetitions."""
+
+    whose: str  # the hospital or all hospitals; or the assumed variances of patients and seeds
+    patients: tuple[int, ...]  # number of test patients of each hospital
+    seeds: int
+    least: float | None  # smallest difference that is significant in four of five such studies
+    reach: float  # half the width of the interval
+    needed: Needed  # sample that would detect the difference in question
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the power as a JSON document."""
+        return {**asdict(self), "needed": self.needed.as_json()}
+
+    def __str__(self) -> str:
+        whom = "too few for a verdict"
+        if self.seeds >= LEAST_SEEDS and sum(self.patients) >= LEAST_PATIENTS:
+            shown = "no difference" if self.least is None else f"differences from {100 * self.least:.1f} points on"
+            whom = f"four of five such studies show {shown}"
+        numbers = " + ".join(map(str, self.patients))
+        told = f"{self.whose}: {numbers} test patients, {repetitions(self.seeds)} (±{100 * self.reach:.1f} points): "
+        return f"{told}{whom}; {needed_in_words(self.needed)}"
+
+
+def power_of(whose: str, pilot: Pilot, design: Design, difference: float, questions: int = 1) -> Power:
+    """Return the power of a study with this sample, and the sample that would detect the difference."""
+    error = (1 - LEVEL) / questions
+    missing = pilot.needed(difference, error)
+    needed = Needed(
+        of=missing.of, number=missing.number, seeds=missing.seeds, difference=difference, hospitals=len(design.patients)
+    )
+    return Power(whose, *design, pilot.least(design, error), min(pilot.reach(design, error), 1.0), needed)
+
+
+def after(folder: Path, difference: float = LITTLE) -> list[Power]:
+    """Estimate the power of a finished comparison from its scores, for all hospitals together and for each hospital."""
+    verdict = read_verdict(folder)
+    rows = {row.title: Row(row.title, tuple(row.changes)) for row in verdict.rows}
+    runs = [(rows[one.row], one.seed, folder / one.run) for one in verdict.runs]
+    cells = [Cell(row, seed, load_plan(run / paths.PLAN), run) for row, seed, run in runs]
+    found = Statistics(cells, verdict.baseline).pilots() if cells else {}
+    if not found:
+        raise MedsiloError(
+            f"{folder.name}: its scores do not show how patients and repetitions differ; compare with local, by two "
+            "repetitions and two test patients at a hospital"
+        )
+    sites = len(found) - 1
+    return [
+        power_of(whose, pilot, pilot.design, difference, 1 if len(pilot.ways) > 1 else max(sites, 1))
+        for whose, pilot in found.items()
+    ]
+
+
+def before(patients: Mapping[str, int], seeds: int, difference: float = LITTLE) -> list[Power]:
+    """Estimate the power for hospitals with these numbers of test patients, under several assumptions about
+    variances.
+    """
+    sizes = tuple(patients.values())
+    if not sizes or min(sizes) < 2:
+        few = next((site for site, number in patients.items() if number < 2), "no hospital")
+        raise MedsiloError(f"{few} has fewer than two test patients, of whom nothing can be planned")
+    found = []
+    for people, luck in SPREADS:
+        ways = people * scipy.special.ndtri((np.arange(200) + 0.5) / 200)
+        variance = sum(people**2 / size for size in sizes) / len(sizes) ** 2
+        known = Difference(0.0, 0.0, 0.0, 1.0, max(seeds, 2), sum(sizes), Variance(variance, ASSUMED))
+        seen = replace(known, between=Variance(luck**2, ASSUMED))
+        pilot = Pilot(seen, [ways] * len(sizes), [np.full(len(ways), 0.5)] * len(sizes), assumed=Design(sizes, seeds))
+        whose = f"if patients' differences spread by {100 * people:g} points, and repetitions' by {100 * luck:g}"
+        found.append(power_of(whose, pilot, Design(sizes, seeds), difference))
+    return found
+
+
+def tested(cells: Sequence[Cell], settings: SiteSettings) -> dict[str, int]:
+    """Count the test patients of each hospital in a planned comparison. The function reads the hospitals' data."""
+    plan, found = cells[0].plan, {}
+    sites = sorted(plan.participation.everyone)
+    for site in sites:
+        facts = plan.task.survey(site, sites, plan.seed, settings.of(site).data).parts.get("test")
+        number = facts and (facts.patients or facts.cases)
+        if not number:
+            raise MedsiloError(f"{site}: no test patients were found; 'medsilo check' says what is wrong with its data")
+        found[site] = number
+    return found
+
+
+def told(found: Sequence[Power], folder: Path | None = None) -> list[str]:
+    """Describe the results in lines of text."""
+    if folder is None:
+        head = "Before a comparison nobody knows how far patients and repetitions differ. What could be shown:"
+    else:
+        head = f"What these hospitals can show, as the scores in {folder.name} tell it:"
+    return [head, *(f"  {one}" for one in found)]

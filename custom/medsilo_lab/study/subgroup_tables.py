@@ -1,0 +1,64 @@
+"""Scores by subgroup of patients, for pages, JSON and Python."""
+
+from pydantic import AliasChoices, Field
+
+from medsilo.runs.fields import Count, Difference, RecordPart, Share, Text
+from medsilo.runs.fields import Score as Number
+from medsilo.runs.score import Score
+
+
+class SubgroupPair(RecordPart):
+    """A difference between two levels of a subgroup, or between two configurations at one level."""
+
+    first: Text = Field(description="the level or configuration with the first score")
+    second: Text = Field(description="the level or configuration whose score is subtracted")
+    mean: Difference = Field(description="the difference")
+    low: Difference = Field(
+        description=("lower end of the 95 % interval, corrected for all differences between subgroups (Holm)")
+    )
+    high: Difference = Field(description="upper end of the 95 % interval, corrected as the lower end")
+    adjusted: Share = Field(description="p-value after Holm's correction")
+    sure: bool = Field(
+        strict=True,
+        description=("whether the difference is significant, which means that the corrected interval excludes zero"),
+    )
+
+
+class SubgroupLevel(RecordPart):
+    """The score of one level of a subgroup."""
+
+    level: Text = Field(description="name of the level")
+    patients: Count = Field(0, description="number of test patients with this level")
+    hospitals: Count = Field(0, description="number of hospitals that disclose this level")
+    score: Score = Field(
+        description=(
+            "score over these patients of all hospitals; `suppressed` if this level or the remaining patients are "
+            "too few"
+        )
+    )
+    low: Number | None = Field(None, description="lower end of the 95 % interval of the score")
+    high: Number | None = Field(None, description="upper end of the 95 % interval of the score")
+    few: bool = Field(
+        False, strict=True, description=("whether the level has too few patients for a significant difference")
+    )
+    difference: SubgroupPair | None = Field(
+        None,
+        validation_alias=AliasChoices("difference", "gain"),
+        description="in a comparison: the score minus that of the baseline",
+    )
+
+
+class SubgroupTable(RecordPart):
+    """A subgroup, with its levels and the differences between them."""
+
+    subgroup: Text = Field(
+        description=("name of the subgroup, as data sets declare it; `hospital` if the levels are the hospitals")
+    )
+    row: Text = Field("", description="in a comparison: the configuration of these scores")
+    baseline: Text = Field(
+        "",
+        validation_alias=AliasChoices("baseline", "against"),
+        description="in a comparison: the baseline for the differences",
+    )
+    levels: list[SubgroupLevel] = Field(description="levels of the subgroup")
+    pairs: list[SubgroupPair] = Field([], description="differences between levels")

@@ -1,0 +1,285 @@
+"""Calculate scores of subgroups of patients with intervals, and corrected differences between subgroups.
+
+For one run, they come from each hospital's disclosed numbers of patients, scores and variances. For a comparison, they
+come from the scores of test cases, over patients and seeds.
+"""
+
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy  # loads its parts on first use
+
+from medsilo.core.errors import MedsiloError
+from medsilo.federation.raw_results import LEVEL as LEVEL_COLUMN
+from medsilo.federation.raw_results import PATIENT, SUBGROUP
+from medsilo.runs import paths
+from medsilo.runs.schema import SubgroupResult, Summary
+from medsilo.runs.score import Score
+from medsilo.tasks.subgroups import HOSPITAL
+from medsilo_lab.study.evidence import (
+    LEAST_PATIENTS,
+    LEVEL,
+    Difference,
+    Key,
+    Scores,
+    compare,
+    errors_of,
+    holm,
+    joined,
+    level,
+)
+from medsilo_lab.study.law import Interval
+from medsilo_lab.study.scores import CONCORDANCE, RANKED, SiteTest, parts_of_concordance
+from medsilo_lab.study.subgroup_tables import SubgroupLevel, SubgroupPair, SubgroupTable
+
+ERROR = 1 - LEVEL
+STEPS = 40  # steps of a bisection
+Pair = tuple[str, str, str]  # a subgroup, and two of its levels
+Level = tuple[str, str]
+
+
+# ---------------------------------------------------------------------------------------------------- a single run
+class Told(NamedTuple):
+    """The score of a level, as hospitals disclosed it."""
+
+    low: float  # range of a rounded score
+    high: float
+    variance: float  # variance of the score for other patients
+    patients: int
+    hospitals: int
+
+    @classmethod
+    def of(cls, own: Sequence[SubgroupResult]) -> "Told":
+        """Return the score over the patients of several hospitals."""
+        whole = sum(one.patients for one in own)
+        ends = [sum((one.score or 0.0) * one.patients for one in own) / whole] * 2
+        half = sum(one.step / 2 * one.patients for one in own) / whole
+        spread = sum((one.spread or 0.0) * one.patients for one in own) / whole**2
+        return cls(max(ends[0] - half, 0.0), min(ends[1] + half, 1.0), spread, whole, len(own))
+
+    def within(self, error: float) -> Interval:
+        """Return the interval with this error rate. The interval is Wilson's (1927) with Student's t, for as many
+        patients as a proportion with this variance would have.
+        """
+        degrees = max(self.patients - self.hospitals, 1)
+        square = float(scipy.special.stdtrit(degrees, error / 2)) ** 2
+        return self._wilson(self.low, square)[0], self._wilson(self.high, square)[1]
+
+    def _wilson(self, mean: float, square: float) -> Interval:
+        most = mean * (1 - mean)
+        number = most / self.variance if most and self.variance else float(self.patients)
+        middle = (mean * number + square / 2) / (number + square)
+        reach = math.sqrt(square * (number * most + square / 4)) / (number + square)
+        return max(middle - reach, 0.0), min(middle + reach, 1.0)
+
+    def less(self, other: "Told", error: float) -> Interval:
+        """Return the interval of the difference between two levels with different patients, by Newcombe's method 10
+        (1998).
+        """
+        (mine, above), (below, theirs) = self.within(error), other.within(error)
+        low = self.low - other.high - math.hypot(self.low - mine, theirs - other.high)
+        high = self.high - other.low + math.hypot(above - self.high, other.low - below)
+        return max(low, -1.0), min(high, 1.0)
+
+
+def of_run(summary: Summary) -> list[SubgroupTable]:
+    """Return the disclosed subgroups of a run. The hospitals are a further subgroup."""
+    told: dict[Level, list[SubgroupResult]] = {}
+    for site in summary.sites.values():
+        for one in site.subgroups:
+            told.setdefault((one.subgroup, one.level), []).append(one)
+    known = {key: Told.of(own) for key, several in told.items() if (own := [one for one in several if _tells(one)])}
+    pairs = {
+        (name, first, second): (known[name, first], known[name, second])
+        for name in dict.fromkeys(name for name, _ in told)
+        for first, second in combinations([word for of, word in told if of == name and (of, word) in known], 2)
+    }
+    found = {}
+    for key, (first, second) in pairs.items():
+        mean = (first.low + first.high - second.low - second.high) / 2
+        enough, within = min(first.patients, second.patients) >= LEAST_PATIENTS, partial(first.less, second)
+        found[key] = _Found(mean, _p(within), enough, within)
+    levels = {key: _told_level(key[1], own, known.get(key)) for key, own in told.items()}
+    return _tables(levels, found)
+
+
+def _tells(one: SubgroupResult) -> bool:
+    return one.score is not None and one.patients > 0
+
+
+def _told_level(word: str, own: Sequence[SubgroupResult], known: Told | None) -> SubgroupLevel:
+    if known is None:
+        return SubgroupLevel(level=word, score=Score(kind="suppressed"), few=True)
+    low, high = known.within(ERROR)
+    parts = [Score.told(one.score, one.patients, one.step) for one in own if _tells(one)]
+    return SubgroupLevel(
+        level=word,
+        patients=known.patients,
+        hospitals=known.hospitals,
+        score=Score.mean(known.low, known.high, parts),
+        low=low,
+        high=high,
+        few=known.patients < LEAST_PATIENTS,
+    )
+
+
+class _Found(NamedTuple):
+    """The difference between two levels before correction."""
+
+    mean: float
+    p: float
+    enough: bool  # true if there are enough patients for significance
+    within: Callable[[float], Interval]
+
+
+def _p(within: Callable[[float], Interval]) -> float:
+    """Return the error rate at which an end of an interval is zero."""
+    low, high = 0.0, 1.0
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        ends = within(middle)
+        low, high = (middle, high) if ends[0] <= 0 <= ends[1] else (low, middle)
+    return high
+
+
+def _corrected(found: Mapping[Key, _Found]) -> dict[Key, dict[str, Any]]:
+    """Correct differences for multiple comparisons. Return the interval and the significance of each."""
+    p_values = {key: own.p for key, own in found.items()}
+    adjusted, errors = holm(p_values), errors_of(p_values, ERROR)
+    told = {}
+    for key, own in found.items():
+        low, high = own.within(min(errors[key], ERROR))
+        sure = own.enough and adjusted[key] < ERROR
+        if not sure:
+            low, high = min(low, 0.0), max(high, 0.0)
+        ends = {"mean": own.mean, "low": max(low, -1.0), "high": min(high, 1.0)}
+        told[key] = {**ends, "adjusted": adjusted[key], "sure": sure}
+    return told
+
+
+def _tables(
+    levels: Mapping[Level, SubgroupLevel], found: Mapping[Pair, _Found], row: str = "", baseline: str = ""
+) -> list[SubgroupTable]:
+    """Return the tables with corrected differences. The table of hospitals is last."""
+    told, tables = _corrected(found), []
+    for name in sorted(dict.fromkeys(name for name, _ in levels), key=lambda name: name == HOSPITAL):
+        own = [one for (of, _), one in levels.items() if of == name]
+        pairs = [SubgroupPair(first=key[1], second=key[2], **one) for key, one in told.items() if key[0] == name]
+        if name != HOSPITAL or len(own) > 1:
+            tables.append(SubgroupTable(subgroup=name, row=row, baseline=baseline, levels=own, pairs=pairs))
+    return tables
+
+
+# ---------------------------------------------------------------------------------------------------- a comparison
+Members = dict[Level, np.ndarray]  # for each level, the numbers of its patients in a site's test
+
+
+def read_members(run: Path, site: str) -> Members:
+    """Return the patients of each level in a site's part of a run folder. Levels with suppressed scores have none."""
+    path = paths.site_folder(run, site) / paths.SUBGROUPS
+    if not path.exists():
+        return {}
+    found: dict[Level, list[int]] = {}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for line in csv.DictReader(file):
+                own = found.setdefault((line[SUBGROUP], line[LEVEL_COLUMN]), [])
+                own += [int(line[PATIENT])] if line[PATIENT] else []
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise MedsiloError(
+            f"{paths.SUBGROUPS} of {site} in run '{run.resolve().name}' is damaged: repeat the run", str(error)
+        ) from error
+    return {key: np.array(sorted(own), int) for key, own in found.items()}
+
+
+def level_scores(run: Path, site: str, metric: str) -> dict[Level, Scores | None]:
+    """Return the scores of the test cases of each level; None for suppressed scores."""
+    members = read_members(run, site)
+    if not members:
+        return {}
+    test = SiteTest.read(run, site, metric)
+    found: dict[Level, Scores | None] = dict.fromkeys(members)
+    for key, own in members.items():
+        cases = np.flatnonzero(np.isin(test.scores.patients, own))
+        if not len(cases):
+            continue
+        values = test.scores.values[cases]
+        if metric == CONCORDANCE:  # only pairs within the level count
+            values = parts_of_concordance(*(test.measures[name].numpy()[cases] for name in RANKED))
+        if np.isfinite(values).all():
+            found[key] = Scores(values, np.unique(test.scores.patients[cases], return_inverse=True)[1])
+    return found
+
+
+Levels = Mapping[Level, Scores | None]  # none: the site suppresses the score
+Study = Sequence[Mapping[str, Levels]]  # for every seed, the levels by site
+
+
+def of_row(row: str, study: Study, baseline: str = "", base: Study = ()) -> list[SubgroupTable]:
+    """Return the subgroups of a comparison's configuration. `base` is the baseline's scores with the same seeds.
+
+    The score of a level is over the patients of all hospitals that disclose it in all runs.
+    """
+    every = dict.fromkeys(key for seed in study for levels in seed.values() for key in levels)
+    runs = [*study, *base]
+    sites = {key: [site for site in study[0] if all(run.get(site, {}).get(key) for run in runs)] for key in every}
+    mine, theirs = (
+        {key: [_together(run, own, key) for run in runs] for key, own in sites.items() if own} for runs in (study, base)
+    )
+    differences = {key: compare(own, theirs[key]) for key, own in mine.items() if base}
+    pairs = {
+        (name, first, second): _between(mine[name, first], mine[name, second])
+        for name in dict.fromkeys(name for name, _ in mine)
+        for first, second in combinations([word for of, word in mine if of == name], 2)
+    }
+    told = _corrected({key: _Found(one.mean, one.p, one.decides, one.within) for key, one in differences.items()})
+    levels = {key: SubgroupLevel(level=key[1], score=Score(kind="suppressed"), few=True) for key in every}
+    for key, scores in mine.items():
+        found = level(scores)
+        levels[key] = SubgroupLevel(
+            level=key[1],
+            patients=found.people,
+            hospitals=len(sites[key]),
+            score=Score.told(found.mean, found.people),
+            low=max(found.low, 0.0),
+            high=min(found.high, 1.0),
+            few=found.people < LEAST_PATIENTS,
+            difference=SubgroupPair(first=row, second=baseline, **told[key]) if base else None,
+        )
+    asked = {}
+    for pair, one in pairs.items():
+        enough = not any(levels[pair[0], word].few for word in pair[1:])
+        asked[pair] = _Found(2 * one.mean, one.p, one.decides and enough, partial(_twice, one))
+    return _tables(levels, asked, row, baseline)
+
+
+def _together(seed: Mapping[str, Levels], sites: Sequence[str], key: Level) -> dict[str, Scores]:
+    return {"": joined([own for site in sites if (own := seed[site][key])])}
+
+
+def _twice(one: Difference, error: float) -> Interval:
+    low, high = one.within(error)
+    return 2 * low, 2 * high
+
+
+def _between(first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str, Scores]]) -> Difference:
+    """Return half the difference between two levels with different patients and the same models.
+
+    Half the difference is the mean over two artificial sites. One site has the score of the first level, and the other
+    has the negative score of the second level. Each score is zero at the other site, so patients and seeds are crossed
+    as in other comparisons.
+    """
+    pairs = [(one[""], other[""]) for one, other in zip(first, second, strict=True)]
+    mine = [{"first": one, "second": _nothing(other)} for one, other in pairs]
+    theirs = [{"first": _nothing(one), "second": other} for one, other in pairs]
+    return compare(mine, theirs)
+
+
+def _nothing(own: Scores) -> Scores:
+    return Scores(np.zeros_like(own.values), own.patients)

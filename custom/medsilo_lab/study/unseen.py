@@ -1,0 +1,102 @@
+"""Estimate the interval of a difference if the methods fail for a kind of patient that was not tested."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import scipy  # loads its parts on first use
+
+from medsilo_lab.study.law import Interval, Law
+
+
+class Share(NamedTuple):
+    """The share of patients for whom one method fails and the other does not, and the number of patients behind it."""
+
+    known: float
+    patients: float
+
+    def within(self, error: float) -> Interval:
+        """Return its Clopper-Pearson interval (1934)."""
+        failing, right = self.known * self.patients, (1 - self.known) * self.patients
+        low = float(scipy.special.betaincinv(failing, right + 1, error / 2)) if failing > 0 else 0.0
+        high = float(scipy.special.betaincinv(failing + 1, right, 1 - error / 2)) if right > 0 else 1.0
+        return low, high
+
+    @classmethod
+    def learned(cls, shares: Sequence[float], patients: Sequence[int], asked: Sequence[bool]) -> "Share":
+        """Return the share at the requested hospitals, estimated from all hospitals by a beta-binomial model.
+
+        If the shares of hospitals differ by more than chance, patients of a hospital are correlated and count as fewer
+        patients. The correlation is the intraclass correlation of an analysis of variance (Ridout 1999). Other
+        hospitals then contribute less to the estimate.
+        """
+        each, sizes, here = np.array(shares), np.array(patients, dtype=float), np.array(asked)
+        akin = _correlation(each, sizes)
+        count = sizes / (1 + (sizes - 1) * akin)
+        own, others = count[here].sum(), count[~here].sum()
+        least = own if here.sum() > 1 else sizes[here].sum()  # the patients of a single hospital count as independent
+        told = min(others, (1 - akin) / akin) if akin else others
+        mean = _mean(each[here], count[here]) * least + _mean(each[~here], count[~here]) * told
+        return cls(float(mean / (least + told)), float(least + told))
+
+
+def _mean(values: np.ndarray, weights: np.ndarray) -> float:
+    return float((values * weights).sum() / weights.sum()) if len(values) else 0.0
+
+
+def _correlation(shares: np.ndarray, sizes: np.ndarray) -> float:
+    number, whole = len(shares), sizes.sum()
+    if number < 2 or whole <= number:
+        return 0.0
+    mean = _mean(shares, sizes)
+    between = float((sizes * (shares - mean) ** 2).sum()) / (number - 1)
+    rest = float((sizes * shares * (1 - shares)).sum()) / (whole - number)
+    each = (whole - float((sizes**2).sum()) / whole) / (number - 1)
+    whole_variance = between + (each - 1) * rest
+    return min(max((between - rest) / whole_variance, 0.0), 0.95) if whole_variance > 0 else 0.0
+
+
+class Failing(NamedTuple):
+    """Patients for whom one method fails: their share, their mean loss, and the loss of a further such patient."""
+
+    share: Share
+    lost: float
+    most: float
+
+    def within(self, error: float) -> tuple[float, Interval]:
+        """Return their effect on the mean, and its errors in both directions."""
+        low, high = self.share.within(error)
+        less, more = max(self.share.known - low, 0.0), max(high - self.share.known, 0.0)
+        return self.lost * self.share.known, (self.lost * less, max(self.lost, self.most) * more)
+
+
+class Unseen(NamedTuple):
+    """A difference, split into patients for whom both methods succeed or fail, and patients for whom one method fails.
+
+    The errors of the parts are combined as if they were independent (Zou and Donner 2008). A further failing patient
+    has the score zero.
+    """
+
+    usual: Law
+    method: Failing
+    baseline: Failing
+
+    def within(self, error: float) -> Interval:
+        """Return the interval with this error rate."""
+        mean, (low, high) = self.usual.mean, self.usual.within(error) if self.usual.variance else (self.usual.mean,) * 2
+        taken, (less, more) = self.method.within(error)
+        given, (fewer, further) = self.baseline.within(error)
+        middle = mean - taken + given
+        return (
+            middle - math.hypot(mean - low, more, fewer),
+            middle + math.hypot(high - mean, less, further),
+        )
+
+    def most(self, error: float) -> float:
+        """Return the upper limit of the share of failing patients."""
+        return max(one.share.within(error)[1] for one in (self.method, self.baseline))
+
+    def reversed(self) -> "Unseen":
+        """Return the estimate for the difference with the opposite sign."""
+        return Unseen(self.usual.reversed(), self.baseline, self.method)

@@ -1,0 +1,16 @@
+"""Tests for authors of methods, tasks and networks. Derive a test class, and run pytest."""
+
+from medsilo_lab.testing.methods import Carried, MethodTester, Reference, State, assert_equal, assert_same_run
+from medsilo_lab.testing.networks import NetworkTester
+from medsilo_lab.testing.tasks import TaskTester
+
+__all__ = [
+    "Carried",
+    "MethodTester",
+    "NetworkTester",
+    "Reference",
+    "State",
+    "TaskTester",
+    "assert_equal",
+    "assert_same_run",
+]

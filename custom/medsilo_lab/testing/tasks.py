@@ -1,0 +1,182 @@
+"""Tests for every task and every reader of a hospital's files: derive a class from TaskTester, and run pytest."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest import SkipTest
+
+import torch
+from torch.utils.data import Dataset
+
+from medsilo.core.errors import MedsiloError
+from medsilo.learning.drawn import Draw
+from medsilo.plan import Plan, parse_plan
+from medsilo.runs.reading import read_summary
+from medsilo.site.settings import ALL_MINE, SiteSettings, make_settings, of_each
+from medsilo.tasks.shares import PARTS
+from medsilo.tasks.site_data import SiteData, patients_of
+from medsilo_lab.engines import inprocess
+from medsilo_lab.testing.methods import SITES, TRAINING, assert_read_again
+
+DAMAGES = {"empty": b"", "cut": None, "of other bytes": b"\x00\xff\x13" * 400}
+MOST_DAMAGED = 3  # number of files that the tests damage, each in every way
+
+
+class TaskTester:
+    """Tests for every task of medsilo. Pytest finds them in a class derived from this class.
+
+    The derived class may define these attributes:
+        task: the task's section of a plan, with the name first
+        changes: changes KEY=VALUE to the default values
+    A task that reads files also needs the method `write`.
+
+    >>> class TestActivity(TaskTester):
+    ...     task = {"name": "synthetic-activity", "persons": 8, "windows": 10, "steps": 32}
+    >>> TestActivity().plan().task.name
+    'synthetic-activity'
+    """
+
+    task: ClassVar[Mapping[str, Any]]
+    changes: ClassVar[Sequence[str]] = ()
+
+    def write(self, folder: Path, site: str) -> Any:
+        """Write a hospital's data into a folder. Return the value of `data` for its medsilo.yaml.
+
+        Ten patients are enough for all tests. None means that the task generates its cases.
+        """
+        return None
+
+    def plan(self, *changes: str) -> Plan:
+        """Return a plan in which two small hospitals train the task."""
+        values = {
+            "algorithm": {"name": "fedavg"},
+            "task": dict(self.task),
+            "training": {**TRAINING, "rounds": 1, "batch_size": 4, "learning_rate": 0.001},
+            "participation": {"sites": SITES[:2], "timeout": 120},
+        }
+        return parse_plan(values, [*self.changes, *changes])
+
+    def settings(self, folder: Path) -> SiteSettings:
+        """Write both hospitals' data into subfolders, and return the settings."""
+        common, own = make_settings({**ALL_MINE, "device": "cpu"}, "the tests' settings"), {}
+        for site in SITES[:2]:
+            (folder / site).mkdir(parents=True)
+            own[site] = common.changed({"data": self.write(folder / site, site)}, "the tests' settings")
+        return of_each(common, own)
+
+    def read(self, settings: SiteSettings, *changes: str, site: str = SITES[0]) -> SiteData:
+        """Read a hospital's data."""
+        plan = self.plan(*changes)
+        return plan.task.site_data(site, SITES[:2], plan.seed, settings.of(site).data)
+
+    # ------------------------------------------------------------------ the tests
+    def test_its_plan_is_the_same_when_it_was_written(self, tmp_path: Path) -> None:
+        assert_read_again(self.plan(), tmp_path)
+
+    def test_the_same_cases_are_read_twice(self, tmp_path: Path) -> None:
+        """All bits and the order are equal. Reading does not use random generators and changes no files."""
+        settings = self.settings(tmp_path)
+        files, random = _contents(tmp_path), torch.get_rng_state()
+        first = _bits(self.read(settings))
+        assert first == _bits(self.read(settings)), "a second reading gives other cases"
+        assert torch.equal(random, torch.get_rng_state()), "reading moves torch's global generator"
+        assert files == _contents(tmp_path), "reading changes the hospital's files"
+
+    def test_no_patient_is_in_two_parts(self, tmp_path: Path) -> None:
+        settings = self.settings(tmp_path)
+        for changes in ((), ("seed=1",)):
+            if self.plan(*changes).task.mixes_patients:
+                raise SkipTest("the task says that a patient's cases may be in several parts")
+            parts = [set(patients_of(getattr(self.read(settings, *changes), part))) for part in PARTS]
+            assert sum(map(len, parts)) == len(set().union(*parts)), "a patient is in two parts"
+            assert parts[0], "no case trains"
+
+    def test_a_case_fits_the_objective_and_the_network(self, tmp_path: Path) -> None:
+        plan, data = self.plan(), self.read(self.settings(tmp_path))
+        inputs, targets = _first(data.train, plan.task.piece)
+        assert inputs.isfinite().all(), "an input is not finite"
+        assert float(inputs.abs().max()) <= plan.task.largest_input, "an input is above largest_input"
+        assert plan.task.shape is None or tuple(inputs.shape[1:]) == plan.task.shape, (
+            f"a case is {list(inputs.shape[1:])}, and the task says {plan.task.shape}"
+        )
+        model, goal = plan.build_networks()["model"].train(), plan.task.goal
+        output = model(inputs)
+        losses, scores = goal.case_losses(output, targets), goal.case_scores(output, targets)
+        assert len(losses) == len(inputs) and losses.isfinite().all(), "a case's loss is not finite"
+        assert len(scores) == len(inputs), "not every case has a score"
+
+    def test_a_hospital_without_its_data_has_one_line(self, tmp_path: Path) -> None:
+        """The error message contains no path and no file name, because it may reach the server."""
+        settings = self.settings(tmp_path)
+        if settings.of(SITES[0]).data is None:
+            raise SkipTest("the task makes its cases up")
+        for file in (tmp_path / SITES[0]).rglob("*.*"):
+            if file.is_file():
+                file.unlink()
+        said = self._fault(settings, ())
+        assert said is not None, "a folder without files is read without a word"
+
+    def test_a_damaged_file_is_left_out_or_named_in_one_line(self, tmp_path: Path) -> None:
+        """The error message contains no file name, because it may reach the server. Errors other than MedsiloError are
+        defects.
+        """
+        settings = self.settings(tmp_path)
+        if settings.of(SITES[0]).data is None:
+            raise SkipTest("the task makes its cases up")
+        files = sorted(path for path in (tmp_path / SITES[0]).rglob("*") if path.is_file())
+        for file in files[:: -(-len(files) // MOST_DAMAGED)]:
+            whole = file.read_bytes()
+            for damage, instead in DAMAGES.items():
+                file.write_bytes(whole[: len(whole) // 2] if instead is None else instead)
+                try:
+                    self._fault(settings, [file])
+                except Exception as error:
+                    raise AssertionError(f"{file.name}, {damage}: {type(error).__name__}: {error}") from error
+            file.write_bytes(whole)
+
+    def test_hospitals_learn_it(self, tmp_path: Path) -> None:
+        inprocess.run(self.plan(), folder=tmp_path / "run", settings=self.settings(tmp_path / "data"))
+        summary = read_summary(tmp_path / "run")
+        assert summary.status == "finished" and all(own.test for own in summary.sites.values())
+
+    def _fault(self, settings: SiteSettings, files: Sequence[Path]) -> str | None:
+        """Read all cases of a hospital, and return the error message; None without an error."""
+        try:
+            data = self.read(settings)
+            for part in PARTS:
+                cases = getattr(data, part)
+                for place in range(len(cases)):
+                    cases[place]
+        except MedsiloError as error:
+            said, source = str(error), settings.of(SITES[0]).data
+            assert "\n" not in said, f"it is not one line: {said}"
+            hidden = [*(path.name for path in files), *(str(path) for path in [source and source.folder] if path)]
+            assert not [name for name in hidden if name in said], f"it names a file or a folder: {said}"
+            return said
+        return None
+
+
+def _first(data: Dataset, piece: Draw | None, count: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    chosen = [data[place] for place in range(min(count, len(data)))]  # type: ignore[arg-type]
+    if piece:
+        chosen = [piece(own, seed) for seed, own in enumerate(chosen)]
+    inputs, targets = (torch.stack([torch.as_tensor(own[part]) for own in chosen]) for part in range(2))
+    return inputs, targets
+
+
+def _bits(data: SiteData) -> str:
+    """Return a hash of all cases, targets and patients, in order."""
+    found = hashlib.sha256()
+    for part in PARTS:
+        cases = getattr(data, part)
+        found.update("\x1f".join(patients_of(cases)).encode() + b"\x1e")
+        for place in range(len(cases)):
+            for own in cases[place][:2]:
+                tensor = torch.as_tensor(own).contiguous()
+                found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + tensor.numpy().tobytes())
+    return found.hexdigest()
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -1,0 +1,87 @@
+"""Describe a plan that waits for approval on the first screen: purpose, disclosures, cost and decision."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from medsilo.check.approving import Change, approved_before, changes_since, standing
+from medsilo.check.at_home import KitAtHome
+from medsilo.check.demands import answers_wanted, privacy_findings
+from medsilo.check.disclosure import BESIDE, BY_CODE, STAYS, Leak, leaks, through_features
+from medsilo.check.own_data_set import data_set_words
+from medsilo.core.errors import MedsiloError
+from medsilo.core.text import counted, plain
+from medsilo.plan import Plan
+from medsilo.site.approvals import AskingPlan, Decision
+from medsilo.site.policy import Policy
+
+NO_PRIVACY = "none: neither the plan nor this hospital demands it, so nothing that leaves has noise"
+
+
+@dataclass(frozen=True)
+class ShownRequest:
+    """A plan that waits for approval, with the facts for the decision."""
+
+    asked: AskingPlan
+    plan: Plan
+    title: str
+    purpose: str
+    contact: str
+    standing: str
+    leaks: list[tuple[Leak, bool]]  # each kind of disclosure, and whether this hospital's privacy.json allows it
+    beside: list[str]  # disclosures in addition to tensors, or the reason why they are unknown
+    terms: list[tuple[str, str]]  # data set, privacy and answers
+    before: Decision | None
+    changes: list[Change]
+    decisions: list[Decision]  # earlier decisions about this plan, latest first
+
+    @classmethod
+    def read(cls, home: KitAtHome, asked: AskingPlan) -> "ShownRequest":
+        """Read a plan that waits for approval. Raises MedsiloError if it is unreadable or its code is damaged."""
+        plan = home.plan_of(asked)
+        code, study = home.approvals.code_of(asked), plan.study
+        policy, before = Policy.read(home.local), approved_before(home, asked, plan)
+        told, runs = standing(home, plan, asked.sites, code)
+        decided = [one for one in reversed(home.approvals.decisions()) if one.plan == asked.hash]
+        carries_code = code is not None or plan.task.scripted
+        return cls(
+            asked=asked,
+            plan=plan,
+            title=plain(study.title) or f"{plan.algorithm.title}, {counted(plan.rounds, 'round')}",
+            purpose=plain(study.purpose) or "The plan states no purpose (study.purpose).",
+            contact=plain(study.contact),
+            standing=f"{told[0].upper()}{told[1:]}: it {'may run' if runs else 'does not run'} here.",
+            leaks=[(leak, policy.lets_out(leak.group)) for leak in leaks(plan)],
+            beside=[*through_features(plan), BY_CODE if carries_code else f"{BESIDE} {STAYS}"],
+            terms=[*_terms(home, plan, asked.lead)],
+            before=before[0] if before else None,
+            changes=changes_since(before[1], plan) if before else [],
+            decisions=decided,
+        )
+
+    @property
+    def bytes(self) -> int:
+        """The number of bytes of tensors that leave the hospital in this study."""
+        return sum(leak.bytes * leak.rounds for leak, leaves in self.leaks if leaves)
+
+
+def _terms(home: KitAtHome, plan: Plan, lead: str) -> Iterator[tuple[str, str]]:
+    """Yield descriptions of the data that a plan reads, and of its cost."""
+    if plan.task.synthetic:
+        yield "Data", "synthetic: no patient's data are read"
+    elif words := dict(data_set_words(home.settings, home.files)):
+        yield "Data set", f"{words['data set']}; patients: {words['patients']}; accepted {words['accepted']}"
+    else:
+        source = home.settings.data
+        yield "Data set", "none that a person accepted" if source else "none: medsilo.yaml names no data"
+    found = [*privacy_findings(plan, home.settings, home.book, home.files)]
+    yield "Privacy", "; ".join(one.what for one in found) or NO_PRIVACY
+    yield "Answers with scores", answers_wanted(plan, home.settings, home.book, lead)
+
+
+def read_all(home: KitAtHome, several: list[AskingPlan]) -> Iterator[tuple[AskingPlan, ShownRequest | None, str]]:
+    """Read each plan, or return the reason why it is unreadable. A damaged plan does not hide other plans."""
+    for asked in several:
+        try:
+            yield asked, ShownRequest.read(home, asked), ""
+        except MedsiloError as error:
+            yield asked, None, f"{error} {error.private}".strip()

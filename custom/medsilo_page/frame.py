@@ -1,0 +1,23 @@
+"""Fill templates with a common style, for the hospital's web page and the lab's reports."""
+
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+STYLE = Path(__file__).parent / "style.html"
+
+
+@cache  # compiles each template once per process
+def templates_in(*folders: Path) -> Environment:
+    """Return the Jinja environment for templates in these folders.
+
+    Escaping is always on, because names, reasons and plans come from other machines.
+    """
+    return Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

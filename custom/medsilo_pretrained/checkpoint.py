@@ -1,0 +1,153 @@
+"""Read tensors from other parties' checkpoints without running their code, and match them with a network by name and
+shape.
+"""
+
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from medsilo.extend import MedsiloError
+from medsilo.extend.networks import weight_cache
+
+# keys under which checkpoints store their tensors
+INSIDE = ("state_dict", "network_weights", "model_state_dict", "model", "net", "ema")
+MOST_PREFIXES = 32
+# Maximum ratio between the size of an archive's files and the archive itself. Weights can hardly be compressed.
+MOST_UNPACKED = 20
+SHOWN = 3
+# NumPy types that nnU-Net's checkpoints contain besides weights; they run no code.
+NUMBERS: list[Any] = [
+    *(np.dtype, np.float64(0).__reduce__()[0]),
+    *(type(np.dtype(kind)) for kind in ("float64", "float32", "int64", "int32", "bool")),
+]
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """Return the tensors in a file. Supported are safetensors, MONAI bundles, checkpoints of nnU-Net and nnssl, and
+    state dicts.
+    """
+    try:
+        return _tensors_in(path)
+    # PyTorch, safetensors and zipfile raise various errors for damaged, unusual or old files.
+    except Exception as error:
+        raise MedsiloError(
+            "network.from: the file holds no tensors that can be read without running code; give safetensors, or a "
+            "state dict that torch.save wrote",
+            private=f"{path}: {error}",
+        ) from error
+
+
+def _tensors_in(path: Path) -> dict[str, Tensor]:
+    with path.open("rb") as file:
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                every = archive.namelist()
+                inside = [
+                    name for ending in weight_cache.IN_BUNDLES for name in every if f"/{name}".endswith(f"/{ending}")
+                ]
+                if sum(part.file_size for part in archive.infolist()) > MOST_UNPACKED * path.stat().st_size:
+                    raise ValueError("weights whose compressed file is suspiciously small")
+                if inside:
+                    content = archive.read(inside[0])
+                    return _of(BytesIO(content), inside[0].endswith(".safetensors"))
+        file.seek(8)
+        begins = file.read(1)
+        file.seek(0)
+        return _of(file, begins == b"{")
+
+
+def _of(file: BinaryIO | BytesIO, is_safe: bool) -> dict[str, Tensor]:
+    if is_safe:
+        return safetensors.torch.load(file.read())
+    with torch.serialization.safe_globals(NUMBERS):
+        found: Any = torch.load(file, map_location="cpu", weights_only=True)  # noqa: TID251
+    for _ in range(2):
+        inner = next((found[key] for key in INSIDE if isinstance(found.get(key), Mapping)), None)
+        found = inner if inner is not None else found
+    tensors = {name: own for name, own in found.items() if isinstance(name, str) and isinstance(own, Tensor)}
+    if not tensors:
+        raise ValueError("no tensors")
+    return tensors
+
+
+@dataclass(frozen=True)
+class Match:
+    """The tensors of a file that fit a network, under the network's names, and the names of the tensors that do not
+    fit.
+    """
+
+    matched: Mapping[str, Tensor]
+    missing: tuple[str, ...]
+    surplus: tuple[str, ...]  # names of the file's unused tensors
+    other_shape: tuple[str, ...]
+    share: float  # share of the network's numbers that the file contains
+
+    def __str__(self) -> str:
+        parts = [f"{len(self.matched)} tensors found ({self.share:.0%} of the network's numbers)"]
+        for what in ("missing", "surplus", "other_shape"):
+            parts.append(counted(what.replace("_", " "), getattr(self, what)))
+        return ", ".join(parts)
+
+
+def counted(what: str, names: Sequence[str]) -> str:
+    """Format the number of names and the first few of them."""
+    shown = f" ({', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''})" if names else ""
+    return f"{len(names)} {what}{shown}"
+
+
+def match(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Match:
+    """Match a file's tensors with a network's. If needed, a common prefix of the file's names is replaced by another
+    prefix.
+    """
+    best: dict[str, str] = {}  # the file's name of each tensor, by the network's name
+    most, added = 0, _prefixes(own)
+    for gone in _prefixes(given):
+        rest = {name[len(gone) :]: name for name in given if name.startswith(gone)}
+        for more in added:
+            mine = [name for name in own if name.startswith(more) and name[len(more) :] in rest]
+            here = {name: rest[name[len(more) :]] for name in mine}
+            if (numbers := _numbers(own, _fitting(own, given, here))) > most or not best:
+                best, most = here, numbers
+    fitting = _fitting(own, given, best)
+    return Match(
+        {mine: given[best[mine]] for mine in fitting},
+        tuple(name for name in own if name not in best),
+        tuple(name for name in given if name not in best.values()),
+        tuple(name for name in best if name not in fitting),
+        _numbers(own, fitting) / max(1, _numbers(own, own)),
+    )
+
+
+def is_weight(given: Tensor, own: Tensor) -> bool:
+    """True if a file's tensor consists of plain and finite numbers that a network's tensor can hold."""
+    if given.layout != torch.strided or given.is_quantized or given.is_meta or given.is_complex():
+        return False
+    if own.is_meta or not own.is_floating_point():
+        return True
+    return given.is_floating_point() and bool(given.to(own.dtype).isfinite().all())
+
+
+def _fitting(own: Mapping[str, Tensor], given: Mapping[str, Tensor], names: Mapping[str, str]) -> list[str]:
+    return [mine for mine, theirs in names.items() if own[mine].shape == given[theirs].shape]
+
+
+def _numbers(tensors: Mapping[str, Tensor], names: Iterable[str]) -> int:
+    return sum(tensors[name].numel() for name in names)
+
+
+def _prefixes(names: Iterable[str]) -> list[str]:
+    """Return the empty prefix, and the prefixes of dotted names with up to three components."""
+    found = {"": None}
+    for name in names:
+        parts = name.split(".")
+        found |= {".".join(parts[:count]) + ".": None for count in (1, 2, 3) if count < len(parts)}
+    return sorted(found, key=lambda prefix: (prefix.count("."), prefix))[:MOST_PREFIXES]

@@ -1,0 +1,267 @@
+"""Train a part of a network that starts from a checkpoint or from random weights."""
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from fnmatch import fnmatchcase
+from itertools import combinations
+from typing import Annotated, Any, Literal
+from weakref import WeakValueDictionary
+
+import torch
+from pydantic import BeforeValidator, Field, SerializeAsAny, create_model
+from torch import Tensor, nn
+
+from medsilo.extend import MedsiloError, Network, Section
+from medsilo.extend.methods import head_names
+from medsilo.extend.networks import NETWORKS, norm_names, weight_cache
+from medsilo_pretrained.checkpoint import Match, counted, is_weight, match, read_checkpoint
+from medsilo_pretrained.frozen import Frozen, freeze, keep_rounded, values_of
+
+WORDS: Mapping[str, Callable[[nn.Module], Iterable[str]]] = {
+    "all": lambda network: ["*"],
+    "head": head_names,
+    "norms": norm_names,
+    "bias": lambda network: ["bias", "*.bias"],
+}
+
+# Frozen tensors of all networks in this process, by checkpoint, network and name.
+_KNOWN: MutableMapping[tuple[str, ...], Frozen] = WeakValueDictionary()
+
+
+def _several(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+Patterns = Annotated[tuple[str, ...], BeforeValidator(_several), Field(max_length=100)]
+
+
+class Checkpoint(Section):
+    """The file with a network's initial weights."""
+
+    file: str = Field("", max_length=200, description="name of the file, for people only")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 hash by which the file is found")
+    bytes: int = Field(ge=1, le=1 << 32, description="number of bytes in the file")
+    least: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="minimum share of the network's numbers that the file must contain, by name and shape",
+    )
+    ignore: Patterns = Field(
+        (),
+        exclude_if=lambda value: not value,
+        description="patterns of names in the file that the network does not need",
+    )
+    initial: Patterns = Field(
+        ("head",),
+        exclude_if=lambda value: value == ("head",),
+        description="weights that the file may lack, which then get random values from the plan's seed: `head`, "
+        "`norms`, `bias`, or patterns of the network's names",
+    )
+    confirmed: bool = Field(
+        False,
+        exclude_if=lambda value: not value,
+        description="confirms that activations and norms without weights are those of the file's network; needed if "
+        "the file would fit MONAI's default network as well",
+    )
+
+
+_FROM: Any = {  # `from` is a keyword in Python, so a class body cannot define it.
+    "from": (
+        Checkpoint | None,
+        Field(
+            None,
+            description="the file with the initial weights: the name of a file in the plan's folder, or a section with "
+            "`file`, `sha256` and `bytes`. With `null`, the initial weights are random",
+        ),
+    )
+}
+_Begun: Any = create_model("_Begun", __base__=Network, **_FROM)
+
+
+class Begun(_Begun):
+    """Base class of networks that contain another network, whose initial weights may come from a file."""
+
+    of: Annotated[SerializeAsAny[Network], BeforeValidator(NETWORKS.read)] = Field(
+        description="the inner network: its name and settings"
+    )
+
+    @property
+    def start(self) -> Checkpoint | None:
+        """The file with the initial weights, if there is one."""
+        return getattr(self, "from")
+
+    @property
+    def files(self) -> dict[str, int]:
+        return {self.start.sha256: self.start.bytes} if self.start else {}
+
+    def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
+        """Yield the reasons why the network is too large or does not fit a plan."""
+        if (numbers := sum(own.numel() for _, own in values_of(networks["model"]))) > self.MOST_PARAMETERS:
+            yield f"network.of: has {numbers} numbers, frozen or not; {self.MOST_PARAMETERS} may be"
+        if isinstance(self.of, Begun):
+            yield f"network.of: a {self.of.name} network in a {self.name} one; write one of them"
+        yield from self.of.conflicts(plan, networks)
+
+    def settled(self, module: nn.Module, compute: Any) -> nn.Module:
+        if compute.precision == "bfloat16":
+            keep_rounded(module)
+        return super().settled(module, compute)
+
+    def begin(self, network: nn.Module, channels: int, classes: int) -> dict[str, Tensor]:
+        """Load the file's tensors into a network, and return them; return nothing if the plan names no file."""
+        if not self.start or next(network.parameters()).is_meta:  # A network on the meta device has no values.
+            return {}
+        found = dict(self._matched(network, channels, classes).matched)
+        network.load_state_dict(found, strict=False)
+        return found
+
+    def freeze(self, network: nn.Module, found: Mapping[str, Tensor], trained: Collection[str]) -> None:
+        """Freeze all parameters of a network except those in `trained`.
+
+        Args:
+            network: The network.
+            found: The file's tensors in the network.
+            trained: The names of the trained parameters.
+        """
+        if found:
+            self._check_frozen(network, found, trained)
+        same = bool(self.start and found)  # Networks in this process that start from the same file share its tensors.
+        key = (self.start.sha256, self.of.model_dump_json()) if self.start else ()
+        freeze(network, trained, _KNOWN if same else {}, key)
+
+    def _matched(self, network: nn.Module, channels: int, classes: int) -> Match:
+        assert self.start
+        given = self.of.translated(read_checkpoint(weight_cache.find(self.start.sha256, self.start.bytes)))
+        own = network.state_dict()
+        found = match(own, given)
+        if odd := [name for name, tensor in found.matched.items() if not is_weight(tensor, own[name])]:
+            raise MedsiloError(
+                f"network.from: {counted('tensors', odd)} of the file are no plain, finite numbers: they are sparse, "
+                "quantised, complex, whole or too large; give another file"
+            )
+        if found.share < self.start.least:
+            raise MedsiloError(
+                f"network.from: the file does not fit this network: {found}; give another "
+                "file, or lower network.from.least"
+            )
+        begins = [pattern for word in self.start.initial for pattern in self._patterns(word, network)]
+        strange = {
+            "missing": _but(found.missing, [*begins, "num_batches_tracked", "*.num_batches_tracked"]),
+            "of another shape": _but(found.other_shape, begins),
+            "surplus": _but(found.surplus, self.start.ignore),
+        }
+        if any(strange.values()):
+            told = ", ".join(counted(what, names) for what, names in strange.items() if names)
+            raise MedsiloError(
+                f"network.from: the file belongs to another network: {told}. Set network.of to it, or list surplus "
+                f"tensors in network.from.ignore, missing ones in network.from.initial"
+            )
+        if not self.start.confirmed and (other := defaults_that_fit(self.of.monai(channels, classes), given)):
+            raise MedsiloError(
+                f"network.from: the file may be of another network: it fits {other}, too; make network.of that one, or "
+                "say that it is none (network.from.confirmed=true)"
+            )
+        return found
+
+    @staticmethod
+    def _patterns(word: str, network: nn.Module) -> list[str]:
+        return list(WORDS[word](network)) if word in WORDS else [word]
+
+    def _check_frozen(self, network: nn.Module, found: Mapping[str, Tensor], trained: Collection[str]) -> None:
+        lacks = [name for name, _ in network.named_parameters() if name not in found and name not in trained]
+        if lacks:
+            shown = f"{', '.join(lacks[:3])}{', ...' if len(lacks) > 3 else ''}"
+            raise MedsiloError(
+                f"network.from: the file lacks {shown}, which would keep random weights; "
+                "add these weights to network.train"
+            )
+
+
+class Tuned(Begun):
+    """A network of which only a part is trained. Only this part is saved between rounds, averaged, protected by noise
+    and sent.
+    """
+
+    name: Literal["tuned"] = "tuned"
+    train: Annotated[tuple[str, ...], BeforeValidator(_several)] = Field(
+        ("head",),
+        min_length=1,
+        max_length=100,
+        description="parts to train: `all`, `head` (the last layer), `norms`, `bias`, or patterns of parameter names;"
+        " one or several",
+    )
+
+    @property
+    def plain(self) -> Network:
+        return self.of.plain
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        network = self.of.build(channels, classes)
+        found = self.begin(network, channels, classes)
+        trained = self._trained(network)
+        if len(trained) < sum(1 for _ in network.named_parameters(remove_duplicate=False)):
+            self.freeze(network, found, trained)
+        return network
+
+    def _trained(self, network: nn.Module) -> set[str]:
+        every = [name for name, _ in network.named_parameters(remove_duplicate=False)]
+        trained: set[str] = set()
+        for word in self.train:
+            patterns = self._patterns(word, network)
+            own = {name for name in every if any(fnmatchcase(name, pattern) for pattern in patterns)}
+            if not own:
+                raise MedsiloError(
+                    f"network.train: {word!r} names no parameter of this network; use {', '.join(WORDS)} or "
+                    f"patterns, such as {every[0]}"
+                )
+            trained |= own
+        return trained
+
+    def finished(self, module: nn.Module, channels: int, classes: int) -> nn.Module:
+        """Return the plain network with all of its values."""
+        with torch.random.fork_rng(devices=[]):
+            plain = self.of.build(channels, classes)
+        values = dict(values_of(module))
+        plain.load_state_dict({name: values[name] for name in plain.state_dict()})
+        return self.of.finished(plain, channels, classes)
+
+
+def _but(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    """Return the names that match none of the patterns."""
+    allowed = list(patterns)
+    return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in allowed)]
+
+
+def defaults_that_fit(words: Mapping[str, Any] | None, given: Mapping[str, Tensor]) -> str:
+    """Return MONAI's default activation and normalisation layer if the file fits them as well as those of the plan's
+    network. Return an empty text if it does not.
+
+    A file does not show activations or normalisation layers without weights.
+
+    Args:
+        words: The plan's network as in a MONAI bundle.
+        given: The tensors of the file.
+    """
+    if not words:
+        return ""
+    from monai.networks import nets  # The import of this package takes seconds.
+
+    kind = getattr(nets, str(words["_target_"]).rpartition(".")[2])
+    normal = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
+    others = [key for key in ("act", "norm") if key in words and _layer(words[key]) != _layer(normal[key])]
+    for changed in (keys for count in range(1, len(others) + 1) for keys in combinations(others, count)):
+        own = {key: value for key, value in words.items() if key != "_target_" and key not in changed}
+        with torch.device("meta"):
+            found = match(kind(**own).state_dict(), given)
+        if not (found.missing or found.surplus or found.other_shape):
+            return f"MONAI's {kind.__name__} with its own {' and '.join(f'{key} {normal[key]}' for key in changed)}"
+    return ""
+
+
+def _layer(words: Any) -> Any:
+    """Convert MONAI's description of a layer to a uniform pair of name and arguments."""
+    if words is None:
+        return None
+    name, given = (words, {}) if isinstance(words, str) else words
+    return str(name).lower(), {key: value for key, value in given.items() if key != "inplace"}

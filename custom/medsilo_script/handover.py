@@ -1,0 +1,106 @@
+"""Let a site's work alternate with a user's training script. The work waits in a thread while the script trains."""
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from queue import SimpleQueue
+from typing import Any
+
+from torch import Tensor
+
+from medsilo.learning.loop import ObjectiveFunction, Step, TrainStep, Watch
+from medsilo.runs.messages import StudyMessage
+from medsilo.schedule.train_context import TrainContext
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The part of a round in which one network is trained, either by the script or batch by batch by the method."""
+
+    name: str
+    by_script: bool  # True if the script's loss and optimizer steps are all that the method needs
+    # Sets a network and the method's additional layers to training mode. With None, the script only scores the received
+    # model.
+    make: Callable[[], TrainStep] | None
+
+    @cached_property
+    def lesson(self) -> TrainStep:
+        assert self.make
+        return self.make()
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.lesson(inputs, targets)
+
+
+@dataclass(frozen=True)
+class ScriptContext(TrainContext):
+    """Gives methods the training functions at a site that a script trains."""
+
+    hand_over: Callable[[Turn], float] = field(kw_only=True)
+
+    def lesson(
+        self, name: str = "model", objective: ObjectiveFunction | None = None, step: Step | None = None
+    ) -> TrainStep:
+        by_script = objective is None and step is None
+        return Turn(name, by_script, partial(super().lesson, name, objective, step))
+
+    def train(self, *lessons: TrainStep, share: float = 1.0) -> float:
+        lessons = lessons or (self.lesson(),)
+        turns = [lesson for lesson in lessons if isinstance(lesson, Turn) and lesson.by_script]
+        watches = [lesson for lesson in lessons if isinstance(lesson, Watch)]
+        if len(turns) + len(watches) < len(lessons):
+            return super().train(*lessons, share=share)
+        losses = [self.hand_over(turn) for turn in turns]
+        if watches:
+            for inputs, targets in self.cases.in_order():
+                for watch in watches:
+                    watch(inputs, targets)
+        return losses[0] if losses else math.nan
+
+
+class Work:
+    """The computation of an answer, in a separate thread that waits while the script trains."""
+
+    def __init__(self) -> None:
+        self.asked: SimpleQueue[Turn | Callable[[], Any] | StudyMessage | BaseException | None]
+        self.done: SimpleQueue[Any]
+        self.now: Turn | None = None  # the network that the script should train now
+        self.sends = False  # True if the script should call send now
+        self.answer: StudyMessage | None = None
+
+    def begin(self, make: Callable[[], StudyMessage]) -> None:
+        """Start the computation, and wait until the script has something to do."""
+        self.asked, self.done = SimpleQueue(), SimpleQueue()
+        threading.Thread(target=self._run, args=(make,), name="medsilo-site", daemon=True).start()
+        self._wait()
+
+    def _run(self, make: Callable[[], StudyMessage]) -> None:
+        try:
+            self.asked.put(make())
+        except BaseException as error:
+            self.asked.put(error)
+
+    def hand_over(self, what: Turn | Callable[[], Any] | None) -> Any:
+        """Let the script train a network or call a function in the script's thread; return the result. With None, wait
+        until the script calls `send`.
+        """
+        self.asked.put(what)
+        return self.done.get()
+
+    def go_on(self, done: Any = None) -> None:
+        """Continue the computation after the script has finished its part."""
+        self.done.put(done)
+        self._wait()
+
+    def _wait(self) -> None:
+        asked = self.asked.get()
+        while callable(asked) and not isinstance(asked, Turn):
+            self.done.put(asked())
+            asked = self.asked.get()
+        if isinstance(asked, BaseException):
+            raise asked
+        self.now = asked if isinstance(asked, Turn) else None
+        self.answer = asked if isinstance(asked, StudyMessage) else None
+        self.sends = asked is None

@@ -1,0 +1,48 @@
+"""Find and keep studies in the workspace of NVFlare's simulator, which NVFlare empties before each run."""
+
+import re
+import shutil
+from pathlib import Path
+
+from medsilo.runs import paths
+from medsilo.runs.clean import is_finished
+from medsilo.runs.reading import read_summary
+
+STUDIES = "medsilo"  # name of the folder with studies in the folders of the server and each site
+EARLIER = "-earlier"  # suffix of the folder that keeps a workspace's finished studies
+# The last line of a Python traceback in a log, also with the prefix of a rank.
+RAISED = re.compile(
+    r"^(?:\d.* - )?(?:\[rank\d+\]: )?(?:medsilo\.core\.errors\.\w+|([\w.]+(?:Error|Exception|Exit))): (.+)$",
+    re.MULTILINE,
+)
+
+
+def studies_in(workspace: Path) -> list[Path]:
+    """Return the folders of the studies on the server, the newest last."""
+    return sorted((workspace / "server" / STUDIES).glob("*/"), key=lambda folder: folder.stat().st_mtime)
+
+
+def keep_finished(workspace: Path) -> Path | None:
+    """Move the files of a finished study at the server and the sites out of the workspace; return the new folder, or
+    None.
+    """
+    finished = [study for study in studies_in(workspace) if is_finished(study)]
+    if not finished:
+        return None
+    kept = workspace.with_name(f"{workspace.name}{EARLIER}") / finished[-1].name
+    kept.mkdir(parents=True)
+    for studies in workspace.glob(f"*/{STUDIES}"):
+        shutil.move(studies.parent, kept)
+    return kept
+
+
+def failure_in(workspace: Path) -> str | None:
+    """Return the first error in a site's log, preferably an error of medsilo. Without errors, return the reason in the
+    study's summary.
+    """
+    for log in sorted(workspace.glob("*/log.txt")):
+        if found := RAISED.findall(log.read_text(errors="replace")):
+            kind, text = min(found, key=lambda one: bool(one[0]))
+            return f"{log.parent.name}: {f'{kind}: ' if kind else ''}{text}"
+    studies = [study for study in studies_in(workspace) if (study / paths.SUMMARY).is_file()]
+    return read_summary(studies[-1]).reason if studies else None

@@ -1,0 +1,234 @@
+"""Record the length and direction of every site's update in a round, without keeping any model.
+
+The norm is exact, and the direction is a count sketch (Charikar et al. 2002; Weinberger et al. 2009). The sketch adds
+each number, with a random sign that depends on its position, to one of WIDTH buckets. On average, the cosine of two
+sketches equals the cosine of the vectors, with a standard deviation of at most about 1 / √WIDTH, or 1.6 %. For large
+models, only SAMPLED numbers enter the sketch. The sampled numbers come from random slices that change in every round.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median_high
+
+import torch
+from torch import Tensor
+
+from medsilo.core.errors import Refused
+from medsilo.core.tensors import Groups, Tensors
+from medsilo.mixing.mixers import Aggregator
+from medsilo.runs.fields import LARGEST
+from medsilo.runs.rounds import Round, SentUpdate
+
+WIDTH = 4093  # A prime, so that the consecutive numbers of a weight matrix's rows spread over the buckets.
+ROWS = 16
+SAMPLED = ROWS * WIDTH
+PIECE = 1 << 18  # count of numbers of a tensor that are processed at once
+SERIAL = 16 << 10  # PyTorch sums this many numbers in one thread, so the norm does not depend on the number of threads.
+
+
+@dataclass(frozen=True)
+class Direction:
+    """The norm of an update, and a sketch of its direction. The sketch has WIDTH numbers and length one, and is None
+    for an update of zero.
+    """
+
+    norm: float
+    sketch: Tensor | None
+    start: float = 0.0  # norm of the weights that the site started from, if it limits the update
+
+
+class Sketcher:
+    """Measures updates with the same layout. All sites use the same random signs."""
+
+    def __init__(self, like: Tensors, seed: int = 0) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        self.signs = torch.randint(0, 2, (SAMPLED,), generator=draw, dtype=torch.int8).float().mul_(2).sub_(1)
+        sizes = {name: tensor.numel() for name, tensor in like.items()}
+        self.pieces = [(name, first) for name, size in sizes.items() for first in range(0, size, PIECE)]
+        share = min(1.0, max(SAMPLED - len(self.pieces), 0) / max(sum(sizes.values()), 1))
+        self.stretches: list[slice] = []  # for every piece of a tensor, the slice that enters the sketch
+        for name, first in self.pieces:
+            size = min(PIECE, sizes[name] - first)
+            length = math.ceil(share * size)
+            begin = int(torch.randint(0, size - length + 1, (), generator=draw))
+            self.stretches.append(slice(begin, begin + length))
+
+    def measure(self, sent: Tensors, given: Tensors) -> Direction:
+        """Return the length and direction of an update. The norm is finite exactly if all numbers of the update are
+        finite.
+        """
+        direction = self._measure(sent, given, torch.float32)
+        # In single precision, squares may overflow.
+        return direction if math.isfinite(direction.norm) else self._measure(sent, given, torch.float64)
+
+    def _measure(self, sent: Tensors, given: Tensors, dtype: torch.dtype) -> Direction:
+        norms: list[Tensor] = []
+        stream, end = torch.zeros(SAMPLED, dtype=dtype), 0
+        for (name, first), stretch in zip(self.pieces, self.stretches, strict=True):
+            there, here = (own[name].flatten()[first : first + PIECE].to(dtype) for own in (sent, given))
+            parts = zip(there.split(SERIAL), here.split(SERIAL), strict=True)
+            norms += (torch.linalg.vector_norm(part - before) for part, before in parts)
+            sketched = there[stretch] - here[stretch]
+            stream[end : end + len(sketched)] = sketched
+            end += len(sketched)
+        norm = float(torch.stack(norms).double().square().sum().sqrt()) if norms else 0.0
+        sketch = stream.mul_(self.signs).view(ROWS, WIDTH).sum(0)
+        length = float(sketch.norm())
+        return Direction(norm, (sketch / length).float() if 0 < length < math.inf else None)
+
+
+def standings(directions: Mapping[str, Direction]) -> dict[str, SentUpdate]:
+    """Return the norm of each site's update, and its cosine with the mean of the other sites' updates.
+
+    Before averaging, the other sites' updates are normalised, so that neither a long update nor a large site dominates
+    the mean.
+    """
+    known = {site: own.sketch.double() for site, own in sorted(directions.items()) if own.sketch is not None}
+    found = {site: SentUpdate(norm=min(rounded(own.norm), LARGEST)) for site, own in directions.items()}
+    if len(known) < 2:
+        return found
+    total, others = torch.stack(list(known.values())).sum(0), len(known) - 1
+    for site, sketch in known.items():
+        rest = total - sketch
+        # number of other sites, plus the cosines between all ordered pairs of them
+        squared = float(rest.square().sum())
+        cosine = _cosine(float(rest @ sketch) / math.sqrt(squared)) if squared > 0 else None
+        agreement = _cosine((squared - others) / (others * (others - 1))) if others > 1 else None
+        found[site] = found[site].changed(cosine=cosine, agreement=agreement)
+    return found
+
+
+def _cosine(value: float) -> float:
+    return rounded(max(-1.0, min(1.0, value)))
+
+
+DIGITS = 4  # number of significant digits in a recorded norm or cosine
+# Updates longer than this multiple of the last round's median are rejected: honest training never gets that far.
+FAR = 1e6
+# Updates longer than this multiple of the median are rejected if the root mean square change of the weights also
+# exceeds LARGE.
+LONG, LARGE = 1e3, 1.0
+# An update longer than this multiple of the other sites' median counts as the cause if all sites diverge after the
+# round.
+STANDS_OUT = 10.0
+START = 20.0  # maximum length of a training script's first update, as a multiple of the norm of its initial weights
+FARTHEST = 1e4  # maximum root mean square change of the weights in a round, also in the first round
+
+
+class RoundDirections:
+    """The directions of all updates of trained weights in a round, by site and group.
+
+    For each site and group, this keeps one sketch of 16 kB and no model.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        trained: Collection[str],
+        seed: int,
+        before: "RoundDirections | None" = None,
+        from_start: bool = False,
+    ) -> None:
+        """Set the limits for the updates of one round.
+
+        Args:
+            groups: The layouts of the groups that sites both receive and send.
+            trained: The names of the trained weights.
+            seed: The seed of the sketches' random signs.
+            before: The directions of the previous round.
+            from_start: True if updates are compared with the norm of the weights that they start from.
+        """
+        chosen = {group: {n: t for n, t in own.items() if n in trained} for group, own in groups.items()}
+        self._sketchers = {group: Sketcher(own, seed) for group, own in chosen.items() if own}
+        self.names = {group: frozenset(own) for group, own in chosen.items()}
+        self._noted: dict[str, dict[str, Direction]] = {}  # directions by group and site
+        self._limits: dict[str, float] = {}
+        self._from_start: set[str] = set()
+        for group, own in chosen.items():
+            numbers = sum(tensor.numel() for tensor in own.values())
+            usual = before.usual(group) if before else 0.0
+            each = math.sqrt(numbers)
+            if from_start:
+                self._from_start.add(group)
+            of_last = min(FAR * usual, max(LONG * usual, LARGE * each)) if usual > 0 else math.inf
+            self._limits[group] = min(FARTHEST * each, of_last)
+
+    def usual(self, group: str) -> float:
+        """Return the median norm of a group's updates, or 0 without updates.
+
+        With an even number of updates, the larger middle value counts, so that a tiny update does not make another
+        update an outlier.
+        """
+        return median_high([own.norm for own in self._noted.get(group, {}).values()] or [0.0])
+
+    def measure(self, groups: Groups, given: Callable[[str], Tensors]) -> dict[str, Direction]:
+        """Return the direction of each group that a site sent. A norm is finite exactly if all weights of the group are
+        finite.
+        """
+        found = {group: own.measure(groups[group], given(group)) for group, own in self._sketchers.items()}
+        for group in self._from_start & found.keys():
+            found[group] = replace(found[group], start=length_of(given(group), self.names[group]))
+        return found
+
+    def check(self, directions: Mapping[str, Direction]) -> None:
+        """Raise Refused for an update that is longer than the limit, which does not depend on the other sites' answers
+        in the round.
+        """
+        for group, own in directions.items():
+            limit = min(self._limits[group], START * own.start if own.start else math.inf)
+            if math.isfinite(own.norm) and own.norm > limit:
+                raise Refused(
+                    f"its update of {group} has length {own.norm:.1e}, beyond any honest one ({limit:.1e}): the site "
+                    "lies, or its training diverged (lower the learning rate)"
+                )
+
+    def note(self, site: str, directions: Mapping[str, Direction]) -> None:
+        """Keep the directions of an accepted answer."""
+        for group, direction in directions.items():
+            self._noted.setdefault(group, {})[site] = direction
+
+    def farthest(self) -> tuple[str, float] | None:
+        """Return the site with the largest outlier among the updates, and its ratio to the median of the others; None
+        without outliers.
+
+        With only two sites, there are no outliers.
+        """
+        found: list[tuple[float, str]] = []
+        for own in self._noted.values():
+            for site, direction in own.items():
+                others = [other.norm for name, other in own.items() if name != site]
+                usual = median_high(others) if len(others) > 1 else math.inf
+                found.append((direction.norm / usual if usual else math.inf if direction.norm else 0.0, site))
+        times, site = max(found, default=(0.0, ""))
+        return (site, times) if times > STANDS_OUT else None
+
+    def updates(self) -> dict[str, dict[str, SentUpdate]]:
+        """Return the record of the round's updates, by site and group."""
+        found: dict[str, dict[str, SentUpdate]] = {}
+        for group, directions in self._noted.items():
+            for site, update in standings(directions).items():
+                found.setdefault(site, {})[group] = update
+        return found
+
+
+def length_of(tensors: Tensors, names: Collection[str]) -> float:
+    """Return the joint norm of the named weights."""
+    squares = [
+        torch.linalg.vector_norm(own.float()).double().square() for name, own in tensors.items() if name in names
+    ]
+    return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
+
+
+def rounded(value: float) -> float:
+    """Round a number to the significant digits of the record."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def changed_weights(mixers: Iterable[Aggregator | None], rounds: Sequence[Round]) -> list[list[float]] | None:
+    """Return the matrix of weights with which the sites' models are mixed, or None if it has not changed since the last
+    record.
+    """
+    found = (mixer.matrix for mixer in mixers if mixer)
+    weights = next((own.double().round(decimals=4).tolist() for own in found if own is not None), None)
+    return None if weights == next((line.weights for line in reversed(rounds) if line.weights), None) else weights

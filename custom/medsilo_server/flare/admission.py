@@ -1,0 +1,61 @@
+"""Reject jobs that name unknown hospitals, in the server's parent process.
+
+Without this component, such a job waits for the unknown hospitals for a week.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import ALL_SITES, SERVER_SITE_NAME, JobMetaKey
+
+from medsilo.core.text import plain
+from medsilo.flare.workspace import kit_folder, settings_folder
+from medsilo.runs import event_reading, events
+from medsilo.site.kit import HOSPITALS
+
+
+class KnownHospitals(FLComponent):
+    """Rejects jobs for hospitals that neither belong to the startup kit nor have connected to the server since it was
+    created.
+    """
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type != EventType.SUBMIT_JOB:
+            return
+        meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
+        known = {client.name for client in fl_ctx.get_engine().get_clients()} | set(
+            event_reading.connected(kit_folder(fl_ctx))
+        )
+        with suppress(OSError, ValueError, KeyError):
+            path = settings_folder(fl_ctx) / HOSPITALS
+            known.update(map(str, json.loads(path.read_text(encoding="utf-8"))["hospitals"]))
+        if unknown := sorted(named_in(meta.get(JobMetaKey.DEPLOY_MAP.value)) - known):
+            told = f"no hospital here is called {', '.join(map(repr, unknown))}; known: {', '.join(sorted(known))}"
+            reason = plain(f"{told}. A new one connects first")
+            fl_ctx.set_prop(FLContextKey.JOB_BLOCK_REASON, reason, private=True, sticky=False)
+            lead = meta.get(JobMetaKey.SUBMITTER_NAME.value) or "nobody"
+            events.write(kit_folder(fl_ctx), events.Event("refused", f"a job of {lead}: {reason}", by=lead))
+
+
+def named_in(deploy_map: object) -> set[str]:
+    """Return the hospitals in a job's deploy_map."""
+    apps = deploy_map.values() if isinstance(deploy_map, dict) else ()
+    return {name for app in apps for name in _names(app) if name != SERVER_SITE_NAME and name.upper() != ALL_SITES}
+
+
+def _names(told: object) -> Iterator[str]:
+    """Yield the site names in each form that NVFlare accepts: a name, a list, or either of them under `sites` or
+    `targets`.
+    """
+    if isinstance(told, str):
+        yield told
+    for one in told if isinstance(told, list) else ():
+        yield from _names(one)
+    if isinstance(told, dict):
+        for key in ("sites", "targets"):
+            yield from _names(told.get(key))

@@ -1,0 +1,34 @@
+"""Report hospitals that are slow to answer, as events in the server's startup kit."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from medsilo.flare.study_events import StudyEvents
+from medsilo.runs.progress import late_after
+from medsilo.runs.rounds import Round, Turns
+
+MARGIN = 30.0  # A site counts as slow if it takes this many seconds longer than usual.
+
+
+@dataclass
+class SlowSites:
+    """Writes an event when a site is slow to answer a request, and another when it has answered."""
+
+    events: StudyEvents
+    slow: dict[str, str] = field(default_factory=dict)  # for each slow site, the unanswered request
+
+    def look(self, turns: Turns | None, rounds: Iterable[Round]) -> None:
+        """Compare each site's response time with its earlier rounds, or with the other sites in the first round."""
+        if turns is None:
+            return
+        question = f"round {turns.round}" if turns.task == "round" else turns.task
+        self.slow = {site: asked for site, asked in self.slow.items() if asked == question}
+        known = list(rounds)
+        for site, turn in turns.sites.items():
+            usual = late_after(site, known, turns)
+            if turn.answered is not None and self.slow.pop(site, ""):
+                self.events.tell("slow", f"{question}: answered after {turn.answered:.0f} s", site)
+            elif turn.answered is None and usual and site not in self.slow and (turn.asked or 0.0) > usual + MARGIN:
+                self.slow[site] = question
+                told = f"{question}: no answer for {turn.asked:.0f} s; it takes {usual:.0f} s at most"
+                self.events.tell("slow", told, site, needs_somebody=True)

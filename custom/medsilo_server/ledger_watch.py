@@ -1,0 +1,69 @@
+"""Detect on the server if a hospital's privacy ledger was replaced by an old copy."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from medsilo.core.errors import reading
+from medsilo.core.files import write_json
+from medsilo.exchange.channel import Channel, Missing, Outgoing, Receive
+from medsilo.runs.messages import MOST_HEADS, MOST_WARNINGS, LedgerHead, SiteWarning, StudyMessage
+
+
+class LedgerWatch:
+    """A channel that remembers the last entry of each hospital's ledger across studies, and sends it to the hospital
+    with each request.
+
+    A hospital with an older copy of its ledger rejects the study. If it does not, the server adds a warning to its
+    answer.
+    """
+
+    def __init__(self, inner: Channel, file: Path) -> None:
+        """Wrap another channel.
+
+        Args:
+            inner: The channel that carries the messages.
+            file: The file with the last ledger entries, for all studies. If two studies write it at the same time, an
+                entry may be lost until the next answer.
+        """
+        self.inner, self.file = inner, file
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
+        def going(site: str) -> StudyMessage:
+            parcel, known = outgoing(site), self._known().get(site, [])
+            told = {"ledgers": [head.model_dump() for head in known]} if known else {}
+            return replace(parcel, facts={**parcel.facts, **told})
+
+        def coming(site: str, reply: StudyMessage) -> None:
+            told = reply.facts.get("ledger") if isinstance(reply.facts, dict) else None
+            if told is None:
+                return receive(site, reply)
+            head = LedgerHead.received(told)
+            if warning := self._gone_back(site, head):
+                others = reply.facts.get("warnings")
+                own = others[: MOST_WARNINGS - 1] if isinstance(others, list) else []
+                reply = replace(reply, facts={**reply.facts, "warnings": [*own, warning.model_dump(mode="json")]})
+            receive(site, reply)
+            known = self._known()
+            others = [own for own in known.get(site, []) if own.began != head.began]
+            known[site] = [*others, head][-MOST_HEADS:]
+            write_json(self.file, {site: [own.model_dump() for own in heads] for site, heads in known.items()})
+
+        return self.inner.ask(sites, going, coming, timeout)
+
+    def _gone_back(self, site: str, head: LedgerHead) -> SiteWarning | None:
+        known = self._known().get(site, [])
+        before = next((own for own in known if own.began == head.began), None)
+        if before and (head.lines < before.lines or (head.lines == before.lines and head.hash != before.hash)):
+            return SiteWarning(kind="ledger back", numbers=(before.lines, head.lines))
+        if known and not before:
+            return SiteWarning(kind="ledger unknown", numbers=(known[-1].lines,))
+        return None
+
+    def _known(self) -> dict[str, list[LedgerHead]]:
+        if not self.file.exists():
+            return {}
+        with reading(f"the heads of ledgers in {self.file.name}"):
+            told = json.loads(self.file.read_text("utf-8"))
+            return {site: [LedgerHead.received(head) for head in heads] for site, heads in told.items()}

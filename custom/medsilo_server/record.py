@@ -1,0 +1,303 @@
+"""Write a study's files to the run folder on the server, whose layout other programs may rely on."""
+
+import json
+import os
+import secrets
+import shutil
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, Field
+
+from medsilo.core import model_folders
+from medsilo.core.errors import MedsiloError, reading
+from medsilo.core.files import (
+    append_line,
+    load_tensors,
+    make_folder,
+    save_tensors,
+    sweep,
+    sync_names,
+    write_bytes,
+    write_json,
+    write_passing,
+    write_text,
+)
+from medsilo.runs import paths
+from medsilo.runs.provenance import write_provenance
+from medsilo.runs.reading import read_rounds, read_summary
+from medsilo.runs.rounds import Round, Turns
+from medsilo.runs.schema import Summary
+
+if TYPE_CHECKING:  # Without PyTorch, the server's parent process starts in half the time.
+    from torch import Tensor
+
+    from medsilo.plan import Plan
+
+LET_GO = 60.0  # seconds to wait for another job to release the study
+
+
+def new_study(plan: "Plan") -> str:
+    """Return a name for a new run: method, task, time and random letters, since several runs may start in the same
+    second.
+    """
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return f"{plan.algorithm.name}-{plan.task.name}-{stamp}-{secrets.token_hex(2)}"
+
+
+@contextmanager
+def alone(path: Path, told: str, wait: float = 0.0) -> Iterator[None]:
+    """Hold a file lock inside the `with` block, or until this process ends.
+
+    Args:
+        path: The lock file.
+        told: The message of the MedsiloError that is raised if another process holds the lock.
+        wait: The seconds to wait for the lock.
+    """
+    make_folder(path.parent)
+    try:
+        held: AbstractContextManager = FileLock(path).acquire(timeout=wait)
+    except Timeout as error:
+        raise MedsiloError(told, str(path)) from error
+    except OSError:  # The file system does not support locks.
+        held = nullcontext()
+    with held:
+        yield
+
+
+class Best(BaseModel):
+    """The best round so far, as a checkpoint stores it."""
+
+    round: int = Field(ge=0)
+    scores: dict[str, float]
+
+
+class CheckpointFacts(BaseModel):
+    """The values in a checkpoint that are not tensors. The aggregators check their own part when they load it."""
+
+    plan: str
+    sites: list[str]
+    best: Best | None
+    settled: dict[str, list[str]]
+    details: dict[str, Any]
+    mixers: dict[str, Any]
+    round: int = Field(ge=0)
+
+
+class Record:
+    """Reads and writes a run folder: plan, provenance, rounds, checkpoints and summary."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        model_folders.look_in(folder / model_folders.FOLDER)
+
+    def begin(self, plan: "Plan") -> None:
+        """Write the files that precede the first round; raise MedsiloError if the folder holds a run that has begun to
+        train.
+        """
+        if not self.make_way():
+            raise MedsiloError(f"run folder {self.folder.name} exists; choose another name, or resume that run")
+        if plan.network.files:
+            from medsilo.core import weight_cache
+
+            weight_cache.keep_beside(plan.network.files, self.folder / model_folders.FOLDER)
+        write_text(self.folder / paths.PLAN, plan.to_yaml())
+        write_provenance(self.folder, plan)
+
+    def make_way(self) -> bool:
+        """Return True if a study can begin in this folder. The files of a study that never trained are deleted, except
+        for logs and sites' files.
+        """
+        if not (self.folder / paths.PLAN).exists():
+            return True
+        summary = self.summary()
+        if summary is None or not summary.never_began or self.rounds():
+            return False
+        for name in (paths.CHECKPOINTS, paths.JOB, paths.NVFLARE):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        for name in (paths.PROVENANCE, paths.ROUNDS, paths.SUMMARY, paths.PLAN):
+            (self.folder / name).unlink(missing_ok=True)
+        return True
+
+    # ------------------------------------------------------------------ NVFlare's jobs
+    @contextmanager
+    def led_by(self, job: str) -> Iterator[None]:
+        """Lock the study for one job. The operating system releases the lock if the job's process dies."""
+        told = f"another job leads {self.folder.name} now; 'medsilo status' lists jobs"
+        with alone(self.folder / paths.LOCK, told, LET_GO):
+            append_line(self.folder / paths.JOBS, job)
+            yield
+
+    def claim(self, lead: str | None, resume: bool) -> None:
+        """Bind the study to the user who submitted its job; raise MedsiloError if it belongs to another user or is
+        finished.
+
+        Args:
+            lead: The submitter's name, or None in simulations.
+            resume: True if the job continues the study.
+        """
+        path = self.folder / paths.LEAD
+        if resume or path.exists():
+            self.check_owner(lead)
+        if resume:
+            self.check_unfinished()
+        if lead and not path.exists():
+            write_text(path, lead)
+
+    def check_owner(self, lead: str | None) -> None:
+        """Raise MedsiloError if an existing study belongs to another user than `lead`."""
+        path = self.folder / paths.LEAD
+        if path.exists() and path.read_text(encoding="utf-8") != (lead or ""):
+            raise MedsiloError(f"study {self.folder.name} belongs to another lead; choose another name")
+        if lead and self.folder.exists() and not path.exists():
+            raise MedsiloError(f"study {self.folder.name} has no recorded owner; start it again")
+
+    @staticmethod
+    def of_job(studies: Path, job: str) -> "Record | None":
+        """Return the study that an NVFlare job led, or None."""
+        found = (path.parent for path in studies.glob(f"*/{paths.JOBS}") if job in path.read_text().split())
+        return next((Record(folder) for folder in found), None)
+
+    # ------------------------------------------------------------------ rounds
+    def rounds(self) -> list[Round]:
+        """Return the recorded rounds. An incomplete last line, as after a crash, is ignored."""
+        return read_rounds(self.folder, growing=True)
+
+    def tell_now(self, turns: Turns | None) -> None:
+        """Write the current requests to a file, for users who watch the run on this machine. None deletes the file when
+        the study ends.
+        """
+        if turns is None:
+            with suppress(OSError):
+                (self.folder / paths.NOW).unlink(missing_ok=True)
+        else:
+            write_passing(self.folder / paths.NOW, turns.as_json())
+
+    def add_round(self, line: Round) -> None:
+        """Append a round to rounds.jsonl."""
+        append_line(self.folder / paths.ROUNDS, _line(line).removesuffix("\n"))
+
+    def forget_after(self, round_number: int) -> list[Round]:
+        """Delete the recorded rounds after the given round, since they will be repeated; return the
+        remaining rounds.
+        """
+        kept = [line for line in self.rounds() if line.round <= round_number]
+        write_text(self.folder / paths.ROUNDS, "".join(map(_line, kept)))
+        return kept
+
+    # ------------------------------------------------------------------ checkpoints
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / paths.CHECKPOINTS
+
+    def _checkpoint(self, round_number: int) -> Path:
+        return self.checkpoints / paths.ROUND_FILES.replace("*", str(round_number))
+
+    def save_checkpoint(
+        self, round_number: int, tensors: dict[str, "Tensor"], facts: dict[str, Any], before: int | None = None
+    ) -> None:
+        """Save the server's state after a round.
+
+        Args:
+            round_number: The number of the round.
+            tensors: The tensors of the state.
+            facts: The other values of the state.
+            before: An earlier round whose checkpoint is kept. All other old checkpoints are deleted once the new one is
+                complete.
+        """
+        save_tensors(self._checkpoint(round_number), tensors, {**facts, "round": round_number})
+        for path in self.checkpoints.glob(paths.ROUND_FILES):
+            if self._round_of(path) not in (round_number, before):
+                path.unlink()
+        best = facts["best"] and self._best(facts["best"]["round"])
+        for path in self.checkpoints.glob(paths.BEST_FILES):
+            if path != best:
+                path.unlink()
+
+    def sweep(self) -> None:
+        """Delete the incomplete files of a server that was killed. Sites clean their own folders."""
+        sweep(self.folder, *(self.folder / name for name in (paths.CHECKPOINTS, *paths.SHARED_FOLDERS)))
+
+    def load_checkpoint(self, round_number: int | None = None) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
+        """Return the newest checkpoint, or the checkpoint of the given round."""
+        with reading(f"the checkpoint of run {self.folder.name}"):
+            path = max(self.checkpoints.glob(paths.ROUND_FILES), key=self._round_of, default=None)
+            path = path if round_number is None else self._checkpoint(round_number)
+            if path is None:
+                raise MedsiloError(f"run {self.folder.name} has no checkpoint to resume from; start it again")
+            tensors, facts = load_tensors(path)
+            if CheckpointFacts.model_validate(facts, strict=True).round != self._round_of(path):
+                raise ValueError("its name and its content state different rounds")
+        return tensors, facts
+
+    @staticmethod
+    def _round_of(checkpoint: Path) -> int:
+        return int(checkpoint.stem.removeprefix("round-"))
+
+    def keep_as_best(self, round_number: int) -> None:
+        """Keep a round's checkpoint as the best so far. A hard link avoids copying the file."""
+        if self._best(round_number).exists():  # The round was repeated after a resume.
+            return
+        temporary = self.checkpoints / ".best.part"
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(self._checkpoint(round_number), temporary)
+        except OSError:  # The file system does not support hard links.
+            write_bytes(temporary, self._checkpoint(round_number).read_bytes())
+        temporary.replace(self._best(round_number))
+        sync_names(self.checkpoints)
+
+    def _best(self, round_number: int) -> Path:
+        return self.checkpoints / paths.BEST_FILES.replace("*", str(round_number))
+
+    def load_best(self, round_number: int) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
+        """Return the checkpoint of a round that was kept as the best."""
+        return load_tensors(self._best(round_number))
+
+    def check_unfinished(self) -> None:
+        """Raise MedsiloError if the study is finished."""
+        if self.finished():
+            raise MedsiloError(f"{self.folder.name} is finished; there is nothing to resume")
+
+    def can_go_on(self) -> bool:
+        """True if the study is unfinished and has a checkpoint."""
+        return not self.finished() and any(self.checkpoints.glob(paths.ROUND_FILES))
+
+    def finished(self) -> Summary | None:
+        """Return the summary of a finished study; None if the study failed or is not over."""
+        summary = self.summary()
+        return summary if summary and summary.finished else None
+
+    # ------------------------------------------------------------------ results
+    def save_global(self, file: str, model: dict[str, "Tensor"], facts: dict[str, Any]) -> None:
+        """Save the global model, if the method has one, as `paths.BEST` or `paths.LAST`."""
+        save_tensors(self.folder / paths.GLOBAL / file, model, facts)
+
+    def write_summary(self, summary: Summary) -> None:
+        write_json(self.folder / paths.SUMMARY, summary.as_json())
+
+    def summary(self) -> Summary | None:
+        """Return the run's summary, or None if it has not ended."""
+        return read_summary(self.folder) if (self.folder / paths.SUMMARY).exists() else None
+
+
+def new_rounds(rounds: Sequence[Round], after: int, size: int) -> list[Round]:
+    """Return the rounds that follow the round `after`, up to `size` bytes. The first of them is returned whatever its
+    size.
+    """
+    told: list[Round] = []
+    for line in rounds[bisect_right(rounds, after, key=lambda line: line.round) :]:
+        size -= len(_line(line))
+        if told and size < 0:
+            break
+        told.append(line)
+    return told
+
+
+def _line(line: Round) -> str:
+    return json.dumps(line.as_json(), allow_nan=False) + "\n"

@@ -1,0 +1,360 @@
+"""Hold the server's state: the aggregators of the current phase, the best model so far, and checkpoints of both."""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import isfinite
+from typing import Any
+
+from torch import Tensor
+
+from medsilo.core.errors import MedsiloError, ParticipationError
+from medsilo.core.tensors import Groups, Tensors, packed
+from medsilo.exchange.channel import Missing
+from medsilo.exchange.checks import check_numbers
+from medsilo.learning.seeds import seed_for
+from medsilo.mixing.mixers import Aggregator, mixer_of
+from medsilo.plan import Plan
+from medsilo.runs.messages import Joined
+from medsilo.schedule.phase import Group, Phase, ServerSide, views
+from medsilo.tasks.objective import says_of
+from medsilo_server.directions import RoundDirections
+from medsilo_server.record import Record
+
+
+class Store:
+    """Additional state of secure aggregation, which is empty in this base class."""
+
+    def find(self, group: str) -> Tensors | None:
+        """Return the tensors of a group that all sites receive, or None to use the aggregator's tensors."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors and the other values of this state, for a checkpoint."""
+        return {}, {}
+
+    def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Restore this state from a checkpoint."""
+
+
+class ServerState:
+    """Holds the aggregators of all groups from phase to phase. Tensors that were sent or are being written are never
+    changed in place.
+    """
+
+    def __init__(self, plan: Plan, record: Record, server: ServerSide, mixers: dict[str, Aggregator]) -> None:
+        """Create the state of a study.
+
+        Args:
+            plan: The plan of the study.
+            record: The run folder.
+            server: The view of the server that methods get.
+            mixers: The dictionary of aggregators that `server` refers to.
+        """
+        self.plan, self.course, self.record, self.server, self.mixers = plan, plan.course, record, server, mixers
+        self.sites = server.sites
+        self.layout = plan.layout()  # networks without values: the server holds no model besides its aggregators
+        self.trained = frozenset(name for net in self.layout.values() for name, _ in net.named_parameters())
+        buffers = frozenset(name for net in self.layout.values() for name, _ in net.named_buffers())
+        self.shield = plan.aggregation.shield(buffers - self.trained)
+        self.place: int | None = None  # position of the phase that the aggregators belong to
+        self.once: set[str] = set()  # groups of the current phase that sites receive and do not send back
+        self.settled: dict[str, list[str]] = {}  # for each site, the groups that it has received and does not send back
+        self.details: dict[str, Any] = {}
+        self.store = Store()
+        self.best: dict[str, Any] | None = None  # round and validation scores of the best model
+        self.done = 0
+        self.directions = RoundDirections({}, (), 0)
+        self.suspect: tuple[str, float] | None = None  # site with the largest outlier in the last aggregated round
+        self.writer = ThreadPoolExecutor(1)  # writes a round's checkpoint while the sites train the next round
+        self.writing: Future[None] | None = None
+
+    # ------------------------------------------------------------------ a round
+    def expected(self, phase: Phase) -> Groups:
+        """Return the layout of the tensors that sites send in a phase, in the transport's precision."""
+        return self._packed(views(phase.sent, self.layout))
+
+    def _packed(self, groups: Groups) -> Groups:
+        precision = self.plan.transport.precision
+        return {
+            group: {name: packed(tensor, precision) for name, tensor in tensors.items()}
+            for group, tensors in groups.items()
+        }
+
+    def open(self, number: int) -> None:
+        """Prepare the aggregators for a round."""
+        place = self.course.place_of(number)
+        phase = self.course.phases[place]
+        if place != self.place:
+            self.enter(phase)
+            self.place = place
+        hidden = self.plan.sealed_forms(phase)
+        read = [group for group in phase.sent if group.goes_down and group.name not in hidden]
+        kept = views(read, self.layout)
+        if not self.shield and any(answer.absent for answer in self.server.joined.values()):
+            from medsilo.schedule.structures import mix_by_structure
+
+            mix_by_structure(self.mixers, kept, self.layout["model"], self.server)
+        for group in self.expected(phase):
+            self.mixers[group].start(self.sites)
+        seed, before = seed_for(self.plan.seed, "sketch", number), self.directions
+        begins = number == 1 and self.plan.task.scripted
+        self.directions = RoundDirections(self._packed(kept), self.trained, seed, before, begins)
+        self.ranges = {group.name: group.ranges(self.layout, self.plan.task) for group in phase.sent}
+
+    def enter(self, phase: Phase, fresh: bool = True) -> None:
+        """Create the aggregators of a new phase, in the order of its groups, because an aggregator may depend on
+        earlier groups.
+
+        A group that is sent for the first time starts with its initial values. All other groups keep their values.
+        """
+        travelling = views(phase.groups, self.layout).keys()
+        initial: Groups = {}
+        if not travelling <= set(self.mixers) or phase.before:
+            networks = self.plan.build_networks()
+            if fresh and phase.before:
+                self.details |= phase.before(self.server, networks)
+            initial = self._packed(views(phase.groups, networks))
+        for group in phase.groups:
+            if group.name in travelling:
+                self._make(group, initial.get(group.name))
+        for name in self.once - travelling:  # No site will need the removed groups again.
+            self.mixers.pop(name, None)
+        self.once = {group.name for group in phase.once if group.name in travelling}
+
+    def _make(self, group: Group, initial: Mapping[str, Tensor] | None) -> None:
+        mixer = mixer_of(group.mix, self.server)
+        if self.shield and group.goes_up and not group.personal:
+            mixer.defend(self.shield)
+        if group.name in self.mixers:
+            mixer.load_state(*self.mixers[group.name].state())
+        else:
+            mixer.start(self.sites, initial)
+        self.mixers[group.name] = mixer
+
+    def payload(self, site: str, phase: Phase) -> Groups:
+        """Return the tensors that a site needs in a phase, except for those that it already has."""
+        travelling, known = views(phase.given, self.layout), self.settled.get(site, [])
+        stays = {group.name for group in phase.given if group.apply_locally and self.plan.sealed}
+        given = (group for group in phase.given if group.name in travelling.keys() - stays - set(known))
+        return {group.name: self._current(group, site) for group in given}
+
+    def _current(self, group: Group, site: str) -> dict[str, Tensor]:
+        """Return the tensors of a group for a site. A site that does not train gets the shared tensors."""
+        if site in self.sites and (mean := self.store.find(group.name)):
+            return dict(mean)
+        if group.personal and group.fallback_group and site not in self.sites:
+            return self.mixers[group.fallback_group].current(self.sites[0])
+        return self.mixers[group.name].current(site if group.personal else self.sites[0])
+
+    def take(self, site: str, groups: Groups, samples: int, phase: Phase) -> None:
+        """Add a site's tensors, whose shapes were checked, to the aggregators; raise Refused for impossible values."""
+        personal = {group.name: group.personal for group in phase.sent}
+
+        def given(group: str) -> dict[str, Tensor]:
+            return self.mixers[group].current(site if personal[group] else self.sites[0])
+
+        directions = self.directions.measure(groups, given)
+        finite = {group: self.directions.names[group] for group, own in directions.items() if isfinite(own.norm)}
+        check_numbers(groups, phase.sent, self.ranges, finite)
+        self.directions.check(directions)
+        for group in phase.sent:  # Groups are added in the order in which the method declares them.
+            if group.name in groups:
+                self.mixers[group.name].add(site, groups[group.name], samples)
+        self.directions.note(site, directions)
+
+    def shares(self, phase: Phase) -> Mapping[str, float]:
+        """Return the weight of each site in the round that ended, taken from the first group that is averaged."""
+        found = (self.mixers[group.name].shares for group in phase.sent if group.name in self.mixers)
+        return next((shares for shares in found if shares), {})
+
+    def mark_synced(self, site: str) -> None:
+        """Record that a site has received the groups that are sent only once."""
+        self.settled[site] = sorted(self.once)
+
+    def mark_lost(self, site: str) -> None:
+        """Record that a site may lack the groups that are sent only once, so that it gets them again."""
+        self.settled.pop(site, None)
+
+    def finish(self, number: int) -> None:
+        """Aggregate the round's groups in the order in which the method declares them."""
+        expected = self.expected(self.course.phase_of(number))
+        for group in expected:
+            self.mixers[group].finish()
+        self.done, self.suspect = number, self.directions.farthest()
+
+    # ------------------------------------------------------------------ the best model
+    def consider_best(self, scores: Mapping[str, float | None], rounds: int) -> None:
+        """Keep the model after so many rounds if its mean validation score is the best so far.
+
+        If hospitals round their scores, the later of two equal scores is kept, because the first may belong to a model
+        that had not learned. The mean is over the sites that scored both models, so that a site's absence favours no
+        model. All structures have the same weight in it. A model with a score that could not be computed is not
+        considered.
+        """
+        known = {site: score for site, score in scores.items() if score is not None}
+        if not known or len(known) < len(scores) or not self.course.used_as_scored(rounds):
+            return
+        if not self.course.has_travelled(rounds):
+            return
+        if self.best is not None:
+            both = known.keys() & self.best["scores"].keys()
+            joined = self.server.joined
+            says = says_of(self.plan.task.goal, {site: joined[site].absent if site in joined else () for site in both})
+            now, before = (sum(says[site] * own[site] for site in both) for own in (known, self.best["scores"]))
+            rounded = any(joined[site].steps.get("validation") for site in both if site in joined)
+            if now < before or (now == before and not rounded):
+                return
+        self.record.keep_as_best(rounds)
+        self.best = {"round": rounds, "scores": known}
+
+    def go_back_to(self, rounds: int) -> None:
+        """Load the model of the round that was kept as the best."""
+        self._take_over(*self.record.load_best(rounds), self.expected(self.course.last))
+
+    def save_common(self, file: str, rounds: int) -> None:
+        """Save the global model for the lead.
+
+        Args:
+            file: The name of the file.
+            rounds: The number of rounds that the model was trained for.
+        """
+        networks, last = self.plan.build_networks(), self.course.last
+        given = views(last.given, networks)
+        for group, tensors in given.items():
+            values = self.mixers[group].current(self.sites[0])
+            for name, tensor in tensors.items():
+                tensor.copy_(values[name])
+        for own in last.given:
+            own.arrived(networks, True)
+        algorithm = self.plan.algorithm
+        assert algorithm.outcome.common is not None
+        facts = {"round": rounds, "method": algorithm.name, "plan_hash": self.plan.hash}
+        self.record.save_global(file, algorithm.whole(networks, algorithm.outcome.common).state_dict(), facts)
+
+    def summary_details(self) -> dict[str, Any]:
+        """Return the details for the summary, including the groups' details about sites."""
+        found = dict(self.details)
+        for group in self.course.last.groups:
+            if group.name in self.mixers:
+                found |= group.site_details(self.mixers[group.name], self.sites)
+        return found
+
+    # ------------------------------------------------------------------ checkpoints
+    def save(self) -> None:
+        """Start to write a checkpoint in a thread. The next round may begin in the meantime.
+
+        Call `written` before any step that depends on the checkpoint.
+        """
+        tensors: dict[str, Tensor] = {}
+        facts: dict[str, Any] = {
+            "plan": self.plan.hash,
+            "sites": list(self.sites),
+            "best": self.best,
+            "settled": self.settled,
+            "details": self.details,
+            "mixers": {},
+        }
+        for group, mixer in self.mixers.items():
+            state, facts["mixers"][group] = mixer.state()
+            tensors |= {f"{group}/{name}": tensor for name, tensor in state.items()}
+        hidden, told = self.store.state()
+        tensors, facts = {**tensors, **hidden}, {**facts, **told}
+        before = self.done - 1 if self.suspect else None  # The last round may have to be undone.
+        self.writing = self.writer.submit(self.record.save_checkpoint, self.done, tensors, facts, before)
+
+    def written(self) -> None:
+        """Wait until the checkpoint is written; raise its error."""
+        writing, self.writing = self.writing, None
+        if writing:
+            writing.result()
+
+    def restore(self) -> None:
+        """Load the newest checkpoint."""
+        self.record.sweep()
+        self._restore(*self.record.load_checkpoint())
+
+    def take_back(self) -> bool:
+        """Undo the last aggregated round if it contains an outlier; return True if it was undone.
+
+        A round is undone when other sites diverge after it. With secure aggregation, a round cannot be repeated with
+        fewer sites.
+        """
+        suspect, self.suspect = self.suspect, None
+        if suspect is None or self.plan.sealed:
+            return False
+        self.written()
+        best = self.best  # The best model cannot be that of the undone round, because no site has scored it.
+        self.mixers.clear()
+        self.place, self.directions = None, RoundDirections({}, (), 0)
+        self._restore(*self.record.load_checkpoint(self.done - 1))
+        self.best = best
+        return True
+
+    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        if facts["plan"] != self.plan.hash:
+            raise MedsiloError("the checkpoint belongs to another plan; resume with the plan.yaml of its run folder")
+        if facts["sites"] != list(self.sites):
+            raise MedsiloError(f"the checkpoint's sites were {', '.join(facts['sites'])}; resume with the same sites")
+        if facts["round"] > self.plan.rounds:
+            raise MedsiloError(
+                "the checkpoint belongs to a round that the plan does not have, so it is damaged; start again"
+            )
+        for number in range(1, max(facts["round"], 1) + 1):  # Recreate the aggregators of every phase so far, in order.
+            place = self.course.place_of(number)
+            if place != self.place:
+                self.enter(self.course.phases[place], fresh=False)
+                self.place = place
+                # The values are loaded at once, because the next phase's aggregators may depend on them.
+                self._take_over(tensors, facts, facts["mixers"])
+        self.store.load(tensors, facts)
+        self.details, self.settled = facts["details"], facts["settled"]
+        self.done, self.best = facts["round"], facts["best"]
+
+    def _take_over(self, tensors: dict[str, Tensor], facts: dict[str, Any], groups: Iterable[str]) -> None:
+        """Load a checkpoint's values of these groups into their aggregators. Groups of later phases
+        have no values yet.
+        """
+        for group in self.mixers.keys() & set(groups):
+            prefix = f"{group}/"
+            mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            self.mixers[group].load_state(mine, facts["mixers"][group])
+
+
+class RoundAggregation:
+    """Aggregates the answers of a round without secure aggregation: each answer is added when it arrives.
+
+    Secure aggregation overrides this class, and unmasks the sum before the aggregators end the round.
+    """
+
+    def __init__(self, state: ServerState) -> None:
+        self.state = state
+
+    def agree(self, joined: Mapping[str, Joined]) -> None:
+        """Check that some site has each label that the plan names. Secure aggregation also lets the sites agree on keys
+        here.
+        """
+        held = [
+            {*answer.absent}
+            for site, answer in joined.items()
+            if site not in self.state.plan.participation.evaluation_sites
+        ]
+        if lacking := sorted(set.intersection(*held)) if held else []:
+            raise ParticipationError(f"no hospital that trains has {', '.join(lacking)}; remove it from the plan")
+
+    def begin(self, number: int, phase: Phase) -> Mapping[str, Missing]:
+        """Begin a round whose aggregators are ready; return the sites that do not take part, each with the reason."""
+        return {}
+
+    def expected(self, phase: Phase) -> Groups:
+        """Return the layout of the tensors that sites send in a phase, in the transport's precision."""
+        return self.state.expected(phase)
+
+    def letters(self, site: str, groups: Groups) -> dict[str, Any]:
+        """Return additional values for the request to a site, besides its tensors."""
+        return {}
+
+    def take(self, site: str, groups: Groups, samples: int, phase: Phase) -> None:
+        """Add a site's tensors, whose shapes were checked, to the aggregators; raise Refused for impossible values."""
+        self.state.take(site, groups, samples, phase)
+
+    def finish(self, number: int) -> None:
+        """Give the unmasked sums to the aggregators; raise ParticipationError if too few sites help to unmask them."""
