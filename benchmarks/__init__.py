@@ -1,1 +1,3 @@
-"""Measurements that print ratios against a stated reference. A package: others install one of the same name."""
+"""Measurements that print ratios against a stated reference. This file makes the folder a package, because other
+distributions install a package of the same name.
+"""

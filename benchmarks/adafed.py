@@ -1,16 +1,16 @@
-"""AdaFed's costs at the server and at a site, each against the plain way in the same run.
+"""Measure AdaFed's costs at the server and at a site, relative to a plain implementation in the same run.
 
     python benchmarks/adafed.py
 
-Mixing: θ_i ← Σ_j w_ij θ_j for N sites with networks of the size of LeNet5. The plain way is a double loop over sites
-and tensors that looks each number up in W and in the networks' `state_dict()`, as one writes it first. Ours is a whole
-round of the server's mixer: the models come in one by one, are laid out as rows, mixed and given out again.
-Memory: a round with 20 networks of AlexNet's size, above what the process held before; must stay within the N models
-and one block beside them. Models are made as they come, handed over, and taken one at a time.
-Statistics: a pass over LeNet5's and the activity network's data with statistics against a plain evaluation pass.
+Mixing: θ_i ← Σ_j w_ij θ_j for N sites with networks of the size of LeNet5. The reference is a double loop over sites
+and tensors, which looks up each number in W and in the networks' `state_dict()`. Medsilo's side is a whole round of the
+server's aggregator: it receives the models one by one, lays them out as rows, mixes them and sends them. Memory: a
+round with 20 networks of AlexNet's size, above what the process held before; must stay within the N models and one
+block beside them. Models are created one at a time and passed to the aggregator. Statistics: a pass over LeNet5's and
+the activity network's data with statistics against a plain evaluation pass.
 
-Both ways have the same threads; the fastest of several calls counts. Exits with 1 when a bound is not kept. Needs
-Linux (it forks, and reads the peak from /proc).
+Both implementations use the same number of threads; the fastest of several calls counts. Exits with 1 if a bound is
+exceeded. Needs Linux (it forks, and reads the peak from /proc).
 """
 
 import os
@@ -28,7 +28,7 @@ from medsilo.core.parent_watch import most_held
 from medsilo.learning.layers import batch_norm_names
 from medsilo.learning.statistics import batch_norm_input_statistics
 from medsilo.mixing.layout import WIDEST
-from medsilo.mixing.personal import SimilarityMix
+from medsilo.mixing.mixers import SimilarityMix
 from medsilo.registry import NETWORKS
 
 FASTER = {20: 50.0, 100: 150.0}
@@ -97,8 +97,8 @@ def alexnet_memory() -> tuple[float, float]:
     for place, site in enumerate(sites):
         mixer.add(site, {name: torch.full(shape, float(place)) for name, shape in shapes.items()}, 1)
     mixer.finish()
-    block = SITES * WIDEST * (4 + 8 + 8)  # as it came, and in double precision before and after
-    # While a model arrives, it is there twice for a moment: as it came and as a row.
+    block = SITES * WIDEST * (4 + 8 + 8)  # received, and in double precision before and after mixing
+    # An arriving model is briefly in memory twice: as received and as a row.
     return most_held() - before, SITES * size + size + block
 
 
@@ -154,6 +154,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if "MALLOC_TOP_PAD_" not in os.environ:  # freed memory stays at hand, or luck decides who pays for getting it back
+    # The process keeps freed memory, because getting it back from the system would add random costs.
+    if "MALLOC_TOP_PAD_" not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "MALLOC_TOP_PAD_": str(64 << 20)})
     run(main, globals(), FASTER={2: 0.0}, SITES=3, NETWORKS={**NETWORKS, "alexnet": NETWORKS["lenet5"]}, REPEATS=1)

@@ -1,16 +1,14 @@
-"""Images a second of training with augmentation, by medsilo against a plain MONAI loop, in one run.
+"""Measure images per second of training with augmentation, by medsilo and by a plain MONAI loop in the same run.
 
     python benchmarks/augmentation.py [--repeats N] [--device cuda]
 
-A hospital's volumes are made here and written as NIfTI files. Both sides learn from the same cases, which medsilo has
-read into memory: whole slices of 96 x 96, or pieces of 64 x 64 x 32 of volumes. They have the same network, loss,
-optimizer and batches, and the same augmentation: flips, turns and scaling, intensities, noise. The MONAI side is what
-its tutorials write: Dataset with a Compose of transforms for a case, DataLoader, a loop; `notes off` is the same
-without its notes on where images lie in space (set_track_meta), which tutorials leave on.
-
-Times are the processor's, on one thread: medians of repetitions that take turns. On a card they are a clock's, and a
-MONAI side with four processes that read is beside the others; medsilo has none.
-Goal: at least 1.5 times the images a second of the MONAI side.
+The program generates a hospital's volumes and writes them as NIfTI files. Both sides learn from the same cases, which
+medsilo has read into memory: whole slices of 96 x 96, or pieces of 64 x 64 x 32 of volumes. They have the same network,
+loss, optimizer and batches, and the same augmentation: flips, turns and scaling, intensities, noise. The MONAI side
+follows its tutorials: a Dataset with a Compose of transforms, a DataLoader, a loop. `notes off` is the same without the
+images' metadata (set_track_meta), which tutorials leave on. Times are processor times on one thread: medians of
+alternating repetitions. On a GPU they are wall-clock times, and there is also a MONAI side with four reading processes;
+medsilo has none. Goal: at least 1.5 times the images a second of the MONAI side.
 """
 
 import argparse
@@ -110,7 +108,9 @@ class Plain:
 
 
 def sides(name: str, folder: Path, size: Size, device: str) -> tuple[Mapping[str, Callable[[], object]], int]:
-    """Every side's epoch, and its images. All of them leave out what fills no batch."""
+    """Return one epoch of each implementation, with its number of images. Both leave out the last images if they don't
+    fill a batch.
+    """
     write_hospital(folder / SITE, 0, SPACINGS[SITE], size)
     plan = plan_of(name, size)
     ours = Ours(plan, SITE, folder / SITE, folder / "run", device)
@@ -126,7 +126,7 @@ def sides(name: str, folder: Path, size: Size, device: str) -> tuple[Mapping[str
 
 
 def taken(work: Callable[[], object], device: str) -> float:
-    """Seconds of the processor, or of a clock that waits for the card."""
+    """Return the processor time in seconds, or on a GPU the wall-clock time until the GPU has finished."""
     if device == "cpu":
         return seconds(work)
     started = time.perf_counter()
@@ -136,7 +136,7 @@ def taken(work: Callable[[], object], device: str) -> float:
 
 
 def main() -> int:
-    """Zero when the goals are met."""
+    """Return 0 if the goals are met."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--repeats", type=int, default=REPEATS)
     arguments.add_argument("--device", default="cpu")

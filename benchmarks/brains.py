@@ -26,9 +26,9 @@ HEADS, WIDTH = 15, 64.0  # of each hospital, and their millimetres, in results/n
 class Scanner:
     """A hospital's protocol."""
 
-    spacing: tuple[float, float, float]  # mm along x, y, z
-    gain: float  # of intensities
-    bright: float  # a lesion beside the tissue around it
+    spacing: tuple[float, float, float]  # voxel size along x, y, z in mm
+    gain: float  # factor of the intensities
+    bright: float  # brightness of a lesion relative to the tissue around it
     noise: float
 
 
@@ -42,7 +42,7 @@ HOSPITALS = {
 
 
 def write_brain(folder: Path, name: str, scanner: Scanner, seed: int, width: float = 56.0) -> None:
-    """Write a head of about so many millimetres with a few lesions, and their mask."""
+    """Write a head of about this width in millimetres with a few lesions, and their mask."""
     drawn = np.random.default_rng(seed)
     spacing = np.array(scanner.spacing)
     size = np.ceil(np.array([width, width * 1.1, width / 2]) * drawn.uniform(0.95, 1.05, 3) / spacing).astype(int)
@@ -64,7 +64,7 @@ def write_brain(folder: Path, name: str, scanner: Scanner, seed: int, width: flo
 
 
 def write_hospitals(folder: Path, sites: Iterable[str], cases: int, width: float = 56.0) -> None:
-    """Write so many volumes of each hospital."""
+    """Write this number of volumes for each hospital."""
     for site in sites:
         for case in range(cases):
             seed = 1000 * list(HOSPITALS).index(site) + case

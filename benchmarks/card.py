@@ -1,15 +1,15 @@
-"""Training on a card beside plain PyTorch and MONAI on the same card, in one run.
+"""Measure training on a GPU relative to plain PyTorch and MONAI on the same GPU, in one run.
 
     python benchmarks/card.py [--device cuda] [--only NAME ...]
 
-Each part takes turns with its reference, waits for the card before it reads the clock, and takes the fastest turn.
+Each part alternates with its reference, waits for the GPU before it reads the clock, and takes the fastest repetition.
 loop: an epoch of a U-Net on images in memory, by the engine's loop and by a loop as MONAI's tutorials have it, which
     asks for every batch's loss. Images a second; the goal is at least the tutorial's where both add up alike.
-busy: how much of an epoch the card computes, and what takes it longest.
+busy: the share of an epoch in which the GPU computes, and its slowest operations.
 harmofl: AmplitudeNorm in milliseconds a batch and as a share of a training step, and a perturbed step in plain steps.
 fedsm: a site's training in a round, against three passes.
 volumes: an epoch of pieces of volumes from files with augmentation, as benchmarks/volumes.py has it.
-memory: what a process holds after CUDA has begun, and whether it begins under a limit.
+memory: the memory of a process after CUDA has started, and whether CUDA starts under a limit.
 
 nnU-Net's epoch: `python -m benchmarks.nnunet --device cuda`.
 """
@@ -50,7 +50,7 @@ Figures = dict[str, Any]
 
 
 def waited(work: Callable[[], object], device: str) -> Callable[[], None]:
-    """Return the work with a wait for the card after it."""
+    """Return the work followed by a wait for the GPU."""
 
     def whole() -> None:
         work()
@@ -66,12 +66,12 @@ def plan_of(method: str, task: dict[str, Any], **sections: Any) -> Plan:
 
 
 def goal_of_masks() -> Objective:
-    """Return how the loss of masks of one structure is made."""
+    """The objective with the loss of masks of one structure."""
     return plan_of("fedavg", {"name": "synthetic-prostate"}).task.goal
 
 
 def network_of(shape: tuple[int, ...], norm: str = "instance") -> nn.Module:
-    """Return the same U-Net at every call."""
+    """Return a U-Net with the same weights at every call."""
     torch.manual_seed(0)
     return UNet(features=FEATURES, dimensions=len(shape) - 1, norm=norm).build(shape[0], 2)  # type: ignore[arg-type]
 
@@ -128,12 +128,14 @@ def loop(device: str) -> Figures:
 
 
 def reading(data: TensorDataset, batch: int, compute: Compute) -> Callable[[], object]:
-    """Return an epoch that brings batches to the card, and no more."""
+    """Return an epoch that only copies batches to the GPU."""
     return lambda: [len(inputs) for inputs, _ in batches(data, batch, compute, torch.Generator().manual_seed(0))]
 
 
 def busy(device: str) -> Figures:
-    """Seconds of an epoch in float32, those in which the card computes, and milliseconds of what takes it longest."""
+    """The seconds of an epoch in float32, those in which the GPU computes, and the milliseconds of its slowest
+    operations.
+    """
     from torch.autograd import DeviceType
     from torch.profiler import profile
 
@@ -165,7 +167,7 @@ def engine(
     goal: Objective,
     channels_last: bool = False,
 ) -> Callable[[], object]:
-    """Return an epoch by the engine's loop; channels_last: how images and weights lie in memory."""
+    """Return an epoch by the engine's loop; channels_last is the memory format of images and weights."""
     memory: Any = {3: torch.channels_last, 4: torch.channels_last_3d}[len(shape)]
     network: Any = network_of(shape).to(compute.device)
     network = network.to(memory_format=memory) if channels_last else network
@@ -246,7 +248,7 @@ def harmofl(device: str) -> Figures:
 
 # ---------------------------------------------------------------------------------------------------- FedSM, volumes
 def fedsm(device: str) -> Figures:
-    """Seconds of a round's one pass, and of three."""
+    """Return the seconds of a round with one pass over the data, and of three separate passes."""
     import fedsm as bench
 
     if device == "cpu":
@@ -274,7 +276,7 @@ def volumes(device: str) -> Figures:
 
 
 def whole_round(device: str) -> Figures:
-    """Seconds of a site's whole answer, and what of it is training, on slices in memory."""
+    """The seconds of a site's whole answer and of its training, on slices in memory."""
     from tests.sites import site_of
 
     task = {"name": "synthetic-prostate", "patients": 24, "slices": 10, "size": 128}
@@ -350,7 +352,7 @@ PARTS: dict[str, Callable[[str], Figures]] = {
 
 
 def main() -> int:
-    """Zero when every part was measured."""
+    """Return 0 if every part was measured."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments.add_argument("--only", nargs="*", default=list(PARTS), choices=list(PARTS))

@@ -1,12 +1,12 @@
-"""Reading through a folder task's cache against the same cases as tensors in memory; and the memory of the cache.
+"""Measure reading through a folder task's cache relative to tensors in memory, and the cache's memory.
 
     python benchmarks/data.py
 
-Volumes and photographs are made here and written as a hospital's files. An epoch of the training loop (MONAI's U-Net,
-Adam) takes a new piece of each volume, or each photograph, through the task's cache; then the same network learns from
-pieces of the same size that are tensors already. The first epoch, which has no cache yet, is told apart.
-Times are the processor's, on one thread, so that what else the machine does counts little.
-Goal: from the second epoch on at least 0.8 of the tensors' samples per second.
+The program generates volumes and photographs and writes them as a hospital's files. An epoch of the training loop
+(MONAI's U-Net, Adam) takes a new piece of each volume, or each photograph, through the task's cache. Then the same
+network trains on equal patches that are already tensors in memory. The first epoch, which has no cache yet, is listed
+separately. Times are processor times on one thread, so that other work of the machine counts little. Goal: from the
+second epoch on at least 0.8 of the tensors' samples per second.
 """
 
 import tempfile
@@ -34,7 +34,7 @@ PATIENTS, EPOCHS, LEAST = 14, 5, 0.8
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """The processor's time for one call."""
+    """Return the processor time of one call."""
     started = time.process_time()
     work()
     return time.process_time() - started
@@ -71,7 +71,7 @@ def photographs(folder: Path) -> tuple[FolderTask, DataSource]:
 
 
 def epoch_of(task: FolderTask, cases: Dataset, axes: int) -> Callable[[], object]:
-    """One pass of the training loop over these cases, which learns on."""
+    """Train for one more pass over these cases."""
     torch.manual_seed(0)
     compute = Compute()
     network = UNet(dimensions=3 if axes == 3 else 2, features=(16, 32, 64)).build(task.channels, task.goal.classes)
@@ -108,7 +108,7 @@ KINDS = {"volumes": volumes, "photographs": photographs}
 
 
 def main() -> int:
-    """Zero when the goals are met."""
+    """Return 0 if the goals are met."""
     torch.set_num_threads(1)
     print(f"samples per second of training, one thread, processor time, fastest of {EPOCHS} epochs")
     print(f"{'':<12} {'cache':<7} {'1st epoch':>9} {'later':>9} {'tensors':>9} {'ratio':>6} {'MiB held':>8}")

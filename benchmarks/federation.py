@@ -1,15 +1,16 @@
-"""The cost of the federation itself: a round's time and the server's memory, against NVFlare's own FedAvg.
+"""Measure the overhead of the federation, a round's time and the server's memory, relative to NVFlare's FedAvg.
 
     python benchmarks/federation.py [small|large|secure|import|all]
 
-Both sides run in NVFlare's simulator on this machine (`secure`: in one provisioned federation of real processes over
-mutual TLS), one after the other, with the same network (MONAI's U-Net), the
-same number of sites, tensors as torch has them, and no training: what is left is what a framework adds to a round.
-Stock is `FedAvgRecipe` with `ExchangeFormat.PYTORCH`, exported and started as `SimEnv` does. Medsilo is its canonical
-job with the real controller, executor and participant, of which only training and evaluation are left out.
+Both sides run in NVFlare's simulator on this machine (`secure`: in one provisioned federation over mutual TLS), one
+after the other. Network (MONAI's U-Net), sites and tensors are the same, and nobody trains, so the rest is the
+framework's cost of a round. The reference ("stock") is `FedAvgRecipe` with `ExchangeFormat.PYTORCH`, exported and
+started as `SimEnv` does. Medsilo is its canonical job with the real controller, executor and participant, of which only
+training and evaluation are left out.
 
-A round lasts from the end of one to the end of the next (stock: start to start); the figure is the median without the
-first. Memory is the greatest resident size of the server's process, as Linux accounts for it (VmHWM).
+A round's time runs from the end of the previous round to its own end. For the reference, it runs from start to start.
+The result is the median over all rounds but the first. Memory is the peak resident size of the server's process (VmHWM
+of Linux).
 """
 
 import argparse
@@ -37,19 +38,19 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = Path(__file__).resolve().parent / "federation_parts"
 SITES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d", "hospital-e", "hospital-f")
-POLLING = 0.1  # seconds between a site's questions for work in medsilo's jobs; NVFlare's default is 2
+POLLING = 0.1  # polling interval of a site in medsilo's jobs in seconds; NVFlare's default is 2
 BETWEEN = "medsilo, between rounds"
-LIMIT = 300.0  # seconds a run may take
+LIMIT = 300.0  # most seconds for a run
 REPEATS = 5
 
 TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) - ")
-STOCK_ROUND = re.compile(r"Sampled clients: ")  # what its controller says first in a round
+STOCK_ROUND = re.compile(r"Sampled clients: ")  # the first log line of NVFlare's controller in a round
 OUR_ROUND = re.compile(r"round \d+: \d+ sites answered")
 
 
 @dataclass(frozen=True)
 class Size:
-    """A network and how often it goes back and forth."""
+    """The size of a network, and the number of rounds in which it is exchanged."""
 
     title: str
     features: tuple[int, ...]
@@ -76,7 +77,8 @@ SMALL = Size("1.3 k parameters", (3, 6, 9), 0, 8)
 LARGE = Size("29 M parameters", (32, 64, 128, 256, 512, 512, 512), 2, 6)
 
 
-LINE = Size("27 kB", (8, 14, 21), 0, 20)  # what FLIP sent between hospitals in the United Kingdom and Thailand
+# the size of FLIP's messages between hospitals in the United Kingdom and Thailand
+LINE = Size("27 kB", (8, 14, 21), 0, 20)
 
 
 @dataclass(frozen=True)
@@ -118,13 +120,13 @@ class Peaks:
 
 # ---------------------------------------------------------------------- the two sides
 def run_stock(size: Size, sites: int, folder: Path, polling: float | None) -> Outcome:
-    """NVFlare's FedAvg, as its recipe makes it; `polling` None leaves NVFlare's default."""
+    """Return the job of NVFlare's FedAvg recipe; `polling` None keeps NVFlare's default."""
     job = _stock_job(size, sites, folder / "job", polling)
     return simulate(job, sites, folder, STOCK_ROUND, size.rounds)
 
 
 def simulate(job: Path, sites: int, folder: Path, mark: re.Pattern[str], rounds: int) -> Outcome:
-    """Run a job in NVFlare's simulator as `SimEnv` does, whose server marks so many rounds in its log."""
+    """Run a job in NVFlare's simulator as `SimEnv` does; the server logs each of its rounds."""
     names = ",".join(SITES[:sites])
     command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job), "-w", str(folder / "ws")]
     command += ["-c", names, "-n", str(sites), "-t", str(sites)]
@@ -145,7 +147,7 @@ def _stock_job(size: Size, sites: int, folder: Path, polling: float | None) -> P
             name="stock",
             model=size.unet,
             min_clients=sites,
-            num_rounds=size.rounds + 1,  # the last has no next whose start would end it
+            num_rounds=size.rounds + 1,  # the start of a round ends the previous round's time
             train_script=str(PARTS / "stock_site.py"),
             server_expected_format=ExchangeFormat.PYTORCH,
         )
@@ -156,7 +158,7 @@ def _stock_job(size: Size, sites: int, folder: Path, polling: float | None) -> P
 
 
 def poll_every(seconds: float, job: Path) -> None:
-    """Let the sites of a job ask for work as often as this."""
+    """Set the interval at which the sites of a job poll for tasks."""
     for path in job.rglob("config_fed_server.json"):
         config = json.loads(path.read_text())
         config["server"] = {**config.get("server", {}), "task_request_interval": seconds}
@@ -165,8 +167,8 @@ def poll_every(seconds: float, job: Path) -> None:
 
 def run_ours(size: Size, sites: int, folder: Path, precision: str = "float32") -> Outcome:
     """Medsilo's canonical job with idle sites."""
-    from medsilo.flare import simulator
     from medsilo.site.settings import SiteSettings
+    from medsilo_lab.engines import simulator
 
     plan, job = _our_job(size, sites, folder / "job", precision)
     peaks = Peaks()
@@ -195,8 +197,10 @@ def _our_job(size: Size, sites: int, job: Path, precision: str = "float32") -> t
 
 
 def idle_job(job: Path, plan: Any, study: str | None = None) -> Path:
-    """Write the job of a plan whose sites do nothing but receive and send."""
-    from medsilo.flare.jobs import CONFIG, CUSTOM, write_job
+    """Write the job of a plan whose sites only receive and send models."""
+    from medsilo.flare.job_source import CONFIG
+    from medsilo.flare.jobs import CUSTOM
+    from medsilo_lab.jobs import write_job
 
     write_job(job, plan, study=study)
     (job / CUSTOM).mkdir()
@@ -215,13 +219,13 @@ def run_secure(size: Size, sites: int, folder: Path, pollings: Sequence[float | 
     Between rounds: from the last answer's mixing to the next round's beginning, at medsilo's server.
     """
     sys.path.insert(0, str(ROOT))
-    from medsilo.runs.record import Record
+    from medsilo_server.record import Record
     from tests.secure.consortium import SERVER, Consortium
 
     consortium = Consortium(folder, dict.fromkeys(SITES[:sites], "teaching-hospital"))
     for party in (SERVER, *SITES[:sites]):
         local = consortium.kit(party) / "local"
-        for settings in local.glob("*resources.json*"):  # whose classes may run: NVFlare's own and the idle site, too
+        for settings in local.glob("*resources.json*"):  # allow the classes of NVFlare and of the idle site
             values = json.loads(settings.read_text())
             settings.write_text(json.dumps({key: own for key, own in values.items() if not key.startswith("class_")}))
         if party != SERVER:
@@ -259,17 +263,17 @@ def _median_round(log: Path, mark: re.Pattern[str], rounds: int) -> float:
 
 
 def _median_of(log: str, mark: re.Pattern[str], rounds: int) -> float:
-    """The median time between marked lines, which stand at the end of each round, without what is before the first."""
+    """Return the median time between the log lines that mark the ends of rounds."""
     times = _times(log, mark)
     if mark is STOCK_ROUND:
-        times = times[1:]  # a round's start is the end of the one before
+        times = times[1:]  # a round's start is the end of the previous round
     if len(times) != rounds:
         raise RuntimeError(f"{len(times)} rounds in the log, expected {rounds}")
     return statistics.median(after - before for before, after in itertools.pairwise(times))
 
 
 def _times(log: str, mark: re.Pattern[str]) -> list[float]:
-    """The times at which marked lines were written."""
+    """Return the times of the log lines that match a pattern."""
     times = []
     for line in log.splitlines():
         stamp = TIME.match(line)
@@ -280,7 +284,7 @@ def _times(log: str, mark: re.Pattern[str]) -> list[float]:
 
 @contextmanager
 def _started(command: list[str], output: IO[str]) -> Iterator[subprocess.Popen]:
-    """A process that takes all it started with it when it goes."""
+    """Run a process, and kill all its child processes at the end."""
     process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
     try:
         yield process
@@ -295,8 +299,8 @@ def _started(command: list[str], output: IO[str]) -> Iterator[subprocess.Popen]:
 
 # ---------------------------------------------------------------------- the tables
 def small() -> None:
-    """Round overhead, (a)."""
-    from timing import note  # not where another benchmark imports this one
+    """Measure the round overhead (table a)."""
+    from timing import note  # other benchmarks import this module without timing
 
     print(f"\nA round of {SMALL.title}, without training (seconds; ratios of medsilo to stock)")
     print(f"{'sites':>5} {'stock as it comes':>18} {'stock, same polling':>20} {'medsilo':>8}   ratios")
@@ -319,7 +323,7 @@ def secure() -> None:
 
 
 def large() -> None:
-    """Round time and memory of a large model, (b)."""
+    """Measure the round time and the memory of a large model (table b)."""
     from timing import note
 
     sites = 6
@@ -341,7 +345,7 @@ def _row(name: str, outcome: Outcome, ratios: str = "") -> None:
 
 
 def imports() -> None:
-    """Measure how long an import of the package and a command's start take (d)."""
+    """Measure the time of importing the package and of starting a command (table d)."""
     print("\nStarting (seconds, median of 5; ratio to importing torch)")
     torch = _seconds("-c", "import torch")
     print(f"{'import torch':<16} {torch:>6.2f}")
@@ -377,11 +381,11 @@ TABLES: dict[str, Callable[[], None]] = {"small": small, "large": large, "secure
 
 def main() -> int:
     """Print the tables that were asked for."""
-    parser = argparse.ArgumentParser(description="What the federation itself costs, against NVFlare's own FedAvg.")
+    parser = argparse.ArgumentParser(description="The cost of the federation itself, against NVFlare's own FedAvg.")
     parser.add_argument("table", nargs="?", choices=(*TABLES, "all"), default="all")
     chosen = parser.parse_args().table
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, Python {sys.version.split()[0]}")
-    with tempfile.TemporaryDirectory() as folder:  # of a copy, so that nobody's editing disturbs what runs
+    with tempfile.TemporaryDirectory() as folder:  # measure a copy, so that edits during the run have no effect
         shutil.copytree(ROOT / "custom", folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
         sys.path.insert(0, folder)
         os.environ["PYTHONPATH"] = folder

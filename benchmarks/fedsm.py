@@ -3,18 +3,16 @@
     python benchmarks/fedsm.py [time|bytes|memory]
 
 Time: a site's training in a FedSM round, in which every batch is read once for all three networks, against three
-passes, one for each. The cases are read from files whenever they are asked for, as data are that don't fit into
-memory: PNG tiles of 1000 x 1000 pixels, and slices of compressed NIfTI volumes. With cases that lie in memory there is
-little to save; that row has no bound.
-Bytes: what a site sends and is sent in a round, as the run's summary has it, against two models and a selector.
-Memory: a whole study of the real coordinator, whose sites make up their answers, with the paper's U-Net and VGG-11.
-The peak above what the process held before, against what is given back (one global model and selector, K personal
-models) and two parcels, the size of one being that of what a site sends. With `server-adam` Adam's two moments of the
-selector lie on the server's disk.
-Step: mixing what twelve sites with VGG-11 have sent, from the first site's contribution to what the last one is given,
-in processor time, against plain loops over dictionaries. The fastest of three rounds.
+passes, one for each. The cases are read from files each time, like data that don't fit into memory: PNG tiles of 1000 x
+1000 pixels, and slices of compressed NIfTI volumes. Cases in memory leave little to save, so that row has no bound.
+Bytes: a site's bytes up and down in a round, by the run's summary, against two models and a selector. Memory: a whole
+study of the real coordinator, whose sites make up their answers, with the paper's U-Net and VGG-11. The peak above the
+process's memory before, against the results (one global model and selector, K personal models) and two messages of a
+site. With `server-adam` Adam's two moments of the selector are on the server's disk. Step: aggregating the VGG-11
+tensors of twelve sites, from the first contribution to the last result, in processor time, against plain loops over
+dictionaries. The fastest of three rounds.
 
-Exits with 1 when a bound is not kept. Needs Linux (it forks, and reads the peak from /proc).
+Exits with 1 if a bound is exceeded. Needs Linux (it forks, and reads the peak from /proc).
 """
 
 import argparse
@@ -28,8 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from medsilo.federation.channel import Missing, Outgoing, Receive
-from medsilo.federation.participant import Participant
+from medsilo.exchange.channel import Missing, Outgoing, Receive
+from medsilo.federation.participant import participant_of
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.runs.messages import ANSWERS, PARTS, Counted, Request, StudyMessage
@@ -47,23 +45,23 @@ from torch.utils.data import Dataset
 
 from medsilo.core.parent_watch import most_held
 from medsilo.deploy.supermodel import THRESHOLDS
-from medsilo.federation.coordinator import Coordinator
 from medsilo.methods.fedsm import FedSM
 from medsilo.plan import Plan, parse_plan
-from medsilo.runs.record import Record
 from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.site_data import Cases, SiteData
 from medsilo_lab.start.example import write_volume
 from medsilo_papers.public_files import read_labels, read_picture
+from medsilo_server.coordinator import Coordinator
+from medsilo_server.record import Record
 from tests import inprocess
 
 SITES = ("hospital-a", "hospital-b")
 PAPER = {"name": "unet", "features": [16, 32, 64, 128, 256], "residual_units": 2, "norm": "instance"}
 ANY_SITES = {"name": "prostate"}  # a task of as many sites as one likes; nobody reads its data here
 LESS_TIME = 0.75
-QUICKLY: list[str] = []  # set by --quick: all tables come from this process
+QUICKLY: list[str] = []  # not empty with --quick, when this process measures all tables
 SELECTORS, LARGE, COUNTS, SYNCS = ("compact", "vgg11"), "vgg11", (3, 6, 12), ("none", "server-adam")
 KINDS = (("tiles", True), ("slices", True), ("slices", False))
 STEP_SECONDS = 2.0
@@ -71,7 +69,7 @@ SLACK = 64  # MiB: what torch itself takes for its calls, and the allocator's ro
 
 
 def make_plan(task: dict[str, Any], sites: Sequence[str], **changes: Any) -> Plan:
-    method = {"name": "fedsm", "selector_sync": "server-adam"}  # three networks learn
+    method = {"name": "fedsm", "selector_sync": "server-adam"}  # FedSM trains three networks
     values = {"algorithm": method, "task": task, "participation": {"sites": list(sites)}, **changes}
     return parse_plan(values)
 
@@ -106,7 +104,7 @@ class Tiles(Dataset):
 
 
 class Slices(Dataset):
-    """Slices of volumes as compressed NIfTI files: a slice costs its volume."""
+    """Slices of volumes in compressed NIfTI files; reading a slice decompresses its volume."""
 
     def __init__(self, plan: Plan, folder: Path, volumes: int = 2, size: int = 320, slices: int = 20) -> None:
         self.task, self.folder = cast(Any, plan.task), folder
@@ -144,7 +142,7 @@ def training_time(kind: str, from_files: bool, device: str = "cpu") -> tuple[flo
         reading = fastest(lambda: in_memory(cases), 3)
         data = SiteData(cases if from_files else in_memory(cases), in_memory(cases), in_memory(cases))
         settings = make_settings({"device": device, "min_patients_per_metric": 1, "public_data": True}, "a benchmark")
-        site = TrainingSite(Participant(SiteContext(plan, SITES[0], SITES, settings, Path(place) / "site"), data))
+        site = TrainingSite(participant_of(SiteContext(plan, SITES[0], SITES, settings, Path(place) / "site"), data))
         bench = site.participant.trainer.bench("shuffle", 1, lambda: None)
 
         def tell_apart(selector: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -157,16 +155,16 @@ def training_time(kind: str, from_files: bool, device: str = "cpu") -> tuple[flo
             with cast(FedSM, plan.algorithm).learning_selector(bench, tell_apart) as selector:
                 bench.train(selector)
 
-        return *fastest_in_turn(three_passes, lambda: plan.course.phase_of(1).work(bench), 5), reading
+        return *fastest_in_turn(three_passes, lambda: plan.course.phase_of(1).train_round(bench), 5), reading
 
 
 # ---------------------------------------------------------------------------------------------------- bytes
 def bytes_of_a_round(selector: str, sync: str) -> tuple[int, int, int]:
-    """Return what a site sent and was sent in one round, and the size of two models and a selector."""
+    """A site's bytes up and down in a round, and the size of two models and a selector."""
     task = {"name": "synthetic-prostate", "patients": 3, "slices": 3, "size": 32}
     method = {"name": "fedsm", "selector": selector, "selector_sync": sync}
     plan = make_plan(task, SITES, algorithm=method, network=PAPER, training={"rounds": 1, "learning_rate": 1e-5})
-    settings = SiteSettings(device="cpu", public_data=True)  # its patients are drawn
+    settings = SiteSettings(device="cpu", public_data=True)  # the patients are synthetic
     site = inprocess.run(plan, settings=settings).summary.sites[SITES[0]]
     with torch.device("meta"):
         networks = plan.build_networks()
@@ -176,7 +174,7 @@ def bytes_of_a_round(selector: str, sync: str) -> tuple[int, int, int]:
 
 # ---------------------------------------------------------------------------------------------------- memory
 class MadeUp:
-    """Sites without data: tensors of the right form, made when they are asked for and handed over."""
+    """Sites without data, which create tensors of the right shape for each request."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -223,11 +221,11 @@ class MadeUp:
         }
 
     def pause(self, seconds: float) -> None:
-        """Nobody has to be waited for."""
+        """Wait for no site."""
 
 
 def server_memory(count: int, selector: str, sync: str) -> tuple[float, float, float]:
-    """Bytes: the study's peak, what is given back, and one parcel."""
+    """Return the bytes of the study's peak, of its results and of one message."""
     sites = [f"site{place:02}" for place in range(count)]
     small = make_plan({"name": "synthetic-activity"}, SITES, training={"rounds": 1})
     method = {"name": "fedsm", "selector": selector, "selector_sync": sync}
@@ -306,7 +304,7 @@ def parcels() -> bool:
         for sync in ("closed-form", "server-adam", "none", "adam-moments"):
             up, down, reference = in_a_fork(bytes_of_a_round, selector, sync)
             ratio = max(up, down) / reference
-            bounded = sync in ("server-adam", "none")  # else moments, or sums over features, travel beside it
+            bounded = sync in ("server-adam", "none")  # the other modes also send moments or sums over features
             kept = kept and (not bounded or ratio <= 1)
             bound = f"  (at most 1x)  {_kept(ratio <= 1)}" if bounded else "  (with what travels beside it)"
             megabytes = f"{up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down, {ratio:.3f} of two models and a selector"
@@ -348,14 +346,14 @@ TABLES = {"time": times, "bytes": parcels, "memory": memories, "step": steps}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What FedSM's three networks cost.")
+    parser = argparse.ArgumentParser(description="The cost of FedSM's three networks.")
     parser.add_argument("table", nargs="?", choices=(*TABLES, "all"), default="all")
     chosen = parser.parse_args().table
     if chosen != "all" or QUICKLY:
         torch.set_num_threads(1)
         kept = [table() for name, table in TABLES.items() if chosen in (name, "all")]
         return 0 if all(kept) else 1
-    # For the peaks, freed memory goes back at once: they show what is held and not how the heap is fragmented.
+    # Freed memory returns to the system at once, so the peak is free of heap fragmentation.
     frugal = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     tables = [
         subprocess.run([sys.executable, __file__, name], env=frugal if name == "memory" else None) for name in TABLES

@@ -2,10 +2,10 @@
 
     python benchmarks/harmofl.py
 
-The numpy side is the paper's equation as one writes it first: for every image and channel the transform, its absolute
-value, its angle, and back. Both sides are given float32 images and the same amplitude, and are compared before they are
-timed, with as many threads as the machine has cores.
-Goals: whole spectrum 5 times faster, the frozen mean 50 times, a perturbed step at most 2.1 plain ones.
+The numpy side is a direct implementation of the paper's equation: for every image and channel the transform, its
+absolute value, its angle, and back. Both sides get float32 images and the same amplitude. Their results are compared
+before they are timed, with as many threads as the machine has cores. Goals: the whole spectrum 5 times faster, the
+frozen mean 50 times, and a perturbed step at most 2.1 plain steps.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ NETWORKS = (
     ("small-cnn 16x3x48x48", SmallCnn(), (16, 3, 48, 48)),
 )
 REPEATS, STEPS = 5, 25
-LEAST = {None: 5.0, 0.0: 50.0}  # times faster, by band, frozen
+LEAST = {None: 5.0, 0.0: 50.0}  # smallest required speed-up, by band
 MOST = 2.1
 
 
@@ -50,7 +50,7 @@ def by_image(images: np.ndarray, amplitude: np.ndarray, decay: float, frozen: bo
 
 
 def amplitudes() -> bool:
-    """The table of AmplitudeNorm; whether the goals are met."""
+    """Print the table of AmplitudeNorm; returns True if the goals are met."""
     print(f"AmplitudeNorm, {torch.get_num_threads()} threads: milliseconds per batch, fastest of {REPEATS}")
     print(f"{'batch':<18} {'band':<6} {'':<8} {'numpy':>8} {'medsilo':>8} {'ratio':>8}")
     fine = True
@@ -83,7 +83,7 @@ def amplitudes() -> bool:
 
 
 def steps() -> bool:
-    """The table of the perturbed step; whether the goal is met."""
+    """Print the table of the perturbed step; returns True if the goal is met."""
     print(f"\nA perturbed step in plain steps (two passes are 2.0), fastest of {STEPS}; goal: at most {MOST}")
     print(f"{'network':<28} {'plain ms':>9} {'perturbed ms':>13} {'ratio':>7}")
     fine = True

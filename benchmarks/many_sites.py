@@ -3,16 +3,15 @@
     python benchmarks/many_sites.py [--engine inprocess|simulator] [--sites 2 8 32 64 144 1000] [--rounds 3] [--large]
     python benchmarks/many_sites.py --engine simulator --sites 144 --rounds 20 --kills 6
 
-FedAvg over synthetic activity windows, few of them at each site, so that what a site costs is what shows; with --large
-one step a round of fully connected layers with 29 million parameters, over lines of a table. Every number of sites is
-measured in a process of its own. Time is the processor's in one process, and the clock's in the simulator, whose
-processes share what cores there are. Memory is the most that the process held above its start (in one process), or the
-most that all processes held together, with what they share counted once (Linux's PSS, looked at every second).
+FedAvg over synthetic activity windows, few at each site, so that the cost of a site dominates. With --large, a round is
+one step of fully connected layers with 29 million parameters, on lines of a table. Every number of sites is measured in
+a separate process. Time is processor time in one process, and wall-clock time in the simulator, whose processes share
+the cores. Memory is the peak of the process above its start (in one process), or of all processes together (Linux's
+PSS, read every second), which counts shared memory once. Ratios compare the cost of a site with that in the smallest
+study of the same run, whose start is shared among its sites.
 
-Ratios tell how much a site costs beside one of the fewest sites of the same run, with which the start is shared out.
-
---kills ends so many sites for good, at random, in the middle of a study in the simulator: the others have to finish it,
-and every round has to name those that are gone.
+--kills ends so many sites for good, at random, during a study in the simulator. The others must finish it, and every
+round must name the missing sites.
 """
 
 import argparse
@@ -33,11 +32,10 @@ import psutil
 from timing import note, run
 
 from medsilo.core.parent_watch import most_held
-from medsilo.federation import inprocess
-from medsilo.flare import simulator
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.rounds import Round
 from medsilo.site.settings import ALL_MINE, make_settings
+from medsilo_lab.engines import inprocess, simulator
 
 GROWTH = (2, 8, 32, 64, 144, 1000)
 ROUNDS = 3
@@ -66,7 +64,7 @@ class Cost:
         return f"| {self.sites} | {' | '.join(numbers)} | {self.memory:.0f} | {self.disk:.1f} |"
 
     def beside(self, fewest: "Cost") -> dict[str, float]:
-        """Return what a site costs here, in what one costs where the fewest are."""
+        """The cost of a site relative to that with the fewest sites."""
         pairs = {name: (getattr(self, name), getattr(fewest, name)) for name in ("each", "memory", "disk")}
         return {name: own / self.sites * fewest.sites / other for name, (own, other) in pairs.items() if other}
 
@@ -80,7 +78,7 @@ LINES = 20  # of a site, where networks are large
 
 
 def plan_of(sites: int, rounds: int, large: bool = False, lost: int = 0) -> Plan:
-    """Return a study of so many sites, which goes on without so many of them."""
+    """The plan of a study with this number of sites, which continues when `kills` of them are gone."""
     steps = {"local_steps": 1} if large else {}
     losing = {"when_missing": "continue", "minimum": sites - lost, "timeout": SILENCE} if lost else {"timeout": 3600}
     return parse_plan(
@@ -95,7 +93,7 @@ def plan_of(sites: int, rounds: int, large: bool = False, lost: int = 0) -> Plan
 
 
 def cost(engine: str, sites: int, rounds: int, large: bool = False, kills: int = 0) -> Cost:
-    """Run one study, of two rounds at least, and return what it cost."""
+    """Run a study of at least two rounds and return its cost."""
     clock = time.process_time if engine == "inprocess" else time.monotonic
     plan = plan_of(sites, rounds, large, kills)
     ended = Ended.drawn(plan, kills)
@@ -132,7 +130,7 @@ def write_lines(folder: Path, sites: int) -> str:
 
 @dataclass
 class Ended:
-    """The sites whose processes are ended in the simulator, each after a round of its own."""
+    """The sites whose processes are killed in the simulator, each after another round."""
 
     last: dict[str, int]  # by site: the round after which it ends
 
@@ -157,7 +155,7 @@ class Ended:
                     process.kill()
 
     def tell(self) -> None:
-        """Say who was ended, if anybody."""
+        """Report the killed sites, if any."""
         if self.last:
             told = ", ".join(f"{site} after round {last}" for site, last in sorted(self.last.items()))
             print(f"ended: {told}; the others finished, and every round named who was gone", file=sys.stderr)
@@ -189,7 +187,7 @@ class Watch:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table; each row comes from a process of its own."""
+    """Print the table; each row comes from a separate process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", choices=("inprocess", "simulator"), default="inprocess")
     parser.add_argument("--sites", type=int, nargs="+", default=GROWTH)

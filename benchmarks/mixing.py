@@ -1,14 +1,14 @@
-"""Mixers against plain dictionary loops: time of a round and peak memory, for 6, 20 and 100 sites.
+"""Measure mixers relative to plain dictionary loops: a round's time and peak memory, for 6, 20 and 100 sites.
 
     python benchmarks/mixing.py
 
-The loops keep every site's dictionary and go over sites and names, as one writes it first. Every measurement runs in a
-process of its own; the times are medians. Needs Linux (it forks, and reads the peak from /proc).
+The loops keep every site's dictionary and go over sites and names, in the most direct way. Every measurement runs in a
+separate process; the times are medians. Needs Linux (it forks, and reads the peak from /proc).
 
-Time: from the first contribution to the last site's result; the contributions exist beforehand and arrive in sorted
-order ("reverse": the other way round, so that all but one have to wait; "on the disk": there, as where they are
-more than memory is for; "in files": all lie in files when they come, as they do over NVFlare).
-Memory: the peak above the start, with contributions made one at a time and handed over, and all results kept.
+Time: from the first contribution to the last site's result. The contributions exist beforehand and arrive in sorted
+order. "reverse": in reverse order, so that all but the last must wait. "on the disk": as when they exceed the memory
+limit. "in files": all arrive in files, as over NVFlare. Memory: the peak above the start, with contributions made one
+at a time and handed over, and all results kept.
 """
 
 import json
@@ -27,14 +27,13 @@ from torch import Tensor, nn
 from medsilo.core.mmap_store import stored
 from medsilo.core.parent_watch import most_held
 from medsilo.mixing import contributions
-from medsilo.mixing.mixers import UniformMean, WeightedMean
-from medsilo.mixing.personal import Identity, SimilarityMix, SoftPull
+from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
 
 Model = dict[str, Tensor]
 Round = Callable[[Iterable[Model], int], list[Any]]
 
 SITES = (6, 20, 100)
-QUICKLY: list[str] = []  # what --quick becomes for the processes that measure
+QUICKLY: list[str] = []  # the argument --quick for the measuring processes
 PULL = 0.7
 LENET = {
     **{"conv1.weight": (6, 1, 5, 5), "conv1.bias": (6,), "conv2.weight": (16, 6, 5, 5), "conv2.bias": (16,)},
@@ -122,7 +121,7 @@ def network(model: Model) -> nn.Module:
 
 
 def mixed_by(build: Callable[[int], Any], reverse: bool = False) -> Round:
-    mixers: dict[int, Any] = {}  # one for all rounds of a study, as at a server
+    mixers: dict[int, Any] = {}  # the same mixer for all rounds of a study, as at a server
 
     def play(models: Iterable[Model], count: int) -> list[Any]:
         sites = [f"site{place:03}" for place in range(count)]
@@ -138,7 +137,7 @@ def mixed_by(build: Callable[[int], Any], reverse: bool = False) -> Round:
 
 
 def in_files(play: Round) -> Round:
-    """Models that lie in files; the time to write them is not part of the round."""
+    """Models stored in files; the time to write them is not part of the round."""
     filed: dict[tuple[int, int], list[Model]] = {}
 
     def play_filed(models: Iterable[Model], count: int) -> list[Any]:
@@ -153,7 +152,7 @@ def in_files(play: Round) -> Round:
 
 
 def on_disk(play: Round) -> Round:
-    """A round in which all that waits lies on the disk, as what is over 512 MiB does."""
+    """A round in which all waiting tensors are on the disk, as those over 512 MiB are."""
 
     def play_on_disk(models: Iterable[Model], count: int) -> list[Any]:
         usual, contributions.MEMORY = contributions.MEMORY, 0
@@ -200,7 +199,7 @@ def milliseconds(play: Round, name: str, count: int) -> float:
 
 
 def mebibytes(play: Round, name: str, count: int) -> float:
-    play((make("LeNet", 1.0) for _ in range(2)), 2)  # what torch loads when it is first used does not count
+    play((make("LeNet", 1.0) for _ in range(2)), 2)  # warm up, so that torch's initial memory does not count
     before = most_held()
     results = play((make(name, float(place)) for place in range(count)), count)
     assert len(results) == count
@@ -227,7 +226,7 @@ def in_a_fork(function: Callable[..., float], *arguments: Any) -> float:
 
 
 def measure(what: str) -> None:
-    """Prints one line per row: what the loop took and what the mixer took."""
+    """Print one line per row: the cost of the loop and of the aggregator."""
     function = {"time": milliseconds, "memory": mebibytes}[what]
     torch.set_num_threads(1)
     for name, count, case in ROWS:
@@ -235,7 +234,7 @@ def measure(what: str) -> None:
 
 
 def measured(what: str) -> list[tuple[float, float]]:
-    # For the peaks, freed memory goes back at once: they show what is held and not how the heap is fragmented.
+    # Freed memory returns to the system at once, so the peak is free of heap fragmentation.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     if what == "memory":
         environment["MALLOC_MMAP_THRESHOLD_"] = "65536"
@@ -262,6 +261,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from timing import note, run  # not where another benchmark imports this one
+    from timing import note, run  # other benchmarks import this module without timing
 
     run(main, globals(), ROWS=[("LeNet", 2, case) for case in CASES])

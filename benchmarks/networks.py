@@ -7,8 +7,8 @@ All sides train on the same cases and are scored on the same others, whole, on t
 
 - medsilo: the plan that `medsilo init` writes for the folder, as the engine drives it, with its last round's model.
 - nnU-Net: its planner's 3d_fullres and its own trainer, preprocessing, predictor (with mirroring) and metrics.
-- MONAI: what Auto3DSeg does with SegResNet (deep supervision, AdamW with warm-up and cosine, crops by class, affine,
-  noise, smoothing, flips), written as a MONAI script, with nnU-Net's patch and spacing.
+- MONAI: Auto3DSeg's training of SegResNet, written as a MONAI script, with nnU-Net's patch and spacing. It has deep
+  supervision, AdamW with warm-up and cosine, crops by class, affine, noise, smoothing and flips.
 
 Equal work is the floating-point operations of all training steps, as torch counts them: those of medsilo's 40 rounds.
 With --steps it is as many steps of two patches, whatever they cost. So that a processor can do them, the others' first
@@ -57,9 +57,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.brains import HOSPITALS, QUESTION, narrow, plans_of, write_hospitals
 from benchmarks.nnunet import PARTS, SITE, Ours, Theirs, nnunet_folders, preprocess
-from medsilo.plan import Plan
+from medsilo.core.yaml_text import load_yaml
+from medsilo.plan import Plan, parse_plan
 from medsilo.tasks.site_data import patients_of
-from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight, write_start
+from medsilo_lab.start.dataset_layout import DatasetLayout, first_sight, text_of
 from medsilo_nnunet.question import SegmentationQuestion
 
 KEYS = ("image", "label")
@@ -114,10 +115,10 @@ def sets(folder: Path, data: Path, size: Size) -> dict[str, Set]:
     return {name: own for name, own in found.items() if any((own.folder / SITE / "images").iterdir())}
 
 
-def default_of(own: Set, place: Path) -> Plan:
-    """Return the plan that `medsilo init` writes."""
+def default_of(own: Set) -> Plan:
+    """Return the plan that `medsilo init` proposes."""
     folder = DatasetLayout(own.folder / SITE, SITE, "cpu")
-    return write_start(place, first_sight(folder).choices)
+    return parse_plan(load_yaml(text_of((), first_sight(folder).choices.plan)))
 
 
 def operations(work: Callable[[], object]) -> int:
@@ -160,7 +161,7 @@ def _prepared(keys: Sequence[str], spacing: Sequence[float]) -> Compose:
 
 
 class Segmenter:
-    """As Auto3DSeg trains its SegResNet."""
+    """The training of Auto3DSeg's SegResNet."""
 
     def __init__(self, own: Set, trained: Sequence[str], configuration: Mapping[str, Any], seed: int) -> None:
         torch.manual_seed(seed)
@@ -302,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, own in sets(Path(folder), chosen.data, SIZE).items():
             if chosen.only not in (None, name):
                 continue
-            plan, found = default_of(own, Path(folder) / "started" / name), []
+            plan, found = default_of(own), []
             print(f"{name}: {plan.task.shape[1:]} voxels, batch {plan.training.batch_size}, {plan.network}", flush=True)
             for seed in range(chosen.seeds):
                 one = compared(own, plan, seed, chosen.share, chosen.steps, Path(folder) / f"{name}-{seed}")

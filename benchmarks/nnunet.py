@@ -4,12 +4,10 @@
 
 Volumes of five hospitals are generated (benchmarks/brains.py) and lie in one place. Both sides have the same plans, the
 same cases, the same first weights for a seed, and as many epochs and steps. Ours is a study of one site, as its engine
-drives it. The other one is nnUNetTrainer as `nnUNetv2_train` makes it, on what nnU-Net's preprocessor wrote, with
-augmentation in its own process; its epochs are shorter by their validation, which ours has not either.
-
-Epochs take turns; times are the processor's, on one thread, or the clock's with a GPU. Both networks are then scored by
-the same code on cases that nobody trained on; on a CPU nnU-Net's own predictor and metrics must say the same of its
-network.
+drives it. The other side is nnUNetTrainer as `nnUNetv2_train` makes it, on the files of nnU-Net's preprocessor, with
+augmentation in its own process. Neither side validates in an epoch. Epochs alternate; times are processor times on one
+thread, or wall-clock times with a GPU. The same code then scores both networks on cases that neither trained on; on a
+CPU nnU-Net's own predictor and metrics must agree with it.
 Goal: a ratio of at most 1.05.
 """
 
@@ -36,7 +34,7 @@ from torch import nn
 
 from benchmarks.brains import HOSPITALS, QUESTION, narrow, plans_of, write_hospitals
 from benchmarks.timing import note, run
-from medsilo.federation.participant import Participant
+from medsilo.federation.participant import participant_of
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.plan import Plan, parse_plan
@@ -118,7 +116,7 @@ class Ours:
     def __init__(self, plan: Plan, folder: Path, place: Path, device: str = "cpu", workers: int = 0) -> None:
         source = DataSource(folder=folder / SITE)
         settings = SiteSettings(data=source, device=device, threads=max(1, workers), public_data=True)
-        self.plan, self.site = plan, TrainingSite(Participant(SiteContext(plan, SITE, [SITE], settings, place)))
+        self.plan, self.site = plan, TrainingSite(participant_of(SiteContext(plan, SITE, [SITE], settings, place)))
         given = views(plan.course.phase_of(1).given, plan.build_networks())
         self.groups = {name: {key: tensor.clone() for key, tensor in own.items()} for name, own in given.items()}
         self.round = 0
@@ -184,7 +182,7 @@ def preprocess(
 
 
 class Theirs:
-    """nnU-Net's trainer with shorter epochs; first: weights it begins with, instead of its own."""
+    """nnU-Net's trainer with shorter epochs; first: its initial weights."""
 
     def __init__(
         self,

@@ -20,8 +20,8 @@ import psutil
 from benchmarks.federation import idle_job
 from benchmarks.timing import note, run
 from medsilo.plan import Plan, parse_plan
-from medsilo.runs.record import Record
 from medsilo_lab.consortium import lead
+from medsilo_server.record import Record
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
 
 SITES, FEATURES = "2,4,8", "32,64,128,256,512,512,224"

@@ -67,10 +67,10 @@ def compare(name: str) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def peak(work: Callable[[], object]) -> float:
-    """Return the MiB that a piece of work adds to what the process holds, the second time that it is done."""
+    """The MiB that a piece of work adds to the process's memory when it is repeated."""
     work()
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system, or it would not be counted again
+    ctypes.CDLL(None).malloc_trim(0)  # free memory goes back to the system, or it would not be counted again
     forget_most()
     before = most_held()
     work()

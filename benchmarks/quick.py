@@ -2,7 +2,7 @@
 
     python -m benchmarks.quick [NAME...]
 
-It shows that they run, and says nothing of what they measure. Ends with 1 where one does not run.
+It shows that they run, and measures nothing. Ends with 1 where one does not run.
 """
 
 import os
@@ -16,12 +16,12 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
 OTHERS = {  # not measured by us, or of another's data: they have no --quick
     *(HERE / name for name in ("quick.py", "federation_parts/stock_site.py")),
-    *(RESULTS / name for name in ("cross.py", "against_peft.py", "convert.py", "result_files.py")),
+    *(RESULTS / name for name in ("cross.py", "convert.py", "result_files.py")),
 }
 
 
 def benchmarks() -> list[str]:
-    """Return what is run: files of this folder by their name, and modules of results."""
+    """The programs to run: files of this folder by name, and modules of results."""
     files = [
         path
         for folder in (HERE, RESULTS)
@@ -33,7 +33,7 @@ def benchmarks() -> list[str]:
 
 
 def runs(name: str) -> bool:
-    """Return whether a benchmark runs."""
+    """True if a benchmark runs."""
     path, started = HERE / f"{name}.py", time.monotonic()
     sys.argv = [str(path), "--quick"]
     good = True

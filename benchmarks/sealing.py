@@ -1,13 +1,14 @@
-"""The cost of sealed mixing, against clear mixing, LOM's arithmetic and CKKS: bytes and seconds, for 3 to 64 sites.
+"""The cost of secure aggregation, against plain aggregation, LOM's arithmetic and CKKS: bytes and seconds, for 3 to 64
+sites.
 
     python benchmarks/sealing.py
 
 One mean of a model of a million numbers, in one process without a network. Times are the fastest of several rounds.
-  seal     at one site: from the tensors to what it sends
-  server   from all uploads to what it sends back, with the masks taken off
-  read     at one site: from what came to the tensors
-LOM is the sum of pairwise masks that Fed-BioMed computes, with its own range and clipping, here with the same streams
-of numbers as ours: no dropout, no mask of a site's own. CKKS is NVFlare's own filters and aggregator (app_opt/he),
+  seal at one site: from the tensors to its message
+  server from all uploads to its answer, with the masks removed
+  read at one site: from the answer to the tensors
+LOM is the sum of pairwise masks that Fed-BioMed computes, with its own range and clipping, here with medsilo's random
+streams: no dropout, no self-mask. CKKS is NVFlare's own filters and aggregator (app_opt/he),
 with the parameters of its kits; it is measured where TenSEAL is installed (the extra `ckks`).
 """
 
@@ -40,7 +41,7 @@ Model = dict[str, Tensor]
 
 @dataclass
 class Cost:
-    """Of one round: what a site sends, and how long it takes whom."""
+    """The messages of one round, and the times of their senders and receivers."""
 
     sent: float
     seal: float
@@ -73,7 +74,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def agrees(result: Model, given: Iterable[Model], most: float) -> None:
-    """Exit unless this is the mean of what was given."""
+    """Exit unless the result is the mean of these models."""
     wanted = torch.stack([torch.cat(list(model.values())) for model in given]).double().mean(0)
     error = float((torch.cat([result[name] for name in sorted(result)]) - wanted).abs().max())
     if error > most:
@@ -182,10 +183,10 @@ def quiet() -> Iterator[None]:
 
 @quiet()
 def ckks(given: list[Model]) -> Cost:
-    """NVFlare 2.9's own filters and aggregator of app_opt/he, with what travels serialised as NVFlare does it.
+    """NVFlare 2.9's own filters and aggregator of app_opt/he, with messages serialised as NVFlare does.
 
-    Their START_RUN, which reads the context from a kit's folder through NVFlare's global service, is left out: the
-    context is set at each, and what the event sets besides.
+    The event START_RUN, which reads the context from a kit's folder through NVFlare's global service, is left out: its
+    attributes are set directly.
     """
     import tenseal as ts
     from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
@@ -260,7 +261,8 @@ WAYS: dict[str, Callable[[list[Model]], Cost]] = {
     "CKKS": ckks,
 }
 SLOW = {"CKKS": 6}  # sites at most
-# Bounds of ours at so many sites: bytes against clear ones; seconds, and the server's against clear mixing
+# Bounds at this number of sites: bytes relative to plain messages; seconds, and the server's relative to plain
+# aggregation
 JUDGED, MOST_BYTES, MOST_SECONDS, MOST_SERVER = 6, 2.0, 0.2, 1.5
 
 
@@ -275,7 +277,7 @@ def measure(way: str, given: list[Model], repeats: int) -> Cost:
 
 
 def keeps_bounds(cost: Cost, base: Cost) -> bool:
-    """Return whether sealing costs no more than it may."""
+    """True if secure aggregation stays within its bounds."""
     short = cost.whole <= MOST_SECONDS and cost.server <= MOST_SERVER * base.server
     return short and round(cost.sent / base.sent, 3) <= MOST_BYTES
 
@@ -289,7 +291,7 @@ def has_tenseal() -> bool:
 
 
 def rows(counts: Iterable[int], size: int, repeats: int) -> Iterable[tuple[str, int, Cost]]:
-    """Yield what each way costs, clear mixing first."""
+    """Yield the cost of each way, plain aggregation first."""
     for count in counts:
         given = models(count, size)
         for way in WAYS:

@@ -15,7 +15,7 @@ RATIOS = "MEDSILO_RATIOS"  # a file that takes a line for each ratio, for benchm
 
 
 def seconds(work: Work) -> float:
-    """Return how long one call takes."""
+    """The seconds of one call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
@@ -37,8 +37,8 @@ def fastest_in_turn(first: Work, second: Work, repeats: int) -> tuple[float, flo
 def run(main: Callable[[], int | None], names: dict[str, Any], **quick: Any) -> NoReturn:
     """Be the command of a benchmark.
 
-    With --quick its own `names` become these: sizes so small that its figures say nothing, and its bounds are not held;
-    it shows that the benchmark runs.
+    With --quick, its own `names` take smaller values, so its figures mean little and its bounds are not checked; it
+    shows that the benchmark runs.
     """
     asked = QUICK in sys.argv[1:]
     if asked:

@@ -2,16 +2,16 @@
 
     python benchmarks/volumes.py [--repeats N]
 
-Three hospitals' volumes are made here and written as NIfTI files, each hospital with a spacing of its own. Both sides
-read these files, keep them in memory, draw pieces of 64 x 64 x 32 with a structure in half of them, flip them, change
-their intensities and add noise, train the same U-Net by the same loss and optimizer in batches of the same size, and
-score whole volumes through windows that overlap. The MONAI side is what its tutorials write: CacheDataset, DataLoader,
+Three hospitals' volumes are made here and written as NIfTI files, each hospital with another spacing. Both sides read
+these files and keep them in memory. They draw pieces of 64 x 64 x 32, half of them with a structure, flip them, change
+their intensities and add noise. They train the same U-Net with the same loss, optimizer and batch size, and score whole
+volumes through overlapping windows. The MONAI side is written as in its tutorials: CacheDataset, DataLoader,
 RandCropByPosNegLabeld with cached indices, sliding_window_inference, DiceMetric.
 
-A round is what a hospital does for one answer: it takes the mixture over, scores it, trains an epoch, keeps its state
-and copies what it sends. The MONAI side scores and trains.
+A round is a hospital's work for one answer: it loads the received model, scores it, trains an epoch, saves its state
+and copies the tensors to send. The MONAI side scores and trains.
 
-Times are the processor's, on one thread: medians of repetitions that take turns. Goal: each ratio at most 1.05.
+Times are processor times on one thread: medians of alternating repetitions. Goal: each ratio at most 1.05.
 """
 
 import argparse
@@ -46,7 +46,7 @@ from monai.transforms import (
 from timing import note, run
 from torch import nn
 
-from medsilo.federation.participant import Participant
+from medsilo.federation.participant import participant_of
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.federation.trainer import SHUFFLE
@@ -115,7 +115,10 @@ class Ours:
 
     def __init__(self, plan: Plan, site: str, folder: Path, place: Path, device: str = "cpu") -> None:
         settings = SiteSettings(data=DataSource(folder=folder), device=device, public_data=True)
-        self.plan, self.site = plan, TrainingSite(Participant(SiteContext(plan, site, list(SPACINGS), settings, place)))
+        self.plan, self.site = (
+            plan,
+            TrainingSite(participant_of(SiteContext(plan, site, list(SPACINGS), settings, place))),
+        )
         given = views(plan.course.phase_of(1).given, plan.build_networks())
         self.groups = {name: {key: tensor.clone() for key, tensor in own.items()} for name, own in given.items()}
         self.round = 0

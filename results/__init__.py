@@ -1,1 +1,1 @@
-"""What writes the files of this folder: studies of methods, analyses of runs and simulations, one command each."""
+"""Run the studies, analyses and simulations that write the files of this folder."""

@@ -2,35 +2,37 @@
 
     python -m results PAGE... [--write] [--minutes N] [--seeds N] [--cells DIR] [--data DIR] [--shift N]
 
-Runs what is not done of these studies ("all": of every one) and prints their files; --write writes those into results/
-of which three seeds are done. Runs are kept under --cells, so that it may be stopped at any time and goes on with the
-next run; `--minutes 0` runs none. A file always says how much of it is there. Exits with 1 where something is left or
-failed.
+Runs the missing runs of the named studies ("all" names every study) and prints their result files. With --write, files
+with at least three finished seeds are written into results/. Finished runs are kept under --cells, so a stopped program
+continues with the next run. `--minutes 0` starts no run. A file always states its number of finished seeds. Exits with
+1 if a run is missing or has failed.
 """
 
 import argparse
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from medsilo.core.errors import MedsiloError
-from results import result_files
-from results.making import ROOT, Places, comparisons, make
+from medsilo.core.files import write_text
+from results import kept, result_files
+from results.contrasts import declaration
+from results.kept import Kept
+from results.making import ROOT, Comparison, Places, comparisons, make
 from results.page import REMARK, study
-from results.pages import PAGES
-from results.shifts import picture
+from results.pages import ENSEMBLE, PAGES
 
 FOLDER = result_files.FOLDER
-PICTURES = ROOT / "docs" / "pictures"
 ALL, NONE = "all", "none"
-LEAST_SEEDS = 3  # with fewer a file would say less than the one that stands there
+LEAST_SEEDS = 3  # With fewer seeds, a file would be less certain than the file that it replaces.
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Make files."""
+    """Make the result files."""
     parser = argparse.ArgumentParser(prog="python -m results", description="The files of results/.")
     names = f"{', '.join(PAGES)}, {ALL}"
     parser.add_argument("pages", nargs="*", default=NONE, choices=[*PAGES, ALL, NONE], metavar="PAGE", help=names)
@@ -40,13 +42,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "results", help="where runs are kept")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="har_uci and nuclei_he")
     parser.add_argument("--shift", type=int, help="another seed of the shift that is induced in recorded activity")
-    parser.add_argument("--quick", action="store_true", help="run nothing: only say how much of a page is there")
+    parser.add_argument(
+        "--quick", action="store_true", help="run nothing: only print the number of finished runs of a page"
+    )
     chosen = parser.parse_args(arguments)
     if chosen.quick:
         chosen.minutes, chosen.pages = 0, ["harmofl-synthetic"]
     if NONE in chosen.pages:
         parser.error(f"which page? {names}")
-    warnings.filterwarnings("ignore")  # of torch and MONAI
+    warnings.filterwarnings("ignore")  # Torch and MONAI print many warnings.
     torch.set_num_threads(1)
     until = None if chosen.minutes is None else time.monotonic() + 60 * chosen.minutes
     places = Places(chosen.cells.resolve(), chosen.data.resolve())
@@ -60,22 +64,36 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if whole or chosen.quick else 1
 
 
+def seeds_done(part: Comparison) -> int:
+    """Return the number of finished seeds of a part."""
+    return len(part.whole_seeds())
+
+
 def _page(name: str, places: Places, chosen: argparse.Namespace, until: float | None) -> bool:
-    """Run and print one study; returns whether nothing is left to be done."""
     parts = comparisons(name, PAGES[name], places, chosen.shift)
     failures = make(parts, places, until, chosen.seeds)
     file = FOLDER / f"{name}.csv"
     remarks = result_files.header_of(file).get(REMARK, []) if file.exists() else []
     text = study(name, PAGES[name], parts, failures, remarks).text()
     print(text)
-    if chosen.write and (fewest := min(len(part.whole_seeds()) for part in parts)) < LEAST_SEEDS:
+    if chosen.write and (fewest := min(filter(None, map(seeds_done, parts)), default=0)) < LEAST_SEEDS:
         print(f"{name}: {fewest} seeds are done; a file is written from {LEAST_SEEDS} on", file=sys.stderr)
     elif chosen.write:
         file.write_text(text, "utf-8")
         result_files.write_index(FOLDER)
-        if PAGES[name].parts[0].made_up:
-            picture(parts, PICTURES / f"{name}.png")
+        _keep(name, parts, places)
     return all(cell.summary() for part in parts for cell in part.cells)
+
+
+def _keep(page: str, parts: Sequence[Comparison], places: Places) -> None:
+    """Write the scores of single patients of all finished parts that have declared contrasts."""
+    for part in parts:
+        name = f"{page}-{part.part.name}"
+        if name in declaration().sets and seeds_done(part) == part.part.seeds:
+            cells = part.compared()
+            settings = part.ready(part.settings(places), cells[0].row)
+            found = Kept.of(part.part.title, cells, settings, declaration().asks_of(name, ENSEMBLE))
+            write_text(kept.FOLDER / f"{name}.csv", found.text())
 
 
 if __name__ == "__main__":

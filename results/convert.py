@@ -6,7 +6,7 @@
     python -m results.convert pamap2 DATA/PAMAP2_Dataset/Protocol  # for activity-windows
     python -m results.convert fundus DATA                          # Drishti-GS1, REFUGE and RIGA+, for fundus
 
-Cases are divided at random, as in the papers. With --by-patient the tables say whose they are.
+Cases are divided at random, as in the papers. With --by-patient the tables name each image's patient.
 """
 
 import csv
@@ -34,7 +34,8 @@ Pair = tuple[str, Path, np.ndarray]  # the source, a picture, and 0, 1 in the di
 
 
 def write_cases(folder: Path, rows: Iterable[dict[str, str]], by_patient: bool) -> None:
-    """Write cases.csv. by_patient: with who or what must not be in two parts; else each image is by itself."""
+    """Write cases.csv. by_patient: with the patient or group that must stay in one part; else each image is by
+    itself."""
     alone = [{**row, "patient": row["image"]} for row in rows] if not by_patient else []
     found = [{name: row[name] for name in row if name != "part"} for row in alone] or [*rows]
     with (folder / "cases.csv").open("w", newline="", encoding="utf-8") as file:
@@ -134,7 +135,7 @@ def in_labels(mask: np.ndarray, greys: tuple[int, int, int]) -> np.ndarray:
 
 
 def drishti(folder: Path) -> Iterator[Pair]:
-    """Yield what Drishti-GS1 has: the experts' agreement on disc and cup, 0 to 255."""
+    """Yield the images of Drishti-GS1, with the experts' agreement on disc and cup, 0 to 255."""
     for disc in sorted(folder.glob("**/SoftMap/*_ODsegSoftmap.png")):
         name = disc.name.removesuffix("_ODsegSoftmap.png")
         [picture] = disc.parents[3].glob(f"Images/**/{name}.png")
@@ -143,14 +144,14 @@ def drishti(folder: Path) -> Iterator[Pair]:
 
 
 def refuge(folder: Path) -> Iterator[Pair]:
-    """Yield what REFUGE has."""
+    """Yield the images and masks of REFUGE."""
     pictures = {path.stem: path for path in folder.glob("**/*.jpg")}
     for mask in sorted(folder.glob("**/Disc_Cup_Masks/**/*.bmp")):
         yield "refuge", pictures[mask.stem], in_labels(grey(mask), REFUGE)
 
 
 def riga(folder: Path) -> Iterator[Pair]:
-    """Yield what the tables of RIGA+ name."""
+    """Yield the images that the tables of RIGA+ name."""
     for table in sorted(folder.glob("**/*_t[re]*.csv")):
         with table.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):

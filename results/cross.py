@@ -8,7 +8,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Self
 
+import numpy as np
 from torch import nn
 
 from medsilo.cli.options import run_settings, settings_of
@@ -16,14 +18,15 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.core.tensors import Tensors
 from medsilo.federation.disclosure import finite
-from medsilo.federation.participant import Participant
+from medsilo.federation.participant import Participant, parts_of
 from medsilo.federation.site_context import SiteContext
 from medsilo.plan import load_plan
 from medsilo.runs import paths
-from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.settings import ALL_MINE, SiteSettings
+from medsilo.tasks.metrics import Measures
 from medsilo_lab.deploy.source import Source
+from medsilo_server.record import Record
 
 Scores = dict[str, float | None]  # by site
 TOLERANCE = 1e-6  # between a site's score in the summary and the same score again
@@ -45,6 +48,11 @@ def finished_run(run_folder: Path) -> Summary:
 class Judge(Participant):
     """A site that scores models which came from elsewhere on its test data."""
 
+    @classmethod
+    def of(cls, place: SiteContext) -> Self:
+        """Return the judge of a site's own data."""
+        return cls(place, parts_of(place))
+
     def model_with(self, tensors: Tensors) -> nn.Module:
         """Return the study's model as another site has it, in place of this site's own."""
         self.state.model.load_state_dict(tensors)
@@ -52,10 +60,17 @@ class Judge(Participant):
 
     def score(self, model: nn.Module) -> float | None:
         """Return a model's score on this site's test data."""
+        return finite(self._tested(model)[1])
+
+    def case_scores(self, model: nn.Module) -> np.ndarray:
+        """Return a model's score on each test case of this site."""
+        return self._tested(model)[2][self.place.plan.task.goal.metric].numpy()
+
+    def _tested(self, model: nn.Module) -> tuple[float, float, Measures]:
         compute, task = self.state.compute, self.place.plan.task
         with compute.reproducible(self.place.plan.seed):
             model = model.to(compute.device)
-            return finite(self.evaluation.evaluate(self.data.test, lambda: None, model, task.goal.measuring)[1])
+            return self.evaluation.evaluate(self.data.test, lambda: None, model, task.goal.measuring)
 
 
 def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, Scores]:
@@ -76,7 +91,7 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, S
     settings.check_sites(plan.participation.everyone)
     scores: dict[str, Scores] = {site: {} for site in sites}
     for site in sites:  # one site's data at a time
-        at = Judge(SiteContext(plan, site, sites, settings.of(site), paths.site_folder(run_folder, site)))
+        at = Judge.of(SiteContext(plan, site, sites, settings.of(site), paths.site_folder(run_folder, site)))
         for owner in sites:
             tensors, _ = load_tensors(_model_of(run_folder, owner))
             scores[owner][site] = at.score(at.model_with(tensors))
@@ -119,7 +134,7 @@ def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None)
     for site in sites:  # one site's data at a time
         sources = [Source.open(paths.site_folder(run, site)) for run in runs]  # as the hospital has them
         committee = Source.together(sources)
-        at = Judge(SiteContext(plan, site, sites, settings.of(site), paths.site_folder(runs[0], site)))
+        at = Judge.of(SiteContext(plan, site, sites, settings.of(site), paths.site_folder(runs[0], site)))
         for run, source in zip(runs, sources, strict=True):
             alone[run.name][site] = at.score(source.network)
             same_as_before(site, alone[run.name][site], summaries[run])

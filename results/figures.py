@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from medsilo.runs.record import Record
 from medsilo_lab.study.cells import Cell, Row
+from medsilo_server.record import Record
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class CellResult:
 
 
 def results_of(cells: Sequence[Cell], row: Row) -> dict[int, CellResult]:
-    """Return what a table needs of a row's seeds: those whose folds are all finished."""
+    """Return the results of a row's seeds for a table: the seeds whose folds are all finished."""
     found = {}
     for seed in dict.fromkeys(cell.seed for cell in cells):
         results = [result_of(cell) for cell in cells if cell.row == row and cell.seed == seed]
@@ -53,7 +53,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def result_of(cell: Cell) -> CellResult | None:
-    """Return what a table needs of a cell, if it is finished."""
+    """Return the result of a cell for a table, if it is finished."""
     summary = cell.summary()
     if summary is None:
         return None

@@ -2,10 +2,11 @@
 
     python -m results.flamby_better --data DATA [--cells DIR] [--draws N]
 
-For each set, every candidate trains on three quarters of each hospital's training cases and is scored on the rest, N
-times drawn anew (without a region that has two deaths). The one with the best mean then trains on all training cases,
-with FLamby's five seeds, and is tested once, beside the best published row run again here. Beside it stands what
-FLamby's code trains as Cyclic: each hospital has a copy of the model, none is handed on, and the first one's is tested.
+For each set, every candidate trains on three quarters of each hospital's training cases and is scored on the rest. This
+is repeated N times with new draws (without a region that has two deaths). The candidate with the best mean then trains
+on all training cases with FLamby's five seeds. It is tested once, beside the best published row run again here. Beside
+it stands the training of FLamby's code as Cyclic: each hospital has a copy of the model and hands on no model, and the
+first hospital's is tested.
 """
 
 import argparse
@@ -35,7 +36,7 @@ BEST = {"heart_uci": "cyclic", "tcga_brca": "fedadam"}  # of the published feder
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way of training: a method, its hospitals' rate, and what else differs from the published plan."""
+    """A way of training: a method, its hospitals' rate, and its other changes of the published plan."""
 
     method: str
     rate: float
@@ -48,7 +49,7 @@ class Candidate:
 
 
 def candidates(benchmark: Benchmark) -> Iterator[Candidate]:
-    """Yield the ways of training that are compared: the published rows, and what they left open."""
+    """Yield the compared ways of training: the published rows, and values that they left open."""
     for method in benchmark.rates:
         yield Candidate(method, benchmark.rates[method])
     rates = (0.003, 0.01, 0.03, 0.1)
@@ -100,7 +101,7 @@ def first_alone(work: Work, seed: int) -> float:
 
 
 def _scaled(columns: Sequence[str], lines: Lines) -> Iterator[dict[str, Any]]:
-    """Yield each column with mean and deviation over all training cases, which sums of the hospitals' tell."""
+    """Yield each column with mean and deviation over all training cases, from sums of the hospitals."""
     trained = [line for own in lines.values() for line in own if line["part"] == "train"]
     for name in columns:
         values = [float(line[name]) for line in trained]
@@ -151,7 +152,7 @@ def report(
     among: Sequence[Candidate] = (),
     seeds: Sequence[int] = SEEDS,
 ) -> None:
-    """Choose, test and print what came out for one set. among: by default all candidates"""
+    """Choose, test and print the result for one set. among: by default all candidates"""
     lines = benchmark.read(data / benchmark.folder)
     with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         trials = [Trials(benchmark, held_out(lines, n), Path(place), f"draw {n}", cells) for n in range(draws)]

@@ -3,11 +3,11 @@
     python -m results.gamma
 
 Regret is how many points of the mean score the best of the gammas that are tried would have been better, had it been
-known. Images are drawn: a selector says a hospital with some confidence and is right more often the surer it is; a
-right expert's score is better than the global model's, a wrong one's is worse. gamma is chosen on twelve validation
-images of each of three hospitals (medsilo.deploy.supermodel) and judged on many others: of the same kind, and darker
-ones, of which the selector is less sure and less often right. How sure it is on the whole differs from study to study.
-Studies in which one gamma alone was best are left out, as there is nothing to choose.
+known. Images are simulated. A selector names a hospital with some confidence, and is right more often the surer it is.
+A right expert's score is better than the global model's, a wrong expert's is worse. gamma is chosen on twelve
+validation images of each of three hospitals (medsilo.deploy.supermodel). It is judged on many others: of the same kind,
+and darker images, of which the selector is less sure and less often right. How sure it is on the whole differs from
+study to study. Studies in which one gamma alone was best are left out, because there is no choice.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ Images = tuple[np.ndarray, np.ndarray, np.ndarray]  # confidence; the chosen exp
 
 
 def drawn(random: np.random.Generator, images: int, gain: float, sharp: float, darker: float) -> Images:
-    """Draw images. sharp: how far the study's selector tells hospitals apart on the whole."""
+    """Draw images. sharp: the study's selector's mean ability to distinguish hospitals."""
     margin = sharp * (1 - darker) * random.gamma(3.0, 1.0, images) + (1 + darker) * random.normal(0, 0.8, images)
     confidence = 1 / (1 + (HOSPITALS - 1) * np.exp(-np.abs(margin)))
     common = GLOBAL + random.normal(0, SPREAD, images)

@@ -16,8 +16,8 @@ def in_order(windows: np.ndarray) -> np.ndarray:
     """Return windows [n, sensors, steps], whichever way they were stored.
 
     The copy at hand has the numbers of [n, steps, sensors] under the shape [n, sensors, steps], so that a row mixes all
-    sensors. What a sensor records hardly changes within a fiftieth of a second: the reading with the smaller steps is
-    the right one.
+    sensors. A sensor's values hardly change within a fiftieth of a second, so the reading with the smaller steps is
+    right.
     """
     values = windows.astype(np.float32)
     turned = np.ascontiguousarray(values.reshape(len(values), STEPS, SENSORS).transpose(0, 2, 1))
@@ -31,8 +31,8 @@ def _roughness(windows: np.ndarray) -> float:
 def shifted(windows: np.ndarray, seed: int, site: str) -> np.ndarray:
     """Return windows as a device would record them that is mounted in another way and calibrated otherwise.
 
-    Each site has one permutation and one sign of the three axes for all its sensors, and a gain for each kind of
-    sensor between a half and two. They follow from the seed and the site's name alone.
+    Each site has one permutation and one sign of the three axes for all its sensors. Each kind of sensor has a gain
+    between a half and two. They follow from the seed and the site's name alone.
     """
     draw = np.random.default_rng(seed_for(seed, "shift", site))
     order = draw.permutation(AXES)

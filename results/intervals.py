@@ -2,36 +2,28 @@
 
     python -m results.intervals [--write]
 
-Patients, seeds and scores are drawn, also ones of which a few are 0 beside 0.9. Of one model's score: accuracy, Dice,
-concordance and the area under the ROC curve. Of differences between two methods: hospitals, patients and seeds, and a
-baseline that varies more from seed to seed. Width: half of it, in standard deviations of the difference; 1.96 is
-needed. Found: studies with the difference that `medsilo_lab.study.detectable` says of a study without one that it would
-be found in 80 %. Then results/power.py.
+Patients, seeds and scores are simulated, also scores of which a few are 0 beside 0.9. Of one model's score: accuracy,
+Dice, concordance and the area under the ROC curve. Of differences between two methods: the worlds of results/worlds.py.
+Found: studies with the difference that a study without one reports as found in 80 %. Then results/power.py.
 
 Prints results/intervals.csv, which --write writes.
 """
 
 import sys
 import time
-from bisect import bisect_left
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from benchmarks.timing import run
-from medsilo_lab.study.detectable import detects
-from medsilo_lab.study.evidence import Difference, Interval, Scores, Study, compare, interval, interval_of_concordance
-from results import power, result_files
+from medsilo_lab.study.evidence import Scores, interval, interval_of_concordance
+from medsilo_lab.study.law import Interval
+from results import power, result_files, worlds
 from results.result_files import Table
 
 FILE = result_files.FOLDER / "intervals.csv"
-TIMES, STUDIES = 400, 250  # intervals of a score; of a difference
-FOUND, EACH = 100, 8  # studies that tell a difference, and how often each is looked for
+TIMES = 400  # intervals of a score
 PATIENTS = (2, 3, 4, 6, 8, 12, 16)
-ERROR, STEPS = 0.05, 2000  # of the differences that are tried, up to 1
-LEVEL = 0.7  # of Dice, where nobody fails
 Random = np.random.Generator
 Ranked = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -85,7 +77,7 @@ RANKED: dict[str, Callable[[Random, int], Ranked]] = {
 
 
 def covered_score(name: str, patients: int, times: int) -> float:
-    """Return how often the interval of one model's score covers what everybody's would be."""
+    """Return the coverage of one model's interval for the score of all patients."""
     random, found = np.random.default_rng(patients), list[Interval | None]()
     if name in SCORES:
         truth = float(SCORES[name](random, 40_000).values.mean())
@@ -103,129 +95,13 @@ def _concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarray) -> float
     return float((later & (risk[:, None] > risk)).sum() / later.sum())
 
 
-# ---------------------------------------------------------------------------------------------------- differences
-class DrawnStudy(NamedTuple):
-    """A kind of study. failing: the share of patients whom either method fails; luck: how far seeds differ."""
-
-    kind: str
-    hospitals: int
-    patients: int
-    seeds: int
-    failing: tuple[float, float] = (0.0, 0.0)
-    luck: float = 0.5
-    unsteady: float = 1.0  # times as much for the baseline
-
-    @property
-    def apart(self) -> float:
-        """How far the methods' true means are apart without a gain: patients whom one of them fails."""
-        return LEVEL * (self.failing[1] - self.failing[0])
-
-    @property
-    def words(self) -> str:
-        failing = f", {self.failing[0]:.0%} and {self.failing[1]:.0%} fail" if any(self.failing) else ""
-        unsteady = ", unsteady baseline" if self.unsteady > 1 else ""
-        return f"{self.kind}, {self.hospitals} x {self.patients}, {self.seeds} seeds{failing}{unsteady}"
-
-
-def study(random: Random, one: DrawnStudy, gain: float = 0.0) -> tuple[Study, Study]:
-    """Draw two methods' scores on the same patients: some are harder than others, and seeds vary.
-
-    The gain is that of the mean over all patients, so those whom a method does not fail gain more.
-    """
-    scale = 0.1 if one.kind == "accuracy" else 0.015
-    shifts = [random.normal(0, times * one.luck * scale, one.seeds) for times in (1.0, one.unsteady)]
-    methods: tuple[list[dict[str, Scores]], ...] = ([{} for _ in range(one.seeds)], [{} for _ in range(one.seeds)])
-    for hospital in range(one.hospitals):
-        hard = random.normal(size=one.patients)
-        for better, method, by_seed, failing in zip((gain, 0.0), methods, shifts, one.failing, strict=True):
-            own, fails = random.normal(size=one.patients), random.random(one.patients) < failing
-            for shift, scores in zip(by_seed, method, strict=True):
-                noise = random.normal(size=one.patients)
-                values = _score(one, better / (1 - failing), hard, own, noise, float(shift))
-                scores[f"{hospital}"] = Scores(np.where(fails, 0.0, values), np.arange(one.patients))
-    return methods
-
-
-def _score(
-    one: DrawnStudy, gain: float, hard: np.ndarray, own: np.ndarray, noise: np.ndarray, shift: float
-) -> np.ndarray:
-    if one.kind == "accuracy":
-        level = stats.norm.ppf(0.65 + gain) * 1.5
-        return (hard + own / 2 + noise + level + shift > 0).astype(float)
-    return np.clip(LEVEL + gain + 0.06 * hard + 0.05 * own + 0.03 * noise + shift, 0, 1)
-
-
-COVERED = tuple(
-    DrawnStudy(kind, hospitals, patients, seeds, failing, unsteady=unsteady)
-    for hospitals, patients, seeds in ((1, 2, 4), (1, 4, 4), (1, 8, 4), (1, 16, 5), (3, 4, 4), (3, 8, 6), (3, 20, 6))
-    for kind, failing, unsteady in (
-        ("accuracy", (0.0, 0.0), 1.0),
-        ("accuracy", (0.0, 0.0), 3.0),
-        ("Dice", (0.1, 0.1), 3.0),
-        ("Dice", (0.1, 0.0), 1.0),
-        ("Dice", (0.25, 0.05), 1.0),
-    )
-)
-TOLD = (
-    DrawnStudy("accuracy", 3, 20, 4),
-    DrawnStudy("accuracy", 3, 20, 6),
-    DrawnStudy("accuracy", 4, 40, 5),
-    DrawnStudy("accuracy", 1, 40, 6),
-    DrawnStudy("accuracy", 6, 10, 5, unsteady=3.0),
-    DrawnStudy("Dice", 3, 20, 6),
-    DrawnStudy("Dice", 3, 8, 4),
-    DrawnStudy("Dice", 1, 40, 5, unsteady=3.0),
-    DrawnStudy("Dice", 3, 30, 5, (0.08, 0.08)),
-)
-
-
-def differences(random: Random, one: DrawnStudy, times: int, gain: float = 0.0) -> list[Difference]:
-    """Draw studies and analyse them."""
-    return [compare(*study(random, one, gain)) for _ in range(times)]
-
-
-def covered_difference(one: DrawnStudy, times: int) -> tuple[float, float]:
-    """Return how often the interval of a difference covers the truth, and half its width in standard deviations."""
-    found = differences(np.random.default_rng(one.patients), one, times)
-    covers = float(np.mean([each.low <= one.apart <= each.high for each in found]))
-    return covers, float(
-        np.median([each.high - each.low for each in found]) / 2 / np.std([each.mean for each in found])
-    )
-
-
-def least_found(one: Difference, seeds: int, error: float) -> float:
-    """Return the least difference that four of five studies find, if the variances are those of `one`."""
-    steps = range(1, STEPS + 1)
-    place = bisect_left(steps, True, key=lambda step: detects(one, step / STEPS, one.people, seeds, error))
-    return min(place + 1, STEPS) / STEPS
-
-
-def told_and_found(one: DrawnStudy, times: int, each: int) -> tuple[float, float]:
-    """Return the difference that studies without one tell (their median), and how often what each tells is found."""
-    random = np.random.default_rng(one.patients + one.seeds)
-    told = [least_found(alike, one.seeds, ERROR) for alike in differences(random, one, times)]
-    found = [own.decides for gain in told for own in differences(random, one, each, gain)]
-    return float(np.median(told)), float(np.mean(found))
-
-
 # ----------------------------------------------------------------------------------------------------- the file
 def tables() -> list[Table]:
     """Simulate all."""
     scored = [(name, *(f"{covered_score(name, n, TIMES):.3f}" for n in PATIENTS)) for name in (*SCORES, *RANKED)]
-    covers = [(one.words, *covered_difference(one, STUDIES)) for one in COVERED]
-    told = [(one.words, *told_and_found(one, FOUND, EACH)) for one in TOLD]
     return [
         Table(("score", *(f"covered, {number} patients" for number in PATIENTS)), scored, "one model's score"),
-        Table(
-            ("study", "covered", "half its width, in standard deviations"),
-            [(words, f"{share:.3f}", f"{width:.1f}") for words, share, width in covers],
-            "a difference",
-        ),
-        Table(
-            ("study", "reported with power .80, in points, median", "found"),
-            [(words, f"{100 * gain:.1f}", f"{share:.3f}") for words, gain, share in told],
-            "reported power",
-        ),
+        *worlds.tables(),
         power.table(),
     ]
 
@@ -239,10 +115,8 @@ def main() -> None:
         "command": "python -m results.intervals --write",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "about": (
-            f"Coverage is of 95 % intervals, in {TIMES} draws of a score and {STUDIES} of a study. Half its width is "
-            "in standard deviations of the difference; 1.96 is needed. A study's name has hospitals x patients.",
-            f"Told: the difference that a study without one tells as found with power .80, of {FOUND} studies; each "
-            f"is then looked for {EACH} times.",
+            f"Coverage is of 95 % intervals, in {TIMES} draws of a score.",
+            *worlds.words(),
             power.WORDS,
         ),
     }
@@ -254,4 +128,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main, globals(), TIMES=10, STUDIES=6, FOUND=2, EACH=2)
+    run(main, globals(), TIMES=10)

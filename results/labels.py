@@ -1,4 +1,4 @@
-"""Hospitals with labels and columns of their own, against the same hospitals with all of them.
+"""Hospitals that lack some labels and columns, against the same hospitals with all of them.
 
     python -m results.labels [--seeds N] [--data DIR] [--quick] [--write]
 
@@ -70,7 +70,8 @@ def everything(**own: Any) -> Own:
 
 # ------------------------------------------------------------------------------------------------ real volumes
 def hippocampus(source: Path) -> Callable[[Path, int, bool], None]:
-    """Return what deals the volumes: 50 to each hospital and 60 to the judge; masks whole, and of one structure."""
+    """Return a function that deals the volumes: 50 to each hospital and 60 to the judge; masks whole, and of one
+    structure."""
 
     def write(folder: Path, seed: int, few: bool) -> None:
         names = sorted(path.name for path in (source / "images").glob("*.nii.gz"))
@@ -149,7 +150,7 @@ def write_tables(folder: Path, seed: int, few: bool) -> None:
     for site in (*SITES, JUDGE):
         count = 2000 if site == JUDGE else 60 if few else 300
         values = drawn.normal(size=(count, len(COLUMNS)))
-        values[:, 1::2] = 0.7 * values[:, ::2] + 0.7 * values[:, 1::2]  # pairs of columns tell of each other
+        values[:, 1::2] = 0.7 * values[:, ::2] + 0.7 * values[:, 1::2]  # pairs of columns are correlated
         outcome = drawn.random(count) < 1 / (1 + np.exp(-0.8 * values @ weights))
         (folder / site).mkdir(parents=True)
         with (folder / site / "cases.csv").open("w", newline="") as file:
@@ -191,7 +192,7 @@ TABLES = Part(
 
 # ------------------------------------------------------------------------------------------------ running
 def judged(part: Part, row: Row, folder: Path, seed: int, few: bool) -> dict[str, float]:
-    """Train one row, and return what the judge found."""
+    """Train one row, and return the judge's scores."""
     steps = {"rounds": 1} if few else {}
     training = {**part.plan["training"], **steps}
     if few and "local_steps" in training:

@@ -1,6 +1,6 @@
 """Other looks of the same pictures: each is changed by itself, before anybody trains, and nothing is shared.
 
-What a federation gains on such pictures, a method that shares their looks cannot be needed for.
+An improvement by federated training on such pictures can't need a method that shares their appearance.
 """
 
 from collections.abc import Callable, Iterator

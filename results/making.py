@@ -10,17 +10,18 @@ from benchmarks.brains import write_heads
 from medsilo.core.files import write_json
 from medsilo.runs import paths
 from medsilo.site.settings import ALL_MINE, SiteSettings, make_settings
+from medsilo_lab.comparison.compare import Asked
+from medsilo_lab.comparison.reuse import ComparisonFacts
 from medsilo_lab.study.cells import Cell, Row, run_cell
-from medsilo_lab.study.compare import Asked
 from medsilo_lab.study.reading_once import keeping_ready
-from medsilo_lab.study.reuse import ComparisonFacts
 from medsilo_lab.study.verdict import Statistics
 from medsilo_lab.study.verdict_file import About, Verdict
 from results.har import write_windows
 from results.looks import look_of, looking
-from results.pages import BRAINS, BRCA, HAR, HEART, Page, Part
-from results.patients import write_patients
+from results.pages import BRAINS, BRCA, HAR, HEART, IMPACT, Page, Part
+from results.patients import write_patients, write_studies
 from results.sites import differing
+from results.stress import write_stress
 
 ROOT = Path(__file__).resolve().parents[1]
 READY = "ready"  # of the folder of images that are ready for the network, beside the part's
@@ -70,7 +71,7 @@ class Comparison:
         return [cell for cell in self.cells if not self.turn(cell.row)]
 
     def whole_seeds(self) -> list[int]:
-        """Return the seeds with which all rows but the last ones are finished."""
+        """Return the seeds with which all rows but the last are finished."""
         left = {cell.seed for cell in self.first if not cell.summary()}
         return [seed for seed in dict.fromkeys(cell.seed for cell in self.cells) if seed not in left]
 
@@ -88,12 +89,16 @@ class Comparison:
             source = write_windows(source, self.folder / "windows", self.part.shift)
         elif source and self.part.data in (HEART, BRCA):
             source = write_patients(source, self.folder / "tables")
+        elif source and self.part.data == IMPACT:
+            source = write_studies(source, self.folder / "tables")
+        elif source and self.part.stress:
+            source = write_stress(source, self.folder / "hospitals", self.part.stress)
         elif self.part.data == BRAINS:
             source = write_heads(self.folder / "heads")
         return make_settings({**ALL_MINE, "data": source, "device": "cpu"}, "results")
 
     def begin(self) -> None:
-        """Make the folder a comparison's, so that one that was stopped goes on."""
+        """Make the folder a comparison's, so that a stopped comparison continues."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / paths.COMPARISON, ComparisonFacts(settings={}).model_dump())
 
@@ -103,9 +108,9 @@ class Comparison:
         folder.mkdir(parents=True, exist_ok=True)
         return keeping_ready(settings, self.cells[0].plan.task, folder)
 
-    def verdict(self, against: str) -> Verdict:
-        """Return what the compared cells say."""
-        return Statistics(self.compared(), against).verdict(About(title=self.part.title), [])
+    def verdict(self, baseline: str) -> Verdict:
+        """Return the verdict of the compared cells."""
+        return Statistics(self.compared(), baseline).verdict(About(title=self.part.title), [])
 
 
 def comparisons(name: str, page: Page, places: Places, shift: int | None = None) -> list[Comparison]:
@@ -117,7 +122,7 @@ def comparisons(name: str, page: Page, places: Places, shift: int | None = None)
 
 
 def make(parts: Sequence[Comparison], places: Places, until: float | None, seeds: int | None = None) -> list[str]:
-    """Run what is not finished, seed by seed over all parts, the later rows last; returns what failed.
+    """Run the missing cells, seed by seed over all parts, the later rows last; returns the failures.
 
     No run begins after `until`. With `seeds`, only so many of them.
     """

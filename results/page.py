@@ -21,7 +21,7 @@ from results.result_files import DECLARED, MEAN, Study, Table
 from results.shifts import tables as tables_of_shifts
 from results.tables import differences, points, scores
 
-REMARK = "remark"  # what was written by hand above a file's table, which is kept
+REMARK = "remark"  # a remark written by hand above a file's table, which is kept
 
 
 def study(
@@ -40,7 +40,7 @@ def study(
         "declared": [f"{_named(part)}{_question(part.part)}" for part in parts],
         "runs": [_done(part) for part in parts],
         "failed": list(failures),
-        "finding": [f"{_named(part)}{said}" for part in parts for said in _findings(part)],
+        "finding": [f"{_named(part)}{said}" for part in parts if not part.part.elsewhere for said in _findings(part)],
         REMARK: list(remarks),
         "compare": [f"{_named(part)}{line}" for part in parts for line in _repeated(part.part)],
     }
@@ -58,19 +58,19 @@ def _named(comparison: Comparison) -> str:
 
 def _question(part: Part) -> str:
     if part.made_up:
-        return f"{part.against} less FedAvg, and less {part.made_up.control}, in the mean over sites"
-    return f"mean over sites, against {part.against}; {part.why}"
+        return f"{part.baseline} less FedAvg, and less {part.made_up.control}, in the mean over sites"
+    return f"mean over sites, against {part.baseline}; {part.why}"
 
 
 def _unfinished(parts: Sequence[Comparison]) -> str:
-    """Return how many runs there are, if some are missing: no table of another page uses such numbers."""
+    """Return the number of runs if some are missing: no table of another page uses such numbers."""
     cells = [cell for part in parts for cell in part.cells]
     done = sum(1 for cell in cells if cell.summary())
     return "" if done == len(cells) else f"{done} of {len(cells)} runs"
 
 
 def _done(comparison: Comparison) -> str:
-    """Return a line that says how much of a part is there, and how much is not."""
+    """Return a line with the numbers of finished and missing runs of a part."""
     cells = comparison.cells
     finished = [summary for cell in cells if (summary := cell.summary())]
     whole, asked = comparison.whole_seeds(), len({cell.seed for cell in cells})
@@ -90,18 +90,20 @@ def _done(comparison: Comparison) -> str:
 
 def _findings(comparison: Comparison) -> Iterator[str]:
     if comparison.compared() and not comparison.part.made_up:
-        verdict = comparison.verdict(comparison.part.against)
+        verdict = comparison.verdict(comparison.part.baseline)
         yield verdict.headline
-        yield from (f"{row.title}, against {row.against}: {row.unlike}" for row in verdict.rows if row.unlike)
+        yield from (f"{row.title}, against {row.baseline}: {row.unlike}" for row in verdict.rows if row.unlike)
 
 
 def _tables(comparison: Comparison) -> Iterator[Table]:
-    """Yield what one part says."""
+    """Yield the tables of one part."""
     part, cells = comparison.part, comparison.compared()
-    verdict = comparison.verdict(part.against)
+    verdict = comparison.verdict(part.baseline)
     found = {row: results_of(cells, row) for row in dict.fromkeys(cell.row for cell in cells)}
     yield scores(part.title, cells[0].plan, found, verdict)
     yield from _declared(comparison)
+    if part.elsewhere:
+        return
     if part.people:
         yield _other_people(part.title, verdict)
     yield from differences(part.title, verdict)
@@ -132,7 +134,7 @@ def _other_people(part: str, verdict: Verdict) -> Table:
 
     Student's t over people. They learn together and are not quite independent, which it does not know.
     """
-    base = next(row for row in verdict.rows if row.title == verdict.against)
+    base = next(row for row in verdict.rows if row.title == verdict.baseline)
     moves = {row.title: _moves(row, base) for row in verdict.rows if row is not base}
     moves = {title: own for title, own in moves.items() if len(own) > 1 and statistics.stdev(own) > 0}
     tested = {title: stats.ttest_1samp(own, 0.0) for title, own in moves.items()}
@@ -145,7 +147,7 @@ def _other_people(part: str, verdict: Verdict) -> Table:
         signs = f"{sum(move > 0 for move in own)}, {sum(move < 0 for move in own)}"
         rows.append([title, points(statistics.fmean(own), low, high, significant), f"{adjusted[title]:.3g}", signs])
     head = "mean over people"
-    baseline = f"{verdict.against}, each person one number"
+    baseline = f"{verdict.baseline}, each person one number"
     return Table(["", head, "p", "people above, below"], rows, part, baseline, patients={head: len(verdict.sites)})
 
 
@@ -164,7 +166,7 @@ def _repeated(part: Part) -> Iterator[str]:
 
 
 def changed(row: str) -> bool:
-    """Return whether a row's pictures are changed before anybody trains."""
+    """True if a row's pictures are changed before anybody trains."""
     return row.partition(": ")[0].rpartition(", ")[2] in LOOKS
 
 
@@ -173,7 +175,7 @@ def command(part: Part) -> str:
     words = ["medsilo", "compare", *(["--plan", part.plan] if part.plan else ["--task", part.task])]
     words += ["--seeds", ",".join(map(str, range(part.seeds))), "--at-once", "1"]
     words += ["--device", "cpu", *(["--folds", str(part.folds)] if part.folds else [])]
-    words += ["--baseline", part.against]
+    words += ["--baseline", part.baseline]
     words += [word for change in part.changes for word in ("--set", change)]
     words += ["--methods", ",".join(row for row in part.rows if ": " not in row)]
     words += [word for row in part.rows if ": " in row and not changed(row) for word in ("--row", row)]

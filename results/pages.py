@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 HAR = "har_uci"  # recorded activity, which is first put in order
-HEART, BRCA = "heart_uci", "tcga_brca"  # tables of patients
+HEART, BRCA, IMPACT = "heart_uci", "tcga_brca", "impact"  # tables of patients
 BRAINS = "brains"  # volumes, which are generated
 CELLS = "wbc_2labs"  # white blood cells, one folder for each laboratory
+VOLUMES = "hippocampus"  # whose slices become hospitals that differ in one way
 DEAREST = ("fedsm", "fedsm-extra", "fedsm-ensemble")
 
 
@@ -16,11 +17,11 @@ LOOK, ANATOMY, SENSORS = "look", "anatomy", "sensors"
 
 @dataclass(frozen=True)
 class Shift:
-    """A made-up difference between hospitals, with the power that it has in one part."""
+    """A simulated difference between hospitals, with its power in one part of the page."""
 
     kind: str
     power: float
-    axis: str  # what the power is
+    axis: str  # the meaning of the power
     control: str  # the row that has the method's price without its idea
 
 
@@ -31,7 +32,7 @@ class Part:
     name: str  # of its folder
     title: str
     rows: tuple[str, ...]  # methods, or "title: key=value key=value"
-    against: str
+    baseline: str
     why: str  # this question was chosen before any run
     plan: str = ""  # a file or job of the repository, or
     task: str = ""
@@ -39,12 +40,16 @@ class Part:
     seeds: int = 10
     later: tuple[str, ...] = DEAREST  # rows, by title or method, made one after the other when the rest has all seeds
     folds: int | None = None
-    beside: tuple[str, ...] = ()  # rows that all are also held against, to explore
-    asked: tuple[tuple[str, str], ...] = ()  # further declared questions: a row, and the one that it is held against
+    beside: tuple[str, ...] = ()  # further baselines, to explore
+    asked: tuple[tuple[str, str], ...] = ()  # further declared questions: a row, and its baseline
     data: str = ""  # a folder of real data
     shift: int | None = None  # the seed of the shift that is induced in recorded activity
+    stress: str = ""  # the one way in which hospitals differ that are drawn from `VOLUMES`
+    elsewhere: bool = False  # its contrasts are those of contrasts.yaml, of kept scores; single-site models also answer
+    # together
     people: bool = False  # every site is one person, so that other sites are other people
-    made_up: Shift | None = None  # `against` is then the method itself, whose gain over every other row is told
+    # `baseline` is then the method itself, whose difference from every other row is reported
+    made_up: Shift | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Page:
 
     title: str
     data: str
-    words: str  # what the data are and under which terms all rows run
+    words: str  # the data, and the terms under which all rows run
     parts: tuple[Part, ...]
 
 
@@ -364,10 +369,132 @@ LABORATORIES = Page(
     ),
 )
 
+SINGLE, ENSEMBLE = ALONE, "ensemble of local"
+OF_TABLES = (
+    SINGLE,
+    f"fedavg: {FEDAVG}",
+    f"{DOUBLED}: {FEDAVG} training.local_epochs={{twice}}",
+    FEDBN.replace("FedBN", "fedbn", 1),
+    "adafed",
+    STEP,
+    "ditto: algorithm.name=ditto algorithm.weighting=uniform",
+    "fedsm: algorithm.name=fedsm algorithm.weighting=uniform",
+)
+OF_IMAGES = (*OF_TABLES[:5], WHOLE, MEAN_BAND, *OF_TABLES[6:])
+
+
+def _differing(name: str, title: str, rows: tuple[str, ...], epochs: int = 1, **more: Any) -> Part:
+    """Methods for other appearance, methods with a model of each hospital's own, and neither."""
+    return Part(
+        name,
+        title,
+        tuple(row.replace("{twice}", str(2 * epochs)) for row in rows),
+        "fedavg",
+        "the questions are those of results/contrasts.yaml",
+        later=(),
+        elsewhere=True,
+        **more,
+    )
+
+
+SMALL_NETWORK = (
+    "task.size=[32, 48]",
+    "task.labels=[hippocampus]",
+    "network.features=[8, 16]",
+    "training.rounds=12",
+    "training.batch_size=4",
+    "training.optimizer=adam",
+    "training.momentum=0",
+    "training.weight_decay=0",
+    "training.learning_rate=0.005",
+    "participation.sites=[a,b,c,d]",
+)
+
+
+def _stress(kind: str, differs: str) -> Part:
+    more = {"plan": "results/plans/laboratories.yaml", "changes": SMALL_NETWORK, "data": VOLUMES, "stress": kind}
+    return _differing(kind, f"Hippocampus: {differs}", OF_IMAGES, seeds=4, **more)
+
+
+WHAT_DIFFERS = Page(
+    "Does appearance or structure differ? Methods for either, and ensembles",
+    "white blood cells, nuclei, hippocampus, UCI Heart Disease, TCGA-BRCA",
+    "Harmonisation (HarmoFL), personalisation (FedBN, AdaFed, Ditto, FedSM), FedAvg, single-site training, and the "
+    "mean probabilities of all single-site models, which costs one exchange and no more training than FedAvg. Small "
+    "networks, few rounds, one learning rate, nothing tuned, hospitals count alike. Hippocampus: slices of one "
+    "hospital's volumes become four hospitals that differ in one way (results/stress.py), 16 slices of each train, 4 "
+    "validate, 20 are tested. White blood cells: 32 x 32, half are tested. Nuclei: 48 x 48, each patient is tested "
+    "once with every seed (three folds). Tables: as in patients.csv. Learning rate, batches and the powers of gamma of "
+    "the hippocampus were changed once, when FedAvg and single-site training with seed 0 had learned next to "
+    "nothing, before any other run on them.",
+    (
+        _differing(
+            "cells",
+            "White blood cells",
+            OF_IMAGES,
+            plan="results/plans/laboratories.yaml",
+            changes=("task.size=[32, 32]", "training.rounds=10"),
+            seeds=4,
+            data=CELLS,
+        ),
+        _differing(HEART, "Heart disease", OF_TABLES, 2, plan="results/plans/heart.yaml", seeds=4, data=HEART),
+        _differing(BRCA, "Breast cancer", OF_TABLES[:-1], 2, plan="results/plans/brca.yaml", seeds=4, data=BRCA),
+        *(
+            _stress(kind, differs)
+            for kind, differs in (
+                ("gamma", "gamma"),
+                ("blur", "blur"),
+                ("scale", "size of a pixel"),
+                ("structure", "other structures"),
+                ("alike", "nothing differs"),
+            )
+        ),
+        _differing(
+            "nuclei",
+            "Nuclei",
+            OF_IMAGES,
+            plan="jobs/harmofl/plans/nuclei-small.yaml",
+            changes=("task.size=48", "network.features=[8, 16]", "training.rounds=8"),
+            seeds=4,
+            folds=3,
+            data="nuclei_he",
+        ),
+    ),
+)
+
+WEIGHTS = Page(
+    "Weights that follow heterogeneity, on 15 studies",
+    "IMPACT, 11,022 patients of 15 studies",
+    "Real data, not part of this project: IMPACT (traumatic brain injury, six-month mortality, accuracy), from R's "
+    "package metamisc. Of every five patients of a study, in the file's order, two train, two are tested and one "
+    "validates. All eight covariates, a network of one hidden layer with batch norm, which AdaFed needs, the training "
+    "of impact.csv with twice the rounds. All methods have their papers' numbers, and nothing was tuned. FedAvg "
+    "weights studies by their patients; beside it stands FedAvg in which all weigh alike.",
+    (
+        Part(
+            IMPACT,
+            "",
+            (
+                "local",
+                "fedavg",
+                f"fedavg, hospitals alike: {FEDAVG}",
+                *("fedce", "fedawa", "feddg-ga", "fedlws", "adafed"),
+            ),
+            "fedavg",
+            "the questions are those of results/contrasts.yaml",
+            plan="results/plans/impact.yaml",
+            seeds=4,
+            later=(),
+            elsewhere=True,
+            data=IMPACT,
+        ),
+    ),
+)
+
 SYNTHETIC = "Synthetic data: our measurements, not the papers'. "
 NUCLEI_SETS = "MoNuSAC 2020, MoNuSeg 2018, TNBC (222 tiles of 94 patients)"
 
-# In the order in which `all` makes them: real data first, then by what they cost.
+# In the order in which `all` makes them: real data first, then by their cost.
 PAGES = {
     "study-nuclei": Page(
         "Methods on three public sets of nuclei, with folds",
@@ -390,6 +517,8 @@ PAGES = {
         ),
     ),
     "laboratories": LABORATORIES,
+    "what-differs": WHAT_DIFFERS,
+    "weights": WEIGHTS,
     "patients": Page(
         "All methods on two tables of patients",
         "UCI Heart Disease (four hospitals), TCGA-BRCA (six regions)",

@@ -1,14 +1,18 @@
-"""FLamby's two tables of patients.
+"""FLamby's two tables of patients, and the studies of IMPACT as hospitals that train and are tested.
 
 A fifth of each hospital's training cases of heart disease validate; TCGA-BRCA has too few deaths for that.
 """
 
+import csv
 from pathlib import Path
 
 from medsilo.core.errors import DataError
 from results.flamby import HEART, TABLES, Lines, write_tables
+from results.pages import IMPACT
 
 EACH = 5  # of so many training cases, as they stand, one validates
+PARTS = ("train", "test", "train", "test", "validation")  # of a study's patients in the file's order, again and again
+COVARIATES = ("age", "motor_score", "pupil", "ct", "hypox", "hypots", "tsah", "edh")
 
 
 def validated(lines: Lines) -> Lines:
@@ -29,4 +33,20 @@ def write_patients(source: Path, target: Path) -> Path:
     if not target.exists():
         lines = benchmark.read(source)
         write_tables(validated(lines) if benchmark is HEART else lines, target)
+    return target
+
+
+def write_studies(source: Path, target: Path) -> Path:
+    """Write a table for each study of IMPACT, and return their folder."""
+    file = source / f"{IMPACT}.csv"
+    if not file.is_file():
+        raise DataError(f"no {file.name} in the data folder; --data names the folder with {source.name}")
+    if not target.exists():
+        studies: Lines = {}
+        with file.open(encoding="utf-8", newline="") as rows:
+            for row in csv.DictReader(rows):
+                own = studies.setdefault(row["name"].replace(" ", "-"), [])
+                read = {name: row[name] for name in COVARIATES}
+                own.append({**read, "outcome": int(row["mort"]), "part": PARTS[len(own) % len(PARTS)]})
+        write_tables(dict(sorted(studies.items())), target)
     return target

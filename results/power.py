@@ -1,10 +1,10 @@
 """The power of a comparison of six methods with three seeds, and its false alarms: a part of results/intervals.csv.
 
-Scores are drawn: each row and seed by itself, with the spread at which a row alone finds 6 points in 11 % and 10 points
-in 27 % of studies, and what a seed gives all rows. In false alarms no row gains, and one may be unsteadier than the
-rest. The luck of training is known from each row alone, from all rows without a check, from all rows as `compare` has
-it (medsilo_lab.study.training_luck), and from all rows and the row itself weighted as if the others were four degrees
-of freedom (Smyth 2004). p is corrected for all rows (Holm), at 5 %.
+Scores are simulated, for each row and seed by itself. With their spread, a row alone finds 6 points in 11 % and 10
+points in 27 % of studies. Each seed adds a number to all rows. In false alarms no row gains, and one may be unsteadier
+than the rest. The luck of training is estimated in four ways. From each row alone; from all rows without a check; from
+all rows as in `compare` (medsilo_lab.study.training_luck); and from all rows and the row itself, weighted as if the
+others were four degrees of freedom (Smyth 2004). p is corrected for all rows (Holm), at 5 %.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,8 @@ def unchecked(scores: np.ndarray) -> np.ndarray:
 
 
 def residual(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return one seed's variance of a difference between two rows, as all tell it, and its degrees of freedom."""
+    """Return one seed's variance of a difference between two rows, estimated from all rows, and its degrees of
+    freedom."""
     rest = scores - scores.mean(-1, keepdims=True)
     rest = rest - rest.mean(-2, keepdims=True)
     degrees = (ROWS - 1) * (SEEDS - 1)
@@ -87,26 +88,26 @@ JUDGES: dict[str, Judge] = {
 
 
 def sure(p: np.ndarray) -> np.ndarray:
-    """Return which rows are sure after Holm's correction, [times, rows - 1]."""
+    """Return a mask of the significant rows after Holm's correction, [times, rows - 1]."""
     ordered = np.sort(p, 1) * np.arange(p.shape[1], 0, -1)
     adjusted = np.maximum.accumulate(ordered, 1)
     return np.take_along_axis(adjusted, p.argsort(1).argsort(1), 1) < LEVEL
 
 
 def covered(judge: Judge, unsteady: float, times: int = TIMES) -> float:
-    """Return how often a 95 % interval covers the truth where the first row is the unsteady one."""
+    """Return the coverage of a 95 % interval where the first row is the unsteady row."""
     return float((judge(studies(np.random.default_rng(2), 0.0, unsteady, times, row=0)) >= LEVEL).mean())
 
 
 def measured(judge: Judge, times: int = TIMES) -> tuple[list[float], list[float]]:
-    """Return how often gains of 6 and 10 points are found, and the false alarms by unsteadiness."""
+    """Return the power for differences of 6 and 10 points, and the false alarms by unsteadiness."""
     random = np.random.default_rng(1)
     power = [float(sure(judge(studies(random, gain, times=times)))[:, 1].mean()) for gain in (0.06, 0.1)]
     return power, [float(sure(judge(studies(random, 0.0, by, times))).any(1).mean()) for by in UNSTEADY]
 
 
 def table() -> Table:
-    """Return what each way to know the luck of training finds, and misses."""
+    """Return the power and the false alarms of each way to estimate the luck of training."""
     alarms = [f"false alarms, a row {by}x as unsteady" for by in UNSTEADY]
     heads = ["", "found, 6 points", "found, 10 points", *alarms]
     heads += [f"covered, baseline {by}x as unsteady" for by in BASELINE]

@@ -8,6 +8,7 @@ python -m results.result_files        # write results/README.md again
 import csv
 import io
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ FOLDER = ROOT / "results"
 COLUMNS = (
     "part",  # of the study
     "configuration",  # a method, or a method with numbers
-    "baseline",  # what it is compared with; empty: the value is no difference
+    "baseline",  # the baseline; empty: the value is no difference
     "quantity",
     "value",
     "spread",  # standard deviation over seeds, unless the header says otherwise
@@ -41,7 +42,7 @@ RANGE = re.compile(rf"(?P<low>{NUMBER}) to (?P<high>{NUMBER})")
 
 
 def parsed(text: str) -> dict[str, str]:
-    """Return what a table's cell says, by column: "+1.7 (-3.9 to +7.3)", "53.4 ± 0.5", "never".
+    """Return the parts of a table's cell by column: "+1.7 (-3.9 to +7.3)", "53.4 ± 0.5", "never".
 
     >>> parsed("**+9.9 (+5.8 to +13.9)**")
     {'value': '+9.9', 'low': '+5.8', 'high': '+13.9', 'significant': 'yes'}
@@ -64,9 +65,9 @@ def parsed(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a study: the first `keys` columns name the configuration, every other one is a quantity.
+    """A table of a study: the first `keys` columns name the configuration, every other column is a quantity.
 
-    A column "p" belongs to the quantity before it, a column "seeds" to the whole row, and a column "less X" is the
+    A column "p" belongs to the quantity before it, and a column "seeds" to the whole row. A column "less X" is the
     difference from X.
     """
 
@@ -98,7 +99,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Study:
-    """A study's tables, and what stands above them: title, about, data, command, version, date, and more."""
+    """A study's tables, and the lines above them: title, about, data, command, version, date, and more."""
 
     header: Mapping[str, str | Sequence[str]]
     tables: Sequence[Table] = field(default_factory=tuple)
@@ -157,6 +158,12 @@ and differences in points, unless the quantity or the header says otherwise. The
 declared before the runs, what was found, and with which version. [Which method](../docs/research/which-method.md)
 draws conclusions from them.
 
+[contrasts](contrasts.csv) answers the questions that [contrasts.yaml](contrasts.yaml) declared, from the scores of
+single patients in `scores/`, without any training. Comparisons of before 29 November 2026 kept no such scores. Their
+intervals added a patient who fails wholly to each hospital, and are withdrawn: these files have scores and
+differences, and say so in their headers. Each command makes its file again, with [today's
+intervals](../docs/research/compare.md#how-the-interval-is-made).
+
 | file | study | data | made by | rows | date |
 |---|---|---|---|---|---|
 """
@@ -167,6 +174,14 @@ def write_index(folder: Path = FOLDER) -> Path:
     path = folder / "README.md"
     path.write_text(index(folder), "utf-8")
     return path
+
+
+def print_or_write(file: Path, text: str) -> None:
+    """Print a file's text, and write it with the index if the command line has --write."""
+    print(text)
+    if "--write" in sys.argv[1:]:
+        file.write_text(text, "utf-8")
+        write_index()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Generated hospitals that differ by a power that is given.
 
-Appearance is the task's own `shift`. For the others the generated task is changed while a run lasts: how many hospitals
-label the other structure, and how far two families of sensors are apart.
+Appearance is the task's own `shift`. For the others, the generated task is changed during a run: in the number of
+hospitals that label the other structure, and in the distance of two families of sensors.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +14,7 @@ from results.pages import ANATOMY, SENSORS, Shift
 
 
 def apart(family: Sensor, power: float) -> Sensor:
-    """Return sensors that are so many times as far from the common ones as this family is."""
+    """Return sensors whose distance from the common sensors is so many times this family's."""
 
     def moved(common: float, own: float) -> float:
         return common + power * (own - common)

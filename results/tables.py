@@ -14,7 +14,8 @@ ALONE = "single-site, same normalisation layer"
 
 
 def scores(part: str, plan: Plan, found: dict[Row, dict[int, CellResult]], verdict: Verdict) -> Table:
-    """Per row: the sites' mean test score and its spread over seeds, the worst site, how soon, at what price."""
+    """Per row: the sites' mean test score and its spread over seeds, the worst site, the round of its best score, its
+    cost."""
     sites = sorted({site for own in found.values() for result in own.values() for site in result.sites})
     average = next((own for row, own in found.items() if "algorithm.name=fedavg" in row.changes), {})
     heads = ["configuration", MEAN, "lowest, highest seed", "worst site", *sites]
@@ -42,28 +43,28 @@ def scores(part: str, plan: Plan, found: dict[Row, dict[int, CellResult]], verdi
 
 
 def differences(part: str, verdict: Verdict, with_sites: bool = True) -> Iterator[Table]:
-    """Yield the differences from the row that all are held against, and from what each site has alone."""
+    """Yield the differences from the baseline, and from single-site training at each site."""
     sites = verdict.sites if with_sites else []
     own = {"seeds": _seeds(verdict), "patients": _patients(verdict)}
     rows = []
-    for row in (row for row in verdict.rows if row.against):
+    for row in (row for row in verdict.rows if row.baseline):
         found = (row.difference.mean, row.difference.pooled, row.difference.worst)
         cells = [text for one in found for text in (difference(one), p_of(one))]
         rows.append([row.title, *cells, *(difference(row.difference.sites[site]) for site in sites)])
     yield Table(
-        ["", *(head for name in NAMES for head in (name, "p")), *sites], rows, part, verdict.against or "", **own
+        ["", *(head for name in NAMES for head in (name, "p")), *sites], rows, part, verdict.baseline or "", **own
     )
-    joined = [row for row in verdict.rows if any(row.joining.values())]
+    joined = [row for row in verdict.rows if any(row.from_single_site.values())]
     if joined and with_sites:
-        told = [[row.title, *(difference(row.joining[site]) for site in sites)] for row in joined]
+        told = [[row.title, *(difference(row.from_single_site[site]) for site in sites)] for row in joined]
         told.append(["does federated training help?", *(helps(verdict, site) for site in sites)])
         yield Table(["", *sites], told, part, ALONE, **own)
 
 
 def helps(verdict: Verdict, site: str) -> str:
-    """Return whether a site gains, by the declared federation, or by any where none is declared."""
+    """Describe the benefit for a site, by the declared federation, or by any where no federation is declared."""
     rows = [row for row in verdict.rows if verdict.declared in (None, row.title)]
-    found = [one for row in rows if (one := row.joining.get(site))]
+    found = [one for row in rows if (one := row.from_single_site.get(site))]
     if not found:
         return "unknown"
     if any(one.sure and one.mean > 0 for one in found):

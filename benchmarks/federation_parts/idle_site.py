@@ -1,6 +1,6 @@
-"""Our side of the benchmark: the real executor and participant, whose training and evaluation take no time.
+"""Define medsilo's site in the benchmark: the real executor and participant without training and evaluation.
 
-Carried in the benchmark job's app/custom.
+The benchmark's job contains this file in app/custom.
 """
 
 import torch
@@ -8,23 +8,25 @@ from torch import nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.federation.evaluation import Evaluation, Measuring
-from medsilo.federation.participant import Participant
+from medsilo.federation.participant import Participant, parts_of
+from medsilo.federation.site_context import SiteContext, UpdateCodec
 from medsilo.federation.trainer import Trainer
 from medsilo.flare.executor import MedsiloExecutor
-from medsilo.learning.compute import Compute, Stop
+from medsilo.learning.compute import Stop
 from medsilo.schedule.phase import Phase
 from medsilo.tasks.metrics import Measures
+from medsilo.tasks.site_data import SiteData
 
 
 class IdleTrainer(Trainer):
-    """Everything but the work."""
+    """A trainer that leaves the received model unchanged, at once."""
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         return 0.0
 
 
 class IdleEvaluation(Evaluation):
-    """Makes up the scores; for the test, which measures more than the metric, from its first case."""
+    """An evaluation with a constant score; the test's additional metrics come from its first case."""
 
     def evaluate(
         self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
@@ -36,16 +38,14 @@ class IdleEvaluation(Evaluation):
         return 0.0, 0.5, {name: values.expand(cases, *values.shape[1:]) for name, values in measures.items()}
 
 
-class IdleParticipant(Participant):
-    """Receives, keeps, gives back."""
-
-    trainer_kind = IdleTrainer
-
-    def evaluates(self, compute: Compute, protected: bool) -> IdleEvaluation:
-        return IdleEvaluation(self.place, self.data, compute, protected)
+def idle_participant(
+    place: SiteContext, data: SiteData | None = None, envelope: UpdateCodec | None = None
+) -> Participant:
+    """Return a site that stores the received model and sends it back."""
+    return Participant(place, parts_of(place, data, IdleTrainer, IdleEvaluation), envelope)
 
 
 class IdleExecutor(MedsiloExecutor):
-    """Answers like any site, at once."""
+    """Answer at once, in the format of a real site."""
 
-    participant_class = IdleParticipant
+    participant = staticmethod(idle_participant)

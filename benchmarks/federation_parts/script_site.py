@@ -1,6 +1,6 @@
-"""A training script that gives the model back as it came, by NVFlare's Client API or medsilo's, a line apart.
+"""Return the received model unchanged, through NVFlare's Client API or through medsilo's.
 
-Carried in both recipes' jobs.
+The jobs of both recipes contain this script.
 """
 
 import argparse

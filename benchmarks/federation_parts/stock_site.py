@@ -1,4 +1,4 @@
-"""NVFlare's side of the benchmark: a training script that gives the model back as it came."""
+"""Return the received model unchanged, as the training script of the benchmark's NVFlare reference."""
 
 import nvflare.client as flare
 

@@ -1,9 +1,10 @@
-"""The papers' figures from finished runs, with their data (docs/research/reproduce.md says how each is read).
+"""Draw the papers' figures from finished runs, and write the data behind them; docs/research/reproduce.md explains each
+figure.
 
     python -m results.analyses KIND RUN... -o FOLDER [--seed N] [--cases N] [--reach LENGTH] [--steps N]
         [--iterations N] [--network NETWORK] [--pictures] [--device DEVICE] [--data FOLDER] [--settings FOLDER]
 
-The machine must have the data of all sites. Exits with 1 where something is missing, or where a model should not leave.
+The machine must have the data of all sites. Exits with 1 if data are missing, or if a model should not be released.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from results.analyses.analysis import KINDS, Question, analyse
 
 
 def positive(value: object) -> int:
-    """Return a whole number from 1 on."""
+    """Return the argument as a positive whole number."""
     text = str(value)
     if not text.isdecimal() or int(text) == 0:
         raise ValueError(f"{text!r} is not a whole number of 1 or more")
@@ -28,7 +29,7 @@ def positive(value: object) -> int:
 
 
 def length(value: object) -> float:
-    """Return a finite number above 0."""
+    """Return the argument as a finite number above 0."""
     try:
         number = float(str(value))
     except ValueError:
@@ -39,7 +40,7 @@ def length(value: object) -> float:
 
 
 def told(check: Callable[[object], Any]) -> Callable[[str], Any]:
-    """A check of the command line, whose words argparse passes on."""
+    """Signal a wrong argument with a message that argparse prints."""
 
     def of(text: str) -> Any:
         try:
@@ -65,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pictures", action="store_true", help="inversion: draw images that are not synthetic, too")
     parser.add_argument("--device", help=options.DEVICES)
     parser.add_argument("--data", type=Path, help=options.DATA)
-    parser.add_argument("--settings", type=Path, help=options.SITE_CONFIGS)
+    parser.add_argument("--settings", type=Path, help=options.SETTINGS_OF_SITES)
     chosen = vars(parser.parse_args(arguments))
     kind, runs, out = (chosen.pop(name) for name in ("kind", "runs", "out"))
     given = {name: chosen.pop(name) for name in ("device", "data", "settings", "pictures")}
@@ -80,7 +81,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def quick() -> int:
-    """Show that it runs, on a study of drawn hospitals."""
     from medsilo_lab.api import run
 
     with tempfile.TemporaryDirectory(prefix="medsilo-") as place:

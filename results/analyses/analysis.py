@@ -1,4 +1,4 @@
-"""An analysis of some runs: its input, its output, and the folder that it is written into."""
+"""Define the input and output of an analysis of finished runs, and write its results into a folder."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-KINDS = {  # module and function
+KINDS = {  # the module and function of each kind of analysis
     "landscape": ("landscape", "landscapes"),
     "profile": ("landscape", "profiles"),
     "drift": ("drift", "drifts"),
@@ -37,30 +37,29 @@ KINDS = {  # module and function
 
 @dataclass(frozen=True)
 class Question:
-    """A person's question about runs; each analysis takes the parts that it needs."""
+    """The options of an analysis of runs; each kind of analysis uses some of them."""
 
     settings: SiteSettings
     seed: int = 0
-    cases: int | None = None  # of each site; by default the analysis's own number
-    reach: float = 1.0  # how far a landscape goes
-    steps: int | None = None  # of a landscape from its centre to its edge
-    iterations: int = 300  # of an inversion
-    network: str | None = None  # one of the method's networks, where it has several
+    cases: int | None = None  # number of cases of each site; by default, the analysis chooses it
+    reach: float = 1.0  # distance from the centre of a loss landscape to its edge
+    steps: int | None = None  # points of a loss landscape from its centre to its edge
+    iterations: int = 300  # iterations of an inversion attack
+    network: str | None = None  # name of the analysed network, if the method has several
 
 
 @dataclass(frozen=True)
 class AnalysisResult:
-    """Results of an analysis: values for JSON, figures by name, and one line per fact that a person should see at
-    once."""
+    """Results of an analysis: values for JSON, figures by name, and lines to print."""
 
     data: dict[str, Any]
     figures: "Mapping[str, Figure]"
     lines: Sequence[str] = ()
-    warns: bool = False  # whether a model should not leave
+    warns: bool = False  # True if a model should not be released
 
 
 def part_of(run: FinishedRun, name: str) -> nn.Module:
-    """One network of the run's super model, such as its selector, in evaluation mode."""
+    """Return one network of the run's super model, such as the selector, in evaluation mode."""
     check_network(run, name)
     network = run.plan.build_networks()[name]
     network.load_state_dict(load_tensors(run.folder / paths.SUPER_MODEL / f"{name}.safetensors")[0])
@@ -77,25 +76,27 @@ def check_network(run: FinishedRun, name: str) -> None:
 def as_evaluated(
     run: FinishedRun, model: nn.Module, cases: Dataset, compute: Compute
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches as a round evaluates them: mixed where a batch norm takes each batch's own statistics, else in order."""
+    """Yield batches as a round evaluates them: shuffled if a batch norm uses the statistics of each batch, otherwise in
+    order.
+    """
     order = generator_for(run.plan.seed, "evaluation") if judges_by_batch(model) else None
     return batches(cases, run.plan.task.evaluation_batch, compute, order, whole=True)
 
 
 def mean_loss(run: FinishedRun, model: nn.Module, cases: Dataset, compute: Compute) -> float:
-    """The model's loss on these cases in evaluation mode."""
+    """Return the model's loss on these cases in evaluation mode."""
     task, data = run.plan.task, as_evaluated(run, model, cases, compute)
     return evaluate(model, data, task.goal.loss, lambda output, target: {}, compute, infer=task.infer)[0]
 
 
 def finite_or_none(value: float) -> float | None:
-    """A number for JSON; None stands for one that could not be computed."""
+    """Return a number for JSON; None replaces a number that is not finite."""
     return value if math.isfinite(value) else None
 
 
 def analyse(kind: str, folders: Sequence[Path], asked: Question, out: Path) -> tuple[list[Path], AnalysisResult]:
-    """Write <kind>.json and the figures; returns where they are, and what came out."""
-    from results.analyses.figures import save  # here, because matplotlib takes long
+    """Write <kind>.json and the figures; returns their paths and the result."""
+    from results.analyses.figures import save  # matplotlib is slow to import
 
     module, function = KINDS[kind]
     runs = read_finished(folders)

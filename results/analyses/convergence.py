@@ -1,4 +1,4 @@
-"""Draw how fast methods converge: validation scores against rounds and against all that was sent."""
+"""Draw the convergence of methods: validation scores against rounds and against transferred bytes."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -7,14 +7,16 @@ from typing import Any
 from matplotlib.ticker import MaxNLocator
 
 from medsilo.core.errors import MedsiloError
-from medsilo.runs.record import Record
+from medsilo_server.record import Record
 from results.analyses.analysis import AnalysisResult, Question
 from results.analyses.figures import panels, style
 from results.analyses.finished import FinishedRun
 
 
 def curves(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
-    """The sites' mean validation score after each round, and the bytes that all sites sent and got until then."""
+    """Return the sites' mean validation score after each round, and the bytes that all sites had sent and received by
+    then.
+    """
     metrics = {run.summary.metric for run in runs}
     if len(metrics) > 1:
         raise MedsiloError(f"these runs measure {' and '.join(sorted(metrics))}; compare runs of one metric")
@@ -38,7 +40,7 @@ def curves(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
         by_round.plot(list(curve), heights, label=one["run"], markersize=4, **look)
         if one["bytes"][-1]:
             by_bytes.plot([one["bytes"][number] / 1e6 for number in curve], heights, markersize=4, **look)
-        else:  # nothing travels: a level
+        else:  # no bytes are transferred, so the score is a horizontal line
             by_bytes.axhline(heights[-1], color=look["color"], linestyle=look["linestyle"])
     by_round.set(xlabel="rounds", ylabel=f"validation {metrics.pop()}, mean over sites")
     by_bytes.set(xlabel="MB sent and got by all sites")

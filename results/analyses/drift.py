@@ -1,7 +1,7 @@
-"""HarmoFL's drift Γ (Eq. 9): how far sites walk from the server's model within a round.
+"""Measure HarmoFL's drift Γ (Eq. 9): the distance of sites' models from the server's model within a round.
 
-Γ falls with the loss: a model that has collapsed or overfitted hardly moves. So it stands beside the training loss, and
-two methods may be compared where their losses are equal, not round by round.
+Γ falls with the loss, because a collapsed or overfitted model hardly changes. Therefore, compare Γ of two methods at
+equal training loss instead of in the same round.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Modules
-from medsilo.federation.participant import Participant
+from medsilo.federation.participant import Participant, parts_of
+from medsilo.federation.site_context import SiteContext, UpdateCodec
 from medsilo.federation.trainer import Trainer
 from medsilo.learning.compute import Stop
 from medsilo.plan import Plan
@@ -22,6 +23,7 @@ from medsilo.runs.schema import Summary
 from medsilo.schedule.phase import Phase, places_of, views
 from medsilo.schedule.train_context import TrainContext
 from medsilo.site.settings import SiteSettings
+from medsilo.tasks.site_data import SiteData
 from results.analyses.analysis import AnalysisResult, Question
 from results.analyses.figures import panels, style
 from results.analyses.finished import FinishedRun
@@ -31,14 +33,14 @@ from tests import inprocess
 class WatchedTrainer(Trainer):
     """A site that measures ‖θ_{i,k} − θ^t‖² after each of its K steps of a round.
 
-    θ are the trained weights of one network that travel in the round; running
-    statistics of batch norm are not parameters and are left out.
+    θ are the trained weights of one network that are sent in the round; the running statistics of batch norm are left
+    out.
     """
 
     network = "model"
     rounds: dict[int, dict[str, Any]]
     squares: list[float]
-    sent: Sequence[tuple[Tensor, Tensor]] = ()  # weights and what they were when they arrived; outside rounds none
+    sent: Sequence[tuple[Tensor, Tensor]] = ()  # weights and their values at the start of the round
 
     def bench(self, purpose: str, number: int, stop: Stop) -> TrainContext:
         bench = super().bench(purpose, number, stop)
@@ -64,20 +66,21 @@ class WatchedTrainer(Trainer):
 
 
 class WatchedParticipant(Participant):
-    """A site whose training is watched."""
+    """A site that records the drift of its training."""
 
-    trainer_kind = WatchedTrainer
     trainer: WatchedTrainer
 
-    def __init__(self, network: str, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(
+        self, network: str, place: SiteContext, data: SiteData | None = None, envelope: UpdateCodec | None = None
+    ) -> None:
+        super().__init__(place, parts_of(place, data, WatchedTrainer), envelope)
         self.trainer.network, self.trainer.rounds = network, {}
 
 
 def replay(
     plan: Plan, sites: Sequence[str], settings: SiteSettings, network: str
 ) -> tuple[list[WatchedParticipant], Summary]:
-    """Run the plan again in this process with watched sites; returns them and the summary."""
+    """Run the plan again with sites that record their drift; returns these sites and the summary."""
     watched: list[WatchedParticipant] = []
 
     def site(*given: Any, **more: Any) -> WatchedParticipant:
@@ -89,7 +92,7 @@ def replay(
 
 
 def drifts(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
-    """Γ of every round and site, beside the training loss. Each plan is run once more, in this process."""
+    """Return Γ and the training loss of every round and site. Each plan is run once more, in this process."""
     found: list[dict[str, Any]] = []
     lines = []
     for run in runs:
@@ -139,7 +142,9 @@ def travelling_weights(phase: Phase, modules: Modules, name: str) -> list[nn.Par
 
 
 def _travelling(plan: Plan, asked: str | None) -> str:
-    """The network whose trained weights go to the server: by default "global" beside a site's own model, or "model"."""
+    """Return the name of the network whose trained weights go to the server. The default is "global" for methods with
+    personal models, otherwise "model".
+    """
     if plan.algorithm.pooled:
         raise MedsiloError(f"{plan.algorithm.name} has no rounds between sites, so nothing drifts; give another run")
     modules = plan.build_networks()

@@ -1,4 +1,4 @@
-"""A map of what a network makes of each site's cases: t-SNE of the input of its last layer (FedSM, Fig. 3)."""
+"""Draw a t-SNE map of the features before a network's last layer, for the cases of each site (FedSM, Fig. 3)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,7 +21,9 @@ MOST_CLASSES = 12
 
 @torch.no_grad()
 def features(network: nn.Module, data: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The input of the network's last layer, [cases, features], and the targets. Where it is an image, its mean."""
+    """Return the input of the network's last layer as [cases, features], and the targets. If the last layer's input has
+    spatial dimensions, it is averaged over them.
+    """
     heads = head_layers(network)
     if not heads:
         raise MedsiloError("this network has no linear or convolution layer to take the features before")
@@ -42,8 +44,8 @@ def features(network: nn.Module, data: Iterator[tuple[Tensor, Tensor]]) -> tuple
 
 
 def embed(values: Tensor, seed: int) -> Tensor:
-    """[cases, features] to [cases, 2] by t-SNE; the exact gradient, so that a seed gives the same map every time."""
-    from sklearn.manifold import TSNE  # here, because importing it takes a second
+    """Map [cases, features] to [cases, 2] by t-SNE. The exact gradient makes the map reproducible from its seed."""
+    from sklearn.manifold import TSNE  # scikit-learn is slow to import
 
     if len(values) < 4:
         raise MedsiloError(f"{len(values)} cases are too few for a map; give more --cases")
@@ -53,7 +55,7 @@ def embed(values: Tensor, seed: int) -> Tensor:
 
 
 def maps(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
-    """One map per run of validation cases, which nothing was trained on: by site and, if cases have one, by class."""
+    """Draw a map of the validation cases of each run, coloured by site and, if cases have classes, by class."""
     found: list[dict[str, Any]] = []
     for run in runs:
         compute = asked.settings.compute()
@@ -96,7 +98,7 @@ def _scatter(panel: Axes, points: list[dict[str, Any]], key: str) -> None:
 
 
 def _shared_model(run: FinishedRun, compute: Compute) -> nn.Module:
-    """The model that all sites have; features of different models have no space in common."""
+    """Return the model that all sites share, because features of different models are not comparable."""
     first, *others = [run.model(site, compute.device) for site in run.sites]
     for other in others:
         pairs = zip(first.state_dict().values(), other.state_dict().values(), strict=True)

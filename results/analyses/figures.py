@@ -1,4 +1,6 @@
-"""Set up what all figures share. They are drawn without a window, so that they look alike on every machine."""
+"""Create figures, choose line styles and write PNG files, for all analyses. Figures are drawn without a window, so they
+look the same on every machine.
+"""
 
 import io
 from pathlib import Path
@@ -9,7 +11,7 @@ from matplotlib.figure import Figure
 
 from medsilo.core.files import write_bytes
 
-# Okabe and Ito's colours, which most colour-blind readers can tell apart; lines and points differ in form, too.
+# Most colour-blind readers can distinguish Okabe and Ito's colours. Lines also differ in dashes, and points in shape.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = "os^Dv*Px"
 DASHES = ("-", "--", ":", "-.")
@@ -17,13 +19,13 @@ DPI = 120
 
 
 def panels(rows: int, columns: int, width: float = 3.0, height: float = 2.7) -> tuple[Figure, list[list[Axes]]]:
-    """A figure with panels in rows and columns; sizes are inches of one panel."""
+    """Return a figure with panels in rows and columns; the size of a panel is in inches."""
     figure = Figure(figsize=(columns * width + 1.0, rows * height + 0.6), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False).tolist()
 
 
 def style(number: int) -> dict[str, Any]:
-    """Colour, marker and dashes of the n-th line."""
+    """Return the colour, marker and dashes of the n-th line."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": MARKERS[number % len(MARKERS)],
@@ -32,7 +34,7 @@ def style(number: int) -> dict[str, Any]:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a PNG file, the same bytes for the same figure."""
+    """Write a figure as a PNG file that is byte-identical for identical figures."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=DPI, metadata={"Software": None})
     write_bytes(path, content.getvalue())

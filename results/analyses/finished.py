@@ -1,4 +1,4 @@
-"""A finished run of which this machine has all sites' data: what each site tested, and on which cases."""
+"""Read a finished run with the models and data of all sites; this machine must have the data."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from torch.utils.data import Dataset, Subset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
-from medsilo.federation.centralised import POOL
 from medsilo.federation.protection import read_for
 from medsilo.learning.drawn import drawn_cases
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.runs.paths import site_folder
-from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import SiteData
+from medsilo_lab.engines.centralised import POOL
+from medsilo_server.record import Record
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class FinishedRun:
         return sorted(self.summary.agreed.sites)
 
     def data(self, site: str, settings: SiteSettings) -> SiteData:
-        """The site's data, as it trained and was tested on them; of images of any size, pieces."""
+        """Return the site's data as the site trained and tested on them; images of any size are cut into patches."""
         source = read_for(self.plan, settings.of(site).data)
         data = self.plan.task.site_data(site, self.sites, self.plan.seed, source)
         return SiteData(
@@ -50,7 +50,9 @@ class FinishedRun:
         )
 
     def model(self, site: str, device: torch.device) -> nn.Module:
-        """The model that the site tested, in evaluation mode: its own file, the pool's, or the one all share."""
+        """Return the model that the site tested, in evaluation mode: its personal model, the pooled model or the global
+        model.
+        """
         own, pool = (site_folder(self.folder, name) for name in (site, POOL))
         folders = [own, pool, self.folder / paths.GLOBAL]
         files = [folder / paths.BEST for folder in folders]
@@ -62,7 +64,9 @@ class FinishedRun:
         return model.to(device).eval()
 
     def experts(self, device: torch.device) -> dict[str, nn.Module]:
-        """Return the personal models in the run's super model by site, in evaluation mode; empty where it has none."""
+        """Return the personal models in the run's super model by site, in evaluation mode. Without a super model, the
+        mapping is empty.
+        """
         found = {}
         for path in sorted((self.folder / paths.SUPER_MODEL).glob("personal/*.safetensors")):
             model = self.plan.network.build(self.plan.task.channels, self.plan.task.goal.outputs)
@@ -71,14 +75,14 @@ class FinishedRun:
         return found
 
     def facts(self) -> dict[str, Any]:
-        """Return what tells this run from others, for the data beside a figure."""
+        """Return the facts that distinguish this run from others, for the data beside a figure."""
         keys = {"method", "title", "task", "synthetic", "network", "seed", "protocol", "plan_hash"}
         keys |= {"packages", "rounds"}
         return {"label": self.label, "run": self.folder.name} | self.summary.model_dump(mode="json", include=keys)
 
 
 def read_finished(folders: Sequence[Path]) -> list[FinishedRun]:
-    """Finished runs; those with the same title are told apart by their folders."""
+    """Finished runs; runs with the same title are distinguished by their folders."""
     runs = []
     for folder in folders:
         summary = Record(folder).summary()
@@ -92,6 +96,6 @@ def read_finished(folders: Sequence[Path]) -> list[FinishedRun]:
 
 
 def drawn(data: Dataset, most: int, seed: int, *purpose: str) -> Subset:
-    """At most so many cases, in their order; which ones, the seed and the purpose say."""
+    """Return at most this number of cases in their order; the seed and the purpose determine the choice."""
     order = torch.randperm(len(data), generator=generator_for(seed, "cases", *purpose))  # type: ignore[arg-type]
     return Subset(data, sorted(order[:most].tolist()))

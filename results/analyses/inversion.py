@@ -1,9 +1,9 @@
-"""Show what a curious server could see (HarmoFL, Fig. 7; Geiping et al. 2020): images from what leaves a site.
+"""Reconstruct images from a site's messages as a curious server could (HarmoFL, Fig. 7; Geiping et al. 2020).
 
-The server looks for an image that would have given what it received, and prefers smooth ones. Two things are tried: the
-amplitudes of HarmoFL's round 1, of one image (which never leaves alone) and averaged as they leave; and the gradient of
-one image alone with a known label at the initial weights, the easiest case there is. What leaves a site in a round is
-weaker for the attacker: weights after many steps on many images.
+The server searches for a smooth image that would have produced the received tensors. Two attacks are tried. The first
+attack uses HarmoFL's amplitudes of round 1: those of a single image, which no site ever sends, and the averages that
+sites send. The second attack uses the gradient of one image with a known label at the initial weights, which is the
+easiest case. A site's real messages give an attacker less: weights after many steps on many images.
 """
 
 import math
@@ -24,20 +24,22 @@ from results.analyses.analysis import AnalysisResult, Question
 from results.analyses.figures import COLOURS, MARKERS, panels
 from results.analyses.finished import FinishedRun, drawn
 
-CASES = 2  # images of each site that are attacked
-OTHERS = 32  # images of the site that chance is taken from
-STEP, SMOOTH = 0.1, 1e-2  # Geiping et al.: the step of the signed gradient; weight of total variation, in our units
+CASES = 2  # attacked images of each site
+OTHERS = 32  # other images of the site that serve as guesses by chance
+STEP, SMOOTH = 0.1, 1e-2  # the step of the signed gradient and the weight of total variation, after Geiping et al.
 Mismatch = Callable[[Tensor], Tensor]
 
 
 # ---------------------------------------------------------------------------------------------------- the attacks
 def total_variation(image: Tensor) -> Tensor:
-    """Mean difference of neighbours: [..., H, W] to a number."""
+    """Return the mean absolute difference of neighbouring pixels of [..., H, W]."""
     return image.diff(dim=-1).abs().mean() + image.diff(dim=-2).abs().mean()
 
 
 def reconstruct(mismatch: Mismatch, start: Tensor, low: float, high: float, iterations: int, smooth: float) -> Tensor:
-    """The image within [low, high] that fits best: Adam on the gradient's sign, the step falling to zero."""
+    """Return the image within [low, high] that fits best. Adam follows the sign of the gradient with a learning rate
+    that falls to zero.
+    """
     image = start.detach().clone().requires_grad_()
     optimizer = torch.optim.Adam([image], lr=STEP * (high - low))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, iterations)
@@ -55,13 +57,13 @@ def reconstruct(mismatch: Mismatch, start: Tensor, low: float, high: float, iter
 def gradients(
     network: nn.Module, loss: LossFunction, images: Tensor, targets: Tensor, graph: bool = False
 ) -> list[Tensor]:
-    """The gradient of the loss with respect to every trained weight."""
+    """Return the gradient of the loss with respect to every trained weight."""
     weights = [weight for weight in network.parameters() if weight.requires_grad]
     return list(torch.autograd.grad(loss(network(images), targets), weights, create_graph=graph))
 
 
 def gradient_mismatch(network: nn.Module, loss: LossFunction, targets: Tensor, seen: Sequence[Tensor]) -> Mismatch:
-    """1 − cos of the angle between the gradient that was seen and a candidate's (Geiping et al., Eq. 4)."""
+    """Return 1 − cos of the angle between the observed and a candidate's gradient (Geiping et al., Eq. 4)."""
     length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(seen))))
 
     def mismatch(images: Tensor) -> Tensor:
@@ -73,7 +75,7 @@ def gradient_mismatch(network: nn.Module, loss: LossFunction, targets: Tensor, s
 
 
 def amplitude_mismatch(shared: Tensor) -> Mismatch:
-    """‖|F(x)| − A‖² / ‖A‖² over the frequencies of A that are shared."""
+    """Return ‖|F(x)| − A‖² / ‖A‖² over the shared frequencies of A."""
 
     def mismatch(images: Tensor) -> Tensor:
         return (amplitude(images[0], shared.shape) - shared).square().sum() / shared.square().sum()
@@ -82,12 +84,12 @@ def amplitude_mismatch(shared: Tensor) -> Mismatch:
 
 
 def amplitude(image: Tensor, shape: Sequence[int]) -> Tensor:
-    """|F(x)| of [C, H, W], so many of its frequencies as HarmoFL shares."""
+    """Return |F(x)| of [C, H, W] at the frequencies that HarmoFL shares."""
     return torch.fft.rfft2(image).abs()[tuple(slice(length) for length in shape)]
 
 
 def without_phase(shared: Tensor, shape: Sequence[int]) -> Tensor:
-    """The direct inverse, all phases 0: [C, H, W]."""
+    """Return the inverse transform of the amplitude with all phases 0, as [C, H, W]."""
     spectrum = torch.zeros(*shape[:-1], shape[-1] // 2 + 1, dtype=torch.complex64, device=shared.device)
     spectrum[tuple(slice(length) for length in shared.shape)] = shared.to(spectrum.dtype)
     return torch.fft.irfft2(spectrum, s=list(shape[-2:]))
@@ -95,14 +97,14 @@ def without_phase(shared: Tensor, shape: Sequence[int]) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------- the scores
 def psnr(image: Tensor, truth: Tensor, span: float) -> float:
-    """Peak signal-to-noise ratio in dB; infinite when both are the same."""
+    """Return the peak signal-to-noise ratio in dB; it is infinite for identical images."""
     error = float((image.double() - truth.double()).square().mean())
     return 10 * math.log10(span**2 / error) if error else math.inf
 
 
 def ssim(image: Tensor, truth: Tensor, span: float) -> float:
-    """MONAI's structural similarity of [C, H, W]."""
-    from monai.metrics.regression import SSIMMetric  # here, because importing MONAI takes seconds
+    """Return MONAI's structural similarity of two images [C, H, W]."""
+    from monai.metrics.regression import SSIMMetric  # MONAI is slow to import
 
     window = min(11, (min(truth.shape[-2:]) - 1) // 2 * 2 + 1)
     similarity = SSIMMetric(2, data_range=span, win_size=window)(image[None], truth[None])
@@ -110,13 +112,14 @@ def ssim(image: Tensor, truth: Tensor, span: float) -> float:
 
 
 MEASURES = {"psnr": psnr, "ssim": ssim}
-Scores = dict[str, dict[str, float]]  # by guess and measure
+Scores = dict[str, dict[str, float]]  # by kind of guess and metric
 
 
 def aligned(image: Tensor, truth: Tensor) -> Tensor:
-    """The image shifted around its edges, and turned by 180° if that fits better, as near to the truth as it gets.
+    """Return the circular shift of the image, or of its rotation by 180°, that is nearest to the true image.
 
-    An amplitude knows neither where an image begins nor which way up it is; a person who looks at it does not mind.
+    An amplitude determines neither the position of an image nor its rotation by 180°, and a human viewer recognises the
+    image anyway.
     """
     candidates = []
     for turned in (image, image.flip(-1, -2)):
@@ -128,7 +131,7 @@ def aligned(image: Tensor, truth: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------- the analysis
 def inversions(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
-    """Every attack on some training images of each site, scored beside what comes without any attack."""
+    """Attack some training images of each site, and compare the scores with guesses made without an attack."""
     if len(runs) > 1:
         raise MedsiloError("inversion depends on the plan and the data, not on what was learned: give one run")
     run = runs[0]
@@ -186,7 +189,7 @@ def _attacks(run: FinishedRun, site: str, asked: Question) -> list[dict[str, Any
 
 
 def site_amplitude(run: FinishedRun, site: str, train: Dataset, asked: Question) -> Tensor:
-    """The average amplitude that leaves this site in round 1, as its training makes it (without training.truncate)."""
+    """Return the average amplitude that this site sends in round 1, without training.truncate."""
     compute = asked.settings.compute()
     layer = run.plan.algorithm.input_layer(run.plan.build_networks())
     if not isinstance(layer, AmplitudeNorm):
@@ -200,7 +203,9 @@ def site_amplitude(run: FinishedRun, site: str, train: Dataset, asked: Question)
 
 
 def score(guess: Tensor, truth: Tensor, span: float) -> dict[str, float]:
-    """PSNR and SSIM of a guess as it is or aligned, whichever is higher; chance is scored alike."""
+    """Return the PSNR and SSIM of a guess, unchanged or aligned, whichever is higher. Guesses by chance are scored in
+    the same way.
+    """
     images = (guess, aligned(guess, truth))
     return {name: max(measure(image, truth, span) for image in images) for name, measure in MEASURES.items()}
 
@@ -210,7 +215,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _listed(scores: Scores) -> dict[str, dict[str, float | str]]:
-    """For JSON, which has no infinity."""
+    """Replace infinity, which JSON lacks."""
     return {
         row: {key: "inf" if math.isinf(value) else value for key, value in both.items()} for row, both in scores.items()
     }

@@ -1,7 +1,7 @@
-"""The loss around a trained model: HarmoFL's Fig. 6 and FedSM's Fig. 4, after Li et al. 2018.
+"""Draw the loss around a trained model, as HarmoFL's Fig. 6 and FedSM's Fig. 4 do after Li et al. 2018.
 
-Only trained weights move. Batch norm stands as the model is evaluated: in evaluation mode, with the running statistics
-it was saved with, which stay where they are. The cases are training cases: the loss is what the sites minimised.
+Only trained weights are changed. Batch norm is in evaluation mode and keeps its saved running statistics. The cases are
+training cases, because the sites minimised their loss.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,17 +24,19 @@ from results.analyses.figures import COLOURS, panels
 from results.analyses.finished import FinishedRun, drawn
 
 CASES = 128
-LINES = 10  # directions of FedSM's Fig. 4
+LINES = 10  # number of directions in FedSM's Fig. 4
 STEPS = 10
 LEVELS = 16
-SMALLEST = 1e-6  # loss that a figure tells from 0
+SMALLEST = 1e-6  # smallest loss that a figure distinguishes from 0
 Direction = list[Tensor]
 
 
 def filter_normalised(model: nn.Module, generator: torch.Generator) -> Direction:
-    """A random direction in which each filter has the norm of the model's own: d ← d / ‖d‖ · ‖θ‖ (Li et al., Sec. 4).
+    """Return a random direction in which each filter has the norm of the model's filter: d ← d / ‖d‖ · ‖θ‖ (Li et al.,
+    Sec. 4).
 
-    A filter is all the weights that make one output. Biases and the weights of norms stay, as in that paper's code.
+    A filter consists of all weights of one output channel. Biases and normalisation weights don't change, as in that
+    paper's code.
     """
     turned = {layer.weight for layer in model.modules() if isinstance(layer, _ConvTransposeNd)}  # [in, out, ...]
     direction = []
@@ -51,14 +53,14 @@ def filter_normalised(model: nn.Module, generator: torch.Generator) -> Direction
 
 
 def unit(model: nn.Module, generator: torch.Generator) -> Direction:
-    """A random direction of length 1 over all trained weights together (FedSM, Sec. 4.2)."""
+    """Return a random direction of length 1 over all trained weights together (FedSM, Sec. 4.2)."""
     random = [torch.randn(weight.shape, generator=generator).to(weight) for weight in model.parameters()]
     length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(random)))
     return torch._foreach_div(random, length)  # type: ignore[return-value]
 
 
 def ladder(reach: float, steps: int) -> list[float]:
-    """Places from -reach to reach, exactly 0 in the middle."""
+    """Return evenly spaced values from -reach to reach, with exactly 0 in the middle."""
     return [reach * step / steps for step in range(-steps, steps + 1)]
 
 
@@ -66,7 +68,7 @@ def ladder(reach: float, steps: int) -> list[float]:
 def surface(
     model: nn.Module, directions: Sequence[Direction], places: Sequence[float], loss: Callable[[], float]
 ) -> Tensor:
-    """The loss at θ + Σ a_i d_i for all a_i of `places`: [places, ...], an axis per direction, in float64."""
+    """Return the loss at θ + Σ a_i d_i for all a_i of `places`, in float64, with one axis for each direction."""
     weights: list[Tensor] = list(model.parameters())
     own = [weight.detach().clone() for weight in weights]
     losses = []
@@ -82,7 +84,7 @@ def surface(
 
 
 def landscapes(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
-    """The loss of each run's model over the plane of two filter-normalised directions, on each site's cases."""
+    """Draw the loss of each run's model on each site's cases over the plane of two filter-normalised directions."""
     steps = asked.steps or STEPS
     places, found, lines = ladder(asked.reach, steps), [], []
     for run, site, model, loss in _each(runs, asked):
@@ -106,7 +108,9 @@ def landscapes(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
 
 
 def profiles(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
-    """The loss of each run's model along random directions of length 1, the same for all networks of one form."""
+    """Draw the loss of each run's model along random directions of length 1. Networks with equal shapes share the
+    directions.
+    """
     steps = asked.steps or STEPS
     places, found, lines = ladder(asked.reach, steps), [], []
     for run, site, model, loss in _each(runs, asked):
@@ -123,7 +127,9 @@ def profiles(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
 
 
 def _each(runs: Sequence[FinishedRun], asked: Question) -> Iterator[tuple[str, str, nn.Module, Callable[[], float]]]:
-    """Each run's label, site and model, and what gives its loss on training cases wherever its weights stand."""
+    """Yield the label, site and model of each run, with a function that returns its loss on training cases for given
+    weights.
+    """
     compute = asked.settings.compute()
     for run in runs:
         for site in run.sites:
@@ -133,7 +139,7 @@ def _each(runs: Sequence[FinishedRun], asked: Question) -> Iterator[tuple[str, s
 
 
 def _grid(found: Sequence[dict[str, Any]]) -> tuple[Figure, list[tuple[Axes, dict[str, Any]]]]:
-    """A row per run, a column per site."""
+    """Draw a row of panels for each run and a column for each site."""
     rows, columns = (list(dict.fromkeys(one[key] for one in found)) for key in ("run", "site"))
     figure, axes = panels(len(rows), len(columns))
     pairs = [(axes[rows.index(one["run"])][columns.index(one["site"])], one) for one in found]
@@ -144,7 +150,7 @@ def _grid(found: Sequence[dict[str, Any]]) -> tuple[Figure, list[tuple[Axes, dic
 
 def _draw_surfaces(places: Sequence[float], found: Sequence[dict[str, Any]]) -> Figure:
     figure, pairs = _grid(found)
-    heights = [np.array(one["losses"], float).T for one in found]  # None becomes NaN; x to the right
+    heights = [np.array(one["losses"], float).T for one in found]  # None becomes NaN, and x points to the right
     low, high = max(float(np.nanmin(heights)), SMALLEST), float(np.nanmax(heights))
     levels = np.geomspace(low, max(high, 1.01 * low), LEVELS)  # one scale for all panels
     norm = LogNorm(levels[0], levels[-1])

@@ -1,9 +1,9 @@
-"""A membership test of models before they go to others: do they tell who was in their training set?
+"""Test before a release whether models reveal the patients of their training set (membership inference).
 
-Each training case of a hospital is told apart from its validation and test cases by the model's loss on it, less what
-other hospitals' models lose on it where each has its own (a likelihood ratio whose models are as they are). What is
-reported is the area under the curve with its interval (Hanley and McNeil 1982) and the rate of members that are found
-while one in twenty others is taken for one (Clopper and Pearson's interval).
+An attack separates each training case of a hospital from its validation and test cases by the model's loss on it. Where
+hospitals have separate models, it subtracts other hospitals' losses (a likelihood ratio with fixed models). The report
+has the area under the curve with its interval (Hanley and McNeil 1982). It also has the rate of detected members at one
+false alarm in twenty (Clopper and Pearson's interval).
 """
 
 import math
@@ -22,32 +22,32 @@ from medsilo.site.settings import SiteSettings
 from results.analyses.analysis import AnalysisResult, Question
 from results.analyses.finished import FinishedRun, drawn
 
-CASES = 400  # of each kind, at most
-FALSE = 0.05  # of the others, which may be taken for members
+CASES = 400  # most cases of each of the two groups: members and others
+FALSE = 0.05  # rate of false alarms: others that are classified as members
 CONFIDENCE = 0.95
-CLEAR = 0.6  # area under the curve from where on a release is advised against
+CLEAR = 0.6  # smallest area under the curve at which the report advises against a release
 
 
 @dataclass(frozen=True)
 class Membership:
-    """The success of a test that tells the members of a training set from others."""
+    """The success of an attack that separates the members of a training set from other patients."""
 
     members: int
     others: int
     area: float
-    lowest: float  # of the area's interval
+    lowest: float  # lower limit of the area's interval
     highest: float
-    found: float  # members, while one in twenty others is taken for one
+    found: float  # share of detected members at that rate of false alarms
     found_lowest: float
 
     @property
     def advises_against(self) -> bool:
-        """Return whether members are told so well that the model should stay."""
+        """True if members are separated so well that the model should not be released."""
         return self.lowest >= CLEAR or self.found_lowest >= 3 * FALSE
 
     @property
     def verdict(self) -> str:
-        """Return what it means, in words."""
+        """Return the interpretation of the separation in words."""
         told = (
             f"area under the curve {self.area:.3f} ({self.lowest:.3f} to {self.highest:.3f}; 0.5 is chance), "
             f"{self.found:.0%} of members found at {FALSE:.0%} false alarms"
@@ -60,7 +60,7 @@ class Membership:
 
 
 def membership(members: np.ndarray, others: np.ndarray) -> Membership:
-    """Return how well scores tell them apart; members are expected to have the higher ones."""
+    """Return the separation of members by these scores; members are expected to have higher scores."""
     n, m = len(members), len(others)
     ranks = rankdata(np.concatenate([members, others]))
     area = float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
@@ -74,9 +74,10 @@ def membership(members: np.ndarray, others: np.ndarray) -> Membership:
 
 
 def check_release(run: FinishedRun, settings: SiteSettings, seed: int = 0) -> dict[str, Membership]:
-    """Return, for each model that others get, how well its training cases are told, by what it is.
+    """Return, for each released model, the separation of its training cases, by the model's kind.
 
-    Each site's tested model, and each expert of a super model by itself: whoever has the super model has them all.
+    Yield each site's tested model, and each expert of a super model, because every holder of the super model has its
+    experts.
     """
     compute = settings.compute()
     tested = {site: run.model(site, compute.device) for site in run.sites}
@@ -92,7 +93,7 @@ def check_release(run: FinishedRun, settings: SiteSettings, seed: int = 0) -> di
 def _of_site(
     run: FinishedRun, settings: SiteSettings, site: str, model: nn.Module, references: Sequence[nn.Module], seed: int
 ) -> Membership:
-    """Return how well a model tells a site's training cases from its others."""
+    """Return the separation of a site's training cases from its validation and test cases by a model."""
     data, compute = run.data(site, settings), settings.compute()
     members = drawn(data.train, CASES, seed, "members", site)
     others = drawn(ConcatDataset([data.validation, data.test]), CASES, seed, "others", site)
@@ -102,7 +103,7 @@ def _of_site(
 def _scores(
     run: FinishedRun, model: nn.Module, references: Sequence[nn.Module], cases: Dataset, compute: Compute
 ) -> np.ndarray:
-    """Return for each case how much less it costs this model than the others."""
+    """Return for each case the other models' loss minus the loss of this model."""
     own = _losses(run, model, cases, compute)
     if not references:
         return -own
@@ -126,7 +127,9 @@ def _differ(models: Sequence[nn.Module]) -> bool:
 
 
 def audits(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
-    """Attack each run: do its models tell who was in the training set? A line for each model."""
+    """Attack each run: do its models reveal the patients of the training set? Return a line of the report for each
+    model.
+    """
     found = {run.label: check_release(run, asked.settings, asked.seed) for run in runs}
     lines = [f"{run}: {name}: {one.verdict}" for run, models in found.items() for name, one in models.items()]
     told = [

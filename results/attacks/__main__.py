@@ -1,11 +1,12 @@
-"""Dishonest hospitals against every method and defence, on the synthetic tasks, in one process.
+"""Simulate attacks by dishonest hospitals on every method and defence, on synthetic tasks in one process.
 
     python -m results.attacks [--write] [--wide] [--minutes N] [--cells DIR]
 
-Runs the studies that are not done yet, one file each under --cells, and prints results/attacks.csv, which --write
-writes. Stopped at any time, it goes on with the next study; `--minutes 0` runs none. About 90 minutes of one core;
---wide, all methods with all attacks and defences, takes many. Exits with 1 when something is left to be done, or when
-the best defence loses more than the goal allows in an attack that is not named there.
+Runs the missing studies, stores the result of each in a file under --cells, and prints results/attacks.csv. The option
+--write also writes that file. A stopped program continues with the next study; `--minutes 0` runs no study. It takes
+about 90 minutes on one core. The option --wide combines all methods with all attacks and defences, and takes many times
+as long. Exits with 1 if studies are missing, or if the best defence misses the goal in an attack without a declared
+exception.
 """
 
 import argparse
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "attacks", help="where results are kept")
     parser.add_argument("--minutes", type=float, help="begin no study after so many minutes")
     chosen = parser.parse_args(arguments)
-    warnings.filterwarnings("ignore")  # of torch and MONAI
+    warnings.filterwarnings("ignore")  # Torch and MONAI print many warnings.
     torch.set_num_threads(1)
     blocks = SIZES[chosen.size or "table"]
     if chosen.size == "quick":
@@ -54,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run_cells(blocks: tuple, folder: Path, minutes: float | None) -> int:
-    """Run what is not done yet; returns how many cells are left."""
+    """Run the missing studies; returns the number of studies that remain."""
     every, started, left = list(cells(blocks)), time.monotonic(), 0
     for number, cell in enumerate(every, 1):
         over = minutes is not None and time.monotonic() - started >= 60 * minutes

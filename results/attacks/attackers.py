@@ -1,10 +1,10 @@
-"""Dishonest hospitals: what each does to its data and to its answers, and what it knows.
+"""Define attacks by dishonest hospitals: the data that they change and the updates that they forge.
 
-An attack changes what real participants answer, after they have done the work that they were asked for. The changed
-answers go to the real coordinator, whose acceptance looks at them as at any other.
+An attack changes the results of real participants after their training. The forged results go to the real coordinator,
+which checks them like all other results.
 
-Bad hospitals of one study act together: each attack is asked once for all of them. They know what they were given and
-what they would honestly send; of the honest hospitals they know what everybody knows, the model that comes back.
+The dishonest hospitals of a study collude: an attack forges the results of all of them at once. They know their
+received tensors and their honest updates. Of the honest hospitals they see only the aggregated model.
 """
 
 import math
@@ -28,12 +28,12 @@ from medsilo.tasks.site_data import Cases, SiteData
 from medsilo.tasks.task import Task
 
 VARIANCE, MEAN = "running_var", "running_mean"
-Updates = Mapping[str, Tensors]  # by bad hospital: the way from what it was given to what it has trained
+Updates = Mapping[str, Tensors]  # by dishonest hospital: its trained tensors minus its received tensors
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One request to the bad hospitals, and their honest answers, which an attack changes in place."""
+    """A request to the dishonest hospitals with their honest answers, which an attack changes in place."""
 
     plan: Plan
     task: str
@@ -43,16 +43,16 @@ class Turn:
 
 
 class Attack:
-    """An attack by some hospitals; made anew for every study, so that it may remember the rounds before."""
+    """An attack by some hospitals. Each study has a new instance, so an attack may remember earlier rounds."""
 
     name: ClassVar[str]
-    does: ClassVar[str]  # for the table of attacks
+    does: ClassVar[str]  # description for the table of attacks
     knows: ClassVar[str] = "what it is given"
-    methods: ClassVar[frozenset[str]] = frozenset()  # the only ones that it is made for; empty: all
-    version: ClassVar[int] = 1  # to be raised when it does something else: results of the one before are not taken
+    methods: ClassVar[frozenset[str]] = frozenset()  # the methods that the attack applies to; empty: all methods
+    version: ClassVar[int] = 1  # raise it with each change of the attack, so that stored results are discarded
 
     def poison(self, data: SiteData, task: Task) -> SiteData:
-        """Return what a bad hospital trains on."""
+        """Return the training data of a dishonest hospital."""
         return data
 
     def forge(self, turn: Turn) -> None:
@@ -61,12 +61,12 @@ class Attack:
 
 # ---------------------------------------------------------------------------------------------------- forged weights
 def is_trained(name: str, tensor: Tensor) -> bool:
-    """Return whether a tensor is a weight, and no statistic or counter of batch norm."""
+    """True for a weight, and False for a statistic or counter of batch norm."""
     return tensor.is_floating_point() and name.rpartition(".")[2] not in (VARIANCE, MEAN)
 
 
 class ForgedWeights(Attack, ABC):
-    """Forges the trained weights of all that it is given and sends back; statistics stay honest, so that they pass."""
+    """Forges the trained weights; batch norm's statistics stay honest, so that the server accepts them."""
 
     knows = "what it is given and what it would honestly send"
 
@@ -86,7 +86,7 @@ class ForgedWeights(Attack, ABC):
 
     @abstractmethod
     def forged(self, turn: Turn, group: str, honest: Updates, given: Updates) -> Updates:
-        """Return the forged updates of one group from the honest ones, in double precision."""
+        """Return the forged updates of one group from the honest updates, in double precision."""
 
 
 def _trained(groups: Groups, group: str) -> Tensors:
@@ -129,7 +129,7 @@ class Scale100(Scaling):
 
 
 class Random(ForgedWeights):
-    """Random weights, and the largest number of cases that the server believes, in every answer from joining on."""
+    """Sends random weights and the largest number of cases that the server accepts, in every answer."""
 
     name = "random weights, lying counts"
     does = (
@@ -160,12 +160,12 @@ class Random(ForgedWeights):
 
 
 class InnerProduct(ForgedWeights):
-    """Xie et al., Fall of Empires, UAI 2020: all send -ε times the mean of the honest updates, as they know it."""
+    """Xie et al., Fall of Empires, UAI 2020: every attacker sends -ε times the estimated mean of the honest updates."""
 
     knows = "what the bad hospitals would honestly send, all together; their mean stands for the honest ones'"
 
     def epsilon(self, sites: int, bad: int) -> float:
-        """Return ε for so many bad hospitals of all."""
+        """Return ε for this number of dishonest hospitals among all hospitals."""
         return 0.5
 
     def forged(self, turn: Turn, group: str, honest: Updates, given: Updates) -> Updates:
@@ -188,10 +188,10 @@ class InnerProductLarge(InnerProduct):
 
 
 class ALittleIsEnough(ForgedWeights):
-    """Baruch et al., A Little Is Enough, NeurIPS 2019: all send μ - z σ in each coordinate.
+    """Baruch et al., A Little Is Enough, NeurIPS 2019: every attacker sends μ - z σ in each coordinate.
 
-    μ and σ are those of what the bad hospitals know: their own honest updates, and the last step of what they are
-    given. z is the paper's, but at least 1.5: with 1 and 2 bad hospitals of 5 the paper's is 0 and 0.43.
+    μ and σ are estimated from the attackers' honest updates and the model's last step. z follows the paper, but is at
+    least 1.5. With 1 or 2 attackers among 5 hospitals, the paper's formula gives only 0 or 0.43.
     """
 
     name = "a little is enough"
@@ -215,7 +215,7 @@ class ALittleIsEnough(ForgedWeights):
 
 
 def largest_z(sites: int, bad: int) -> float:
-    """Return z_max = Φ⁻¹((n - m - s) / (n - m)) with s = ⌊n / 2 + 1⌋ - m supporters, 0 where that has no answer."""
+    """Return z_max = Φ⁻¹((n - m - s) / (n - m)) with s = ⌊n / 2 + 1⌋ - m supporters, or 0 if undefined."""
     supporters = math.floor(sites / 2 + 1) - bad
     share = (sites - bad - supporters) / (sites - bad)
     return max(0.0, NormalDist().inv_cdf(share)) if 0 < share < 1 else 0.0
@@ -231,7 +231,7 @@ def _mean(known: Sequence[Tensors]) -> Tensors:
 
 # ---------------------------------------------------------------------------------------------------- forged statistics
 class Statistics(Attack):
-    """Batch norm's running statistics, or AdaFed's measured ones, as large as they may be."""
+    """Sends the largest permitted values as batch norm's running statistics, or as AdaFed's measured statistics."""
 
     name = "statistics"
     does = "sends the largest running means and variances, and to AdaFed the largest measured ones, that are in range"
@@ -246,9 +246,9 @@ class Statistics(Attack):
 
 
 class Amplitude(Attack):
-    """HarmoFL's shared amplitude spectrum, poisoned in the one round in which sites send it.
+    """Poisons HarmoFL's shared amplitude spectrum in the single round in which sites send it.
 
-    A spectrum that is merely too large does no harm: the network's first batch norm takes the scale away.
+    A spectrum that is merely too large does no harm, because the network's first batch norm removes the scale.
     """
 
     name = "amplitude"
@@ -264,7 +264,7 @@ class Amplitude(Attack):
 
 
 def _largest(turn: Turn, answer: StudyMessage) -> dict[str, dict[str, float]]:
-    """Return the largest value of each tensor that has a range, by group."""
+    """Return the largest permitted value of each tensor with a limited range, by group."""
     if not answer.groups:
         return {}
     with torch.device("meta"):
@@ -278,7 +278,9 @@ def _largest(turn: Turn, answer: StudyMessage) -> dict[str, dict[str, float]]:
 
 
 class Expert(Attack):
-    """FedSM: a personal model that is wrong wherever it can be, and a selector that sends it others' images."""
+    """Attacks FedSM with a personal model that answers wrongly, and a selector that sends other hospitals' images to
+    it.
+    """
 
     name = "expert and selector"
     does = (
@@ -311,7 +313,7 @@ class Expert(Attack):
 
 
 class Scores(Attack):
-    """Lies about validation, by which the server chooses the round whose model is kept."""
+    """Reports false validation scores, from which the server chooses the best round."""
 
     name = "lying scores"
     does = "trains honestly and says that the initial model scores 1 and every other model 0"
@@ -352,7 +354,7 @@ class Backdoor(Attack):
 
 
 class ScaledBackdoor(Backdoor, Scaling):
-    """The same, and its update is scaled so that it takes the place of the mean."""
+    """A backdoor attack whose scaled update replaces the mean."""
 
     name = "backdoor, replacing the model"
     does = "the same, and sends n / m times its update for m bad hospitals of n, which takes the place of the mean"
@@ -400,5 +402,5 @@ ATTACKS: Mapping[str, type[Attack]] = {
 
 
 def attacks_on(method: str) -> list[str]:
-    """Return the names of the attacks that are made for a method."""
+    """Return the names of the attacks that apply to a method."""
     return [name for name, attack in ATTACKS.items() if not attack.methods or method in attack.methods]

@@ -1,4 +1,4 @@
-"""Choose the studies to run; keep the result of each in a JSON file, so that a run can go on where it ended."""
+"""Choose the studies to run, and store each result in a JSON file, so that a stopped run can continue."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from results.attacks.federation import run
 
 @dataclass(frozen=True)
 class Defence:
-    """The plan's `aggregation`, and how many of the five hospitals a round needs under it."""
+    """The plan's `aggregation`, and the number of the five hospitals that a round needs with it."""
 
     mixing: Mapping[str, Any]
     minimum: int = 3
@@ -29,11 +29,10 @@ class Defence:
 PLAIN = "plain mean"
 DEFENCES: Mapping[str, Defence] = {
     PLAIN: Defence({}),
-    "share cap": Defence({"max_weight": 0.25}, 4),  # four such shares make a whole
+    "share cap": Defence({"max_weight": 0.25}, 4),  # a cap of a quarter needs at least four hospitals
     "norm bound": Defence({"robust": {"name": "norm-bound"}}),
     "median": Defence({"robust": {"name": "median"}}),
     "trimmed mean": Defence({"robust": {"name": "trimmed-mean", "bad": 1}}),
-    "geometric median": Defence({"robust": {"name": "geometric-median"}}),
     "Multi-Krum": Defence({"robust": {"name": "multi-krum", "bad": 1}}, 5),
 }
 SITES = tuple(f"hospital-{letter}" for letter in "abcde")
@@ -42,13 +41,13 @@ HONEST = "no attack"
 
 @dataclass(frozen=True)
 class Setting:
-    """A task with its network and training, small enough that a study takes seconds."""
+    """A task with a network and training settings, small enough for a study to take seconds."""
 
     title: str
     task: Mapping[str, Any]
     network: Mapping[str, Any]
     training: Mapping[str, Any]
-    without: frozenset[str] = frozenset()  # attacks that mean nothing there
+    without: frozenset[str] = frozenset()  # attacks that are left out of this block
 
 
 HISTOLOGY = Setting(
@@ -62,7 +61,7 @@ PROSTATE = Setting(
     {"name": "synthetic-prostate", "similarity": "high", "patients": 8, "slices": 4, "size": 32},
     {"name": "unet", "features": [8, 16, 32], "norm": "instance"},
     {"rounds": 8, "local_epochs": 2, "batch_size": 8, "optimizer": "adam", "learning_rate": 0.01},
-    # An image has no class, and this norm no running statistics.
+    # Backdoors need classes of images, and the attack on statistics needs running statistics.
     without=frozenset({"backdoor", "backdoor, replacing the model", "statistics"}),
 )
 SKEWED = Setting(
@@ -79,12 +78,15 @@ TINY = Setting(
 )
 
 
-NUMBERS: dict[str, dict[str, Any]] = {"fedsm": {"selector_sync": "server-adam"}}  # with which robust rules can be
+# This setting lets FedSM use robust aggregation.
+NUMBERS: dict[str, dict[str, Any]] = {"fedsm": {"selector_sync": "server-adam"}}
 
 
 @dataclass(frozen=True)
 class Block:
-    """A part of the table: each method with each attack that is made for it, each defence and number of bad sites."""
+    """A part of the table: each method combined with each applicable attack, each defence and each number of dishonest
+    sites.
+    """
 
     setting: Setting
     methods: Sequence[str]
@@ -107,13 +109,14 @@ class Cell:
 
     @property
     def bad_sites(self) -> tuple[str, ...]:
-        """The dishonest hospitals: others with every seed, because hospitals differ."""
+        """The dishonest hospitals, which change with the seed, because hospitals differ."""
         return tuple(sorted(SITES[(self.seed + 2 * place) % len(SITES)] for place in range(self.bad)))
 
     def plan(self) -> Plan:
-        """Return the plan; raises PlanError where a defence makes no sense with the method."""
+        """Return the plan; raises PlanError if the method does not allow the defence."""
         defence = DEFENCES[self.defence]
-        agreed: dict[str, Any] = {"sites": list(SITES), "minimum": defence.minimum}
+        # A defence is measured without the server's own rejection of a site that states nearly all cases.
+        agreed: dict[str, Any] = {"sites": list(SITES), "minimum": defence.minimum, "max_share": 1.0}
         if defence.minimum < len(SITES):
             agreed["when_missing"] = "continue"
         values = {
@@ -129,7 +132,7 @@ class Cell:
         return parse_plan(values)
 
     def file(self) -> str:
-        """Return the name of the file in which the cell's result is kept: another plan or attack is another file."""
+        """Return the name of the file with the cell's result, which changes with the plan and the attack."""
         facts = [_values(self.setting), self.method, self.attack, self.bad, asdict(DEFENCES[self.defence]), self.seed]
         told = json.dumps([*facts, ATTACKS[self.attack].version if self.bad else 0], sort_keys=True)
         return f"{self.method}-{self.seed}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.json"
@@ -141,22 +144,22 @@ def _values(setting: Setting) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a cell, as it is kept."""
+    """The stored result of a study."""
 
     score: float | None = None  # mean test score of the honest hospitals
-    sites: Mapping[str, float] | None = None  # of each
+    sites: Mapping[str, float] | None = None  # mean test score of each honest hospital
     patched: float | None = None
     refused: int = 0
-    reason: str | None = None  # why the study ended, or why there is none: the plan is refused
+    reason: str | None = None  # reason why the study ended early or the plan was rejected
     no_plan: bool = False
-    record: Sequence[Mapping[str, Any]] | None = None  # of each round, what shows of the updates; under the plain mean
+    record: Sequence[Mapping[str, Any]] | None = None  # outliers in each round, with the plain mean only
     rounds: int = 0
-    seconds: float = 0.0  # of the processor
+    seconds: float = 0.0  # processor time
     package: str = ""
 
     @property
     def stood_out(self) -> set[str] | None:
-        """The hospitals of which the record says that they stand out; None where it was not kept."""
+        """The hospitals that the record marks as outliers; None if no record was stored."""
         return None if self.record is None else set(standing_out([Round(**line) for line in self.record]))
 
 
@@ -180,7 +183,7 @@ WHERE_LABELS_DIFFER = (
     "a little is enough",
     "inner product, large ε",
 )
-FEW = (PLAIN, "norm bound", "median", "geometric median", "Multi-Krum")
+FEW = (PLAIN, "norm bound", "median", "Multi-Krum")
 EVERY_DEFENCE = tuple(DEFENCES)
 EVERY_ATTACK = tuple(ATTACKS)
 OTHERS = ("fedprox", "fedbn", "fedadam", "harmofl", "adafed")
@@ -191,7 +194,7 @@ TABLE = (
     Block(HISTOLOGY, ("fedavg",), EVERY_ATTACK, EVERY_DEFENCE, (2,), 2),
     Block(HISTOLOGY, OTHERS, COMMON, FEW, (0, 1), 2),
     Block(HISTOLOGY, ("fedsm",), COMMON, (PLAIN, "norm bound", "Multi-Krum"), (0, 1), 1),
-    # with two seeds the goal seemed missed: eight tell more
+    # Two seeds were too few to decide whether the goal is met, so this block has eight.
     Block(HISTOLOGY, ("fedadam",), ("statistics",), (PLAIN, "norm bound", "Multi-Krum"), (0, 1), 8),
     Block(HISTOLOGY, OTHERS, COMMON, FEW, (2,), 1),
     Block(HISTOLOGY, ("fedsm",), COMMON, (PLAIN, "norm bound", "Multi-Krum"), (2,), 1),
@@ -207,7 +210,7 @@ SMALLEST = (
 
 
 def cells(blocks: Sequence[Block]) -> Iterator[Cell]:
-    """Yield every cell once: all blocks' first seeds before any second, so that what is done makes a table."""
+    """Yield every cell once, first seeds before second seeds, so that unfinished results make a table, too."""
     seen = set()
     for seed in range(max(block.seeds for block in blocks)):
         for block in blocks:
@@ -267,7 +270,7 @@ def measured(cell: Cell) -> Result:
 
 
 def _seen(line: Round) -> dict[str, Any]:
-    """Return of a round what the record says of the sites' updates."""
+    """Return the part of a round's record that describes the sites' updates."""
     told = line.as_json()["sites"]
     return {
         "round": line.round,

@@ -1,8 +1,8 @@
-"""Measure the cost of a defence at the server: a round of its mixer under each, against the plain mean in the same run.
+"""Measure the cost of each defence at the server, relative to the plain mean in the same run.
 
-Five hospitals send the model of a U-Net; every measurement runs in a process of its own. Time: the processor's, from
-the first contribution to the result, the fastest of several rounds. Memory: the peak above what the process held
-before, with contributions made one at a time and handed over. Needs Linux (it forks, and reads the peak from /proc).
+Five hospitals send a U-Net's weights; every measurement runs in a separate process. The time is the processor time from
+the first contribution to the result, in the fastest of several rounds. The memory is the increase of the process's peak
+during a round; contributions are created one at a time. It needs Linux, because it forks and reads the peak from /proc.
 """
 
 import json
@@ -27,7 +27,7 @@ from results.attacks.cells import DEFENCES, PLAIN, SITES
 
 ROOT = Path(__file__).resolve().parents[2]
 REPEATS = 5
-LARGE, SMALL = (32, 64, 128, 256, 512), (4, 8)  # features of the U-Net
+LARGE, SMALL = (32, 64, 128, 256, 512), (4, 8)  # numbers of features of the large and the small U-Net
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Cost:
 
 
 def kept_costs(folder: Path, tiny: bool) -> list[Cost]:
-    """Return what was measured before, or measure it now, in a process that is small."""
+    """Return the earlier measurements, or measure now, in a small process."""
     file = folder / "costs.json"
     if not file.exists():
-        # For the peaks, freed memory goes back at once: they show what is held and not how the heap is fragmented.
+        # Freed memory returns to the system at once, so the peak is free of heap fragmentation.
         environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "results.attacks.costs", *(["--tiny"] if tiny else [])]
         done = subprocess.run(command, env=environment, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
@@ -53,7 +53,7 @@ def kept_costs(folder: Path, tiny: bool) -> list[Cost]:
 
 def costs(features: tuple[int, ...], repeats: int) -> list[Cost]:
     """Measure every defence against the plain mean."""
-    UNet(features=SMALL).build(1, 2)  # imports MONAI, once and not in every process
+    UNet(features=SMALL).build(1, 2)  # import MONAI once, before the processes start
     found = {
         name: (in_a_fork(seconds_of, name, features, repeats), in_a_fork(bytes_of, name, features)) for name in DEFENCES
     }
@@ -62,10 +62,10 @@ def costs(features: tuple[int, ...], repeats: int) -> list[Cost]:
 
 
 def seconds_of(defence: str, features: tuple[int, ...], repeats: int) -> float:
-    """Return the processor's seconds of a round: what else the machine does shows little in them."""
+    """Return the processor time of a round in seconds, which other processes hardly affect."""
     torch.set_num_threads(1)
     sent = list(models(features))
-    a_round(defence, features, iter(sent))  # warms up
+    a_round(defence, features, iter(sent))  # warm up
     times = []
     for _ in range(repeats):
         began = time.process_time()
@@ -75,16 +75,16 @@ def seconds_of(defence: str, features: tuple[int, ...], repeats: int) -> float:
 
 
 def bytes_of(defence: str, features: tuple[int, ...]) -> int:
-    """Return the peak above what was held before."""
+    """Return the increase of the process's peak memory during a round."""
     torch.set_num_threads(1)
-    a_round(defence, SMALL, models(SMALL))  # what torch loads when it is first used does not count
+    a_round(defence, SMALL, models(SMALL))  # don't count memory that torch takes at its first use
     before = most_held()
     a_round(defence, features, models(features))
     return most_held() - before
 
 
 def a_round(defence: str, features: tuple[int, ...], sent: Iterator[Tensors]) -> Tensors:
-    """Mix what the hospitals send."""
+    """Aggregate the hospitals' contributions."""
     mixer = mixer_of(defence, features)
     mixer.start(SITES)
     for site, tensors in zip(SITES, sent, strict=True):
@@ -94,7 +94,7 @@ def a_round(defence: str, features: tuple[int, ...], sent: Iterator[Tensors]) ->
 
 
 def models(features: tuple[int, ...]) -> Iterator[Tensors]:
-    """Yield the hospitals' models, made as they are asked for."""
+    """Yield the hospitals' models one by one, so that only one exists at a time."""
     torch.manual_seed(0)
     given = UNet(features=features).build(1, 2).state_dict()
     for _ in SITES:
@@ -105,7 +105,7 @@ def models(features: tuple[int, ...]) -> Iterator[Tensors]:
 
 
 def mixer_of(defence: str, features: tuple[int, ...]) -> Aggregator:
-    """Return the mean over hospitals as a plan with this defence makes it."""
+    """Return the mixer of a plan with this defence."""
     with torch.device("meta"):
         apart = [name for name, _ in UNet(features=features).build(1, 2).named_buffers()]
     mixer = WeightedMean()

@@ -1,4 +1,4 @@
-"""One study of real participants and the real coordinator in one process, in which some hospitals are dishonest."""
+"""Run a study with dishonest hospitals, with real participants and the real coordinator in one process."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,21 +13,21 @@ from torch import nn
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.deploy.supermodel import SuperModel
-from medsilo.federation.channel import Missing, Outgoing, Receive
-from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.inprocess import Loop
-from medsilo.federation.participant import Participant
+from medsilo.exchange.channel import Missing, Outgoing, Receive
+from medsilo.federation.participant import participant_of
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import TrainingSite
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Request, StudyMessage
 from medsilo.runs.paths import site_folder
-from medsilo.runs.record import Record
 from medsilo.runs.rounds import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import Cases, SiteData
 from medsilo.tasks.task import Task
+from medsilo_lab.engines.inprocess import Loop
+from medsilo_server.coordinator import Coordinator
+from medsilo_server.record import Record
 from results.attacks.attackers import Attack, Backdoor, Turn, patched
 
 CPU = SiteSettings(device="cpu")
@@ -35,18 +35,18 @@ CPU = SiteSettings(device="cpu")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a study for its honest hospitals."""
+    """The result of a study for the honest hospitals."""
 
     score: float | None  # mean test score; None: the study ended before the test
     sites: dict[str, float]  # test score by honest hospital
-    patched: float | None  # of their test images of other classes, the share that the patch turns into the target
-    refused: int  # rounds in which a bad hospital's answer was refused
+    patched: float | None  # share of their test images of other classes that the patch turns into the target class
+    refused: int  # rounds in which the server rejected a dishonest hospital's answer
     reason: str | None  # why the study ended
     rounds: list[Round] = field(repr=False, compare=False)
 
 
 class LoopWithBad(Loop):
-    """Carries parcels in one process. The bad hospitals are asked first, so that they can agree on what to answer."""
+    """Exchanges messages within one process. The dishonest hospitals answer first, so that they can collude."""
 
     def __init__(self, participants: Mapping[str, TrainingSite], attack: Attack, bad: Collection[str]) -> None:
         super().__init__(participants)
@@ -91,7 +91,7 @@ def run(plan: Plan, attack: Attack | None = None, bad: Collection[str] = ()) -> 
             if attack and site in bad:
                 data = attack.poison(data, plan.task)
             participants[site] = TrainingSite(
-                Participant(SiteContext(plan, site, sites, CPU, site_folder(root, site)), data)
+                participant_of(SiteContext(plan, site, sites, CPU, site_folder(root, site)), data)
             )
         loop = LoopWithBad(participants, attack, bad) if attack else Loop(participants)
         coordinator = Coordinator(plan, sites, loop, Record(root), "in-process", settings=CPU)
@@ -105,7 +105,7 @@ def run(plan: Plan, attack: Attack | None = None, bad: Collection[str] = ()) -> 
 
 @cache
 def data_of(task: Task, site: str, sites: tuple[str, ...], seed: int) -> SiteData:
-    """Return a hospital's synthetic data, drawn once."""
+    """Return a hospital's synthetic data, which are generated once."""
     return task.read(site, list(sites), seed, None)
 
 
@@ -125,7 +125,7 @@ def _outcome(plan: Plan, root: Path, coordinator: Coordinator, bad: Collection[s
 def success_of_patch(plan: Plan, root: Path, honest: Sequence[str]) -> float | None:
     """Return the share of honest hospitals' test images that the patch makes their models call the target class.
 
-    Images of the target class don't count. None where cases have no class.
+    Images of the target class don't count. Returns None if cases have no class.
     """
     if not plan.task.goal.classifies or len(plan.task.shape or ()) != 3:
         return None

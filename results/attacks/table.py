@@ -1,4 +1,4 @@
-"""The file results/attacks.csv, made of the cells that are done."""
+"""Make the file results/attacks.csv from the finished studies."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,10 +13,10 @@ from results.attacks.cells import DEFENCES, HONEST, PLAIN, SITES, Block, Cell, R
 from results.attacks.costs import Cost, kept_costs
 from results.result_files import Study, Table
 
-POINTS = 3.0  # of the score, that the best defence may lose
+POINTS = 3.0  # most points of the score that the best defence may lose
 MOST_SEEDS = 9
-PATCHED = 10.0  # points, by which the patch may succeed more often than in the undisturbed federation
-# Where the goal may be missed, and why; what misses it and does not stand here makes the command exit with 1.
+PATCHED = 10.0  # most percentage points by which the patch may succeed more often than without an attack
+# Declared exceptions to the goal, with reasons. Any other missed goal makes the command exit with 1.
 WAY = (
     "a bound on the length leaves the way as it is, and a median or a mean of the nearest gives a wrong way of usual "
     "length some weight; where a rule with its own cost is best, that cost comes on top"
@@ -44,48 +44,48 @@ def percent(share: float) -> str:
 
 
 def _signed(points: float) -> str:
-    return f"{round(points, 1) + 0.0:+.1f}"  # no -0.0
+    return f"{round(points, 1) + 0.0:+.1f}"  # adding 0.0 turns -0.0 into 0.0
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One attack on one method under one defence, over all seeds that are done, against the undisturbed federation."""
+    """An attack on a method with a defence, compared with the federation without an attack, over all finished seeds."""
 
-    cells: Sequence[Cell]  # by seed
+    cells: Sequence[Cell]  # finished cells, one for each seed
     results: Sequence[Result]
-    undisturbed: Sequence[Result]  # with the same seeds, without attack and defence
-    unattacked: Sequence[Result]  # with the same seeds and the defence, without attack
+    undisturbed: Sequence[Result]  # results with the same seeds, without attack and defence
+    unattacked: Sequence[Result]  # results with the same seeds and defence, without attack
     honest: Sequence[Sequence[str]]  # the hospitals whose scores are compared
 
     @property
     def cell(self) -> Cell:
-        """The first of them: all differ in the seed alone."""
+        """The first cell; all cells differ only in the seed."""
         return self.cells[0]
 
     @property
     def refused(self) -> bool:
-        """Return whether the plan refuses the defence for this method."""
+        """True if the plan rejects the defence for this method."""
         return any(result.no_plan for result in self.results)
 
     @property
     def ended(self) -> int:
-        """Return how many studies ended before the test."""
+        """Return the number of studies that ended before the test."""
         return sum(result.score is None for result in self.results)
 
     @property
     def score(self) -> float | None:
-        """The honest hospitals' mean, over the studies that were tested."""
+        """The honest hospitals' mean score over the studies that reached the test."""
         scores = [result.score for result in self.results if result.score is not None]
         return fmean(scores) if scores else None
 
     @property
     def best_possible(self) -> float:
-        """The mean of the same hospitals in the undisturbed federation."""
+        """The mean score of the same hospitals in the federation without an attack."""
         return self._mean_of(self.undisturbed)
 
     @property
     def cost(self) -> float:
-        """Points that the defence loses without an attacker, at the same hospitals."""
+        """Points that the defence costs the same hospitals without an attack."""
         return 100 * (self.best_possible - self._mean_of(self.unattacked))
 
     def _mean_of(self, results: Sequence[Result]) -> float:
@@ -94,29 +94,29 @@ class Compared:
 
     @property
     def loss(self) -> float:
-        """Points below the undisturbed federation; 100 where a study ended."""
+        """Points below the federation without an attack; 100 if a study ended early."""
         return 100.0 if self.ended or self.score is None else 100 * (self.best_possible - self.score)
 
     @property
     def patched(self) -> float | None:
-        """Return how often the patch makes an image the target's."""
+        """Return the share of images that the patch moves to the target class."""
         return _mean(result.patched for result in self.results)
 
     @property
     def patched_gain(self) -> float:
-        """Points by which the patch succeeds more often than in the undisturbed federation."""
+        """Percentage points by which the patch succeeds more often than without an attack."""
         before = _mean(result.patched for result in self.undisturbed)
         return 0.0 if self.patched is None or before is None else 100 * (self.patched - before)
 
     @property
     def holds(self) -> bool:
-        """Return whether the goal is met."""
+        """True if the goal is met."""
         opened = "backdoor" in self.cell.attack and self.patched_gain > PATCHED
         return not self.refused and self.loss <= POINTS and not opened
 
     @property
     def text(self) -> str:
-        """The table's entry."""
+        """The text of the table's cell."""
         if self.refused:
             return "refused"
         if self.score is None:
@@ -132,7 +132,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 class Done:
-    """The cells of some blocks that are done."""
+    """The finished cells of some blocks."""
 
     def __init__(self, blocks: Sequence[Block], folder: Path) -> None:
         self.all = list(cells(blocks))
@@ -141,7 +141,7 @@ class Done:
         self.cells = [cell for cell, result in found if result]
 
     def compared(self, cell: Cell) -> Compared | None:
-        """Return a cell with the same one of all other seeds; None where nothing is done of it."""
+        """Combine a cell with the same cell of all other seeds; returns None if no seed is finished."""
         own, results, references, unattacked, honest = [], [], [], [], []
         for seed in range(MOST_SEEDS):
             one = replace(cell, seed=seed)
@@ -157,7 +157,7 @@ class Done:
         return Compared(own, results, references, unattacked, honest) if own else None
 
     def where(self, wanted: Callable[[Cell], bool]) -> list[Compared]:
-        """Return what is done of these cells, in their order, seeds together."""
+        """Return the finished cells in their order, with the seeds of each combined."""
         firsts = {_key(replace(cell, seed=0)): replace(cell, seed=0) for cell in self.cells if wanted(cell)}
         return [found for cell in firsts.values() if (found := self.compared(cell))]
 
@@ -187,7 +187,7 @@ def _numbers(section: Mapping[str, Any]) -> str:
 
 
 def scores_table(done: Done, setting: Setting, method: str, bad: int) -> Table:
-    """Return attacks by defences for one method and number of bad hospitals."""
+    """Return a table of attacks by defences for a method and a number of dishonest hospitals."""
     found = done.where(lambda cell: (cell.setting, cell.method, cell.bad) == (setting, method, bad))
     defences = [name for name in DEFENCES if any(one.cell.defence == name for one in found)]
     rows = []
@@ -209,7 +209,7 @@ def score_tables(done: Done) -> list[Table]:
 
 
 def costs_table(done: Done, measured: Sequence[Cost]) -> Table:
-    """Return what each defence costs without an attacker: points of the score, and the server's time and memory."""
+    """Return the cost of each defence without an attacker: points of the score, and the server's time and memory."""
     found = done.where(lambda cell: cell.bad == 0)
     places = list(dict.fromkeys((one.cell.setting.title, one.cell.method) for one in found))
     header = [f"{title.partition(':')[0]}, {METHODS[method].title}" for title, method in places]
@@ -228,7 +228,7 @@ def _points(one: Compared) -> str:
 
 # ---------------------------------------------------------------------------------------------------- the goal
 def best_defence(found: Sequence[Compared]) -> str | None:
-    """Return the defence that holds in most attacks; of equal ones the one that loses least on the average."""
+    """Return the defence that meets the goal in most attacks; among equals, the defence with the smallest mean loss."""
     own = {name: [one for one in found if one.cell.defence == name and not one.refused] for name in DEFENCES}
     own = {name: rows for name, rows in own.items() if rows and name != PLAIN}
 
@@ -239,7 +239,9 @@ def best_defence(found: Sequence[Compared]) -> str | None:
 
 
 def goal_table(done: Done) -> tuple[Table, list[Compared]]:
-    """Return, for one bad hospital, what the best defence loses in each attack, and where it misses the goal."""
+    """Return the best defence's loss in each attack by one dishonest hospital, and the attacks in which it misses the
+    goal.
+    """
     rows: list[Sequence[str]] = []
     missed: list[Compared] = []
     found = done.where(lambda cell: cell.bad == 1)
@@ -267,7 +269,7 @@ def _why(one: Compared) -> str:
 
 # ---------------------------------------------------------------------------------------------------- outliers
 def named_table(done: Done) -> Table:
-    """Return of whom the record says that they stand out, under the plain mean."""
+    """Return a table of the hospitals that the record marks as outliers, with the plain mean."""
     rows = []
     for one in done.where(lambda cell: cell.defence == PLAIN):
         pairs = zip(one.cells, one.results, strict=True)
@@ -286,7 +288,7 @@ def named_table(done: Done) -> Table:
 
 # ---------------------------------------------------------------------------------------------------- the file
 def study(blocks: Sequence[Block], folder: Path, tiny: bool = False) -> tuple[Study, list[str]]:
-    """Return the file, and the attacks in which the goal is missed and that are not named."""
+    """Return the file, and the attacks that miss the goal without a declared exception."""
     done = Done(blocks, folder)
     goal, missed = goal_table(done)
     unnamed = sorted({f"{one.cell.attack} on {one.cell.method}" for one in missed if one.cell.attack not in NAMED})

@@ -1,7 +1,8 @@
 """FLamby's published tables of two sets of patients' data, run again: du Terrail et al. 2022.
 
 The protocol (docs/research/reproduce.md) was read in FLamby's code; its seeds' scores are facts, in published.csv.
-Deviations: a site's passes begin anew in each round; SCAFFOLD weighs hospitals alike; Breslow's rule for equal times.
+Deviations: in each round, a site's passes over its data start again; SCAFFOLD gives all hospitals the same weight;
+equal survival times follow Breslow's rule.
 """
 
 import csv
@@ -53,7 +54,7 @@ class Benchmark:
         return [name for name in self.files if not (data / self.folder / name).exists()]
 
     def wish(self, data: Path) -> str:
-        """Return what is to be put where, if anything."""
+        """Name the missing files and their folder, if any."""
         lacking = ", ".join(self.lacking(data))
         return f"{self.name}: put {lacking} ({self.origin}) into {data / self.folder}" if lacking else ""
 
@@ -80,12 +81,12 @@ class PublishedCell:
 
     @property
     def judged(self) -> bool:
-        """Return whether both spreads are known: one seed has none."""
+        """True if both spreads are known, which one seed does not give."""
         return min(len(self.ours), len(self.theirs)) > 1
 
     @property
     def agrees(self) -> bool:
-        """Return whether the means are within two standard errors."""
+        """True if the means are within two standard errors."""
         return abs(fmean(self.ours) - fmean(self.theirs)) <= ERRORS * self.error
 
     def row(self) -> list[str]:
@@ -166,8 +167,8 @@ def read_brca(folder: Path) -> Lines:
 def write_tables(lines: Lines, folder: Path) -> tuple[str, ...]:
     """Write a table for each hospital and one of all; return the columns that a network reads.
 
-    The protocol has no validation cases: where there are none, training cases stand there once more, and nothing is
-    chosen by them.
+    The protocol has no validation cases. Where they are missing, training cases stand there once more, and no choice
+    depends on them.
     """
     together = {**lines, POOLED: [line for own in lines.values() for line in own]}
     validated = any(line["part"] == "validation" for line in together[POOLED])

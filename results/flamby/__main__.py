@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tables and print each cell."""
     parser = argparse.ArgumentParser(prog="python -m results.flamby", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data"))
-    parser.add_argument("--seeds", default="42,43,44,45,46", help="the published ones by default")
+    parser.add_argument("--seeds", default="42,43,44,45,46", help="the published rows by default")
     parser.add_argument("--quick", action="store_true", help="only show that it runs, on drawn patients")
     given = parser.parse_args(arguments)
     if given.quick:

@@ -47,12 +47,12 @@ def result_of(cell: Cell, hospitals: dict[str, Hospital], folder: Path) -> Outco
 
 
 def kept(cell: Cell, folder: Path) -> bool:
-    """Return whether a cell is done."""
+    """True if a cell is finished."""
     return (folder / cell.file).exists()
 
 
 def published(promise: PrivacyGuarantee) -> list[Cell]:
-    """Return the published study's cells for one promise."""
+    """Return the published study's runs, one for each seed, with this privacy guarantee."""
     return [Cell(Setup(), promise, seed) for seed in SEEDS]
 
 

@@ -108,7 +108,7 @@ class _Site:
         return noise_of(self.promise, self.batch / self.cases, self.setup.rounds * self.setup.steps)
 
     def epsilon(self) -> float:
-        """Return what the study cost here."""
+        """Return the privacy cost of the study."""
         if self.promise.epsilon is None or self.promise.delta is None:
             return math.inf
         steps = SampledGaussian(

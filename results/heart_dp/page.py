@@ -126,7 +126,7 @@ def _named(promise: PrivacyGuarantee) -> tuple[str, str]:
 
 
 def _costs(again: Sequence[Compared]) -> list[str]:
-    """Return what bounding each case's gradient costs, and what the noise does."""
+    """Return the cost of bounding each case's gradient, and the effect of the noise."""
     found = {(one.promise.epsilon, one.promise.delta): one for one in again}
     cells = [found.get(key) for key in ((None, None), (50.0, 1e-3), (0.1, 1e-3))]
     (ours, theirs) = ([fmean(getattr(one, own)) for one in cells if one] for own in ("ours", "theirs"))

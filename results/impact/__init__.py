@@ -1,7 +1,7 @@
 """IMPACT: six-month mortality after brain injury, 15 studies, each left out of training once and predicted.
 
-A study that is left out is an evaluation site of the federation. Where a method leaves each site a model of its own and
-none for others, all 14 models predict, and their probabilities are averaged (an ensemble).
+A study that is left out is an evaluation site of the federation. Where a method leaves each site a personal model and
+no shared model, all 14 models predict, and their probabilities are averaged (an ensemble).
 """
 
 import csv
@@ -87,7 +87,7 @@ def read(path: Path) -> Lines:
 
 
 def deaths(lines: list[dict[str, Any]]) -> np.ndarray:
-    """Return who died within six months, 0 or 1."""
+    """Return the death within six months of each patient, 0 or 1."""
     return np.array([line["outcome"] for line in lines])
 
 
@@ -128,7 +128,7 @@ class Work:
         )
 
     def predicted(self, configuration: Configuration, left_out: str, cells: Path) -> Found:
-        """Return what a federation of the other studies predicts, from its file where it was run before."""
+        """Return the predictions of a federation of the other studies, from its file if it ran before."""
         plan = self.plan(configuration, left_out)
         path = cells / f"{left_out}-{plan.hash[:16]}.json"
         if not path.exists():
@@ -152,7 +152,7 @@ class Work:
             return {"scores": chances.mean(0).logit().tolist()}
 
     def pooled(self, left_out: str, everybody: bool) -> Found:
-        """Return what scikit-learn's logistic regression on the other studies predicts.
+        """Return the predictions of scikit-learn's logistic regression on the other studies.
 
         everybody: on the patients that validate in the federations, too.
         """
@@ -162,13 +162,13 @@ class Work:
         return {"scores": model.decision_function(_terms(self.studies[left_out])).tolist()}
 
     def all_of(self, left_out: str, cells: Path) -> dict[str, Found]:
-        """Return all predictions of a study that is left out, by the names of what made them."""
+        """Return all predictions of a study that is left out, by the names of their models."""
         pooled = {POOLED_ALL: self.pooled(left_out, everybody=True), POOLED: self.pooled(left_out, everybody=False)}
         return pooled | {one.name: self.predicted(one, left_out, cells) for one in (*METHODS, *PRIVATE)}
 
 
 def _terms(lines: list[dict[str, Any]]) -> np.ndarray:
-    """Return the core model's terms: age, and what a category adds to the first of its kind."""
+    """Return the core model's terms: age, and each category's difference from the first of its kind."""
     kinds = [(name, level) for name, levels in LEVELS.items() for level in levels[1:]]
     return np.array([[float(one["age"]) / 10, *(one[name] == level for name, level in kinds)] for one in lines], float)
 

@@ -2,8 +2,8 @@
 
     python -m results.impact [--write] [--data DIR] [--cells DIR] [--at-once N] [--quick]
 
-Prints results/impact.csv, which --write writes. Predictions are kept under --cells, so a run that was stopped goes on.
-questions.md has what was declared before the first run.
+Prints results/impact.csv, which --write writes. Predictions are kept under --cells, so a stopped run continues.
+questions.md has the questions that were declared before the first run.
 """
 
 import argparse

@@ -36,7 +36,7 @@ class Quantity:
     found: Mapping[str, list[Estimate]]  # by configuration, in the order of the studies
 
     def compared(self, name: str) -> np.ndarray:
-        """Return what is compared, study by study: an AUC, or a calibration's distance from its best."""
+        """Return the compared values, study by study: an AUC, or a calibration's distance from its best."""
         values = np.array([one.value for one in self.found[name]])
         return np.abs(values - BEST[self.part]) if self.part in BEST else values
 
@@ -74,7 +74,7 @@ class Quantity:
         return made
 
     def judged(self) -> str:
-        """Return which method is better or worse."""
+        """Name the methods that are better or worse."""
         told = []
         for name in JUDGED:
             better = (self.differences[name].value > 0) != (self.part in BEST)

@@ -1,6 +1,6 @@
 """Discrimination and calibration of predicted probabilities, with intervals; and means over studies.
 
-It needs statsmodels, from requirements-dev.txt.
+It needs statsmodels, from pyproject.toml's group dev.
 """
 
 import warnings
@@ -57,7 +57,7 @@ def _fitted(design: np.ndarray, offset: np.ndarray, died: np.ndarray) -> Estimat
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """Return the mean over studies with Student's interval: studies are what is drawn."""
+    """Return the mean over studies with Student's interval: studies are the sample."""
     value = float(np.mean(values))
     if not np.ptp(values):
         return Estimate(value, value, value, float(value == 0))

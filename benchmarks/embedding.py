@@ -1,0 +1,158 @@
+"""Measure the training of heads on a frozen ViT-S with stored embeddings, relative to running the frozen part in every
+pass.
+
+    python benchmarks/embedding.py [--images N] [--rounds N] [--device cuda] [--whole]
+
+The program generates one hospital's PNG files of 224 x 224 pixels, and random weights of ViT-S/16's size. The same plan
+runs in a separate process with `network.once` on and off. The reference also reads each image once and keeps it in
+memory. `in batches` is a loop that runs the frozen part over batches of 16 as often as the study does. This is the cost
+if an embedding may depend on the other images of its batch. The reference runs for 1 and 4 rounds, and its time is
+extrapolated to all rounds. With --whole it runs all rounds.
+
+Times are processor times on one thread, on a GPU wall-clock times; memory is a process's peak above its memory after
+importing. Goal: 20 times less time over 30 rounds.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from timing import note
+
+from medsilo.core import model_folders, weight_cache
+from medsilo.core.files import save_tensors
+from medsilo.learning.compute import Compute
+from medsilo.plan import Plan, parse_plan
+from medsilo.registry import NETWORKS
+from medsilo.site.settings import SiteSettings
+from medsilo_lab.engines import inprocess
+
+LEAST, SIZE, BATCH = 20.0, 224, 16
+FEW = (1, 4)  # numbers of rounds for which the reference runs
+SHARES = (0.8, 0.1, 0.1)  # shares of training, validation and test cases
+
+
+def write_study(folder: Path, images: int) -> None:
+    """Write a hospital's images and the file of weights."""
+    torch.manual_seed(0)
+    rows = ["image,label,patient"]
+    (folder / "data").mkdir()
+    for number in range(images):
+        pixels = torch.randint(0, 256, (SIZE, SIZE, 3), dtype=torch.uint8).numpy()
+        Image.fromarray(pixels).save(folder / "data" / f"{number}.png", compress_level=1)
+        rows.append(f"{number}.png,{number % 2},p{number}")
+    (folder / "data/cases.csv").write_text("\n".join(rows))
+    save_tensors(folder / "vit.safetensors", NETWORKS.read({"name": "timm-vit"}).build(3, 2).state_dict())
+
+
+def plan_of(folder: Path, rounds: int, once: bool) -> Plan:
+    """The study."""
+    file = folder / "vit.safetensors"
+    model_folders.look_in(folder)
+    begun = {"file": file.name, "sha256": weight_cache.hash_of_file(file), "bytes": file.stat().st_size}
+    task = {"name": "image-folder", "kind": "classification", "labels": ["0", "1"], "size": [SIZE, SIZE]}
+    return parse_plan(
+        {
+            "algorithm": {"name": "fedavg"},
+            "task": task | {"shares": SHARES},
+            "network": {"name": "frozen", "of": {"name": "timm-vit"}, "from": begun, "once": once},
+            "training": {"rounds": rounds, "batch_size": BATCH},
+            "participation": {"sites": ["a"]},
+        }
+    )
+
+
+def measured(folder: Path, rounds: Sequence[int], once: bool, device: str) -> dict[str, Any]:
+    """Run the study in this process once for each number of rounds; returns the seconds and the memory."""
+    data = {"folder": str(folder / "data")}
+    settings = SiteSettings.model_validate({"device": device, "data": data})
+    quick = {"size": 32, "patches": 2, "patients": 8, "name": "synthetic-histology"}
+    warm = plan_of(folder, 1, True).model_dump(mode="json") | {"task": quick, "network": {"name": "small-cnn"}}
+    inprocess.run(parse_plan(warm), folder=folder / f"warm-{once}")  # a first run imports the modules of a study
+    before, found = held(), []
+    for number in rounds:
+        started = now(device)
+        inprocess.run(plan_of(folder, number, once), folder=folder / f"run-{once}-{number}", settings=settings)
+        found.append(now(device) - started)
+    return {"seconds": found, "memory": held() - before}
+
+
+def extended(seconds: Sequence[float], rounds: int) -> float:
+    """Extrapolate the seconds to more rounds: every further round takes as long as the last."""
+    first, last = seconds
+    return first + (rounds - FEW[0]) * (last - first) / (FEW[1] - FEW[0])
+
+
+def in_batches(folder: Path, rounds: int, images: int, device: str) -> float:
+    """Return the seconds of the frozen part alone, in a plain loop over batches."""
+    body = plan_of(folder, 1, True).network.build(3, 2).body.to(device).eval()
+    passes = rounds * SHARES[0] + (rounds + 1) * SHARES[1] + SHARES[2]
+    batch = torch.rand(BATCH, 3, SIZE, SIZE, device=device)
+    with torch.no_grad():
+        body(batch)
+        started = now(device)
+        for _ in range(tries := 3):
+            body(batch)
+        return (now(device) - started) / tries / BATCH * images * passes
+
+
+def now(device: str) -> float:
+    """Return the processor time in seconds, or on a GPU the wall-clock time until the GPU has finished."""
+    if device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def held() -> float:
+    """Return the peak memory of this process in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def main() -> int:
+    """Return 0 if the goal is met."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--images", type=int, default=150)
+    arguments.add_argument("--rounds", type=int, default=30)
+    arguments.add_argument("--device", default="cpu")
+    arguments.add_argument("--whole", action="store_true", help="run the reference to its end")
+    arguments.add_argument("--once", help=argparse.SUPPRESS)
+    arguments.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    asked = arguments.parse_args()
+    torch.set_num_threads(1)
+    if asked.folder:
+        rounds = (asked.rounds,) if asked.once == "True" or asked.whole else FEW
+        print(json.dumps(measured(asked.folder, rounds, asked.once == "True", asked.device)))
+        return 0
+    print(f"{asked.images} images, {asked.rounds} rounds, {Compute.choose(asked.device).description}")
+    with tempfile.TemporaryDirectory(prefix="medsilo-bench-") as place:
+        write_study(Path(place), asked.images)
+        found = {}
+        for once in (True, False):
+            own = [sys.executable, __file__, "--folder", place, "--once", str(once), "--device", asked.device]
+            own += ["--rounds", str(asked.rounds), *(["--whole"] if asked.whole else [])]
+            done = subprocess.run(own, check=True, capture_output=True, text=True)
+            told = json.loads(done.stdout.splitlines()[-1])
+            seconds = told["seconds"]
+            found[once] = seconds[0] if len(seconds) == 1 else extended(seconds, asked.rounds)
+            name = "embeddings kept" if once else "in every pass"
+            print(f"{name}: {found[once]:8.2f} s  {told['memory'] / 2**20:6.0f} MiB", flush=True)
+        batches = in_batches(Path(place), asked.rounds, asked.images, asked.device)
+    print(f"in batches:      {batches:8.2f} s")
+    ratio = min(found[False], batches) / found[True]
+    print(f"{ratio:.1f} times less time; goal: {LEAST:g}")
+    note("embedding: 30 rounds behind a frozen ViT-S" + " on a card" * (asked.device != "cpu"), 1 / ratio)
+    return int(ratio < LEAST)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

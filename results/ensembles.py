@@ -1,0 +1,33 @@
+"""Single-site models that answer together: their probabilities' mean, on every hospital's test cases.
+
+They cost what single-site training costs, and one exchange. Survival models form none: their risks can't be compared.
+"""
+
+from medsilo.core.errors import MedsiloError
+from medsilo.federation.site_context import SiteContext
+from medsilo.runs import paths
+from medsilo.site.settings import SiteSettings
+from medsilo_lab.deploy.source import Source
+from medsilo_lab.study.cells import Cell
+from medsilo_lab.study.evidence import Scores
+from medsilo_lab.study.scores import SiteTest
+from results.cross import Judge
+
+
+def ensemble_scores(cell: Cell, settings: SiteSettings) -> dict[str, Scores] | None:
+    """Return the scores by site of a run's single-site models together; None where they form no ensemble."""
+    plan, sites = cell.plan, sorted(cell.plan.participation.everyone)
+    if not plan.task.goal.by_case:
+        return None
+    members = [Source.open(paths.site_folder(cell.folder, site)) for site in sites]
+    network, metric, found = Source.together(members).network, plan.task.goal.metric, {}
+    for site in sites:
+        place = paths.site_folder(cell.folder, site)
+        at = Judge.of(SiteContext(plan, site, sites, settings.of(site), place))
+        alone = SiteTest.read(cell.folder, site, metric).scores
+        values = at.case_scores(network)
+        if len(values) != alone.cases:
+            told = f"{cell.name}: {site} has other test cases than its run had; give the run's data, or repeat it"
+            raise MedsiloError(told)
+        found[site] = Scores(values, alone.patients)
+    return found

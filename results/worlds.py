@@ -1,0 +1,304 @@
+"""Kinds of comparison whose truth is known: patients, hospitals and seeds are drawn. A part of results/intervals.csv.
+
+No choice here depends on an interval's coverage. There are seven kinds of patients times four shapes of a study, from
+five patients of one hospital to a hundred of each of three. Seeds range from alike to as different as patients. In
+further worlds either method fails a share of the patients wholly.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from medsilo_lab.study.detectable import POWER, Pilot
+from medsilo_lab.study.evidence import (
+    LEVEL,
+    Difference,
+    Scores,
+    Study,
+    compare,
+    seeds_of,
+)
+from medsilo_lab.study.training_luck import luck_of
+from medsilo_lab.study.verdict import _tested
+from results.result_files import Table
+
+Random = np.random.Generator
+STUDIES = 1600  # of each world
+FOUND, EACH = 60, 10  # studies that report a difference, and the number of repetitions of each
+USUAL, SPREAD, HARD, CELLS = 0.7, 0.05, 0.06, 0.3  # score; spread of differences; of patients' scores; of the residual
+SHAPES = {  # patients of each hospital, seeds, the seeds' spread over the patients'
+    "1 x 5 patients, 4 seeds": ((5,), 4, 0.0),
+    "1 x 20, 6 seeds": ((20,), 6, 0.3),
+    "5, 12 and 40, 4 seeds": ((5, 12, 40), 4, 0.5),
+    "3 x 100, 6 seeds": ((100, 100, 100), 6, 1.0),
+}
+SKEWED, DICE, RIGHT, MOVED = (
+    "skewed as waiting times are",
+    "bounded (Dice)",
+    "ties (right or wrong)",
+    "seeds move single",
+)
+KINDS = ("normal", "a little skewed", SKEWED, "heavy tails", DICE, RIGHT, f"{MOVED} patients")
+FAILING = ((0.05, 0.0), (0.1, 0.0), (0.25, 0.0), (0.1, 0.1), (0.05, 0.25))  # of patients, with either method
+WITH_FAILING = {
+    "1 x 5 patients, 4 seeds": ((5,), 4, 0.3),
+    "1 x 20, 6 seeds": ((20,), 6, 0.3),
+    "5, 12 and 40, 4 seeds": ((5, 12, 40), 4, 0.3),
+    "3 x 20, 6 seeds": ((20, 20, 20), 6, 0.3),
+}
+
+
+class World(NamedTuple):
+    """A kind of patients, the patients of each hospital, seeds, and how far these differ. failing: with either method.
+
+    akin: how much patients of a hospital are alike in whether they fail, so that hospitals differ in their share.
+    """
+
+    kind: str
+    shape: str
+    sizes: tuple[int, ...]
+    seeds: int
+    luck: float
+    failing: tuple[float, float] = (0.0, 0.0)
+    akin: float = 0.0
+
+    @property
+    def words(self) -> str:
+        told = f"{self.kind}; {self.shape}"
+        if any(self.failing):
+            told += f"; {self.failing[0]:.0%} and {self.failing[1]:.0%} fail"
+        return f"{told}, hospitals differ in it" if self.akin else told
+
+
+WORLDS = tuple(World(kind, name, *shape) for kind in KINDS for name, shape in SHAPES.items())
+FAILING_WORLDS = tuple(
+    World("normal", name, *shape, failing) for name, shape in WITH_FAILING.items() for failing in FAILING
+)
+AKIN = tuple(
+    World("normal", name, *WITH_FAILING[name], failing, 0.1)
+    for name in ("5, 12 and 40, 4 seeds", "3 x 20, 6 seeds")
+    for failing in FAILING
+)
+
+
+def study(random: Random, one: World, gain: float = 0.0) -> tuple[Study, Study, float]:
+    """Draw two methods' scores on the same patients, and the truth. gain: the first method's advantage."""
+    luck = one.luck * random.normal(0, 1, (one.seeds, 1))
+    pairs, truths = [], []
+    for size in one.sizes:
+        mine, theirs = _pair(random, one, size, luck)
+        lost = 0.0
+        for values, share, sign in ((mine, one.failing[0], -1), (theirs, one.failing[1], 1)):
+            count = 1 / one.akin - 1 if one.akin else 0.0
+            own = float(random.beta(share * count, (1 - share) * count)) if count and share else share
+            values[:, random.random(size) < own] = 0.0
+            lost += sign * own * USUAL
+        pairs.append((_better(random, one, mine, gain) if gain else mine, theirs))
+        truths.append(lost)
+    made = [
+        [
+            {
+                f"{place}": Scores(pair[which][seed], np.arange(size))
+                for place, (pair, size) in enumerate(zip(pairs, one.sizes, strict=True))
+            }
+            for seed in range(one.seeds)
+        ]
+        for which in (0, 1)
+    ]
+    return made[0], made[1], gain + truth(one) + float(np.mean(truths))
+
+
+def _better(random: Random, one: World, scores: np.ndarray, gain: float) -> np.ndarray:
+    """Return scores whose mean is so much higher, over all patients; what is right or wrong stays one of both."""
+    if one.kind == RIGHT:
+        return np.where(random.random(scores.shape[1]) < gain / (1 - _level(one)), 1.0, scores)
+    return scores + gain * (1 - scores) / (1 - _level(one)) if one.kind == DICE else scores + gain
+
+
+def _level(one: World) -> float:
+    return _levels(one.kind, one.luck)[0]
+
+
+@cache
+def _levels(kind: str, luck: float) -> tuple[float, float]:
+    """Return either method's mean over all patients and seeds that there could be."""
+    random, one = np.random.default_rng(0), World(kind, "", (500,), 50, luck)
+    blocks = [_pair(random, one, 500, luck * random.normal(0, 1, (50, 1))) for _ in range(400)]
+    return float(np.mean([mine.mean() for mine, _ in blocks])), float(np.mean([theirs.mean() for _, theirs in blocks]))
+
+
+def _pair(random: Random, one: World, size: int, luck: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Draw a hospital's scores with both methods, [seeds, patients]."""
+    shape, kind = (len(luck), size), one.kind
+    hard, rest = random.normal(0, 1, size), random.normal(0, 1, shape)
+    if kind in (DICE, RIGHT):
+        mine, theirs = (random.normal(0, 1, size) + 0.4 * random.normal(0, 1, shape) for _ in range(2))
+        if kind == RIGHT:
+            right = [hard + 0.5 * own + level > 0 for own, level in ((mine + luck, 0.8), (theirs, 0.5))]
+            return right[0].astype(float), right[1].astype(float)
+        logits = [1.6 + 0.8 * hard + 0.35 * own for own in (mine + luck + 0.6, theirs)]
+        return 1 / (1 + np.exp(-logits[0])), 1 / (1 + np.exp(-logits[1]))
+    own = {
+        "normal": lambda: random.normal(0, 1, size),
+        "a little skewed": lambda: (random.gamma(6, 1, size) - 6) / math.sqrt(6),
+        SKEWED: lambda: random.exponential(1, size) - 1,
+        "heavy tails": lambda: random.standard_t(5, size) / math.sqrt(5 / 3),
+        f"{MOVED} patients": lambda: random.normal(0, 1, size),
+    }[kind]()
+    theirs = USUAL + HARD * hard + 0 * rest
+    return theirs + SPREAD * (own + luck + rest * (1.5 if kind.startswith(MOVED) else CELLS)), theirs
+
+
+def truth(one: World) -> float:
+    """Return the difference over all patients and seeds that there could be, where neither method fails."""
+    if one.kind not in (DICE, RIGHT):
+        return 0.0
+    mine, theirs = _levels(one.kind, one.luck)
+    return mine - theirs
+
+
+def found(one: World, times: int, seed: int, asked: list[str] | None = None) -> list[tuple[Difference, float]]:
+    """Draw studies and analyse them: the difference, and the truth."""
+    random, all_found = np.random.default_rng(seed), []
+    for _ in range(times):
+        mine, theirs, true = study(random, one)
+        all_found.append((compare(mine, theirs, asked), true))
+    return all_found
+
+
+def covered(one: World, times: int, seed: int) -> tuple[float, float, float]:
+    """Return the coverage of both intervals, and half the first interval's width over the spread of the estimate.
+
+    A study whose patients are all alike has no interval.
+    """
+    drawn = [each for each in found(one, times, seed) if each[0].law and each[0].law.variance]
+    first = float(np.mean([each.low <= true <= each.high for each, true in drawn]))
+    second = float(np.mean([low <= true <= high for each, true in drawn for low, high in [each.if_unseen(1 - LEVEL)]]))
+    width = float(np.median([each.high - each.low for each, _ in drawn])) / 2
+    return first, second, width / float(np.std([each.mean - true for each, true in drawn]))
+
+
+# ---------------------------------------------------------------------------------------------------- width and power
+EXACT = World(
+    "normal", "", (20,), 4, 0.0
+)  # where seeds do nothing and patients are normal, Student's interval is exact
+
+
+def width_of_students(times: int) -> dict[int, float]:
+    """Return by the number of patients how much wider the interval is than Student's over patients, in the median."""
+    widths = {}
+    for size in (5, 10, 20, 50):
+        random, ratios = np.random.default_rng(size), []
+        for _ in range(times):
+            mine, theirs, _ = study(random, EXACT._replace(sizes=(size,)))
+            own = np.mean([a["0"].values - b["0"].values for a, b in zip(mine, theirs, strict=True)], 0)
+            low, high = stats.t.interval(LEVEL, size - 1, 0, own.std(ddof=1) / math.sqrt(size))
+            each = compare(mine, theirs)
+            ratios.append((each.high - each.low) / (high - low))
+        widths[size] = float(np.median(ratios))
+    return widths
+
+
+def patients_that_find(times: int, gain: float = 0.035) -> tuple[int, int]:
+    """Return the number of patients that find this difference in four of five studies, and the number that Student's
+    test needs."""
+    spread = SPREAD * math.sqrt(1 + CELLS**2 / EXACT.seeds)
+
+    def students(size: int) -> bool:
+        away = gain / spread * math.sqrt(size)
+        return float(stats.nct.sf(stats.t.ppf(0.975, size - 1), size - 1, away)) >= POWER
+
+    def ours(size: int) -> bool:
+        random, one = np.random.default_rng(size), EXACT._replace(sizes=(size,))
+        return float(np.mean([compare(*study(random, one, gain)[:2]).low > 0 for _ in range(times)])) >= POWER
+
+    return next(size for size in range(5, 400) if ours(size)), next(size for size in range(5, 400) if students(size))
+
+
+def false_verdicts(one: World, times: int, rows: int = 4) -> float:
+    """Return the share of comparisons in which one of these rows is called better or worse, and none is."""
+    random, told = np.random.default_rng(7), 0
+    for _ in range(times):
+        hard = [random.normal(0, HARD, size) for size in one.sizes]
+        every = [[_harder(seed, hard) for seed in study(random, one)[0]] for _ in range(rows + 1)]
+        luck = luck_of(np.array([seeds_of(each) for each in every]), 0)
+        found = {row: compare(every[row], every[0], luck=luck[row]) for row in range(1, rows + 1)}
+        told += any(one.sure for one in _tested(found).values())
+    return told / times
+
+
+def _harder(seed: Mapping[str, Scores], hard: Sequence[np.ndarray]) -> dict[str, Scores]:
+    """Return a seed's scores of patients who are as hard for all rows."""
+    return {site: Scores(own.values / 2 + hard[int(site)], own.patients) for site, own in seed.items()}
+
+
+TOLD = (
+    World("normal", "3 x 20 patients, 4 seeds", (20,) * 3, 4, 0.3),
+    World("normal", "3 x 20 patients, 6 seeds", (20,) * 3, 6, 1.0),
+    World("normal", "1 x 40 patients, 6 seeds", (40,), 6, 0.3),
+    World(SKEWED, "3 x 20 patients, 5 seeds", (20,) * 3, 5, 0.3),
+    World("heavy tails", "1 x 30 patients, 5 seeds", (30,), 5, 0.3),
+    World(DICE, "3 x 20 patients, 6 seeds", (20,) * 3, 6, 0.3),
+    World(DICE, "5, 12 and 40 patients, 6 seeds", (5, 12, 40), 6, 0.3),
+    World(RIGHT, "3 x 40 patients, 6 seeds", (40,) * 3, 6, 0.1),
+    World(f"{MOVED} patients", "3 x 20 patients, 6 seeds", (20,) * 3, 6, 0.3),
+)
+
+
+def told_and_found(one: World, times: int, each: int) -> tuple[float, float]:
+    """Return the median difference that studies report as found with power .80, and the share of studies that find
+    it."""
+    random, told, hits = np.random.default_rng(sum(one.sizes) + one.seeds), [], []
+    names = [f"{place}" for place in range(len(one.sizes))]
+    for _ in range(times):
+        mine, theirs, _ = study(random, one)
+        pilot = Pilot.of(compare(mine, theirs), mine, theirs, names)
+        least = pilot.least(pilot.design, 1 - LEVEL) if pilot else None
+        if least is None:
+            continue
+        told.append(least)
+        hits += [compare(*study(random, one, least - truth(one))[:2]).low > 0 for _ in range(each)]
+    return float(np.median(told)), float(np.mean(hits))
+
+
+# ----------------------------------------------------------------------------------------------------- the file
+def tables() -> list[Table]:
+    """Simulate all."""
+    heads = ("study", "covered, patients like these", "covered, if an unseen kind fails", "half its width")
+    rows = {}
+    for part, drawn in (("a difference", WORLDS), ("a difference, patients fail", (*FAILING_WORLDS, *AKIN))):
+        times = STUDIES if drawn is WORLDS else STUDIES * 5 // 8
+        found = [(one.words, covered(one, times, place)) for place, one in enumerate(drawn)]
+        rows[part] = [(words, f"{a:.3f}", f"{b:.3f}", f"{c:.1f}") for words, (a, b, c) in found]
+    needed, students = patients_that_find(STUDIES // 2)
+    exact = [(f"{size} patients", f"{ratio:.2f}") for size, ratio in width_of_students(STUDIES // 4).items()]
+    exact.append(("patients that find 3.5 points", f"{needed / students:.2f}"))
+    chance = [
+        (one.words, f"{false_verdicts(one, STUDIES // 4):.3f}") for one in WORLDS if one.kind in ("normal", SKEWED)
+    ]
+    told = [(one.words, *told_and_found(one, FOUND, EACH)) for one in TOLD]
+    return [
+        *(Table(heads, own, part) for part, own in rows.items()),
+        Table(("", "over Student's"), exact, "beside Student's interval, where that is exact"),
+        Table(("study", "false verdicts"), chance, "four rows without a difference"),
+        Table(
+            ("study", "reported with power .80, in points, median", "found"),
+            [(words, f"{100 * gain:.1f}", f"{share:.3f}") for words, gain, share in told],
+            "reported power",
+        ),
+    ]
+
+
+def words() -> tuple[str, ...]:
+    """Describe the tables."""
+    return (
+        f"A difference: {STUDIES} drawn studies of each world (results/worlds.py), {STUDIES * 5 // 8} where patients "
+        "fail. Half its width is in standard "
+        "deviations of the difference.",
+        f"Told: the difference that a study tells as found with power .80, of {FOUND} studies; each is then looked for "
+        f"{EACH} times in fresh ones.",
+    )
