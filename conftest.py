@@ -4,7 +4,7 @@ import gc
 import sys
 from typing import Any
 
-gc.disable()  # the search for garbage in what is imported is a third of the imports' time
+gc.disable()  # garbage collection during imports takes a third of their time
 
 # MONAI imports jsonschema, and that a grammar of addresses, if it is there: it takes a second, and no test needs it.
 missing: dict[str, Any] = {"rfc3987_syntax": None}

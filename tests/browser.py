@@ -1,4 +1,4 @@
-"""A real Chromium without a window, led over its DevTools protocol: what a reader of a page sees and can do."""
+"""Controls a headless Chromium through its DevTools protocol, to see a page as a reader does."""
 
 import base64
 import json
@@ -31,7 +31,6 @@ class Browser:
             self.do(f"{domain}.enable")
 
     def do(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Give an order and wait until it is done."""
         self.number += 1
         self.socket.send(json.dumps({"id": self.number, "method": method, "params": parameters}))
         while True:
@@ -41,14 +40,15 @@ class Browser:
                 return message["result"]
 
     def open(self, page: Path) -> None:
-        """Open a file and wait until it is there."""
+        self.visit(page.resolve().as_uri())
+
+    def visit(self, address: str) -> None:
         self.complaints.clear()
-        self.do("Page.navigate", url=page.resolve().as_uri())
+        self.do("Page.navigate", url=address)
         while self._next().get("method") != "Page.loadEventFired":
             pass
 
     def ask(self, expression: str) -> Any:
-        """The value of a JavaScript expression."""
         found = self.do("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
@@ -76,7 +76,7 @@ class Browser:
         self.do("Emulation.setEmulatedMedia", media=kind, features=features)
 
     def faults(self) -> list[tuple[str, list[str]]]:
-        """Return the rules of axe-core that the page breaks, and where. A page's policy does not bind the DevTools."""
+        """Return the axe-core rules that the page breaks, with their places in it."""
         self.ask(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8") + "; 0")
         found = self.do("Runtime.evaluate", expression=AXE, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found
@@ -86,7 +86,6 @@ class Browser:
         return base64.b64decode(self.do("Page.printToPDF", printBackground=False)["data"])
 
     def picture(self) -> bytes:
-        """Return the visible page as PNG."""
         return base64.b64decode(self.do("Page.captureScreenshot", format="png")["data"])
 
     def _next(self) -> dict[str, Any]:
@@ -98,7 +97,7 @@ class Browser:
 
 @contextmanager
 def chromium(folder: Path) -> Iterator[Browser]:
-    """A browser with its profile in this folder; the test is skipped where there is none."""
+    """Start a browser with its profile in this folder; the test is skipped without a browser."""
     program = next((found for name in NAMES if (found := shutil.which(name))), None)
     if program is None:
         pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed")
@@ -113,7 +112,6 @@ def chromium(folder: Path) -> Iterator[Browser]:
 
 
 def _tab(told: Path, process: subprocess.Popen) -> str:
-    """The address of the browser's first tab, once it is up."""
     deadline = time.monotonic() + PATIENCE
     while not (told.exists() and told.read_text().count("\n") >= 1):
         assert process.poll() is None and time.monotonic() < deadline, "the browser does not start"

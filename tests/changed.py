@@ -1,9 +1,11 @@
-"""The tests of what changed: each capability's, as docs/seats.yaml names them, and those that import what changed.
+"""Run the tests of changed files: those that docs/seats.yaml lists for their capability, and those that import them.
 
     python -m tests.changed BASE [OPTION...]     # `make test-changed` runs it: against main, with pytest's options
 
-First comes the engine's quick ring. Of a package beside the engine the slow tests run, too; of the engine they wait for
-`make test-slow`. What changed beside code and tests is told: `make test` alone knows it.
+The engine's quick tests run first. For a package beside the engine, the slow tests run, too; the engine's slow tests
+need `make test-slow`.
+
+The program lists changed files that only `make test` covers.
 """
 
 import ast
@@ -13,14 +15,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.seats import SEATS, all_seated, modules, tests_of
-from tests.sizes import Imports
+from tests.sources import Imports
 
 ROOT = Path(__file__).parents[1]
 ENGINE, TESTS = "medsilo", ROOT / "tests"
 
 
 def changed(base: str) -> list[str]:
-    """Return the files that differ from where this branch left `base`, and those that git does not know yet."""
+    """Return the files that differ from the merge base with `base`, and new files."""
     where = _git("merge-base", base, "HEAD")[0]
     return sorted({*_git("diff", "--name-only", where), *_git("ls-files", "--others", "--exclude-standard")})
 
@@ -29,20 +31,20 @@ def _git(*words: str) -> list[str]:
     done = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(
-            f"git {' '.join(words)}: {done.stderr.strip()}; name a commit that is here: make test-changed BASE=main"
+            f"git {' '.join(words)}: {done.stderr.strip()}; name a commit that is here: make test-changed SINCE=main"
         )
     return done.stdout.splitlines()
 
 
 def module_of(file: str) -> str:
-    """Return the module of ours that a file is, or that it lies in, as a template does; "" for others."""
+    """Return the name of a file's module; "" if it has none. A template belongs to the module of its folder."""
     known = {path.relative_to(ROOT).as_posix(): name for name, path in modules().items()}
     folder = Path(file).parent.as_posix()
     return known.get(file) or (known.get(f"{folder}/__init__.py", "") if file.startswith("custom/") else "")
 
 
 def tests_for(files: Iterable[str]) -> tuple[set[Path], set[Path], list[str]]:
-    """Return the tests of the engine's changes, those of other packages', and the files that no table knows."""
+    """Return the tests of changes in the engine and in other packages, and the files without tests."""
     of_module = {name: seat for seat, names in all_seated()["modules"].taken.items() for name in names}
     of_seat = {seat.capability: set(tests_of(seat)) for seat in SEATS.seats}
     engine, beside, others = set[Path](), set[Path](), []
@@ -61,7 +63,6 @@ def tests_for(files: Iterable[str]) -> tuple[set[Path], set[Path], list[str]]:
 
 
 def importing(module: str) -> set[Path]:
-    """Return the files of tests that import a module by its name."""
     found = set()
     for path in TESTS.rglob("test_*.py"):
         if module in (text := path.read_text("utf-8")) or module.rpartition(".")[2] in text:
@@ -72,7 +73,6 @@ def importing(module: str) -> set[Path]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the tests, and return 1 where one fails."""
     base, *options = arguments
     engine, beside, others = tests_for(changed(base))
     codes = []
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
             codes.append(subprocess.run(command, cwd=ROOT, check=False).returncode)
     if others:
         print("make test alone has the tests of:", *others)
-    return int(any(code not in (0, 5) for code in codes))  # 5: all of them are in another ring
+    return int(any(code not in (0, 5) for code in codes))  # code 5: pytest selected no test
 
 
 if __name__ == "__main__":

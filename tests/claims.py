@@ -1,10 +1,10 @@
-"""The promises of docs/trust/privacy.md, each with the tests that show it, as promises.yaml beside this has them.
+"""The promises of docs/trust/privacy.md, each with the tests that show it, from promises.yaml in this folder.
 
-    python -m tests.claims build/tests/*.xml      # which of them the tests of this build have shown
+    python -m tests.claims build/tests/*.xml      # the promises that the tests of this build have shown
     make claims                                   # the same in the gate, after make test and make test-slow
 
-The tests run in `make test` and `make test-slow`, which write these files; some promises have one more in
-`make test-long`, every night and before a release. The gate does not wait for it, and says which it left out.
+The tests run in `make test` and `make test-slow`, which write the result files. Some promises have one more test in
+`make test-long`, every night and before a release. The gate does not wait for it, and names the tests that it left out.
 """
 
 import argparse
@@ -35,7 +35,7 @@ CLAIMS = tuple(Claim(one["promise"], tuple(one["tests"])) for one in load_yaml(L
 
 
 def is_long(test: str) -> bool:
-    """Return whether `make test-long` alone runs a test; fails where there is none of that name."""
+    """True if only `make test-long` runs a test; fails for an unknown name."""
     file, _, name = test.partition("::")
     body = ast.parse((ROOT / file).read_text("utf-8")).body
     (found,) = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
@@ -45,12 +45,12 @@ def is_long(test: str) -> bool:
 
 
 def left_to_long(claim: Claim, results: SuiteResults) -> list[str]:
-    """Return the tests of a claim that did not run here because `make test-long` alone runs them."""
+    """Return the tests of a claim that did not run because only `make test-long` runs them."""
     return [test for test in claim.tests if results.outcome(test) == "missing" and is_long(test)]
 
 
 def why_not(claim: Claim, results: SuiteResults, gate: bool = False) -> list[str]:
-    """Return why these results do not show a claim: not all of its tests ran and passed. gate: but the long ones."""
+    """Return the reasons why these results do not show a claim. `gate` ignores the long tests."""
     words = {"missing": "did not run", "skipped": SKIPPED, "failed": "failed"}
     later = left_to_long(claim, results) if gate else []
     outcomes = {test: results.outcome(test) for test in claim.tests if test not in later}
@@ -58,7 +58,7 @@ def why_not(claim: Claim, results: SuiteResults, gate: bool = False) -> list[str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Say of each promise whether the results show it; returns 1 unless they show all, of this very build."""
+    """Print, for each promise, whether the results show it. Returns 1 unless they show all promises for this build."""
     parser = argparse.ArgumentParser(prog="python -m tests.claims", description="Which claims tests have shown.")
     parser.add_argument("reports", nargs="+", type=Path, help="JUnit files of this build's tests")
     parser.add_argument(

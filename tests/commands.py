@@ -1,7 +1,6 @@
-"""Command lines, read as the program reads them."""
-
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from medsilo.site.signed import fingerprint
 
 
 def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Return the command of a command line and the values of its options, checked; nothing is run."""
+    """Return the command of a command line and the checked values of its options, without running it."""
     ctx = _program().make_context("medsilo", _by_options(arguments))
     while isinstance(ctx.command, Commands):
         name, chosen, rest = ctx.command.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
@@ -21,16 +20,21 @@ def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
     return ctx.command_path.removeprefix("medsilo "), dict(ctx.params)
 
 
+def joined(text: str) -> str:
+    """Join each command on a page that spans several lines into one line, as a shell does."""
+    return re.sub(r" *\\\n *", " ", text)
+
+
 def processor_seconds(arguments: Sequence[str]) -> float:
-    """Return what a command line takes of the processor, which must end well: the least of three runs."""
+    """Return the processor seconds of a command that must succeed: the minimum of three runs."""
     seconds = []
     for _ in range(3):
-        before = sum(os.times()[2:4])  # of ended children
+        before = sum(os.times()[2:4])  # the processor time of ended children
         subprocess.run([sys.executable, "-m", "medsilo", *arguments], check=True, stdout=subprocess.DEVNULL)
         seconds.append(sum(os.times()[2:4]) - before)
     return min(seconds)
 
 
 def lead_of(release: Path | str) -> str:
-    """Return the fingerprint of the key that signed a release, as its lead tells it on the telephone."""
+    """Return the fingerprint of the key that signed a release."""
     return fingerprint(json.loads((Path(release) / "release.json").read_text("utf-8"))["key"])

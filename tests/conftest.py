@@ -2,7 +2,9 @@
 
 import gc
 import locale
+import logging
 import os
+import random
 import subprocess
 import sys
 import time
@@ -15,48 +17,66 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from _pytest.junitxml import xml_key
 
 from medsilo.core.mmap_store import _File
 from medsilo.plan import Plan, parse_plan
+from medsilo.registry import METHODS as METHODS_BY_NAME
+from medsilo.registry import NETWORKS, TASKS
 from medsilo.site.settings import SiteSettings
-from medsilo_lab.cli.comparing import USUAL_SEEDS, seeds_of
+from medsilo_lab.comparison import USUAL_SEEDS
+from medsilo_lab.comparison.compare import Asked, Study
 from medsilo_lab.study.cells import Row, cells_of, run_cell
-from medsilo_lab.study.compare import Asked, Study
 from medsilo_lab.study.verdict_file import About
 from tests.commands import parsed
 from tests.hospital import KEY, NAMES, write_photos
 from tests.junit import BUILD, build_hash
 
-torch.set_num_threads(1)  # a test that forks would wait for threads that its child does not have
+torch.set_num_threads(1)  # a forked test would wait for threads that the child process lacks
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
-PLAIN = ["local", "fedavg", "fedprox", "fedbn", "silobn", "fedper", "fedrep"]  # one phase, one group
-# the server makes a step of its own
+PLAIN = ["local", "fedavg", "fedprox", "fedbn", "silobn", "fedper", "fedrep"]  # methods with one phase and one group
+# methods with an optimizer step at the server
 STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold", "feddyn"]
-INSIDE_FEDSM = ["ditto", "apfl", "per-fedavg", "pfedme", "fine-tuning"]  # may make its personal models
-PERSONAL = ["mr-mtl", "fedala", *INSIDE_FEDSM, "fedbabu", "fedrod"]  # a network of the site's own beside the shared one
+# methods that can train the personal models of FedSM
+INSIDE_FEDSM = ["ditto", "apfl", "per-fedavg", "pfedme", "fine-tuning"]
+# methods with a site-specific network beside the shared network
+PERSONAL = ["mr-mtl", "fedala", *INSIDE_FEDSM, "fedbabu", "fedrod"]
 FEDSM = ["fedsm", "fedsm-extra", "fedsm-ensemble"]
-WEIGHED = ["feddg-ga", "fedlws", "fedawa", "fedce"]  # the server finds out how much each hospital counts
+# methods in which the server determines the weight of each hospital
+WEIGHED = ["feddg-ga", "fedlws", "fedawa", "fedce"]
 METHODS = [
-    *(*PLAIN, "fedrdn", *STEPPING, *WEIGHED, "moon", "condistfl", "cyclic", *PERSONAL, "harmofl"),
+    *(*PLAIN, "fedrdn", *STEPPING, *WEIGHED, "moon", "condistfl", "cyclic", *PERSONAL, "fedmap", "harmofl"),
     *("adafed", "d-adafed", "f-adafed", *FEDSM),
 ]
-# not tried at every change in all that is tried of others
-NEWER = ["silobn", "fedrdn", *WEIGHED, "condistfl", "cyclic", "fedrep", "feddyn", "fedala", "fedbabu", "fedrod"]
-# keep and send what fedper, fine-tuning, scaffold, ditto and fedavg do
+# Newer methods, which some tests of all methods skip unless they run slowly.
+NEWER = [
+    "silobn",
+    "fedrdn",
+    *WEIGHED,
+    "condistfl",
+    "cyclic",
+    "fedrep",
+    "feddyn",
+    "fedala",
+    "fedmap",
+    "fedbabu",
+    "fedrod",
+]
+# Methods that store and send the same tensors as fedper, fine-tuning, scaffold, ditto and fedavg.
 AS_ANOTHER = ["condistfl", "fedrep", "fedbabu", "feddyn", "fedrod", "fedlws", "fedawa"]
-MOST = float(os.environ.get("MOST_SECONDS", 2.0))  # of processor, of a default test
-BESIDE = 3.0  # how much more beside others
-QUIET = 0.024  # seconds of processor that `pace` takes on the core for which MOST is said
-LOADED = 100  # modules; what first loads so many takes the seconds of its imports
+MOST = float(os.environ.get("MOST_SECONDS", 2.0))  # most processor seconds of a test in the default run
+BESIDE = 3.0  # the tolerance if other processes run at the same time
+QUIET = 0.024  # seconds that `pace` measures on the core to which MOST refers
+LOADED = 100  # a test that first imports this many modules is not charged for the import time
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
 
 
 def make_plan(method: str = "fedavg", *changes: str, sites: list[str] | None = None) -> Plan:
-    """A plan that runs in seconds; momentum, so that sites have a state of their own in every method."""
+    """Return a plan that runs in seconds. It uses momentum, so that sites have local state in every method."""
     values = {
         "algorithm": {"name": method},
         "task": TINY,
@@ -67,35 +87,33 @@ def make_plan(method: str = "fedavg", *changes: str, sites: list[str] | None = N
 
 
 def wanted(command: list[str]) -> Asked:
-    """Return the comparison that a command line asks for."""
     values = parsed(command)[1]
     own = {field.name: values[field.name] for field in fields(Asked)}
-    return Asked(**own | {"seeds": values["seeds"] or seeds_of(USUAL_SEEDS)})
+    return Asked(**own | {"seeds": values["seeds"] or USUAL_SEEDS})
 
 
 def processor_seconds() -> float:
-    """Return what this process took of the processor, and those that it started and waited for."""
+    """Return the processor seconds of this process and its ended children."""
     return sum(os.times()[:4])
 
 
 def pace() -> float:
-    """Return how many times slower this core is now than the one for which MOST is said."""
+    """Return the factor by which this core is slower now than the core to which MOST refers."""
     before = time.process_time()
     sum(range(2_000_000))
     return max(1.0, (time.process_time() - before) / QUIET)
 
 
 def files_beside() -> set[str]:
-    """Return the files in the repository's root, but hidden ones."""
     with os.scandir(Path(__file__).parents[1]) as entries:
         return {entry.name for entry in entries if entry.is_file() and not entry.name.startswith(".")}
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test that leaves a file in the repository, and one of the default ring that takes too long.
+    """Fail a test that leaves a file in the repository, and a default test that takes too long.
 
-    By the processor: on a busy machine that stays the same.
+    It measures processor time, which hardly depends on other processes.
     """
     there, modules, before = files_beside(), len(sys.modules), processor_seconds()
     result = yield
@@ -111,31 +129,63 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_wait_for_the_disk() -> Iterator[None]:
-    """A file outlives the process that wrote it without fsync, which took a sixth of all tests: none pulls the plug."""
+    """Turn fsync off, which took a sixth of the test time. No test cuts the power, so files survive without it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
 
 
 @pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """Seed the global random generators, so that a test does not depend on other tests."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def same_locale() -> Iterator[None]:
-    """ITK's writer of DICOM sets the locale to "C", and files of later tests would be read as ASCII."""
+    """Reset the locale after each test. ITK's DICOM writer sets it to "C", so later tests would read files as ASCII."""
     yield
     locale.setlocale(locale.LC_ALL, "")
 
 
+@pytest.fixture(autouse=True)
+def nothing_given() -> Iterator[None]:
+    """Unregister the classes that a test registers, because other tests examine all registered classes."""
+    yield
+    for table in (METHODS_BY_NAME, NETWORKS, TASKS):
+        table._given.clear()
+
+
+@pytest.fixture(autouse=True)
+def logs_of_ours() -> None:
+    """Enable medsilo's loggers, which NVFlare's logging configuration turns off."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("medsilo") and isinstance(logger, logging.Logger):
+            logger.disabled = False
+
+
+@pytest.fixture(autouse=True)
+def no_opacus_of_another_test() -> Iterator[None]:
+    """Unload Opacus after a test, because a script is checked by the modules that its process has imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, "opacus", raising=False)
+        yield
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Say in JUnit files which build was tested: `python -m tests.claims` takes no results of another."""
+    """Write the tested build into JUnit files, because `python -m tests.claims` rejects results of other builds."""
     if xml := config.stash.get(xml_key, None):
         xml.add_global_property(BUILD, build_hash())
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+@pytest.hookimpl(tryfirst=True)  # must run before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests that share what their file makes once in one process: else each process makes it for itself.
+    """Keep the tests that share a fixture of their file in one process, so that it is made once.
 
-    With several processes, those marked `first` and then the largest groups begin, so that none runs alone at the end.
+    With several processes, tests marked `first` and then the largest groups begin, so that none runs alone at the end.
     """
     for item in items:
         made = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
@@ -159,19 +209,19 @@ def _longest_first(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep a million objects of what was imported out of every search for garbage that a test makes: 0.6 s each."""
+    """Exclude the objects of imported modules from garbage collection, which would otherwise cost 0.6 s each time."""
     gc.freeze()
     gc.enable()
 
 
 def pytest_sessionfinish() -> None:
-    """Keep what is left out of pytest's last searches for garbage, which take long on a busy machine."""
+    """Exclude the remaining objects from pytest's last garbage collections."""
     gc.freeze()
 
 
 @pytest.fixture
 def shared_data() -> Path:
-    """Real data beside the project: MEDSILO_DATA, or ../shared/data. They may not be shipped, so tests do without."""
+    """Return the folder of real data sets. They may not be redistributed, so tests run without them."""
     folder = Path(os.environ.get("MEDSILO_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
     if not folder.is_dir():
         pytest.skip("no real data: neither MEDSILO_DATA nor ../shared/data is a folder")
@@ -180,12 +230,11 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def root() -> Path:
-    """The repository."""
     return Path(__file__).resolve().parent.parent
 
 
 def make_study(folder: Path, plan: Plan, *titles: str) -> Study:
-    """A finished comparison of two seeds, run here and now."""
+    """Run and return a comparison with two seeds."""
     cells = cells_of(plan, [Row.parse(title) for title in titles], [0, 1], [], folder)
     for cell in cells:
         assert run_cell(cell, SiteSettings(device="cpu")) == ""
@@ -196,19 +245,19 @@ def make_study(folder: Path, plan: Plan, *titles: str) -> Study:
 
 @pytest.fixture
 def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each hospital of this process the same key, by which the same patients are in its parts in every run."""
+    """Give each hospital in this process the same key, so that every run draws the same parts."""
     monkeypatch.setattr("medsilo.site.query_budget.secrets", SimpleNamespace(token_hex=lambda size: KEY))
 
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A hospital's photographs in two classes, one of each patient. They are read and never changed."""
+    """A hospital's photographs in two classes, one of each patient. Tests must not change them."""
     return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
 
 
 @pytest.fixture(scope="session")
 def panels_study(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    """A comparison of methods that have panels, on images with masks. It is read and never changed."""
+    """A comparison of methods with panels, on images with masks. Tests must not change it."""
     small = ["task.patients=4", "task.size=32", "training.rounds=1", "training.batch_size=8", "network.features=[4, 8]"]
     plan = make_plan("fedavg", "task.name=synthetic-prostate", *small)
     return make_study(tmp_path_factory.mktemp("panels"), plan, "harmofl", "adafed", "fedsm:pull=0.6")
@@ -216,7 +265,7 @@ def panels_study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 @contextmanager
 def mounted(folder: Path, size: str) -> Iterator[Path]:
-    """A real file system with so little room."""
+    """Mount a file system of this size."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
@@ -224,13 +273,14 @@ def mounted(folder: Path, size: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
+        if folder.is_mount():  # the night restores a server onto another disk
+            subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.fixture
 def fresh_spills(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No file of an earlier test is handed on to this one, nor one of this to a later test."""
-    gc.collect()  # what an earlier test left gives its file back now, and not to this one
+    """Separate a test's memory-mapped files from those of other tests."""
+    gc.collect()  # objects of an earlier test release their files now
     monkeypatch.setattr(_File, "spare", own := list[int]())
     yield
     gc.collect()
@@ -245,9 +295,9 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def over_all(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """One test that goes through all cases, each with a value for every name; those that fail are told together.
+    """Make one test of all cases, each with a value for every name. It reports all failures together.
 
-    For what needs nothing of its own: fixtures are made once for all.
+    Use it for cases without special fixtures, because fixtures are made once for all.
     """
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
@@ -270,9 +320,9 @@ def over_all(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]]
 
 
 def slow_but(fast: Collection[Any], cases: Iterable[Any], slow: Collection[Any] | None = None) -> list[Any]:
-    """Return the cases of a parameter; those that neither are in `fast` nor begin with a value of it are slow.
+    """Mark the cases of a parameter as slow, except those in `fast`.
 
-    Where `slow` says which are, the others are long.
+    With `slow`, cases in neither collection are long.
     """
 
     def of(case: Any) -> Any:
@@ -286,5 +336,5 @@ def slow_but(fast: Collection[Any], cases: Iterable[Any], slow: Collection[Any] 
 
 
 def all_but_newer(*methods: str) -> list[Any]:
-    """Return the methods as a parameter's cases; the newer ones are slow, or tried before a release."""
+    """Mark the newer methods among a parameter's cases as slow, or as tests before a release."""
     return slow_but([method for method in methods if method not in NEWER], methods)

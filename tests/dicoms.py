@@ -1,4 +1,4 @@
-"""DICOM studies for tests: slices of a volume, a segmentation or contours of it, and ways to damage them."""
+"""Write DICOM studies for tests: the slices of a volume, and a segmentation or contours of it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ def write_series(
     shuffled: int = 0,
     **changes: Any,
 ) -> list[Path]:
-    """Write a volume [D, H, W] of whole numbers as CT slices, in any order of names; return them in space's order."""
+    """Write a volume [D, H, W] of integers as CT slices. Returns the files in spatial order."""
     lengths = np.linalg.norm(affine[:3, :3], axis=0)
     turn = affine[:3, :3] / lengths
     study, series, frame = (generate_uid() for _ in range(3))
@@ -61,7 +61,6 @@ def write_series(
 
 
 def write(elements: Dataset, path: Path) -> None:
-    """Write a file of the DICOM standard's part 10."""
     path.parent.mkdir(parents=True, exist_ok=True)
     meta = FileMetaDataset()
     meta.TransferSyntaxUID = ExplicitVRLittleEndian
@@ -70,7 +69,7 @@ def write(elements: Dataset, path: Path) -> None:
 
 
 def change(path: Path, **changes: Any) -> None:
-    """Change elements of a file; None takes one out."""
+    """Change elements of a file; None removes an element."""
     elements = pydicom.dcmread(path)
     for key, value in changes.items():
         if value is None:
@@ -81,7 +80,7 @@ def change(path: Path, **changes: Any) -> None:
 
 
 def write_segmentation(path: Path, files: Iterable[Path], labels: np.ndarray, names: Mapping[int, str]) -> None:
-    """Write a SEG of labels [D, H, W] on slices, by highdicom alone."""
+    """Write a SEG of labels [D, H, W] on slices, with highdicom only."""
     import highdicom as hd
     from pydicom.sr.codedict import codes
 
@@ -144,7 +143,7 @@ def write_contours(path: Path, files: list[Path], structures: Mapping[str, list[
 def write_study(
     folder: Path, patient: str, seed: int, label: str = "ball", shape: tuple[int, int, int] = (7, 12, 12)
 ) -> list[Path]:
-    """Write a study with a ball in it, and its segmentation, in folders of their own; return the slices."""
+    """Write a study with a ball in it, and its segmentation, in separate folders; return the slices."""
     spacing = (1.5, 1.5, 2.5)
     values, mask = ball(shape, spacing, seed)
     files = write_series(folder / "A" / "series", np.rint(values * 100), affine_of(spacing), patient, seed)
@@ -221,11 +220,12 @@ def _element_claims(files: list[Path]) -> None:
     files[0].write_bytes(bytes(data))
 
 
-DAMAGE: dict[str, tuple[Callable[[list[Path]], None], str]] = {  # by name: what is done, and what is said of it
+# from a name to a function that damages files, and the resulting message
+DAMAGE: dict[str, tuple[Callable[[list[Path]], None], str]] = {
     "missing": (lambda files: files[5].unlink(), "uneven distances|lack slices"),
     "end missing": (lambda files: files[-1].unlink(), "lack slices that their segmentation refers to"),
     "twice": (_twice, "a slice twice"),
-    "phases": (_phases, "several slices at each place"),
+    "phases": (_phases, "several slices at each position"),
     "two in one": (_two_in_one, "several phases, echoes"),
     "tilt": (_shift, "tilted gantry"),
     "tilt told": (_all({"GantryDetectorTilt": "12"}), "tilted gantry"),

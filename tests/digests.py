@@ -1,15 +1,18 @@
-"""Digests of all tensors that a small study leaves, for every method, from before the code was reshaped.
+"""Digests of all tensors that a small study writes, for every method.
 
-    python -m tests.digests        # write them again, after a change of numbers that is meant
+    python -m tests.digests             # record the digests again, after an intended change of numbers
+    python -m tests.digests METHOD...   # record the digests of new methods
 
-Another processor adds in another order: there the tensors' sizes are compared instead of their bits. Whether this is
-such a processor shows in a computation that has nothing to do with medsilo.
+A processor that adds in another order gives other bits, so there the tests compare the tensors' norms.
+
+A small computation without medsilo detects such a processor.
 """
 
 import hashlib
 import json
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,7 @@ SMALL = {
 }
 AMPLITUDE = 'algorithm.amplitude={"band": 0.1}'
 SITE = SiteSettings(device="cpu", share_personal_model=True, public_data=True)
-VARIANTS = {  # whatever takes a path of its own through the engine
+VARIANTS = {  # variants with a separate code path
     "fedavg, amplitude": ("synthetic-histology", "fedavg", [AMPLITUDE]),
     "fedbn, both halves": ("synthetic-histology", "fedbn", [AMPLITUDE, "algorithm.perturbation={}"]),
     "adafed, amplitude": ("synthetic-histology", "adafed", [AMPLITUDE]),
@@ -64,9 +67,9 @@ VARIANTS = {  # whatever takes a path of its own through the engine
     "fedavg, optimizer kept": ("synthetic-activity", "fedavg", ["training.optimizer_state=keep"]),
     "fedavg, truncated": ("synthetic-activity", "fedavg", ["training.truncate=true"]),
 }
-UNSEALED = {"local", "cyclic", "adafed", "d-adafed", "f-adafed", *shared.WEIGHED}
+UNSEALED = {"local", "cyclic", "fedmap", "adafed", "d-adafed", "f-adafed", *shared.WEIGHED}
 SEALED = [method for method in shared.METHODS if method not in UNSEALED]
-VARIANTS |= {  # masks are secret and new in each run; their sums are the same bits
+VARIANTS |= {  # masks are random in each run, but their sums have the same bits
     f"{method}, sealed": ("synthetic-activity", method, ["secure_aggregation.mode=pairwise"]) for method in SEALED
 }
 CASES: dict[str, tuple[str, str, list[str]]] = {
@@ -74,7 +77,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         f"{method}, {task}": (task, method, [])
         for method in [*shared.METHODS, "central"]
         for task in SMALL
-        if (method, task) != ("fedrod", "synthetic-prostate")  # needs classes of cases
+        if (method, task) != ("fedrod", "synthetic-prostate")  # fedrod needs classes
     },
     **VARIANTS,
 }
@@ -91,7 +94,7 @@ def one_thread() -> Iterator[None]:
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Names, types, shapes and bits."""
+    """Return a digest of tensors' names, types, shapes and bits."""
     total = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -101,12 +104,12 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def size_of(tensors: Mapping[str, Tensor]) -> float:
-    """The sum of absolute values, which another processor finds, too."""
+    """Return the sum of absolute values, which is nearly the same on another processor."""
     return sum(float(tensor.double().abs().sum()) for tensor in tensors.values())
 
 
 def this_processor() -> str:
-    """Bits of a small training without any code of ours: equal where processors add in the same order."""
+    """Return the bits of a small training without our code. They are equal on processors that add in the same order."""
     with one_thread():
         random = torch.Generator().manual_seed(7)
         layers = nn.Sequential(
@@ -126,7 +129,7 @@ def this_processor() -> str:
 
 
 def left_by(case: str) -> dict[str, Any]:
-    """Digest and size of every file of tensors that the study of a case leaves, and its scores."""
+    """Return the digest and norm of every tensor file that a case's study writes, and its scores."""
     task, method, changes = CASES[case]
     short = ["training.rounds=3"] if method == "f-adafed" else []
     plan = shared.make_plan(method, f"task.name={task}", *SMALL[task], *short, *changes)
@@ -146,12 +149,14 @@ def left_by(case: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Write the digests of all cases."""
-    found = {"processor": this_processor(), "cases": {case: left_by(case) for case in CASES}}
+def main(methods: Sequence[str]) -> None:
+    """Write the digests of all cases, or of these methods' cases."""
+    chosen = [case for case, (_, method, _) in CASES.items() if not methods or method in methods]
+    known = json.loads(FILE.read_text("utf-8"))["cases"] if methods else {}
+    found = {"processor": this_processor(), "cases": {**known, **{case: left_by(case) for case in chosen}}}
     FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(CASES)} cases in {FILE}")
+    print(f"{len(chosen)} cases in {FILE}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Generated federations for nnU-Net's planner: hospitals' cases as numbers, and what nnU-Net finds in them together."""
+"""Random federations for nnU-Net's planner: hospitals' cases as numbers, and nnU-Net's results for the pooled cases."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from medsilo_nnunet.fingerprint import DIGITS, PERCENTILES, CaseFacts
 from medsilo_nnunet.question import SegmentationQuestion
 
 KINDS = ("ct", "mr", "two modalities", "anisotropic", "any spacing", "tiny", "flat")
-PROTOCOLS = {  # spacings along the axes, as scanners' protocols have them
+PROTOCOLS = {  # spacing along each axis in scanner protocols
     "ct": [(5, 0.703125, 0.703125), (2.5, 0.8203125, 0.8203125), (1.25, 0.9765625, 0.9765625), (3, 0.75, 0.75)],
     "mr": [(1, 1, 1), (1.2, 0.9375, 0.9375), (0.9, 0.48828125, 0.48828125), (1.0999994, 0.5, 0.5)],
     "anisotropic": [(10, 1.5625, 1.5625), (5, 1.25, 1.25), (6.6, 0.68359375, 0.68359375), (8, 0.7, 0.7)],
@@ -23,7 +23,7 @@ PROTOCOLS = {  # spacings along the axes, as scanners' protocols have them
 
 @dataclass(frozen=True)
 class Federation:
-    """The cases of each hospital, and what the study asks."""
+    """The cases of each hospital, and the task of the study."""
 
     question: SegmentationQuestion
     samples: int
@@ -31,12 +31,11 @@ class Federation:
 
     @property
     def cases(self) -> list[CaseFacts]:
-        """All cases in one place."""
         return [case for cases in self.hospitals.values() for case in cases]
 
 
 def federation(number: int, least: int = 1) -> Federation:
-    """Return a federation; each hospital has some cases or more."""
+    """Return a federation; each hospital has at least `least` cases."""
     drawn = np.random.default_rng(number)
     kind = KINDS[number % len(KINDS)]
     channels = {"ct": ("CT",), "two modalities": ("T1", "CT")}.get(kind, ("FLAIR",))
@@ -76,7 +75,7 @@ def _case(drawn: np.random.Generator, kind: str, channels: Sequence[str], sample
 
 
 def pooled_fingerprint(cases: Sequence[CaseFacts]) -> dict[str, Any]:
-    """Return what nnU-Net's extractor writes of cases that lie in one place, from the definition."""
+    """Compute nnU-Net's fingerprint of pooled cases from its definition."""
     channels = {}
     for number in range(len(cases[0].intensities)):
         numbers = np.concatenate([case.intensities[number] for case in cases]).astype(np.float64)
@@ -101,7 +100,7 @@ def pooled_fingerprint(cases: Sequence[CaseFacts]) -> dict[str, Any]:
 def intensities_are_near(
     own: Mapping[str, Any], pooled: Mapping[str, Any], cases: Sequence[CaseFacts], rounding: float = 1e-12
 ) -> None:
-    """Hold the bound that docs/research/nnunet.md states. rounding: of the arithmetic that gave `pooled`."""
+    """Assert the bound that docs/research/nnunet.md states. `rounding` is the precision of `pooled`."""
     key = "foreground_intensity_properties_per_channel"
     assert own[key].keys() == pooled[key].keys()
     for number, wanted in pooled[key].items():
@@ -123,7 +122,6 @@ def write_volumes(
     spacing: Sequence[float],
     most: int = 24,
 ) -> None:
-    """Write some small volumes with a structure, in nnU-Net's layout."""
     drawn = np.random.default_rng([number, len(cases), *map(ord, cases[0])])
     for name in ("imagesTr", "labelsTr"):
         (folder / name).mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
-"""Histories of a hospital's studies for tests of its ledger: processes that die anywhere, resumes, forks, two at once.
+"""Random histories of a hospital's studies for tests of its ledger: processes die, resume, fork and run in parallel.
 
-Every attempt at an answer runs in a process of its own, which ends at once (no `finally`, no flush) when it reaches a
-drawn line of the code that writes. Two at once take turns of drawn lengths, in lines of that code, so that a seed is
-always the same history. What was sent stands in a file that only a whole send writes to.
+Every attempt at an answer runs in a new process. It ends at once (no `finally`, no flush) at a random line of the code
+that writes.
+
+Two parallel attempts alternate after a random number of lines, so that a seed always gives the same history.
 """
 
 import json
@@ -34,13 +35,13 @@ TRACED = (
     "tests/histories.py",
 )
 DATA = "0123456789abcdef"
-MOST_LINES = 900  # of the code that writes, in one attempt
-LONGEST_TURN = 200  # lines
+MOST_LINES = 900  # most lines of the writing code in one attempt at an answer
+LONGEST_TURN = 200  # most lines before the other process continues
 
 
 @dataclass(frozen=True)
 class Job:
-    """One study at the hospital: what an answer of it costs, and where it keeps its files."""
+    """One study at the hospital: the privacy cost of its answers, and its folder."""
 
     root: Path
     study: str
@@ -61,7 +62,7 @@ class Job:
         return PrivacyAccount(ledger, CountedStudy(spending, self.demands), self.folder)
 
     def answer(self, number: int, version: int) -> None:
-        """Answer one request as a participant does. version: of what the server sends with it."""
+        """Answer one request as a participant does. `version` is the number of the tensors in the request."""
         account = self.account()
         request = StudyMessage({"model": {"w": torch.tensor([float(version)])}}, {"task": "round", "round": number})
         reply = account.again(request)
@@ -81,7 +82,7 @@ class Job:
         os.close(descriptor)
 
     def left(self) -> dict[str, list[float]]:
-        """Return what left: each answer once, by its attempt; the same attempt is always the same answer."""
+        """Return the sent answers, each once."""
         found: dict[str, list[float]] = {}
         for line in self.sent.read_text().splitlines() if self.sent.exists() else ():
             _, attempt, values = json.loads(line)
@@ -89,14 +90,14 @@ class Job:
         return found
 
     def usable_states(self) -> list[str]:
-        """The attempts whose state a later answer may follow from."""
+        """Return the attempts whose saved state a later answer may use."""
         account = self.account()
         attempts = [load_facts(path)["attempt"] for path in self.folder.glob("state-*.safetensors")]
         return [attempt for attempt in attempts if account.counts(attempt)]
 
 
 def dying(work: Callable[[], None], lines: int | None) -> int:
-    """Begin the work in a process that ends after so many lines of the code that writes; return the process's id."""
+    """Start a function in a process that dies after `lines` lines of the writing code; return the process id."""
     child = os.fork()
     if child:
         return child
@@ -122,7 +123,7 @@ def dying(work: Callable[[], None], lines: int | None) -> int:
 
 
 class TakingTurns:
-    """A process that goes on for as many lines of the code that writes as it is told, and may die at one of them."""
+    """A process that runs a given number of lines of the writing code, and may die at any line."""
 
     def __init__(self, work: Callable[[], None], lines: int | None) -> None:
         self.turns, its = socket.socketpair()
@@ -130,13 +131,13 @@ class TakingTurns:
         its.close()
 
     def go(self, lines: int) -> bool:
-        """Let it go on; return whether it still lives."""
+        """Let it run some lines; return True if it is still alive."""
         try:
             self.turns.sendall(lines.to_bytes(2, "big"))
             lives = bool(self.turns.recv(1))
         except OSError:
             lives = False
-        if not lives:  # the system closes its files one by one: only then has it let go of its locks
+        if not lives:
             os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOWAIT)
         return lives
 
@@ -174,7 +175,7 @@ class TakingTurns:
 
 
 def at_once(works: list[tuple[Callable[[], None], int | None]], draw: random.Random) -> list[int]:
-    """Do pieces of work in processes that take turns; return how each ended."""
+    """Run functions in processes that alternate; return the exit status of each."""
     own = [TakingTurns(work, lines) for work, lines in works]
     alive = list(own)
     while alive:
@@ -195,8 +196,6 @@ MECHANISMS = [SampledGaussian(noise=12.0, rate=0.1, steps=4), Gaussian(noise=250
 
 @dataclass
 class Turn:
-    """The progress of a job."""
-
     job: Job
     number: int = 1
     version: int = 0
@@ -204,14 +203,14 @@ class Turn:
 
 @dataclass(frozen=True)
 class History:
-    """A history: its jobs, and how often a server asked for something else after a process had died."""
+    """The jobs of a history, and how often a server changed its request after a process had died."""
 
     jobs: list[Job]
     asked_anew: int
 
 
 def live(root: Path, seed: int, demands: PrivacyRequirements | None = None) -> History:
-    """Live through a history. All that was begun is resumed to its end."""
+    """Run a history. All studies are resumed until they end."""
     draw = random.Random(seed)
     rounds = draw.randint(2, 4)
     turns = [Turn(Job(root, f"study{n}", draw.choice(MECHANISMS), demands)) for n in range(draw.randint(1, 2))]
@@ -231,7 +230,7 @@ def live(root: Path, seed: int, demands: PrivacyRequirements | None = None) -> H
             if code == 0:
                 turn.number, turn.version = turn.number + 1, turn.version + 1
             elif draw.random() < 0.05:
-                turn.version += 1  # the server goes back, and sends another model with the same round
+                turn.version += 1  # the server repeats the round with another model
                 asked_anew += 1
         if forks and draw.random() < 0.3:
             forks -= 1

@@ -11,19 +11,21 @@ import numpy as np
 import SimpleITK
 from nibabel import orientations
 
-KEY = "5e" * 32  # of a hospital
-NAMES = [f"p{number}" for number in range(60)]  # of patients
+KEY = "5e" * 32  # a hospital's key
+NAMES = [f"p{number}" for number in range(60)]  # names of patients
 RAS_TO_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
 def split_of(key: str) -> int:
-    """Return the number from which a hospital with this key draws who is in which part."""
+    """Return the random number with which a hospital of this key draws the patients' parts."""
     return int.from_bytes(hmac.digest(bytes.fromhex(key), b"split", "sha256")[:8], "big") >> 1
 
 
 @dataclass(frozen=True)
 class Volume:
-    """values: [D, H, W], slices from foot to head; affine: [4, 4] from voxel (x, y, z) to millimetres, LPS."""
+    """A volume: `values` [D, H, W] with slices from foot to head; `affine` [4, 4] from voxel (x, y, z) to millimetres,
+    LPS.
+    """
 
     values: np.ndarray
     affine: np.ndarray
@@ -41,7 +43,7 @@ def write_volume(path: Path, volume: Volume, stored_as: str = "LPS") -> None:
 
 
 def ball(shape: tuple[int, int, int], spacing: tuple[float, float, float], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A volume [D, H, W] of noise with a ball of 7 mm somewhere in it, and the ball's mask."""
+    """Return a volume [D, H, W] of noise with a ball of 7 mm somewhere in it, and the ball's mask."""
     random = np.random.default_rng(seed)
     lengths = np.array(spacing[::-1])
     extent = np.array(shape) * lengths
@@ -52,7 +54,7 @@ def ball(shape: tuple[int, int, int], spacing: tuple[float, float, float], seed:
 
 
 def affine_of(spacing: tuple[float, float, float], tilt: float = 5.0) -> np.ndarray:
-    """[4, 4], LPS: tilted, and off the scanner's centre."""
+    """Return a tilted affine [4, 4] in LPS with an offset from the scanner's centre."""
     angle = np.deg2rad(tilt)
     affine = np.eye(4)
     affine[1:3, 1:3] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
@@ -68,7 +70,7 @@ def write_balls(
     spacing: tuple[float, float, float] = (1.5, 1.5, 2.5),
     stored_as: str = "RAS",
 ) -> Path:
-    """images/<patient>.nii.gz and labels/<patient>.nii.gz."""
+    """Write volumes with balls as images/<patient>.nii.gz and labels/<patient>.nii.gz."""
     for number, patient in enumerate(patients):
         image, mask = ball(shape, spacing, number + 100 * sum(shape))
         for kind, values in (("images", image), ("labels", mask)):
@@ -78,13 +80,12 @@ def write_balls(
 
 
 def write_pixels(path: Path, pixels: np.ndarray) -> None:
-    """An image file of pixels [H, W] or [H, W, channels]."""
     path.parent.mkdir(parents=True, exist_ok=True)
     SimpleITK.WriteImage(SimpleITK.GetImageFromArray(pixels, isVector=pixels.ndim == 3), str(path))
 
 
 def photograph(seed: int, size: tuple[int, int] = (30, 40)) -> tuple[np.ndarray, np.ndarray]:
-    """RGB pixels with a bright square, and the square's mask of 0 and 255."""
+    """Return RGB pixels with a bright square, and the square's mask of 0 and 255."""
     random = np.random.default_rng(seed)
     mask = np.zeros(size, np.uint8)
     down, across = (random.integers(2, length - 12) for length in size)
@@ -93,7 +94,7 @@ def photograph(seed: int, size: tuple[int, int] = (30, 40)) -> tuple[np.ndarray,
 
 
 def write_table(path: Path, rows: Iterable[Mapping[str, object]], separator: str = ",") -> None:
-    """A CSV file whose columns are the first row's keys."""
+    """Write a CSV file whose columns are the first row's keys."""
     rows = list(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -103,7 +104,7 @@ def write_table(path: Path, rows: Iterable[Mapping[str, object]], separator: str
 
 
 def write_photos(folder: Path, names: list[str], parts: dict[str, str] | None = None) -> Path:
-    """One image of each patient, in two classes; and who is in which part, if the hospital says so."""
+    """Write one image of each patient, in two classes, and a table of the patients' parts if `parts` is given."""
     rows = []
     for number, name in enumerate(names):
         if not (folder / f"images/{name}.png").exists():

@@ -1,4 +1,4 @@
-"""Studies in one process, and what came of them: their models, too, where no folder is given that stays."""
+"""Run studies in one process, with results and models in a temporary folder."""
 
 import tempfile
 from contextlib import nullcontext
@@ -10,14 +10,14 @@ from typing import Any
 from torch import nn
 
 from medsilo.core.files import load_tensors
-from medsilo.federation import inprocess
-from medsilo.federation.centralised import POOL
-from medsilo.federation.inprocess import Loop
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.record import new_study
 from medsilo.runs.rounds import Round
 from medsilo.runs.schema import Summary
+from medsilo_lab.engines import inprocess
+from medsilo_lab.engines.centralised import POOL
+from medsilo_lab.engines.inprocess import Loop
+from medsilo_server.record import new_study
 
 __all__ = ["Loop", "StudyResult", "run"]
 
@@ -33,7 +33,7 @@ class StudyResult:
 
     @cached_property
     def models(self) -> dict[str, nn.Module]:
-        """Every site's model after the last round, read from the sites' folders when it is first asked for."""
+        """Return every site's model after the last round, read from the sites' folders on first use."""
         pooled = self.plan.algorithm.pooled
         return {
             site: _last_model(self.plan, paths.site_folder(self.root, POOL if pooled else site))
@@ -42,7 +42,7 @@ class StudyResult:
 
 
 def run(plan: Plan, *, folder: Path | None = None, **how: Any) -> StudyResult:
-    """Run a plan over its sites, as `medsilo.federation.inprocess.run` does."""
+    """Run a plan over its sites, as `medsilo_lab.engines.inprocess.run` does."""
     with nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         root = folder or Path(str(place)) / new_study(plan)
         record = inprocess.run(plan, folder=root, **how)
@@ -50,7 +50,7 @@ def run(plan: Plan, *, folder: Path | None = None, **how: Any) -> StudyResult:
         assert summary
         done = StudyResult(plan, root, record.rounds(), summary)
         if not folder:
-            _ = done.models  # before their folder goes
+            _ = done.models  # loads the models before their folder is removed
         return done
 
 

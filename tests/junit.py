@@ -1,4 +1,4 @@
-"""Results of tests, read from the JUnit XML that pytest writes."""
+"""Read results of tests from the JUnit XML that pytest writes."""
 
 import hashlib
 import re
@@ -13,10 +13,10 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.package import PLACE, facts_of
 from medsilo.core.text import plain
 
-LARGEST = 100_000_000  # bytes of such a file
-LONGEST_REASON = 300  # bytes of why a test failed
-BEHIND = r"[\[(@]"  # what a test's parameters begin with, or the group that pytest-xdist runs it in
-BUILD = "medsilo"  # the property with the hash of what was tested
+LARGEST = 100_000_000  # most bytes of such a file
+LONGEST_REASON = 300  # most bytes of the reason for a failure
+BEHIND = r"[\[(@]"  # the beginning of a test's parameters, or of its pytest-xdist group
+BUILD = "medsilo"  # the property with the tested package's hash
 Outcome = Literal["passed", "failed", "skipped", "missing"]
 
 
@@ -24,45 +24,43 @@ Outcome = Literal["passed", "failed", "skipped", "missing"]
 class CaseResult:
     """The result of one test, with one set of parameters."""
 
-    test: str  # tests/unit/test_docs.py::test_links, without the parameters
+    test: str  # tests/unit/project/test_docs.py::test_links, without the parameters
     name: str  # test_links[page]
     outcome: Outcome
     reason: str
 
 
 class SuiteResults:
-    """The results of a run of tests; several files are one run in parts."""
+    """The test results of one run, which may be split over several files."""
 
     def __init__(self, cases: Iterable[CaseResult], builds: Iterable[str] = ()) -> None:
-        """builds: the hashes of the packages that were tested; an empty one where a file does not say."""
+        """`builds` are the hashes of the tested packages; "" for a file without one."""
         self.cases, self.builds = list(cases), set(builds)
         self._by_test: dict[str, list[CaseResult]] = defaultdict(list)
         for case in self.cases:
             self._by_test[case.test].append(case)
 
     def of(self, test: str) -> list[CaseResult]:
-        """Return the results of a test, one for each set of parameters that ran."""
         return self._by_test.get(test, [])
 
     def outcome(self, test: str) -> Outcome:
-        """Return the worst result of a test over its parameters: it passed only if all that ran did."""
+        """Return the worst outcome of a test over its parameters."""
         found = {case.outcome for case in self.of(test)}
         outcomes: tuple[Outcome, ...] = ("failed", "skipped", "passed")
         return next((outcome for outcome in outcomes if outcome in found), "missing")
 
     def count(self, outcome: Outcome) -> int:
-        """Return how many cases ended so."""
         return sum(case.outcome == outcome for case in self.cases)
 
 
 def build_hash() -> str:
-    """Return a hash over all packages of this tree: that of the build that is tested."""
+    """Return a hash over all packages of this tree, which identifies the tested build."""
     names = sorted(path.parent.name for path in PLACE.glob("*/__init__.py"))
     return hashlib.sha256("".join(facts_of(name)["hash"] for name in names).encode()).hexdigest()
 
 
 def read_junit(*paths: Path) -> SuiteResults:
-    """Return the results in these files, and which builds they say that they are of."""
+    """Return the results in these files, and the tested builds that they name."""
     roots = [_root(path) for path in paths]
     cases = (_case(element) for root in roots for element in root.iter("testcase"))
     return SuiteResults(cases, (_build(root) for root in roots))
@@ -98,7 +96,7 @@ def _case(element: ElementTree.Element) -> CaseResult:
 
 
 def _reason(element: ElementTree.Element) -> str:
-    """Return what pytest says of a failure; of a file that could not be imported, the error that ended it."""
+    """Return pytest's message about a failure; for a file that could not be imported, its error."""
     said = element.get("message") or ""
     raised = [line[1:] for line in (element.text or "").splitlines() if line.startswith("E ")]
     return plain(raised[-1] if said == "collection failure" and raised else said, LONGEST_REASON)

@@ -1,4 +1,4 @@
-"""Small generated data sets in exactly the layouts in which the public ones are published."""
+"""Small generated data sets in exactly the layouts of the public data sets."""
 
 import csv
 from collections.abc import Callable
@@ -17,7 +17,7 @@ RANDOM = np.random.default_rng
 
 
 def nested(choices: Choices) -> dict[str, Any]:
-    """Return choices as mappings within each other."""
+    """Return choices as nested mappings."""
     values: dict[str, Any] = {}
     for name, (value, _) in choices.items():
         section, _, key = name.rpartition(".")
@@ -118,7 +118,7 @@ def tnbc(folder: Path) -> Path:
             mask[6:18, 8:20] = 255
             picture(folder / f"TNBC_NucleiSegmentation/Slide_{slide:02}/{name}", noise(slide, 32, 32, 4))
             picture(folder / f"TNBC_NucleiSegmentation/GT_{slide:02}/{name}", mask)
-            for kind in ("Slide", "GT"):  # the archive was made on a Mac
+            for kind in ("Slide", "GT"):  # macOS adds such files to archives
                 hidden = folder / f"__MACOSX/TNBC_NucleiSegmentation/{kind}_{slide:02}/._{name}"
                 hidden.parent.mkdir(parents=True, exist_ok=True)
                 hidden.write_bytes(b"Mac OS X")
@@ -136,7 +136,7 @@ def prostate(folder: Path, patients: int = 5, site: str = "ISBI_1.5", ending: st
     for patient in range(patients):
         values = RANDOM(patient).integers(0, 900, (7, 24, 20), dtype=np.int16)
         mask = np.zeros(values.shape, np.uint8)
-        mask[:6, 8:16, 6:14] = 1 + patient % 2  # from the first slice on: an end slice that shows the prostate
+        mask[:6, 8:16, 6:14] = 1 + patient % 2  # the first slice of the volume also shows the prostate
         if site == "I2CVB":
             for kind, array in (("Image", values), ("Mask", mask)):
                 volume(folder / site / kind / f"p{patient}{ending}", array)
@@ -148,7 +148,7 @@ def prostate(folder: Path, patients: int = 5, site: str = "ISBI_1.5", ending: st
 
 
 def eye(greys: tuple[int, int, int]) -> np.ndarray:
-    """Background, rim and cup in these greys, [32, 28]."""
+    """Return an image [32, 28] with background, rim and cup in these greys."""
     labels = np.zeros((32, 28), int)
     labels[8:24, 6:22], labels[12:20, 10:18] = 1, 2
     return np.array(greys, np.uint8)[labels]
@@ -203,7 +203,7 @@ def pamap2(folder: Path) -> Path:
         table[:, 0], table[:, 1] = 0.01 * np.arange(len(activity)), activity
         table[:, 3:] = RANDOM(subject).normal(0, 1, (len(activity), 51))
         table[:, CHANNELS] += activity[:, None]
-        table[5::7, 4:7] = np.nan  # the sensor at the hand lost some packets
+        table[5::7, 4:7] = np.nan  # as if the wrist sensor lost some packets
         np.savetxt(folder / f"subject{subject}.dat", table, fmt="%.5g")
     return folder
 
@@ -230,7 +230,7 @@ def organ_mnist(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Layout:
-    """A set in one layout, and what reads it."""
+    """A data set in one layout, and its reader."""
 
     make: Callable[[Path], Path]
     task: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The end of a round of a mixer by itself, as the coordinator makes it."""
+"""Close a round of an aggregator by itself, as the coordinator does."""
 
 from torch import Tensor
 
@@ -6,6 +6,6 @@ from medsilo.mixing.mixers import Aggregator
 
 
 def result_of(mixer: Aggregator, site: str) -> dict[str, Tensor]:
-    """Close the round and return what a site gets next."""
+    """Close the round and return the site's next tensors."""
     mixer.finish()
     return mixer.current(site)

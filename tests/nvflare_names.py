@@ -1,11 +1,13 @@
-"""What the package uses of NVFlare: names, kept in tests/nvflare-uses.json, and texts of files that both sides read.
+"""List the NVFlare names that medsilo uses, and the keys in files that both read.
 
-    python -m tests.nvflare_names --write   # keep the names that the source uses now
-    python -m tests.nvflare_names --known   # of what nvflare_reliability is made for, keep the installed NVFlare's code
+    python -m tests.nvflare_names --write   # record the names that the source uses now
+    python -m tests.nvflare_names --known   # record the installed NVFlare's code that nvflare_reliability patches
 
-tests/federation/test_nvflare_names.py holds the file to the source, and the installed NVFlare to the file, so that who
-tries another one (`make upgrade`) reads what is gone. What NVFlare does with its names, the tests of studies show, and
-of its inner parts tests/federation/test_patches.py.
+tests/federation/test_nvflare_names.py compares the file with the source, and the installed NVFlare with the file. After
+an upgrade of NVFlare, the test names the removed names.
+
+Tests of studies cover NVFlare's behaviour under these names. For its inner parts, tests/federation/test_patches.py
+does.
 """
 
 import inspect
@@ -26,9 +28,9 @@ from tests.nvflare_uses import has, is_module, uses_of
 
 MODULES = "nvflare"
 RECORDED = Path(__file__).with_name("nvflare-uses.json")
-# tests/unit/test_houserules.py holds all other rooms to import none of it.
+# tests/unit/cli/test_houserules.py asserts that no other package imports NVFlare.
 KNOW_NVFLARE = ("medsilo/flare", "medsilo_lab/consortium", "nvflare_reliability")
-# Uses that the reader of our source does not see: of variables that may be anything, and what our classes set.
+# Uses that the parser cannot see: variables of any type, and attributes that medsilo's classes set.
 BY_HAND = {
     "apis.shareable.Shareable.get_peer_context",
     "fuel.f3.cellnet.cell.Cell.get_fobs_context",
@@ -40,7 +42,7 @@ BY_HAND = {
 
 
 def stands(use: str) -> bool:
-    """Return whether a dotted name is there; what a call returns is for the tests of studies."""
+    """True if a dotted name exists."""
     before, *parts = use.split(".")
     found: Any = import_module(before)
     for part in parts:
@@ -59,14 +61,14 @@ def stands(use: str) -> bool:
 
 
 def used() -> set[str]:
-    """Return what the source uses, but for attributes that only a subclass has, which NVFlare hands us."""
+    """Return the source's uses of NVFlare, without attributes of subclasses that NVFlare passes to medsilo."""
     found = {use for room in KNOW_NVFLARE for path in (PLACE / room).glob("*.py") for use in uses_of(path)}
     return {use for use in found if stands(use)} | {f"{MODULES}.{name}" for name in BY_HAND}
 
 
 @dataclass(frozen=True)
 class Key:
-    """A text that NVFlare reads from a file of ours, or that we read from one of its."""
+    """A key that NVFlare reads from medsilo's files, or that medsilo reads from NVFlare's files."""
 
     text: str
     means: str
@@ -102,7 +104,7 @@ KEYS = (
     Key("allow_log_streaming", "false: no log leaves a hospital"),
     Key("snapshot_persistor", "where a server keeps snapshots"),
     Key("job_manager", "where a server keeps jobs"),
-    # a job's facts, as the server tells them (consortium/lead.py, flare/workspace.py)
+    # a job's metadata, as the server returns it (consortium/lead.py, flare/workspace.py)
     Key("submitter_name", "who submitted, as NVFlare authenticated them"),
     Key("cloned_from", "the job that this is a clone of"),
     Key("schedule_history", "why a job waits"),
@@ -110,7 +112,7 @@ KEYS = (
     Key("submit_time", "when it was submitted"),
     Key("submit_time_iso", "the same, for people"),
     Key("FINISHED:COMPLETED", "a job whose workflow ended well"),
-    # files of a kit, and what the container's entry point calls
+    # files of a kit, and calls of the container's entry point
     Key("fed_admin.json", "a person's kit has it"),
     Key("fed_client.json", "a hospital's kit has it"),
     Key("fed_server.json", "a server's kit has it"),
@@ -129,7 +131,7 @@ KEYS = (
     Key("--config", "of `nvflare deploy prepare`"),
     Key("--output", "of `nvflare deploy prepare`"),
 )
-# Classes that files of ours name.
+# Classes that medsilo's files name.
 PATHS = (
     "app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
     "app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
@@ -144,21 +146,21 @@ PATHS = (
 
 
 def texts_of_nvflare() -> str:
-    """Return all that NVFlare's files say, but its own list of licences."""
+    """Return the texts of all of NVFlare's files, except its list of licences."""
     root = Path(str(import_module(MODULES).__file__)).parent
     files = (path for path in root.rglob("*") if path.suffix in {".py", ".yml", ".sh", ".json", ".default"})
     return "\n".join(path.read_text("utf-8", "replace") for path in sorted(files))
 
 
 def lost_keys(said: str) -> Iterator[str]:
-    """Yield the keys that stand nowhere any more."""
+    """Yield the keys that no longer occur in NVFlare's files."""
     for key in KEYS:
         if not re.search(rf"(?<![\w.]){re.escape(key.text)}(?![\w])", said) and key.text.partition(":")[0] not in said:
             yield f"{key.text!r} is gone; we rely on it: {key.means}"
 
 
 def add_installed() -> None:
-    """Add the installed NVFlare to those that are known, once all tests passed with it."""
+    """After all tests passed with the installed NVFlare, add it to the known versions."""
     known = json.loads(KNOWN.read_text("utf-8")) if KNOWN.exists() else {}
     places = sorted({place for own in PLACES.values() for place in own})
     for place in places:
@@ -167,7 +169,7 @@ def add_installed() -> None:
 
 
 def main() -> int:
-    """Keep what is used now, or say what the installed NVFlare lacks, a line each; 1 when there is something."""
+    """Write the used names, or print the names that the installed NVFlare lacks; return 1 if any is missing."""
     if "--write" in sys.argv[1:]:
         RECORDED.write_text(json.dumps(sorted(used()), indent=0) + "\n", "utf-8")
         return 0

@@ -1,8 +1,10 @@
-"""Find what a source file uses of NVFlare: what it imports, and what it asks of those things.
+"""Find a source file's uses of NVFlare: its imports, and the attributes that it reads from them.
 
-A use is a chain of names from an imported one: `nvflare.apis.fl_context.FLContext.get_engine.get_clients` is a call of
-`get_clients` on what `get_engine` of a context returns. A variable is known by its annotation, by what is assigned to
-it and by what it runs over; an attribute of `self` by the same, and where the class has an NVFlare base, by that.
+A use is a chain of names from an imported name. `nvflare.apis.fl_context.FLContext.get_engine.get_clients` is a call of
+`get_clients` on the result of a context's `get_engine`.
+
+A variable's type follows from its annotation, its assignments and its loops. An attribute of `self` follows the same
+rules, and also its class's NVFlare base if there is one.
 """
 
 import ast
@@ -14,33 +16,33 @@ from importlib import import_module
 from pathlib import Path
 
 PLATFORM = "nvflare"
-HANDED_ON = {"sorted", "list", "set", "tuple", "reversed"}  # what they return holds what they were given
-# These give plain data, whose own methods are Python's.
+HANDED_ON = {"sorted", "list", "set", "tuple", "reversed"}  # functions whose results contain their arguments
+# These attributes return plain data, whose methods are Python's own.
 PLAIN = {"data", "meta", "headers", "get_headers", "get_identity_name", "get_job_meta"}
 PLAIN |= {"HEADER_STRUCT", "__name__"}
-Known = dict[str, str]  # the chain that a variable stands for
+Known = dict[str, str]  # from a variable to its chain of names
 
 
 class Uses(ast.NodeVisitor):
-    """The chains of one file."""
+    """The uses of NVFlare in one file, as chains of names."""
 
     def __init__(self, path: Path) -> None:
         self.found: set[str] = set()
-        self.set: set[str] = set()  # what is set on things of NVFlare's
+        self.set: set[str] = set()  # attributes that the file sets on NVFlare's objects
         self.known: Known = {}
-        self.bases: list[str] = []  # of the class that is being read
-        self.own: set[str] = set()  # names that this class has itself
+        self.bases: list[str] = []  # bases of the current class
+        self.own: set[str] = set()  # names that the current class defines
         tree = ast.parse(path.read_text("utf-8"))
         for node in tree.body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self.visit(node)
-        for node in tree.body:  # what our own functions return
+        for node in tree.body:
             if isinstance(node, ast.FunctionDef):
                 inner = node.returns.slice if isinstance(node.returns, ast.Subscript) else node.returns
                 self.learn(ast.Name(node.name), self.chain(inner))
         self.visit(tree)
 
-    # ------------------------------------------------------------------ what names stand for
+    # --------------------------------------------------------------------- meanings of names
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             if alias.name.split(".")[0] == PLATFORM:
@@ -89,13 +91,13 @@ class Uses(ast.NodeVisitor):
         return f"{before}.{node.attr}" if before else None
 
     def learn(self, target: ast.AST, chain: str | None) -> None:
-        """Let a variable stand for a chain."""
+        """Record that a variable stands for a chain."""
         if chain and isinstance(target, ast.Name):
             self.known[target.id] = chain
         if chain and isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
             self.known[f"{target.value.id}.{target.attr}"] = chain
 
-    # ------------------------------------------------------------------ where it is said
+    # ------------------------------------------------------------------------------ uses
     def visit_Assign(self, node: ast.Assign) -> None:
         self._learn_assigned(node)
         self.generic_visit(node)
@@ -138,14 +140,14 @@ class Uses(ast.NodeVisitor):
         self.bases = [chain for base in node.bases if (chain := self.chain(base))]
         methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
         self.own = methods | {target.attr for target in ast.walk(node) if _is_set_on_self(target)}
-        for name in sorted(methods):  # what NVFlare calls
+        for name in sorted(methods):  # methods that NVFlare calls
             self.found |= {f"{base}.{name}" for base in self.bases if name != "__init__" and has(base, name)}
         self.known = dict(self.known)
         for part in node.body:  # fields
             if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
                 self.own.add(part.target.id)
                 self.learn(ast.Attribute(ast.Name("self"), part.target.id), self.chain(part.annotation))
-        # what is set in one method is used in others, which may stand before it
+        # An attribute that one method sets is used in other methods, which may come first in the file.
         for part in ast.walk(node):
             if isinstance(part, ast.FunctionDef):
                 self._learn_arguments(part)
@@ -182,7 +184,7 @@ def _is_set_on_self(node: ast.AST) -> bool:
 
 
 def is_module(name: str) -> bool:
-    """Return whether a dotted name is a module; one that can't be imported as a name in it is gone is an error."""
+    """True if a dotted name is a module. A module that cannot be imported because of a missing name is an error."""
     try:
         import_module(name)
     except ModuleNotFoundError:
@@ -191,7 +193,7 @@ def is_module(name: str) -> bool:
 
 
 def has(chain: str, name: str) -> bool:
-    """Return whether the class at the end of a chain has this attribute, or its instances get it."""
+    """True if the class at the end of a chain, or its instances, have this attribute."""
     module, _, cls = chain.rpartition(".")
     found = getattr(import_module(module), cls, None) if is_module(module) else None
     if not inspect.isclass(found):
@@ -212,7 +214,7 @@ def _of_instances(cls: type) -> frozenset[str]:
 
 
 def returned(chain: str | None) -> str | None:
-    """Return the NVFlare class that a call gives as its annotation says, or else the chain itself."""
+    """Return the NVFlare class that a call's annotation names, or else the chain itself."""
     if not chain:
         return None
     module, _, name = chain.rpartition(".")
@@ -224,6 +226,6 @@ def returned(chain: str | None) -> str | None:
 
 
 def uses_of(path: Path) -> Iterator[str]:
-    """Yield the longest chains of a file: what a longer one begins with is in it."""
+    """Yield the longest chains of names in a file, without their prefixes."""
     found = Uses(path).found
     yield from (chain for chain in found if not any(other.startswith(f"{chain}.") for other in found))

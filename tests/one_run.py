@@ -1,10 +1,12 @@
-"""An audit in one run (Steinke, Nasr and Jagielski 2023): canaries in a hospital's folder, and what a study releases.
+"""A privacy audit in one run (Steinke, Nasr and Jagielski 2023), with canaries in a hospital's folder.
 
     python -m tests.one_run [--canaries 600]
 
-Each canary is a patient who is in the folder or not, by a coin. The study is the package's own, from the files to the
-model that leaves. Who guesses knows the other patients, all canaries and the weights that training began from; from the
-number of right guesses follows a lower bound on ε, which has to stay below the claim.
+A coin decides whether each canary, a patient, is in the folder. The study runs medsilo's own code, from the files to
+the released model.
+
+The guesser knows the other patients, all canaries and the initial weights. The number of right guesses gives a lower
+bound on ε, which must stay below the claim.
 """
 
 import argparse
@@ -35,17 +37,17 @@ from tests import inprocess
 from tests.hospital import KEY, split_of, write_pixels
 
 CONFIDENCE, DELTA, EPSILON = 0.95, 1e-4, 2.0
-HOPED = 0.1  # of the noise that is charged: what the guesses are best at
-OTHERS = 20  # patients who are always there
+HOPED = 0.1  # share of the charged noise that gives the best guesses
+OTHERS = 20  # patients who are always in the folder
 SHARES, SPLIT = (0.6, 0.2, 0.2), split_of(KEY)
-SIGNALS, WINDOW = 8, 32  # of a recording, and as many classes
-SIDE = 8  # of a photograph
+SIGNALS, WINDOW = 8, 32  # number of signals in a recording, which is also the number of classes; length of a recording
+SIDE = 8  # side of a photograph
 Write = Callable[[Path, list[str], int], None]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of data: how a hospital's folder is written, and what is learned of it."""
+    """A kind of data: the hospital's folder, and the objective."""
 
     write: Write
     task: dict[str, Any]
@@ -107,7 +109,7 @@ def kinds(canaries: int) -> dict[str, Kind]:
 # ---------------------------------------------------------------------------------------------------- the run
 @dataclass(frozen=True)
 class Found:
-    """The guesses of one run, beside the claim."""
+    """The guesses of one run, and the claimed ε."""
 
     canaries: int
     guesses: int
@@ -116,7 +118,6 @@ class Found:
 
     @property
     def lower(self) -> float:
-        """Return the bound on ε that the guesses show."""
         return lower_bound(self.canaries, self.guesses, self.right, DELTA)
 
     def __str__(self) -> str:
@@ -125,9 +126,10 @@ class Found:
 
 
 def audit(kind: Kind, root: Path, canaries: int, noise: float = 1.0, seed: int | None = None) -> Found:
-    """Run a study with about half of the canaries, and guess which.
+    """Run a study with about half of the canaries, and guess which are in it.
 
-    noise: times what is charged, for a broken one; seed: of coins and noise, for a test that ends as it did before.
+    `noise` is a factor on the charged noise, for a broken mechanism. `seed` fixes coins and noise, so that a test
+    repeats.
     """
     coins = np.random.default_rng(seed).random(canaries) < 0.5
     others, every = trained("p", OTHERS), trained("c", canaries)
@@ -143,7 +145,7 @@ def audit(kind: Kind, root: Path, canaries: int, noise: float = 1.0, seed: int |
     update = torch.cat([(left[name] - own).flatten() for name, own in model.named_parameters()]).detach().double()
     known, gradients, deviation = _gradients(plan, root, kind, every)
     summed = -update * (plan.training.batch_size - canaries + len(present)) / plan.training.learning_rate - known
-    # The most likely of all, where each is in with a half; less noise than is charged is what it looks for.
+    # The most likely set of canaries, if each is in the folder with probability one half.
     spread = (HOPED * deviation / 0.5) ** 2 * torch.eye(canaries, dtype=torch.float64)
     scores = torch.linalg.solve(gradients @ gradients.T + spread, gradients @ summed + spread.sum(1) / 2).numpy()
     guesses = canaries * 3 // 10
@@ -153,7 +155,7 @@ def audit(kind: Kind, root: Path, canaries: int, noise: float = 1.0, seed: int |
 
 
 def trained(letter: str, count: int) -> list[str]:
-    """Return so many names of patients who are in training."""
+    """Return `count` names of patients who are in the training data."""
     found = (f"{letter}{n}" for n in range(20 * count + 200))
     return [name for name in found if part_alone(name, SHARES, SPLIT) == "train"][:count]
 
@@ -169,9 +171,11 @@ def planned(kind: Kind, patients: int) -> Plan:
 
 
 def settings(root: Path, data: str, kind: Kind) -> SiteSettings:
-    described = {"folder": str(root / data), **kind.data}
+    described: dict[str, Any] = {"folder": str(root / data), **kind.data}
     write_text(root / data / "records/a/key", KEY)
     demands = {"epsilon": 100.0, "delta": DELTA, "public": {"counts": "an audit"}}
+    if kind.task["name"] == "table":
+        described["outcome"] = [kind.task.get("target", "outcome")]
     own = {"device": "cpu", "state_dir": str(root / data / "records"), "data": described, "privacy": demands}
     return make_settings({**own, "min_patients_per_metric": 1}, "an audit")
 
@@ -186,8 +190,9 @@ def _weaker(times: float, seed: int | None) -> Callable[..., torch.Tensor]:
 
 
 def _gradients(plan: Plan, root: Path, kind: Kind, every: list[str]) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Return the sum of the others' clipped gradients, each canary's, as the package computes them from files, and the
-    noise on their sum."""
+    """Return the sum of the other patients' clipped gradients, each canary's gradient, and the noise. medsilo computes
+    the gradients from files.
+    """
     place = SiteContext(plan, "a", ["a"], settings(root, "all", kind), site_folder(root / "known", "a"))
     participant = training_site(place).participant
     private = participant.trainer.private
@@ -211,7 +216,7 @@ def _gradients(plan: Plan, root: Path, kind: Kind, every: list[str]) -> tuple[to
 
 # ---------------------------------------------------------------------------------------------------- the bound
 def lower_bound(canaries: int, guesses: int, right: int, delta: float) -> float:
-    """Return the largest ε that so many right guesses rule out, with the confidence (their Theorem 5.2)."""
+    """Return the largest ε that this number of right guesses rules out (Theorem 5.2 of the paper)."""
     low, high = 0.0, 20.0
     if _chance(canaries, guesses, right, 0.0, delta) >= 1 - CONFIDENCE:
         return 0.0
@@ -224,7 +229,7 @@ def lower_bound(canaries: int, guesses: int, right: int, delta: float) -> float:
 
 
 def _chance(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return the most that the chance of so many right guesses can be where (ε, δ) holds."""
+    """Return the greatest possible probability of this number of right guesses under (ε, δ)."""
     each = 1 / (1 + math.exp(-epsilon))
     steps = np.arange(1, right + 1)
     sums = np.cumsum(binom.pmf(right - steps, guesses, each))

@@ -1,8 +1,9 @@
-"""Power cuts: what a writer does to a folder is recorded, and every state in which a cut may leave the disk is made.
+"""Record a writer's file operations, and produce the states in which a power cut may leave the folder.
 
-As POSIX has it, a disk holds for certain only what a writer waited for: a file's content after fsync of the file, the
-names in a folder after fsync of the folder. Everything later may be there, wholly, in part, or not at all, in any
-order. Nothing escapes the record: before each operation the whole folder is compared with what is known.
+POSIX guarantees a file's content only after fsync of the file, and a folder's names only after fsync of the folder.
+
+Later writes may survive fully, partly or not at all, in any order. Before each operation, the whole folder is compared
+with the recorded state, so that no operation is missed.
 """
 
 import os
@@ -18,40 +19,37 @@ from typing import Any
 import pytest
 
 HERE = Path()
-PAGE = 4096  # bytes that a disk writes at once
+PAGE = 4096  # bytes that a disk writes atomically
 RENAMING, REMOVING = ("replace", "rename"), ("unlink", "remove", "rmdir")
 
 
 @dataclass
 class Node:
-    """A file, or a folder where it has no content."""
+    """A file; or a folder, if it has no content."""
 
     inode: int
     is_folder: bool = False
-    contents: list[tuple[int, bytes]] = field(default_factory=lambda: [(0, b"")])  # each from which operation on
-    synced: list[int] = field(default_factory=list)  # operations that waited for its content, or a folder's names
+    contents: list[tuple[int, bytes]] = field(default_factory=lambda: [(0, b"")])
+    # operations that synchronised the file's content, or the folder's names
+    synced: list[int] = field(default_factory=list)
 
     def at(self, operation: int) -> int:
-        """Return the number of the content that stands after so many operations."""
         return max(number for number, (since, _) in enumerate(self.contents) if since <= operation)
 
 
 @dataclass(frozen=True)
 class Naming:
-    """An operation that changes names: which node each name stands for after it."""
-
     number: int
     names: dict[Path, Node | None]
 
     def is_durable(self, folders: dict[Path, Node], cut: int) -> bool:
-        """Return whether a cut after so many operations finds it on the disk."""
         holders = {name.parent for name in self.names}
         return all(any(self.number < sync <= cut for sync in folders[holder].synced) for holder in holders)
 
 
 @dataclass
 class Fact:
-    """What a writer is to keep: when it began to write it, and when it said that it is kept."""
+    """A value that a writer stores, with the operations at which storing began and ended."""
 
     value: Any
     began: int
@@ -60,17 +58,17 @@ class Fact:
 
 @dataclass(frozen=True)
 class Cut:
-    """A folder as a power cut left it."""
+    """A folder in the state after a power cut."""
 
     folder: Path
     number: int
-    after: int  # operations
-    known: list[Any]  # what the writer had said that it is kept
-    begun: list[Any]  # the same, and what it was about to keep
+    after: int  # number of operations before the cut
+    known: list[Any]  # the values that were stored before the cut
+    begun: list[Any]  # the stored values, and those that were being stored
 
 
 class Disk:
-    """A folder whose every operation is recorded."""
+    """A folder whose operations are all recorded."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +81,7 @@ class Disk:
         self._names: dict[Path, Node] = {HERE: root}
         self._namings: list[Naming] = []
         self._look()
-        self._initial = dict(self._names)  # what was there before is on the disk
+        self._initial = dict(self._names)
         for node in self._initial.values():
             node.synced.append(self.count)
         self._begin = self.count
@@ -91,7 +89,7 @@ class Disk:
     # ------------------------------------------------------------------ recording
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record what happens to the folder inside the block."""
+        """Record the changes of the folder inside the block."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "fsync", self._fsync)
             for name in (*RENAMING, *REMOVING, "link"):
@@ -101,7 +99,7 @@ class Disk:
 
     @contextmanager
     def keeping(self, value: Any) -> Iterator[None]:
-        """Inside, a writer keeps a fact: it holds from the block's end on, whatever is cut."""
+        """Mark a block in which a writer stores a value. Every cut after the block must preserve the value."""
         with self._lock:
             self._look()
             self.facts.append(fact := Fact(value, self.count))
@@ -154,7 +152,7 @@ class Disk:
                     self._folders[name] = node
 
     def _look(self) -> None:
-        """Find new names and new contents; a name that went or changed without an operation is a gap of this record."""
+        """Find new names and contents. A change without a recorded operation is an error."""
         there = dict(self._walk(HERE))
         for name in self._names.keys() - there.keys() - {HERE}:
             raise AssertionError(f"{name} went away by an operation that is not recorded")
@@ -177,7 +175,7 @@ class Disk:
 
     # ------------------------------------------------------------------ cuts
     def cuts(self, place: Path, count: int, seed: int = 0) -> Iterator[Cut]:
-        """Yield this many cuts, spread over all operations: what a loss leaves varies from nothing to everything."""
+        """Yield `count` cuts, spread over all operations, each with other lost writes."""
         draw, span = random.Random(seed), self.count - self._begin + 1
         for number in range(count):
             after = self._begin + (number * span // count if count < span else number % span)
@@ -189,11 +187,11 @@ class Disk:
             shutil.rmtree(folder)
 
     def _leave(self, folder: Path, after: int, draw: random.Random, kind: int) -> None:
-        """Make the folder as a cut after so many operations may leave it; kind: what becomes of what is not durable."""
+        """Leave a folder as a power cut at this point may leave it. `kind` selects the lost operations."""
         pending = [one for one in self._namings if self._begin < one.number <= after]
         pending = [one for one in pending if not one.is_durable(self._folders, after)]
         lasts = draw.randint(0, len(pending))
-        kept = {  # none of it, all of it, its beginning, anything of it
+        kept = {  # none of the file, all of it, its beginning, or any part of it
             0: lambda place: False,
             1: lambda place: True,
             2: lambda place: place < lasts,
@@ -220,7 +218,7 @@ class Disk:
 
 
 def _content(node: Node, after: int, draw: random.Random, kind: int) -> bytes:
-    """Return what a file may hold after a cut: at least what was waited for."""
+    """Return a possible content of a file after a cut: at least the synchronised content."""
     newest = node.at(after)
     oldest = max((node.at(sync) for sync in node.synced if sync <= after), default=0)
     if kind < 2 or oldest == newest:
@@ -230,7 +228,7 @@ def _content(node: Node, after: int, draw: random.Random, kind: int) -> bytes:
 
 
 def _torn(before: bytes, after: bytes, draw: random.Random) -> bytes:
-    """Return what lies between two contents: a part of what was added, or pages of which some were not written."""
+    """Return a partly written content: a part of the addition, or a mixture of old and new pages."""
     size = draw.randint(*sorted((len(before), len(after))))
     if draw.random() < 0.5:
         return (after if after.startswith(before) else before)[:size]

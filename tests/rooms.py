@@ -1,10 +1,16 @@
-"""The rooms of the package: what is in each. Who may use whom pyproject.toml says, and `lint-imports` holds it.
+"""The packages and the subpackages of `medsilo`, with their contents. The contracts in pyproject.toml say which may
+import which.
 
-`python -m tests.rooms` writes the table into CONTRIBUTING.md; tests/unit/test_houserules.py holds it to the tree.
+`python -m tests.rooms` writes the picture of the imports and the tables into CONTRIBUTING.md.
+tests/unit/cli/test_houserules.py compares them with the tree.
 """
 
 import tomllib
+from functools import cache
 from pathlib import Path
+
+from tests.seats import modules
+from tests.sources import imported_by
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "CONTRIBUTING.md"
@@ -24,34 +30,44 @@ ROOMS = {
     "runs": "the typed record of a run: its files, their names, the messages between server and sites",
     "deploy": "the super model and its folder",
     "methods": "one file per method",
-    "federation": "the server's part and a site's part, without NVFlare; both in one process",
-    "flare": "what runs inside NVFlare: controller, executor, filters, transport, jobs, simulator",
+    "exchange": "what a server and a site keep to when they write to each other: channel, bounds, checks",
+    "federation": "a site's part, without NVFlare: it trains, validates and answers",
+    "flare": "what runs inside NVFlare at a site: executor, filters, the form of messages; jobs as they are read",
+    "airlock": "a room without network for a lead's training script, and the checks at its one exit",
     "check": "a site's check before it joins, and the disclosure report",
-    "script": "the user's training script: its network and metric in a plan, and the site that trains it",
-    "client": "what a training script imports: `join`, around NVFlare's Client API",
-    "recipes": "recipes for NVFlare: a job in which a training script learns by a method",
-    "cli": "the command line",
+    "cli": "the command line, and a hospital's commands",
     "extend": "the interface that plug-ins import",
 }
 
-# Generic to NVFlare: it imports nothing of ours, and those that know NVFlare use it.
+# It serves any NVFlare application: it imports nothing from medsilo, and medsilo's NVFlare packages use it.
 BENEATH = {
     "nvflare_reliability": "reliability that NVFlare lacks: patches with their issues, message limits, chunks, liveness"
 }
-# Packages beside the engine, which no room knows.
+# Packages that no subpackage of `medsilo` imports.
 PLUGINS = {
-    "medsilo_adapters": "networks that train only a part: checkpoints and adapters",
+    "medsilo_server": "the consortium's server: coordinator, acceptance, record; in NVFlare controller and transport",
+    "medsilo_script": "a training script of one's own: `join`, the site that trains it, recipes for its job",
+    "medsilo_pretrained": "networks that begin with a checkpoint, and train all or only a part",
     "medsilo_dicom": "DICOM: series into volumes, segmentations and contours into masks, and results back",
-    "medsilo_lab": "for researchers, leads and newcomers: comparison, pages, `init`, Python API, kits, prediction",
-    "medsilo_page": "`medsilo approve --page`: a hospital's own web page, on its own machine",
+    "medsilo_lab": "for researchers, leads and newcomers: engines, comparison, reports, `init`, Python API, kits",
+    "medsilo_page": "`medsilo page`: a hospital's own web page, on its own machine",
     "medsilo_nnunet": "nnU-Net: its task and network, and its plans for data of several hospitals",
     "medsilo_papers": "the papers' data sets and networks, and membership inference tests",
     "medsilo_secagg": "secure aggregation: the server adds up numbers that it cannot read",
     "medsilo_series": "a hospital's time series: task, dataset probe, prediction",
     "medsilo_zoo": "methods beyond those that the three papers compare with",
 }
+WHOSE = {  # by package; plug-ins belong to everybody whose plans name them
+    "medsilo": "hospital, and all others",
+    "medsilo_server": "server",
+    "medsilo_script": "user of NVFlare",
+    "medsilo_lab": "lead, researcher",
+    "medsilo_page": "hospital",
+    "medsilo_secagg": "hospital, server",
+    "nvflare_reliability": "everybody over NVFlare",
+}
 
-# Folders of a room that know nothing of each other: they use the room's root, which does not use them.
+# Independent folders of a subpackage: they import the subpackage's root, which does not import them.
 WINGS = {
     "tasks": {
         "own": "a hospital's images and tables",
@@ -61,29 +77,59 @@ WINGS = {
 
 
 def layers() -> list[list[str]]:
-    """Return the engine's rooms from bottom to top; those of one layer know nothing of each other."""
+    """Return the engine's subpackages from bottom to top; those of one layer are independent."""
     rules = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
     [own] = [rule["layers"] for rule in rules if rule["id"] == "rooms"]
     return [layer.split(" | ") for layer in reversed(own)]
 
 
+@cache
+def used_by() -> dict[str, set[str]]:
+    """Return the packages that each package imports, without the modules that other people's scripts import."""
+    known = modules()
+    found: dict[str, set[str]] = {name: set() for name in ("medsilo", *BENEATH, *PLUGINS)}
+    for module in known.keys() - {"medsilo.client", "medsilo.recipes"}:
+        own = module.partition(".")[0]
+        found[own] |= {name.partition(".")[0] for name in imported_by(module, known)} - {own}
+    return found
+
+
+def picture() -> str:
+    """Return the graph of imports for GitHub to draw. An import through another package has no arrow."""
+    uses = used_by()
+    lines = ["```mermaid", "graph TD"]
+    for package in sorted(uses, key=lambda name: (-len(uses[name]), name)):
+        through = {further for other in uses[package] for further in uses[other]}
+        lines += [f"    {package} --> {other}" for other in sorted(uses[package] - through)]
+    return "\n".join([*lines, "```"])
+
+
+def packages() -> str:
+    """Return the packages as a Markdown table."""
+    holds = {"medsilo": "what a hospital installs, approves and hashes: the rooms below", **PLUGINS, **BENEATH}
+    rows = [f"| `{name}` | {WHOSE.get(name, 'plug-in')} | {holds[name]} |" for name in {**WHOSE, **holds}]
+    return "\n".join(["| package | whose | contents |", "|---|---|---|", *rows])
+
+
 def table() -> str:
-    """Return the rooms as a Markdown table."""
-    rows = ["| layer | package | contents |", "|---|---|---|"]
+    """Return the subpackages as a Markdown table."""
+    rows = ["| layer | room | contents |", "|---|---|---|"]
     for number, rooms in enumerate(layers(), 1):
         for name in rooms:
             rows.append(f"| {number} | `{name}` | {ROOMS[name]} |")
             rows += [f"| {number} | `{name}/{wing}` | {holds} |" for wing, holds in WINGS.get(name, {}).items()]
-    others = {"extend": ROOMS["extend"], **BENEATH, **PLUGINS}
-    rows += [f"|  | `{name}` | {holds} |" for name, holds in others.items()]
+    rows.append(f"|  | `extend` | {ROOMS['extend']} |")
     return "\n".join(rows)
 
 
 def document() -> str:
-    """Return CONTRIBUTING.md as it should be."""
+    """Return CONTRIBUTING.md with the current tables."""
     before, _, rest = DOCUMENT.read_text("utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    told = "\n\n".join(
+        [picture(), packages(), f"Within `medsilo`, a room imports those of lower layers only:\n\n{table()}"]
+    )
+    return f"{before}{BEGIN}\n{told}\n{END}{after}"
 
 
 if __name__ == "__main__":

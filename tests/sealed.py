@@ -1,4 +1,4 @@
-"""A sealed study with hospitals and a server in one place, whose letters travel as JSON."""
+"""Run a study with secure aggregation in one process, with messages as JSON."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +21,6 @@ Kind = TypeVar("Kind", bound=SecAggMessage)
 
 
 def sent(letter: Kind) -> Kind:
-    """Return a letter as it arrives."""
     return type(letter).read("somebody", json.loads(json.dumps(letter.facts())))
 
 
@@ -49,7 +48,6 @@ def block(models: Mapping[str, Tensors], name: str = "model", one: int = 1) -> S
 def mean_of(
     models: Mapping[str, Tensors], sites: Collection[str], weights: Mapping[str, float] | None = None
 ) -> Tensors:
-    """Return the weighted mean, in double precision."""
     weights = weights or dict.fromkeys(sites, 1.0)
     total = sum(weights[site] for site in sites)
     share = {site: weights[site] / total for site in sites}
@@ -66,7 +64,7 @@ def correlation(one: Tensor, other: Tensor) -> float:
 
 @dataclass
 class Hospitals:
-    """The members of a study who know each other."""
+    """The members of a secure-aggregation study, who know each other's keys."""
 
     terms: Terms
     signers: Mapping[str, Signer] = field(default_factory=dict)
@@ -84,12 +82,11 @@ class Hospitals:
         return self.signers.get(site, Unsigned())
 
     def restart(self, site: str) -> None:
-        """Go on from what the site has on its disk."""
+        """Restore the site from its saved state."""
         self.members[site] = Member.load(self.terms, self.signer(site), self.members[site].saved())
 
     # ------------------------------------------------------------------ a round
     def begin(self, number: int, blocks: Sequence[SealedBlock], without: Collection[str] = ()) -> MaskedSums:
-        """Collect the offers of a round."""
         server = MaskedSums(self.terms, number, blocks)
         for site, member in self.members.items():
             if site not in without:
@@ -103,7 +100,7 @@ class Hospitals:
         without: Collection[str] = (),
         weights: Mapping[str, Mapping[str, int]] | None = None,
     ) -> dict[str, Tensors]:
-        """Deal the round and add what the others seal; return all uploads."""
+        """Distribute the round's key shares and add the masked messages; return all uploads."""
         uploads = {}
         for site, deal in server.deals().items():
             if site not in without:
@@ -116,7 +113,7 @@ class Hospitals:
         return uploads
 
     def open(self, server: MaskedSums, silent: Collection[str] = ()) -> dict[str, Words]:
-        """Let all but the silent ones unmask what was added."""
+        """Let all but the silent sites unmask the sum."""
         request = sent(server.survivors())
         for site in request.sites:
             if site not in silent:

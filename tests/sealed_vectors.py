@@ -1,7 +1,8 @@
-"""Secure aggregation a second time, from its page alone: hashlib, numpy and primitives, nothing of the package.
+"""An independent implementation of secure aggregation, written from its documentation with hashlib, numpy and
+cryptographic primitives.
 
-`python -m tests.sealed_vectors` writes tests/sealed-vectors.json: fixed inputs, and what every implementation makes of
-them.
+`python -m tests.sealed_vectors` writes tests/sealed-vectors.json: fixed inputs, and the outputs that every
+implementation must give.
 """
 
 import hmac
@@ -41,7 +42,7 @@ def digest(*parts: str | int | bytes) -> bytes:
 
 
 def derive(secret: bytes, *purpose: str | int | bytes) -> bytes:
-    """HKDF-SHA256 without salt, 32 bytes."""
+    """Return 32 bytes of HKDF-SHA256 without salt."""
     extracted = hmac.digest(bytes(32), secret, "sha256")
     return hmac.digest(extracted, statement(LABEL, *purpose) + b"\1", "sha256")
 
@@ -81,7 +82,7 @@ class Vectors:
         self.scale = 2.0 ** math.floor(math.log2(most / BOUND))
 
     def shares(self, dealer: str, reader: str) -> bytes:
-        """Two shares: of the dealer's seed, and of its key for pairs."""
+        """Return the dealer's two shares for the reader: of the seed, and of the key for pairwise masks."""
         found = b""
         for what in ("seed", "mask"):
             drawn = [secret_of(dealer, f"coefficient {power} of {what}") for power in range(1, THRESHOLD)]
@@ -121,7 +122,7 @@ class Vectors:
         return found
 
     def sum(self, sites: tuple[str, ...]) -> np.ndarray:
-        """Return what is left when the own masks of these sites and the pairs' masks with all others are taken off."""
+        """Return the sum of the masked words, without these sites' own masks and pairwise masks."""
         total = np.zeros_like(self.words(SITES[0]))
         for site in sites:
             total = total + self.masked(site) - self.own_mask(site)
@@ -130,7 +131,7 @@ class Vectors:
         return total
 
     def facts(self) -> dict[str, Any]:
-        """Inputs, and what comes of them."""
+        """Return the inputs and their results."""
         kinds = ("channel", "mask", "seed")
         return {
             "secrets": {site: {kind: secret_of(site, kind).hex() for kind in kinds} for site in SITES},

@@ -1,4 +1,4 @@
-"""Looking for models in bytes, such as a file's or a process's memory: by their own bytes, and by correlation."""
+"""Search the bytes of a file or of a process's memory for a model: exactly, and by correlation."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,23 +9,24 @@ from scipy import fft
 
 Numbers = NDArray[Any]
 
-CHANCE = 0.01  # the |correlation| up to which numbers are strangers; a million windows of 460 800 stay far below it
-KINDS = ("<f4", "<f8", "<i8")  # as what numbers may lie there
-SMALLEST, LARGEST = 1e-10, 100.0  # hardly a weight is smaller, and none is larger
-HALF, FEW = 0.5, 0.2  # parts of a page
-STRETCH = 1 << 21  # numbers that are looked through at once
-LEAST_SPREAD = 1e-8  # of the squares in a window, as a part of a stretch's: less is rounding
+CHANCE = 0.01  # greatest |correlation| of unrelated numbers
+KINDS = ("<f4", "<f8", "<i8")  # possible types of numbers in memory
+SMALLEST, LARGEST = 1e-10, 100.0  # nearly all weights lie in this range
+HALF, FEW = 0.5, 0.2  # shares of a page
+STRETCH = 1 << 21  # numbers in one search window
+LEAST_SPREAD = 1e-8  # least share of a window's energy; a smaller share is rounding noise
 PAGE = 4096
 OUTLIER = 3  # standard deviations
-PIECES, PIECE = 24, 4  # of a model, that are looked for byte by byte, and the numbers of each
+PIECES, PIECE = 24, 4  # number of pieces of a model for the exact search, and the numbers in each piece
 
 
 def strange_part(model: Numbers, *known: Numbers) -> Numbers:
-    """Return what these known numbers do not tell of a model, with a mean of 0 and a length of 1.
+    """Return the part of a model that known numbers do not determine, with mean 0 and norm 1.
 
-    All frequencies are made equally strong and outliers are cut off: what training makes of weights has steps from
-    filter to filter, to which any slow numbers are alike, and a few large ones, to which any single large one is. What
-    is left is as far from strangers as noise would be.
+    All frequencies get the same amplitude, and outliers are clipped. Otherwise, slow changes and single large weights
+    would correlate with unrelated numbers.
+
+    The result correlates with unrelated numbers no more than noise does.
     """
     basis, _ = np.linalg.qr(np.stack([np.ones_like(model), *known], axis=1))
     waves = fft.rfft(model - basis @ (basis.T @ model))
@@ -36,7 +37,7 @@ def strange_part(model: Numbers, *known: Numbers) -> Numbers:
 
 
 def segments(content: bytes, before: bytes = b"") -> Iterator[bytes]:
-    """Yield the stretches between pages that are empty, or as they were before any model came."""
+    """Yield the memory regions that are neither empty nor unchanged since before any model arrived."""
     pages, base = (_pages(each) for each in (content, before.ljust(len(content), b"\0")[: len(content)]))
     changed = (pages != 0).any(axis=1) & (pages != base).any(axis=1)
     yield from (content[start:end] for start, end in _runs(changed))
@@ -47,16 +48,16 @@ def _pages(content: bytes) -> NDArray[np.uint64]:
 
 
 def _runs(pages: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yield where runs of these pages begin and end, in bytes."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], pages, [False]]).astype(np.int8))) * PAGE
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
 def vectors(content: bytes, kind: str, size: int, known: Numbers) -> Iterator[Numbers]:
-    """Yield the stretches that so many numbers of a kind can lie in, with the pages around them.
+    """Yield the memory regions that can hold `size` numbers of this type, with the adjacent pages.
 
-    A page of weights has numbers of their size; one of integers, masked or not, has both signs. known: numbers in
-    single precision that everybody can make, such as the initial weights; they are left out.
+    Weights have magnitudes in a known range, and integers have both signs.
+
+    `known` has public numbers in single precision, such as the initial weights, which are ignored.
     """
     width = int(kind[-1])
     raw = _pages(content).view(kind)
@@ -78,15 +79,15 @@ def vectors(content: bytes, kind: str, size: int, known: Numbers) -> Iterator[Nu
 
 
 def _as_numbers(raw: Numbers) -> Numbers:
-    """Return numbers in double precision; what can be no weight is 0, and integers are drawn together."""
-    if raw.dtype.kind == "i":  # of what size they are depends on their scale, and a few large ones would cover all
+    """Return numbers in double precision. Impossible weights become 0, and integers are compressed."""
+    if raw.dtype.kind == "i":  # the scale of integers is unknown, and a few large integers would hide the others
         return np.arcsinh(raw.astype(np.float64))
     with np.errstate(invalid="ignore", over="ignore"):
         return np.where(np.abs(raw) <= LARGEST, raw, 0).astype(np.float64)
 
 
 def most_alike(contents: Iterable[bytes], wanted: Sequence[Numbers], known: Numbers) -> float:
-    """Return the largest |correlation| of a wanted model's strange part with as many numbers in a row, anywhere."""
+    """Return the largest |correlation| of a model with equally many adjacent numbers anywhere in memory."""
     size = len(wanted[0])
     length = fft.next_fast_len(STRETCH, real=True)
     turned = [np.conj(fft.rfft(each, length)) for each in wanted]
@@ -108,7 +109,7 @@ def _most_in(numbers: Numbers, turned: Sequence[NDArray[np.complex128]], size: i
 
 
 def pieces_of(model: Numbers, initial: Numbers) -> list[bytes]:
-    """Return some pieces of a model as they lie in memory, from all over it and not as they were in the beginning."""
+    """Return pieces of a model as they lie in memory, except those that equal the initial weights."""
     single, before = model.astype("<f4"), initial.astype("<f4")
     found = []
     for start in np.linspace(0, len(single) - 1000, PIECES).astype(int):
@@ -121,7 +122,7 @@ def pieces_of(model: Numbers, initial: Numbers) -> list[bytes]:
 
 
 def found_pieces(contents: Iterable[bytes], pieces: Mapping[str, Sequence[bytes]]) -> set[str]:
-    """Return whose pieces are in there, at any place."""
+    """Return the sites whose pieces occur anywhere in the contents."""
     owners = {piece: name for name, own in pieces.items() for piece in own}
     first = np.array([int.from_bytes(piece[:4], "little") for piece in owners], np.uint32)
     likely = np.zeros(1 << 16, bool)

@@ -1,9 +1,8 @@
-"""The table of seats: what medsilo can do, for whom, and where it lies (docs/seats.yaml).
+"""The table of medsilo's capabilities, with their users and modules (docs/seats.yaml).
 
-`python -m tests.seats` writes the table into CONTRIBUTING.md and says what has no seat, or two.
+`python -m tests.seats` writes the table into CONTRIBUTING.md, and lists the modules without a capability, or with two.
 """
 
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,18 +13,17 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from docs.tables import kinds_of
 from medsilo.cli import all_commands
 from medsilo.core.section import Section
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
+from tools.tables import kinds_of
 
 ROOT = Path(__file__).parents[1]
 SOURCE, DOCUMENT = ROOT / "docs/seats.yaml", ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- seats: written by 'python -m tests.seats' -->", "<!-- end of seats -->"
 PAGES = ("*.md", "docs/**/*.md", "examples/**/*.md", "jobs/*.md", "provisioning/**/*.md")
-NUMBER = re.compile(r"(?<=\| )\d[\d,]*(?= \|)")  # in a cell
-FEW = 3  # keys that a cell names; of more it tells the number
+FEW = 3  # most keys that a table cell lists; of more keys it has the number
 
 
 class _Part(BaseModel):
@@ -33,38 +31,29 @@ class _Part(BaseModel):
 
 
 class Seat(_Part):
-    """A capability: what it consists of, by patterns."""
+    """A capability with the patterns of its modules, keys and pages."""
 
     capability: str
     serves: str = Field(alias="for")
     missed_by: str = Field(alias="missed by")
     modules: tuple[str, ...] = ()
-    plan: tuple[str, ...] = ()  # keys
-    hospital: tuple[str, ...] = ()  # keys
+    plan: tuple[str, ...] = ()  # patterns of keys
+    hospital: tuple[str, ...] = ()  # patterns of keys
     commands: tuple[str, ...] = ()
     pages: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
-
-
-class Grown(_Part):
-    """A size that may be more than the table says, and why."""
-
-    measure: str
-    to: int
-    why: str = Field(min_length=20)
 
 
 class Seats(_Part):
     """The content of docs/seats.yaml."""
 
     seats: tuple[Seat, ...]
-    grown: tuple[Grown, ...] = ()
 
 
 SEATS = Seats.model_validate(yaml.safe_load(SOURCE.read_text("utf-8")))
 
 
-# ---------------------------------------------------------------------------------------------------- what there is
+# -------------------------------------------------------------------------------------------------------- all parts
 @cache
 def modules() -> dict[str, Path]:
     """Return the modules of all packages, each with its file."""
@@ -74,7 +63,7 @@ def modules() -> dict[str, Path]:
 
 
 def keys_of(kind: type[BaseModel], where: str = "") -> Iterator[str]:
-    """Yield the keys of a section and of those in it, as they are written after --set."""
+    """Yield the keys of a section, with their sections, in the form for --set."""
     for name, field in kind.model_fields.items():
         inner = [own for own in kinds_of(field.annotation) if isinstance(own, type) and issubclass(own, Section)]
         for section in inner:
@@ -84,7 +73,7 @@ def keys_of(kind: type[BaseModel], where: str = "") -> Iterator[str]:
 
 
 def pages() -> list[str]:
-    """Return the pages that people read."""
+    """Return the pages for users."""
     return sorted(path.relative_to(ROOT).as_posix() for pattern in PAGES for path in ROOT.glob(pattern))
 
 
@@ -97,17 +86,17 @@ THINGS: dict[str, Callable[[], list[str]]] = {
 }
 
 
-# ---------------------------------------------------------------------------------------------------- who has what
+# ---------------------------------------------------------------------------------------------------- owners
 @dataclass(frozen=True)
 class Seating:
-    """Who has what of one kind of things, and what is wrong with it."""
+    """The capability of each item of one kind, and the problems."""
 
     taken: dict[str, list[str]]  # by capability
     problems: list[str]
 
 
 def seated(kind: str, things: list[str], seats: tuple[Seat, ...] = SEATS.seats) -> Seating:
-    """Give each thing to the seat with the longest pattern that fits it, stars not counted."""
+    """Assign each item to the capability with the longest matching pattern, without counting stars."""
     patterns = [(pattern, seat.capability) for seat in seats for pattern in getattr(seat, kind)]
     taken: dict[str, list[str]] = {seat.capability: [] for seat in seats}
     problems, used = [], set()
@@ -133,12 +122,12 @@ def all_seated() -> dict[str, Seating]:
 
 
 def tests_of(seat: Seat) -> list[Path]:
-    """Return the files of tests that a seat names."""
+    """Return the files of tests that a capability names."""
     return sorted({path for pattern in seat.tests for path in (ROOT / "tests").glob(pattern)})
 
 
 def problems() -> list[str]:
-    """Return what has no seat or two, and patterns without use."""
+    """Return the items with no capability or with two, and the unused patterns."""
     names = [seat.capability for seat in SEATS.seats]
     return [
         *(problem for seating in all_seated().values() for problem in seating.problems),
@@ -154,30 +143,23 @@ def _without_files() -> list[str]:
 
 # ---------------------------------------------------------------------------------------------------- the table
 def table() -> str:
-    """Return the seats as a Markdown table."""
+    """Return the capabilities as a Markdown table."""
     rows = [
-        "| capability | for whom | who would miss it | where | lines | keys | commands | pages | lines of tests |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| capability | for whom | who would miss it | where | keys | commands | pages |",
+        "|---|---|---|---|---|---|---|",
     ]
     taken = {kind: seating.taken for kind, seating in all_seated().items()}
     for seat in SEATS.seats:
         own = {kind: found[seat.capability] for kind, found in taken.items()}
-        lines = sum(map(_lines, (modules()[name] for name in own["modules"])))
         cells = [
             *(seat.capability, seat.serves, seat.missed_by or "nobody who is known"),
             _names(seat.modules),
-            f"{lines:,}",
             _few([*own["plan"], *own["hospital"]]),
             _names(own["commands"]),
             _few(own["pages"]),
-            f"{sum(map(_lines, tests_of(seat))):,}",
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
-
-
-def _lines(path: Path) -> int:
-    return len(path.read_text("utf-8").splitlines())
 
 
 def _names(names: tuple[str, ...] | list[str]) -> str:
@@ -189,23 +171,14 @@ def _few(names: list[str]) -> str:
 
 
 def document() -> str:
-    """Return CONTRIBUTING.md as it should be."""
+    """Return CONTRIBUTING.md with the current table."""
     before, begins, rest = DOCUMENT.read_text("utf-8").partition(BEGIN)
     assert begins, f"CONTRIBUTING.md has no {BEGIN}"
     return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
 
 
-def stale(there: str, now: str) -> bool:
-    """Return whether a page's table tells something else than what is: a number may be off by a tenth."""
-    numbers, others = zip(*(((NUMBER.findall(text)), NUMBER.sub("", text)) for text in (there, now)), strict=True)
-    if others[0] != others[1]:
-        return True
-    pairs = zip(*([int(number.replace(",", "")) for number in own] for own in numbers), strict=True)
-    return any(abs(old - new) > new / 10 + FEW for old, new in pairs)
-
-
 def main() -> int:
-    """Write the table, unless something has no seat."""
+    """Write the table, unless an item has no capability."""
     wrong = problems()
     print(*wrong, sep="\n", file=sys.stderr)
     if not wrong:

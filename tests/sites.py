@@ -1,11 +1,11 @@
-"""Sites of a study as tests make them: a participant behind its disclosure, without the ledger and a plan's layers."""
+"""Make the sites of a study for tests: a participant with its disclosure, without the ledger and optional layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medsilo.federation.participant import Participant
+from medsilo.federation.participant import Participant, participant_of
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import TrainingSite, envelope_of
 from medsilo.plan import Plan
@@ -23,10 +23,10 @@ def site_of(
     settings: SiteSettings,
     folder: Path,
     data: SiteData | None = None,
-    kind: type[Participant] = Participant,
+    kind: Callable[..., Participant] = participant_of,
     **place: Any,
 ) -> TrainingSite:
-    """Return one site. data: instead of those of the settings."""
+    """Return one site. `data` overrides the settings' data."""
     own = SiteContext(plan, site, sites, settings, folder, **place)
     return TrainingSite(kind(own, data, envelope_of(own)))
 
@@ -39,7 +39,6 @@ def sites_of(
 
 
 def with_settings(site: TrainingSite, **settings: Any) -> None:
-    """Let a site that is there have other settings."""
     own, other = site.participant, SiteSettings(device="cpu", **settings)
     own.place = own.trainer.place = replace(own.place, settings=other)
     own.disclosure.settings, own.disclosure.least = other, other.least(own.place.plan.task.synthetic)

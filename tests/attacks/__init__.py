@@ -1,1 +1,1 @@
-"""Attacks on what the documents promise, over the real path: each was successful once."""
+"""Attacks on the documented promises, over the real path. Each attack once succeeded."""

@@ -1,4 +1,4 @@
-"""Small files and messages that would become large, deep or endless: one line each, and little memory."""
+"""Small files and messages that would expand without limit are rejected with one line each, and cost little memory."""
 
 import gzip
 import json
@@ -16,6 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError, Refused
 from medsilo.core.files import load_facts, load_tensors
 from medsilo.runs.messages import MOST_ROUNDS, Request
@@ -25,15 +26,16 @@ from medsilo.tasks.scans import Scan
 from medsilo_lab.consortium.backup import put_back
 from medsilo_papers.public_files import arrays_of
 from tests.histories import DATA
-from tests.unit.test_ledger import filled
+from tests.unit.medsilo_lab.test_provision import kits_of
+from tests.unit.site.test_ledger import filled
 
-DEEP = 200_000  # lists within each other
-MEMORY = 32 << 20  # bytes that Python may take over any of these
+DEEP = 200_000  # depth of nested lists
+MEMORY = 32 << 20  # the most bytes that Python may use for any of these inputs
 
 
 @contextmanager
 def one_line(words: str, kind: type[MedsiloError] = MedsiloError) -> Iterator[None]:
-    """Expect one line with these words, and little memory."""
+    """Expect a one-line error with these words, raised with little memory."""
     tracemalloc.start()
     try:
         with pytest.raises(kind, match=words) as caught:
@@ -45,8 +47,31 @@ def one_line(words: str, kind: type[MedsiloError] = MedsiloError) -> Iterator[No
 
 
 # ---------------------------------------------------------------------------------------------------- backups
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("kit/local/medsilo.yaml", b"- a\n"), ("kit/local/resources.json", b"\xff"), ("kit/medsilo.service", b"\xff")],
+)
+def test_a_damaged_file_of_a_backup_is_one_line(
+    name: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its medsilo.yaml puts the server's studies into another folder."""
+    kits_of(tmp_path)
+    [kit] = [path.parents[1] for path in (tmp_path / "kits").glob("*/startup/fed_server.json")]
+    (kit / "local/medsilo.yaml").write_text(f"output: {tmp_path / 'studies'}\n")
+    (tmp_path / "studies").mkdir()
+    assert main(["kits", "backup", str(kit), "-o", str(tmp_path / "whole.zip")]) == 0
+    with ZipFile(tmp_path / "whole.zip") as whole, ZipFile(tmp_path / "other.zip", "w") as other:
+        assert name in whole.namelist()
+        for one in whole.infolist():
+            other.writestr(one, content if one.filename == name else whole.read(one))
+    capsys.readouterr()
+    assert main(["kits", "restore", str(tmp_path / "other.zip"), "--kit", str(tmp_path / "new")]) == 1
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert Path(name).name in told and "Traceback" not in told and not (tmp_path / "new").exists()
+
+
 def test_facts_of_a_backup_that_become_large(tmp_path: Path) -> None:
-    """40 MB here; a file of 10 MB became 10 GB of memory."""
+    """The facts in the backup would take 40 MB. Without the limit, a file of 10 MB took 10 GB of memory."""
     with ZipFile(tmp_path / "server.zip", "w", ZIP_DEFLATED) as archive:
         archive.writestr("kit/startup/fed_server.json", "{}")
         with archive.open("backup.json", "w") as facts:
@@ -59,7 +84,7 @@ def test_facts_of_a_backup_that_become_large(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- images
 def test_a_deflated_dicom_file_is_never_opened(tmp_path: Path) -> None:
-    """64 MB here; 4.3 MB became 4.4 GB."""
+    """The pixels of the image would take 64 MB. Without the check, a file of 4.3 MB took 4.4 GB of memory."""
     pytest.importorskip("pydicom")
     from pydicom.dataset import Dataset
     from pydicom.uid import DeflatedExplicitVRLittleEndian as DEFLATED
@@ -88,7 +113,7 @@ def test_a_deflated_dicom_file_is_never_opened(tmp_path: Path) -> None:
 
 
 def test_an_element_of_a_kind_that_no_library_knows(tmp_path: Path) -> None:
-    """pydicom raises NotImplementedError over it, when the element is looked at and not before."""
+    """pydicom raises NotImplementedError only when the DICOM element of an unknown type is read."""
     pytest.importorskip("pydicom")
     from medsilo_dicom.header import read_headers
     from tests.dicoms import write_series
@@ -133,7 +158,7 @@ def test_a_picture_of_thirty_thousand_squared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        b"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), ",  # TokenError
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), ",  # raises TokenError
         b"{'descr': '<f4', 'fortran_order': False, 'shape': " + b"(" * 4000,
         b"{'descr': '''",
         b"\0" * 60,
@@ -167,8 +192,6 @@ def entry_without_end(ledger: Ledger) -> None:
 
 
 def head(change: Callable[[dict[str, Any]], object]) -> Callable[[Ledger], None]:
-    """Return what changes a ledger's head."""
-
     def write(ledger: Ledger) -> None:
         said = json.loads(ledger.head.read_text())
         change(said)

@@ -1,4 +1,4 @@
-"""An update that goes further than any honest one costs its sender the round, in whatever order answers come."""
+"""The server drops an update that is much larger than the honest updates, in any order of arrival."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from medsilo.core.errors import ParticipationError, Refused
-from medsilo.federation.channel import Missing
-from medsilo.federation.directions import RoundDirections
+from medsilo.exchange.channel import Missing
 from medsilo.runs.messages import StudyMessage
 from medsilo.runs.rounds import Round
+from medsilo_server.directions import RoundDirections
 from tests.conftest import SITES, make_plan
-from tests.unit.test_coordinator import GO_ON, SMALL, Answers, Study, assert_equal
+from tests.unit.medsilo_server.test_coordinator import GO_ON, SMALL, Answers, Study, assert_equal
 
 GIVEN = {"w": torch.ones(100)}
 
@@ -24,7 +24,6 @@ def sent(far: float) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def answered(opened: RoundDirections, lengths: dict[str, float]) -> list[str]:
-    """Return whose updates are taken."""
     taken = []
     for site, far in lengths.items():
         directions = opened.measure(sent(far), lambda group: GIVEN)
@@ -47,20 +46,22 @@ def test_in_the_first_round_no_weight_goes_beyond_all(evil: float) -> None:
 
 
 def test_later_rounds_are_held_to_the_last_one() -> None:
-    """Growing by less than the factor in each round gains nothing, as the middle one of a round counts."""
+    """An attacker cannot grow step by step, because each round is compared with the previous round's median."""
     first = RoundDirections({"model": GIVEN}, {"w"}, 0)
     lengths = {SITES[0]: 1e-4, SITES[1]: 2e-4, SITES[2]: 9e3}
     assert answered(first, lengths) == SITES
     for order in permutations(lengths):
         second = RoundDirections({"model": GIVEN}, {"w"}, 1, first)
         assert answered(second, {site: lengths[site] for site in order}) == SITES[:2]
-        assert answered(second, {SITES[2]: 0.9}) == [SITES[2]]  # far, and nothing that nobody could train from
+        # the update is so far away that no site could train from its model
+        assert answered(second, {SITES[2]: 0.9}) == [SITES[2]]
         assert not answered(
             second, {SITES[2]: 1.1}
-        )  # 11,000 times the middle one, and all weights change by more than 1
+        )  # the update is 11,000 times the median, and all weights change by more than 1
     still = RoundDirections({"model": GIVEN}, {"w"}, 0)
     assert answered(still, dict.fromkeys(SITES, 0.0)) == SITES
-    third = RoundDirections({"model": GIVEN}, {"w"}, 1, still)  # nobody moved, so there is nothing to compare with
+    # No weights changed in this round, so there is no median for a comparison.
+    third = RoundDirections({"model": GIVEN}, {"w"}, 1, still)
     assert answered(third, dict.fromkeys(SITES, 1.0)) == SITES
 
 
@@ -70,7 +71,10 @@ Times = Callable[[str, int], float]
 
 
 def lying(group: str, times: Times) -> Callable[[str, StudyMessage, Callable[[], StudyMessage]], Answers]:
-    """Sites whose trained weights are so many times as large, within the bound; refusals travel as refusals."""
+    """Let the sites multiply their trained weights by a factor within the accepted range.
+
+    Rejected updates stay rejected.
+    """
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         try:
@@ -78,7 +82,7 @@ def lying(group: str, times: Times) -> Callable[[str, StudyMessage, Callable[[],
         except Refused as error:
             return Missing.refused(error)
         for name, tensor in reply.groups.get(group, {}).items():
-            if tensor.is_floating_point() and "running" not in name:  # which have a range
+            if tensor.is_floating_point() and "running" not in name:  # batch-norm statistics have a fixed range
                 reply.groups[group][name] = tensor * times(site, asked.facts["round"])
         return [(site, reply)]
 
@@ -99,14 +103,16 @@ def led(folder: Path, method: str, group: str, times: Times, *changes: str) -> t
         pytest.param("fedsm", "global", 1, ["algorithm.selector_sync=server-adam"], marks=pytest.mark.slow),
         ("fedsm", "selector", 1, ["algorithm.selector_sync=adam-moments", "algorithm.selector_learning_rate=1"]),
         pytest.param("harmofl", "model", 1, [], marks=pytest.mark.slow),
-        ("adafed", "model", 2, []),  # whose mixtures are each hospital's own, so that a lie harms some of them first
+        ("adafed", "model", 2, []),  # each hospital has its own mixture, so a false update harms some hospitals first
         pytest.param("d-adafed", "model", 2, [], marks=pytest.mark.slow),
     ],
 )
 def test_a_round_after_which_others_diverge_is_taken_back(
     method: str, group: str, begins: int, changes: list[str], tmp_path: Path
 ) -> None:
-    """Times 1000 in the first round of a group, which has nothing to be compared with, and 1e37 in a later one."""
+    """Site C multiplies its weights by 1000 in the first round of a group, which has no earlier round for comparison.
+    In a later round, site C multiplies its weights by 1e37.
+    """
     lies = {begins: 1000.0, begins + 2: 1e37}
     folder = tmp_path / f"{method} {group}"
     study, rounds = led(folder, method, group, lambda site, n: lies.get(n, 1) if site == C else 1, *changes)
@@ -117,7 +123,10 @@ def test_a_round_after_which_others_diverge_is_taken_back(
 
 
 def test_what_follows_is_the_study_without_that_site(tmp_path: Path) -> None:
-    """As if its answer had been lost: nothing of the round that was undone is left at the server or the others."""
+    """The result equals a study in which site C's answer was lost.
+
+    The server and the other sites keep nothing of the undone round.
+    """
     taken, _ = led(tmp_path / "taken", "fedavg", "model", lambda site, n: 1000 if (site, n) == (C, 1) else 1)
 
     def lost(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -142,11 +151,11 @@ def test_who_goes_on_is_asked_no_more_and_a_rate_that_is_too_high_ends_as_before
 
 
 def test_one_hospitals_word_takes_no_round_back(tmp_path: Path) -> None:
-    """A sends next to nothing, so that whoever trains stands out, and then says that it can't train any more."""
+    """Site A sends nearly zero, so that honest sites seem far away. Then site A reports that it can no longer train."""
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         task, number = asked.facts["task"], asked.facts["round"]
-        if task == "round" and site == C:  # whose line is down
+        if task == "round" and site == C:  # the site's connection is lost
             return Missing("lost", "")
         if task == "round" and number == 2 and site == A:
             return Missing("refused", "its train_loss: input should be a finite number; training diverged at this site")

@@ -1,4 +1,4 @@
-"""A job without code against a hospital's own files: over the real server, with a class of NVFlare's that writes."""
+"""A job without code attacks a hospital's files over the real server, with an NVFlare class that writes files."""
 
 import json
 from collections.abc import Iterator
@@ -6,22 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.flare.jobs import write_job
 from medsilo.runs.reading import read_summary
+from medsilo_lab.jobs import write_job
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import SERVER, Consortium
 from tests.secure.test_strict_hospital import change
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("jobs-without-code")]
 SITE = SITES[0]
-RELAY = "nvflare.app_common.widgets.metric_relay.MetricRelay"  # writes and deletes the file that a job names
+# an NVFlare class that writes and deletes the file that a job names
+RELAY = "nvflare.app_common.widgets.metric_relay.MetricRelay"
 SETTINGS = "device: cpu\napproval: required\n"
 LAXER = "device: cpu\n"
 
 
 @pytest.fixture(scope="module")
 def wary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    """A hospital with the teaching example's class list, that takes no code and wants every plan to be approved."""
+    """Start a hospital with the teaching example's class list. It accepts no code, and approves every plan."""
     wary = Consortium(tmp_path_factory.mktemp("wary"), {SITE: "teaching-hospital"})
     local = wary.kit(SITE) / "local"
     (local / "medsilo.yaml").write_text(SETTINGS)
@@ -35,7 +36,7 @@ def wary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 
 @pytest.fixture(scope="module")
 def attacked(wary: Consortium, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Ends of a job that attacks the settings, and of one that nobody approved, with which they are remembered."""
+    """Run a job that attacks the settings, and a job that nobody approved; return the status of both."""
     folder = tmp_path_factory.mktemp("attack")
     return [wary.run(each) for each in (deleting(folder, "attack", "local/medsilo.yaml"), job(folder, "refused"))]
 
@@ -49,7 +50,7 @@ def job(folder: Path, name: str, *components: dict) -> Path:
 
 
 def deleting(folder: Path, name: str, *files: str) -> Path:
-    """A job that deletes files of a hospital's kit when it ends."""
+    """Write a job that deletes files of a hospital's kit when it ends."""
     return job(
         folder,
         name,
@@ -74,7 +75,6 @@ def test_no_class_that_the_examples_list_reaches_the_hospitals_settings(wary: Co
 @pytest.mark.long
 @pytest.mark.usefixtures("attacked")
 def test_a_hospital_whose_settings_vanish_or_change_runs_nothing(wary: Consortium, tmp_path: Path) -> None:
-    """A hospital that lists such a class all the same: what the class does to its settings stops every study there."""
     local = wary.kit(SITE) / "local"
     resources = local / "resources.json"
     before = resources.read_text()
@@ -84,7 +84,7 @@ def test_a_hospital_whose_settings_vanish_or_change_runs_nothing(wary: Consortiu
         assert not (local / "medsilo.yaml").exists()
         assert wary.run(job(tmp_path, "without")) != "FINISHED:COMPLETED"
         assert "medsilo.yaml (missing)" in why(wary, "without")
-        (local / "medsilo.yaml").write_text(LAXER)  # another class of NVFlare's might write that
+        (local / "medsilo.yaml").write_text(LAXER)  # another NVFlare class might write this text
         assert wary.run(job(tmp_path, "laxer")) != "FINISHED:COMPLETED"
         assert "changed" in why(wary, "laxer")
     finally:

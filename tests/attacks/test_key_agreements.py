@@ -1,4 +1,4 @@
-"""False hospitals in a key agreement: the server, its lead, relays, and who signs falsely."""
+"""Impostors in a key agreement: the server, its lead, relays, and a site with false signatures."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,28 +7,28 @@ from typing import Any
 import pytest
 
 from medsilo.core.errors import Refused
-from medsilo.federation.coordinator import Coordinator
 from medsilo.runs.messages import StudyMessage
-from medsilo.runs.record import Record
 from medsilo.site.kit import KitFiles
 from medsilo_secagg.identity import Certified, signer_of
 from medsilo_secagg.letters import Roster
 from medsilo_secagg.member import Member
 from medsilo_secagg.sealed_rounds import terms_of, threshold_of
+from medsilo_server.coordinator import Coordinator
+from medsilo_server.record import Record
 from tests import sealed
 from tests.conftest import make_plan, over_all
 from tests.sites import site_of
-from tests.unit.test_approvals import make_kit
-from tests.unit.test_consortium import NORTH, TOP, put
-from tests.unit.test_coordinator import Answers, Scripted
-from tests.unit.test_provision import kits_of
-from tests.unit.test_sealed_engine import CPU, GO_ON, HOSPITALS, RULES
+from tests.unit.medsilo_lab.test_consortium import NORTH, TOP, put
+from tests.unit.medsilo_lab.test_provision import kits_of
+from tests.unit.medsilo_secagg.test_sealed_engine import CPU, GO_ON, HOSPITALS, RULES
+from tests.unit.medsilo_server.test_coordinator import Answers, Scripted
+from tests.unit.site.test_approvals import make_kit
 
 SIX = list("abcdef")
 
 
 def test_a_site_agrees_with_no_other_hospitals_and_no_fewer_than_the_plan_says() -> None:
-    """The threshold is that of all hospitals of the plan."""
+    """The threshold of secure aggregation counts all hospitals in the plan."""
     plan = make_plan(
         "fedavg", *RULES, "secure_aggregation.mode=pairwise", *GO_ON[:1], "participation.minimum=5", sites=SIX
     )
@@ -56,7 +56,7 @@ def signer_in(kit: Path, kind: str = "client") -> Certified:
 
 @pytest.mark.slow
 def test_the_server_its_lead_and_relays_count_as_no_hospitals(tmp_path: Path) -> None:
-    """All of them have certificates of the same root, and a plan may name them."""
+    """The server, its lead and relays have certificates of the consortium's root, and a plan may name them."""
     kits_of(tmp_path, put("relays", [NORTH, TOP]))
     kits = tmp_path / "kits"
     false = {"localhost": "server", "lead@clinic.org": "client", "relay-n": "client", "relay-top": "client"}
@@ -71,8 +71,7 @@ def test_the_server_its_lead_and_relays_count_as_no_hospitals(tmp_path: Path) ->
 
 
 def test_certificates_that_nvflare_signs_on_request_are_hospitals_where_they_say_client() -> None:
-    """There every certificate has a role: that of a hospital is `client`."""
-    from tests.unit.test_sealed_identity import certified
+    from tests.unit.medsilo_secagg.test_sealed_identity import certified
 
     me = certified("site-1")
     for role in ("", "client"):
@@ -102,8 +101,8 @@ def garbage(own: dict[str, Any]) -> None:
 
 
 def foreign(own: dict[str, Any]) -> None:
-    """The name is right, and another root vouches for it."""
-    from tests.unit import test_sealed_identity as identity
+    """Return a certificate with the right name and the signature of another root."""
+    from tests.unit.medsilo_secagg import test_sealed_identity as identity
 
     key, own_key = identity.fresh(), identity.fresh()
     above = identity.certificate("root", key, "root", key, ca=True)
@@ -117,7 +116,7 @@ def foreign(own: dict[str, Any]) -> None:
 def test_keys_that_are_signed_falsely_cost_their_sender_its_place_and_nobody_else(
     change: Callable[[dict[str, Any]], None], tmp_path: Path
 ) -> None:
-    """The server has the consortium's root, too: it looks before it relays them, and the others agree without it."""
+    """The server checks keys before it relays them. The other sites agree without the sender of the false signature."""
     folder = tmp_path / change.__name__
     kits = {site: make_kit(folder / "kits" / site, site) for site in (*HOSPITALS, "server")}
     plan = make_plan("fedavg", *RULES, "secure_aggregation.mode=pairwise", *GO_ON, "training.rounds=1", sites=HOSPITALS)

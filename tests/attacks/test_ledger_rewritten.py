@@ -1,7 +1,8 @@
-"""A hospital's privacy ledger against whoever may write its files, and has not the key of the kit."""
+"""Attacks on a hospital's privacy ledger by somebody who can write its files, but lacks the kit's key."""
 
 import hashlib
 import itertools
+import json
 import random
 import shutil
 from collections.abc import Callable
@@ -15,23 +16,25 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, Refused
+from medsilo.exchange.channel import Missing, Outgoing, Receive
 from medsilo.federation.account import ledger_of
-from medsilo.federation.channel import Missing, Outgoing, Receive
-from medsilo.federation.ledger_watch import LedgerWatch
 from medsilo.federation.site_context import SiteContext
 from medsilo.federation.site_stack import training_site
 from medsilo.plan import parse_plan
-from medsilo.runs.messages import StudyMessage
+from medsilo.runs.messages import SiteWarning, StudyMessage
 from medsilo.runs.paths import LEDGER_HEADS, site_folder
+from medsilo.site.accepted_settings import REMEMBERED, AcceptedSettings
 from medsilo.site.kit import KitFiles
 from medsilo.site.ledger import KEPT, OWN_KEY, CountedStudy, Ledger, ledgers
 from medsilo.site.query_budget import QueryBudget
+from medsilo.site.settings import SiteSettings
 from medsilo.site.signing import own_key
+from medsilo_server.ledger_watch import LedgerWatch
 from tests import inprocess
-from tests.unit.test_account import PRIVATE, ask, settings_of, weights
-from tests.unit.test_approvals import make_kit
-from tests.unit.test_hostile_answers import odd
-from tests.unit.test_ledger import DATA, DEMANDS, ONE, ROUND, cost, filled
+from tests.unit.exchange.test_hostile_answers import odd
+from tests.unit.site.test_account import PRIVATE, ask, settings_of, weights
+from tests.unit.site.test_approvals import WANTED, Home, make_kit
+from tests.unit.site.test_ledger import DATA, DEMANDS, ONE, ROUND, cost, filled
 
 HARMLESS = [ROUND[0].model_copy(update={"of": ROUND[0].of.model_copy(update={"noise": 1e6})})]
 KEY, OTHER = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -51,13 +54,12 @@ def of_kit(folder: Path, kit: Path | None, key: ec.EllipticCurvePrivateKey = KEY
 
 
 def whole_history(folder: Path) -> None:
-    """Write it again, with a key that is made for it."""
     shutil.rmtree(folder / "ledger")
     Ledger(folder, DATA).charge(CountedStudy(ONE, DEMANDS), "round 1", "attempt0", HARMLESS)
 
 
 def behind_the_first_line(folder: Path) -> None:
-    """Keep the line that the kit signed, and go on with another key."""
+    """Keep the ledger's first line, which the kit signed, and continue with another key."""
     ledger = Ledger(folder, DATA, OTHER)
     [first, *_] = ledger.file.read_bytes().splitlines()
     ledger.file.write_bytes(first + b"\n")
@@ -66,7 +68,7 @@ def behind_the_first_line(folder: Path) -> None:
 
 
 def head_alone(folder: Path) -> None:
-    """Cut the file, and sign a head for it."""
+    """Cut the ledger's file, and sign a head for it."""
     ledger = Ledger(folder, DATA, OTHER)
     ledger.file.write_bytes(b"".join(line + b"\n" for line in ledger.file.read_bytes().splitlines()[:2]))
     lines = ledger.file.read_bytes().splitlines()
@@ -101,20 +103,24 @@ def test_the_kit_tells_of_a_ledger_that_was_put_back_or_taken_away(gone: bool, t
     ):
         ledger.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)
     assert ledgers(tmp_path, kit) == [DATA]
-    ledger.accept()  # a disk came back from a copy, and the engineer says so
+    ledger.accept()  # the engineer confirms that a disk was restored from a copy
     assert ledger.standing().epsilon(1e-5) == (0 if gone else cost(1))
 
 
-def test_a_kit_that_keeps_no_head_yet_keeps_one_from_the_next_line_on(tmp_path: Path, kit: Path) -> None:
-    ledger = of_kit(tmp_path / "one", None)
-    for place in (kit, tmp_path / "zkit"):  # named before the ledger's folder, and after it
-        place.mkdir(exist_ok=True)
-        later = Ledger(tmp_path / "one", DATA, KEY, place)
-        assert later.standing().epsilon(1e-5) == cost(3)
-        later.afford(CountedStudy(ONE, DEMANDS), ROUND)
-        assert not (place / KEPT.format(DATA)).exists()
-    later.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)
-    assert (place / KEPT.format(DATA)).read_bytes() == ledger.head.read_bytes()
+def test_a_kit_without_the_ledgers_head_is_refused_until_the_engineer_accepts(tmp_path: Path, kit: Path) -> None:
+    """Otherwise, somebody could restore an old ledger and its head together unnoticed."""
+    ledger = of_kit(tmp_path, kit, rounds=1)
+    shutil.copytree(tmp_path / "ledger", tmp_path / "earlier")
+    of_kit(tmp_path, kit)
+    shutil.rmtree(tmp_path / "ledger")
+    shutil.copytree(tmp_path / "earlier", tmp_path / "ledger")
+    (kit / KEPT.format(DATA)).unlink()
+    for use in (ledger.standing, lambda: ledger.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)):
+        with pytest.raises(MedsiloError, match=r"the head that the kit keeps is not there.*accept"):
+            use()
+    ledger.accept()
+    ledger.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)
+    assert (kit / KEPT.format(DATA)).read_bytes() == ledger.head.read_bytes()
 
 
 def test_a_later_kit_is_let_in_by_the_engineer_and_signed_by_the_key_before(tmp_path: Path, kit: Path) -> None:
@@ -132,12 +138,12 @@ def test_a_later_kit_is_let_in_by_the_engineer_and_signed_by_the_key_before(tmp_
     third_key, fourth_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     third = Ledger(tmp_path, DATA, third_key, kit)
     assert third.accept(OTHER) and third.standing().epsilon(1e-5) == cost(4)
-    fourth = Ledger(tmp_path, DATA, fourth_key, kit)  # before anything was charged under the third
+    fourth = Ledger(tmp_path, DATA, fourth_key, kit)  # no study was charged under the third key
     assert fourth.accept(third_key) and fourth.standing().epsilon(1e-5) == cost(4)
 
 
 def test_the_ledger_of_other_data_is_not_this_one(tmp_path: Path) -> None:
-    """The hospital's own key signed every line of it, and its head."""
+    """The hospital's own key signed every line and the head of the other ledger."""
     of_kit(tmp_path, None)
     other = Ledger(tmp_path, "f" * 16, KEY)
     other.plan(CountedStudy(ONE, DEMANDS), ROUND)
@@ -169,9 +175,9 @@ def test_the_key_before_lets_in_one_key_and_no_other(tmp_path: Path) -> None:
     Ledger(tmp_path, DATA, OTHER).accept()
     first = own_key(tmp_path / "ledger" / OWN_KEY, "x")
     (tmp_path / "ledger" / OWN_KEY).unlink()
-    assert Ledger(tmp_path, DATA).standing().epsilon(1e-5) == cost(3)  # nobody here knows whose key has to sign
+    assert Ledger(tmp_path, DATA).standing().epsilon(1e-5) == cost(3)  # a reader without the key accepts this ledger
     lines = Ledger(tmp_path, DATA).file.read_bytes().splitlines(keepends=True)
-    for kept, key in ((lines, first), (lines[:-1], KEY)):  # whose time is over, and a stranger's
+    for kept, key in ((lines, first), (lines[:-1], KEY)):  # an expired key, and a stranger's key
         Ledger(tmp_path, DATA).file.write_bytes(b"".join(kept))
         Ledger(tmp_path, DATA, key).accept()
         with pytest.raises(MedsiloError, match=f"line {len(kept) + 1} is.*not let in"):
@@ -186,7 +192,10 @@ def place_of(root: Path, photos: Path, kit: KitFiles | None = None) -> SiteConte
 
 @pytest.mark.slow
 def test_a_hospital_is_shown_its_own_earlier_heads(photos: Path, tmp_path: Path) -> None:
-    """Ledger and kit were put back: what the server keeps is signed by the hospital, which then sends nothing."""
+    """After ledger and kit were restored from a copy, the server sends the later head that the hospital once signed.
+
+    The hospital then sends no answer.
+    """
     files = make_kit(tmp_path / "kit", "a")
     place = place_of(tmp_path, photos, files)
     one = training_site(place)
@@ -202,18 +211,18 @@ def test_a_hospital_is_shown_its_own_earlier_heads(photos: Path, tmp_path: Path)
     invented = {**head, "lines": head["lines"] + 5}
     elsewhere = {**head, "began": "5" * 64}
     known = [first.facts["ledger"], invented, elsewhere]
-    two.answer(ask(place.plan, weights(two), 1, ledgers=known))  # nothing that it signed is missing
+    two.answer(ask(place.plan, weights(two), 1, ledgers=known))  # the ledger has all charges of these heads
     with pytest.raises(Refused, match="lines, and here are"):
         two.answer(ask(place.plan, weights(two), 2, ledgers=[head]))
 
 
 def test_an_earlier_head_counts_until_the_engineer_accepts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ledger and kit were put back, and what was charged since then is later than what the server knows."""
+    """After ledger and kit were restored, only the server has the later charges."""
     clock, home = itertools.count(1_000), tmp_path / "home"
     monkeypatch.setattr("medsilo.site.ledger.time", SimpleNamespace(time=lambda: next(clock)))
     (home / "kit").mkdir(parents=True)
     of_kit(home, home / "kit", OTHER, rounds=1)
-    Ledger(home, DATA, KEY, home / "kit").accept(OTHER)  # of a later kit
+    Ledger(home, DATA, KEY, home / "kit").accept(OTHER)  # a later kit has this key
     early = of_kit(home, home / "kit", rounds=2).signed_head()
     shutil.copytree(home, tmp_path / "earlier")
     head = of_kit(home, home / "kit").signed_head()
@@ -229,16 +238,15 @@ def test_an_earlier_head_counts_until_the_engineer_accepts(tmp_path: Path, monke
 
 
 def test_no_head_hides_the_next_one(tmp_path: Path) -> None:
-    """One that nobody signed, one of another ledger, one of before: what comes after them is looked at as well."""
     early = of_kit(tmp_path / "a", None, rounds=0)
-    early.afford(CountedStudy(ONE, DEMANDS), ROUND)  # which opens it, and writes no more
+    early.afford(CountedStudy(ONE, DEMANDS), ROUND)  # opens the ledger without writing a charge
     first = early.signed_head()
     (tmp_path / "empty").mkdir()
-    Ledger(tmp_path / "empty", DATA, KEY).check_heads([first])  # a new ledger knows of no other
+    Ledger(tmp_path / "empty", DATA, KEY).check_heads([first])  # an empty ledger knows no head of another ledger
     shutil.copytree(tmp_path / "a", tmp_path / "earlier")
     late = of_kit(tmp_path / "a", None, rounds=2).signed_head()
     elsewhere = of_kit(tmp_path / "b", None, rounds=4).signed_head()
-    gone_back = Ledger(tmp_path / "earlier", DATA, KEY)  # to its first line
+    gone_back = Ledger(tmp_path / "earlier", DATA, KEY)  # the ledger is cut to its first line
     for others in ([], [first], [{**late, "lines": 9}], [elsewhere], [first, {**late, "lines": 9}, elsewhere]):
         gone_back.check_heads(others)
         Ledger(tmp_path / "a", DATA, KEY).check_heads([*others, late])
@@ -246,18 +254,21 @@ def test_no_head_hides_the_next_one(tmp_path: Path) -> None:
             gone_back.check_heads([*others, late])
 
 
+OWN = {"kind": "state lost", "numbers": [1, 0]}
+
+
 class Sends:
-    """Sites that send one head after the other."""
+    """Sites that send one ledger head after another."""
 
     def __init__(self, *heads: dict[str, Any]) -> None:
         self.heads, self.asked = list(heads), []  # type: ignore[var-annotated]
 
     def pause(self, seconds: float) -> None:
-        """Nobody waits."""
+        """Return at once."""
 
     def ask(self, sites: Any, outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         self.asked.append(outgoing("a").facts)
-        receive("a", StudyMessage(facts={"ledger": self.heads.pop(0), "warnings": ["own"]}))
+        receive("a", StudyMessage(facts={"ledger": self.heads.pop(0), "warnings": [OWN]}))
         return {}
 
 
@@ -266,14 +277,14 @@ def test_the_server_names_a_hospital_whose_ledger_went_back(tmp_path: Path) -> N
     for number in range(3):
         heads.append(of_kit(tmp_path / "one", None, rounds=number + 1).signed_head())
     fresh = of_kit(tmp_path / "two", None).signed_head()
-    told: list[list[str]] = []
+    told: list[list[dict[str, Any]]] = []
 
-    def ask(sends: Sends) -> None:  # every time another process of the server
+    def ask(sends: Sends) -> None:  # each request comes from a new process of the server
         watch = LedgerWatch(sends, tmp_path / LEDGER_HEADS)
         watch.ask(["a"], lambda site: StudyMessage(), lambda site, own: told.append(own.facts["warnings"]), 1)
 
     sends = Sends(*heads, heads[1], fresh)
-    for _ in range(5):  # every time another process of the server
+    for _ in range(5):  # each request comes from a new process of the server
         watch = LedgerWatch(sends, tmp_path / LEDGER_HEADS)
         watch.ask(
             ["a"],
@@ -281,9 +292,9 @@ def test_the_server_names_a_hospital_whose_ledger_went_back(tmp_path: Path) -> N
             lambda site, own: told.append(own.facts["warnings"]),
             1,
         )
-    assert told[:3] == [["own"]] * 3
-    assert told[3][1].startswith("its privacy ledger had 4 lines")
-    assert told[4][1].startswith("it uses a privacy ledger")
+    assert told[:3] == [[OWN]] * 3
+    assert SiteWarning.received(told[3][1]).text.startswith("its privacy ledger had 4 lines")
+    assert SiteWarning.received(told[4][1]).text.startswith("it uses a privacy ledger")
     assert "ledgers" not in sends.asked[0] and sends.asked[2]["ledgers"] == [heads[1]]
     with pytest.raises(Refused, match="lines"):
         LedgerWatch(Sends({**fresh, "lines": "4"}), tmp_path / LEDGER_HEADS).ask(
@@ -293,7 +304,7 @@ def test_the_server_names_a_hospital_whose_ledger_went_back(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_whole_study_after_the_ledger_was_put_back_says_so(photos: Path, tmp_path: Path) -> None:
-    """Without a kit nobody at the hospital can tell; the server's record names it."""
+    """Without a kit, no party at the hospital notices a restored ledger, so the server's record has it."""
     plan, own = parse_plan(PRIVATE, ["training.rounds=1"]), settings_of(photos, epsilon=20.0)
     inprocess.run(plan, folder=tmp_path / "one", settings=own)
     ledger = tmp_path / "_hospital/a/ledger"
@@ -321,9 +332,45 @@ def test_the_command_knows_whose_key_signs(tmp_path: Path, capsys: pytest.Captur
     assert main(["ledger", "accept", "--kit", str(tmp_path / "kit")]) == 0 and main(verify) == 0
 
 
+def test_a_hospital_with_a_ledger_whose_accepted_settings_are_gone_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An attacker removes the accepted settings and changes medsilo.yaml, and also removes the kit's head or the
+    ledger.
+    """
+    for gone in ((), (KEPT.format(DATA),), ("medsilo/_hospital/hospital-a/ledger",)):
+        home = Home(tmp_path / str(len(str(gone))))
+        book = QueryBudget(home.folder / "medsilo/_hospital/hospital-a")
+        home.permission().accepted.begin(WANTED)  # type: ignore[union-attr]
+        ledger_of(book, DATA, home.kit).charge(CountedStudy(ONE, DEMANDS), "round 1", "attempt", ROUND)
+        (home.folder / "local/medsilo.yaml").write_text("device: cpu\n")
+        for name in (REMEMBERED, *gone):
+            path = home.folder / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        with pytest.raises(Refused, match=r"accepted-settings.json is missing.*medsilo ledger accept"):
+            home.permission(approval="none").check()
+        kit = ["--kit", str(home.folder)]
+        capsys.readouterr()
+        assert main(["check", *kit, "--private", str(tmp_path / "private"), "--json"]) == 1
+        found = json.loads(capsys.readouterr().out)["findings"]
+        assert any(one["severity"] == "stops" and REMEMBERED in one["what"] for one in found)
+        assert main(["ledger", "accept", *kit]) == 0
+        home.permission(approval="none").check()
+
+
+def test_a_hospital_that_never_promised_anything_goes_on(tmp_path: Path) -> None:
+    home = Home(tmp_path / "kit")
+    (home.folder / "local/medsilo.yaml").write_text("device: cpu\n")
+    book = QueryBudget(home.folder / "medsilo/_hospital/hospital-a")
+    for _ in range(2):
+        AcceptedSettings(home.kit, book.folder).begin(SiteSettings())  # each study of a kit begins with this call
+        home.permission(approval="none").check()
+        ledger_of(book, DATA, home.kit).charge(CountedStudy(ONE), "round 1", "attempt", ROUND)
+
+
 # ---------------------------------------------------------------------------------------------------- odd heads
 def odd_heads(head: dict[str, Any], drawn: random.Random, count: int) -> list[Any]:
-    """Heads of which something is of another type, size or depth, not there, too much, or another study's."""
+    """Return ledger heads with a changed, missing or additional part: another type, size, depth or study."""
     found: list[Any] = []
     for _ in range(count):
         own: Any = dict(head)
@@ -366,7 +413,7 @@ def test_odd_heads_in_answers_are_refused_and_change_nothing_of_others(tmp_path:
             assert len(str(error)) < 1000 and "\n" not in str(error)
         assert got[0] == ("a", {"ledger": ours})
         assert sends.asked[0].get("ledgers", [ours]) == [ours]
-    assert 0 < taken < 150  # others are well formed: of another ledger, or as they were
+    assert 0 < taken < 150  # the remaining heads are well formed
 
 
 @pytest.mark.slow
@@ -380,7 +427,7 @@ def test_odd_heads_in_requests_are_refused_or_count_for_nothing(photos: Path, tm
         told = drawn.choice([[own], [head, own], own, [own] * 9])
         try:
             again = site.answer(replace(asked, facts={**asked.facts, "ledgers": told}))
-            assert again.facts == first.facts  # the kept answer: nothing is charged
+            assert again.facts == first.facts  # the participant repeats its stored answer, so nothing is charged
         except Refused as error:
             refused += 1
             assert len(str(error)) < 1000 and "\n" not in str(error)

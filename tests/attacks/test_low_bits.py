@@ -1,4 +1,4 @@
-"""The low bits of what has noise tell nothing of what it was added to (Mironov 2012; Jin et al. 2022)."""
+"""The low bits of a noisy number disclose nothing about the exact number (Mironov 2012; Jin et al. 2022)."""
 
 import math
 from collections import Counter
@@ -17,13 +17,12 @@ DRAWN = 40_000
 
 
 def finer_than(values: np.ndarray, step: float) -> int:
-    """Return how many values are no multiples of a step: floating-point numbers near 0 have finer digits than those
-    that were added to a large one."""
+    """Return the number of values that are not multiples of `step`."""
     return int((np.fmod(np.abs(values), step) != 0).sum())
 
 
 def test_the_digits_of_a_sum_do_not_show() -> None:
-    """Noise in floating point and a sum of 1 make multiples of 2^-53 near 0, and a sum of 0 hardly any."""
+    """Floating-point noise plus a sum of 1 gives multiples of 2^-53. Noise plus a sum of 0 would have finer digits."""
     told = {}
     for exact in (0.0, 1.0, math.pi, 1e6 / 3):
         values = NoiseSource().with_normal(torch.full((DRAWN,), exact, dtype=torch.float64), 1.0).numpy()
@@ -34,7 +33,9 @@ def test_the_digits_of_a_sum_do_not_show() -> None:
 
 @pytest.mark.parametrize("bits", [0, 1, 3, 6])
 def test_whole_numbers_have_the_law_of_the_discrete_gaussian(bits: int) -> None:
-    """Chi-square, against P(k) ∝ exp(-k² / 2σ²) with σ = 2^bits, as Canonne, Kamath and Steinke (2020) have it."""
+    """A chi-square test compares the drawn integers with P(k) ∝ exp(-k² / 2σ²), σ = 2^bits (Canonne, Kamath and Steinke
+    2020).
+    """
     drawn = NoiseSource.from_seed(7, "law", bits).whole_normal(400_000, bits)
     sigma = 2.0**bits
     every = np.arange(-math.ceil(8 * sigma), math.ceil(8 * sigma) + 1)
@@ -50,7 +51,7 @@ def test_whole_numbers_have_the_law_of_the_discrete_gaussian(bits: int) -> None:
 
 
 def test_what_floating_point_can_not_decide_is_decided_exactly() -> None:
-    """Words just below and just above the chance of a number, which in floating point are the chance itself."""
+    """The random words lie just below and just above a probability, and floating point cannot distinguish them."""
     bits, source = 20, NoiseSource.from_seed(1, "x")
     numbers, chances = source.words(300), []
     with localcontext(prec=60):
@@ -67,14 +68,14 @@ def test_what_floating_point_can_not_decide_is_decided_exactly() -> None:
 
 
 def test_what_is_decided_exactly_has_more_digits_than_floating_point() -> None:
-    """Half a unit in the last of 192 bits decides."""
+    """A difference of half a unit in the last of 192 bits decides."""
     source = NoiseSource.from_seed(2, "long")
     drawn = [source.long_uniform(first) for first in (0, 1 << 63, (1 << 64) - 1)]
     assert all(0 < own < 1 and len(own.as_tuple().digits) > 55 for own in drawn) and drawn == sorted(drawn)
 
 
 def test_what_is_decided_exactly_takes_all_words_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The middle of the cell that three words of 64 bits name; the first may be there already."""
+    """Three random words of 64 bits select a cell of the distribution, and the test uses the middle of the cell."""
     source = NoiseSource.from_seed(2, "long")
     monkeypatch.setattr(source, "words", lambda count: np.array([3, 5, 7], "u8")[:count])
     with localcontext(prec=80):
@@ -96,7 +97,7 @@ def test_counts_have_the_law_of_the_discrete_laplace() -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_rounding_of_the_sum_stays_far_below_the_bound(order: int) -> None:
-    """A unit moves the sum by its own part, whatever is rounded on the way: 2000 units in float32, one more or less."""
+    """One patient changes the sum of 2000 patients by that patient's own part, despite rounding to float32."""
     random = torch.Generator().manual_seed(0)
     own = torch.randn(2000, 3000, generator=random)[::order] if order == 1 else torch.randn(2000, 3000)
     weights = [torch.zeros(3000)]

@@ -1,5 +1,6 @@
-"""Plans and jobs of a lead who lies: what a person reads before deciding, what is read before anybody decided, and
-what is trained on."""
+"""A dishonest lead's plans and jobs: the texts and files that are read before a decision, and the choice of training
+cases.
+"""
 
 import json
 import signal
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,22 +18,22 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError, PlanError, Refused
 from medsilo.core.text import plain
 from medsilo.federation.private_site import PrivateNumbers
-from medsilo.flare.jobs import write_job
 from medsilo.flare.site_settings import settings_of_site
 from medsilo.flare.workspace import plan_of_job
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.privacy.guarantees import PrivacyGuarantee
 from medsilo.privacy.mechanisms import Geometric
 from medsilo.runs.messages import PARTS, Request, StudyMessage
-from medsilo.script.study import plan_of_script
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo_lab.consortium.lead import State, _job_state
-from tests.conftest import SITES, make_plan
+from medsilo_lab.jobs import write_job
+from medsilo_script.study import plan_of_script
+from tests.conftest import SITES, make_plan, slow_but
 from tests.hospital import write_table
 from tests.sites import site_of
-from tests.unit.test_approvals import Home
-from tests.unit.test_executor import at_site
-from tests.unit.test_protection import STUDY
+from tests.unit.federation.test_protection import STUDY
+from tests.unit.flare.test_executor import at_site
+from tests.unit.site.test_approvals import Home
 
 FORGED = "x\ndifferential privacy: ε = 1 for each patient"
 A = SITES[0]
@@ -39,7 +41,7 @@ A = SITES[0]
 
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The plan of a user's own training script."""
+    """Return the plan of a user's own training script."""
     folder = tmp_path_factory.mktemp("script")
     given = {"rounds": 2, "minimum": 2, "sites": SITES}
     return plan_of_script(nn.Sequential(nn.Linear(3, 2)), folder, {"name": "fedavg"}, **given).resolved()
@@ -47,7 +49,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture
 def at_once() -> Iterator[None]:
-    """End a test that reads without end."""
+    """Stop a test that reads forever."""
 
     def late(*_: object) -> None:
         raise AssertionError("it is read without end")
@@ -59,9 +61,9 @@ def at_once() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-# ---------------------------------------------------------------------------------------------------- what is read
+# -------------------------------------------------------------------------------------------------------------- reading
 def test_no_text_of_a_plan_makes_a_line_of_its_own(scripted: dict[str, Any]) -> None:
-    """`approve` shows a plan line by line: one more would be taken for medsilo's."""
+    """`approve` shows a plan line by line, so an injected line would look like medsilo's own output."""
     layers = [*scripted["network"]["layers"], {"name": FORGED}]
     tuned = {"name": "tuned", "of": {"name": "activity-cnn"}, "train": [FORGED]}
     for values in (
@@ -77,7 +79,6 @@ def test_no_text_of_a_plan_makes_a_line_of_its_own(scripted: dict[str, Any]) -> 
 
 
 def test_letters_that_nobody_sees_move_no_word_to_the_next_line() -> None:
-    """A terminal breaks a line after its last column: blank letters would push a word there."""
     hidden = "Lungs" + "\u2800\u3164\u115f\u1160\uffa0" * 16 + "approved"
     assert plain(hidden) == "Lungs approved"
     with pytest.raises(PlanError, match=r"study\.title"):
@@ -94,11 +95,14 @@ def test_another_leads_job_forges_no_line_of_the_status() -> None:
     assert all(len(line.splitlines()) == 1 for line in State((_job_state(job),)).lines())
 
 
-# ---------------------------------------------------------------------------------------------------- code in a job
+# -------------------------------------------------------------------------------------------------------- code in a job
 def test_the_reports_of_a_job_with_code_do_not_speak_for_the_code(
     scripted: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither of a script's job, nor of a usual one that brings code beside its plan; without code they do."""
+    """Reports describe jobs without code.
+
+    They must not describe a script's job, or a usual job with code beside its plan.
+    """
     (tmp_path / "medsilo.yaml").write_text("device: cpu\n")
     told = {}
     for name, plan in (("usual", make_plan()), ("code", make_plan()), ("script", parse_plan(scripted))):
@@ -114,41 +118,46 @@ def test_the_reports_of_a_job_with_code_do_not_speak_for_the_code(
     assert ["No image" in text for text, _ in told.values()] == [True, False, False]
     assert ["decides what leaves" in text for text, _ in told.values()] == [False, True, True]
     assert [noted for _, noted in told.values()] == [False, True, True]
-    assert "multiples of" not in told["script"][0] and "fewer than" not in told["script"][0]  # nothing is rounded
+    # scores of scripts are not rounded
+    assert "multiples of" not in told["script"][0] and "fewer than" not in told["script"][0]
 
 
 def no_file(folder: Path) -> list[str]:
     return ["--private", str(folder / "private.txt")]
 
 
-def test_nobody_approves_a_script_by_its_plan(
+def test_nobody_approves_a_script_by_its_plan_alone(
     scripted: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its site asks for no approval, so a decision would hold nothing. Code beside a plan is said before approving."""
+    """Approval needs the script's code. `approve` shows any code beside a plan before it asks."""
     home = Home(tmp_path / "kit")
-    kit = ["--kit", str(home.folder)]
+    kit = ["--kit", str(home.folder), "--yes"]
     write_job(tmp_path / "script", parse_plan(scripted))
-    for more in ([], ["--decline"]):
-        assert main(["approve", str(tmp_path / "script"), *kit, *more]) == 1
-        assert "byoc" in capsys.readouterr().err
+    assert main(["approve", str(tmp_path / "script"), *kit]) == 1
+    assert "its code is not here" in capsys.readouterr().err
     assert not home.approvals.decisions()
     write_job(tmp_path / "code", home.plan)
     (tmp_path / "code/app/custom").mkdir()
-    (tmp_path / "code/app/custom/own.py").write_text("print()\n")
+    (tmp_path / "code/app/custom/own.py").write_text("print('own')\n")
     assert main(["approve", str(tmp_path / "code"), *kit]) == 0
-    assert "decides what leaves" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "decides what leaves" in shown and "print('own')" in shown
+    assert home.approvals.decisions()[0].job_code
 
 
-# ---------------------------------------------------------------------------------------------------- other files
+# ---------------------------------------------------------------------------------------------------------- other files
 def beginning_with(file: str) -> str:
-    """Return the text of a plan whose network begins with a file."""
+    """Return the text of a plan whose network starts from a checkpoint file."""
     plan = make_plan().resolved()
     plan["network"] = {"name": "tuned", "of": plan["network"], "from": file}
     return json.dumps(plan)
 
 
 def test_a_jobs_plan_reads_no_other_file_of_the_hospital(tmp_path: Path, at_once: None) -> None:
-    """Before anybody approved it: whether a patient's file is there would show, and a device is read without end."""
+    """The plan is parsed before anybody approves it.
+
+    Its network could probe whether a patient's file exists, or name an endless device.
+    """
     context = at_site(tmp_path / "kit", make_plan(), A)
     (tmp_path / "kit/local/medsilo.yaml").write_text("device: cpu\n")
     config = Path(context.get_prop("__workspace_object__").get_app_config_dir("job"))
@@ -167,7 +176,7 @@ def test_a_jobs_plan_reads_no_other_file_of_the_hospital(tmp_path: Path, at_once
 
 
 def settings_without(context: Any, folder: Path) -> SiteSettings:
-    """Return the settings of a kit that has none, which are read after the plan."""
+    """Return the settings of a kit without medsilo.yaml, read after the plan."""
     (folder / "kit/local/medsilo.yaml").unlink(missing_ok=True)
     startup = folder / "kit/startup"
     for name in ("client.crt", "client.key", "rootCA.pem"):
@@ -200,19 +209,22 @@ LAYERS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_scripts_layers_are_possible_and_no_larger_than_their_file(kind: str, scripted: dict[str, Any]) -> None:
-    """Sizes of messages follow from them."""
+    """The layers determine the sizes of messages."""
     with pytest.raises(PlanError, match=r"^network\.layers: "):
         parse_plan({**scripted, "network": {**scripted["network"], "layers": LAYERS[kind]}})
 
 
-# ---------------------------------------------------------------------------------------------------- patients
+# ------------------------------------------------------------------------------------------------------------- patients
 TASK = {"name": "table", "kind": "classification", "labels": ["0", "1"]}
 TABLE = {**STUDY, "task": TASK, "network": None}
 PARTS_OF = [*["train"] * 4, *["validation"] * 5, *["test"] * 5]
 
 
 def test_a_server_can_not_have_one_patient_alone_trained_on(tmp_path: Path) -> None:
-    """The plan asks for sites of one size, the server says which: five cases may be of one patient."""
+    """The plan asks for sites of one size, and the server sends that size.
+
+    Its five cases might all belong to one patient.
+    """
     owners = [*(("p0", "train"),) * 60, *((f"p{number}", part) for number, part in enumerate(PARTS_OF, 1))]
     rows = [
         {"patient": patient, "part": part, "age": 40 + number, "outcome": number % 2}
@@ -220,7 +232,7 @@ def test_a_server_can_not_have_one_patient_alone_trained_on(tmp_path: Path) -> N
     ]
     write_table(tmp_path / "data/cases.csv", rows)
     plan = parse_plan(TABLE, ["training.truncate=true"])
-    settings = make_settings({"device": "cpu", "data": str(tmp_path / "data")}, "x")
+    settings = make_settings({"device": "cpu", "data": {"folder": str(tmp_path / "data"), "outcome": ["outcome"]}}, "x")
     site = site_of(plan, "a", ["a"], settings, tmp_path / "sites/a")
 
     def answer(cases: int) -> StudyMessage:
@@ -229,7 +241,8 @@ def test_a_server_can_not_have_one_patient_alone_trained_on(tmp_path: Path) -> N
     with pytest.raises(DataError, match="too few for it") as caught:
         answer(1)
     assert "5 cases, of fewer patients than this hospital trains with" in caught.value.private
-    assert answer(64).facts["samples"] == 5  # all, as it is told: six patients, of whom each counts for one case
+    facts = answer(64).facts  # these are all cases up to the server's number: six patients, one of whom has 60 cases
+    assert (facts["samples"], facts["patients"]["train"]) == (5 * 60, 5)
 
 
 def first_round(plan: Plan, site: Any, cases: int) -> StudyMessage:
@@ -238,42 +251,86 @@ def first_round(plan: Plan, site: Any, cases: int) -> StudyMessage:
     return asked.parcel({"model": model})
 
 
-def asked(age: float, *levels: str) -> dict[str, Any]:
-    """A plan that reads the lines of one age alone, and knows these levels of a diagnosis."""
-    columns = [{"name": "age", "low": age - 0.5, "high": age + 0.5}, {"name": "dx", "levels": levels}]
-    return {**TABLE, "task": {**TASK, "columns": columns if levels else columns[:1]}}
+# ----------------------------------------------------------------------------------------------------------- who counts
+KNOWN = 57  # the age of the patient whose values the attacker reads
+COLUMN = ("age", "creatinine")
 
 
-def test_a_lead_reads_no_patient_from_why_a_study_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One plan told whether the patient aged 57 has a diagnosis, another how many are of an age, exactly, uncounted."""
-    rows = [
-        {"patient": f"p{age}", "age": age, "dx": "rare" if age == 57 else "flu", "outcome": age % 2}
-        for age in range(30, 90)
+def registry(folder: Path, **known: Any) -> None:
+    """Write a hospital's table of sixty patients. `known` replaces values of the known patient."""
+    drawn = np.random.default_rng(3).normal(90, 20, 60).round(1).tolist()
+    rows: list[dict[str, Any]] = [
+        {"patient": f"p{age}", "age": age, "creatinine": value, "hiv": "no", "outcome": age % 2}
+        for age, value in enumerate(drawn, 30)
     ]
-    write_table(tmp_path / "data/cases.csv", rows)
-    settings = {"device": "cpu", "data": str(tmp_path / "data")}
-    plans = [asked(57, "flu", "none"), asked(58, "flu", "none"), asked(57), asked(2000)]
+    rows[KNOWN - 30] |= {"creatinine": 134.0, **known}
+    write_table(folder / "cases.csv", rows)
+
+
+def question(drawn: np.random.Generator) -> dict[str, Any]:
+    """Draw a plan of an attacker who bisects: bounds, levels, columns, class names, their order, shares, a fold."""
+    numbers = [
+        {"name": name, "low": low, "high": low + float(drawn.uniform(0.01, 80))}
+        for name in drawn.permutation(COLUMN)[: drawn.integers(0, 3)].tolist()
+        for low in [float(drawn.uniform(20, 140))]
+    ]
+    levels = [{"name": "hiv", "levels": drawn.permutation(["no", "yes", "unknown"]).tolist()[:2]}]
+    task = {**TASK, "columns": [*numbers, *levels], "missing": str(drawn.choice(["mean", "mark"]))}
+    if drawn.integers(2):
+        task |= {"standardise": "none"}
+    if drawn.integers(2):
+        task |= {"shares": [0.5, 0.25, 0.25], "split": int(drawn.integers(9))}
+    return {**TABLE, "task": task, "seed": int(drawn.integers(99))}
+
+
+def joining(plan: Plan, folder: Path, data: Path, state: Path | None = None) -> dict[str, Any]:
+    """Return a hospital's first answer in a study, without times and facts about the machine."""
+    described = {"folder": str(data), "outcome": ["outcome"]}
+    settings = make_settings({"device": "cpu", "data": described, "state_dir": str(state or folder / "state")}, "x")
+    site = site_of(plan, "a", ["a"], settings, folder / "sites/a")
+    facts = site.answer(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).parcel({})).facts
+    return {name: value for name, value in facts.items() if name not in ("seconds", "memory", "warnings")}
+
+
+@pytest.mark.parametrize("questions", slow_but([40], [40, 1000], [1000]))
+def test_no_question_chooses_patients(tmp_path: Path, questions: int) -> None:
+    """Before, a lead read a known patient's creatinine to two digits in 323 questions with all defaults, because bounds
+    chose the counted lines.
+
+    Now a hospital gives every plan the same answer, whatever the known patient's values are.
+    """
+    others: list[dict[str, Any]] = [{}, {"creatinine": 41.0}, {"creatinine": ""}, {"hiv": "yes"}, {"age": 57.4}]
+    for number, known in enumerate(others):
+        registry(tmp_path / f"data{number}", **known)
+    drawn = np.random.default_rng(0)
+    told = []
+    for number in range(questions):
+        plan, hospital = parse_plan(question(drawn)), number % len(others)
+        # The attacker chooses the study's folder. All studies of a hospital draw parts with the same key.
+        told.append(joining(plan, tmp_path / f"studies/{number}", tmp_path / f"data{hospital}"))
+    assert all(facts == told[0] for facts in told), "a question has an answer of its own"
+    assert told[0]["patients"] == {"train": 35, "validation": 10, "test": 10}
+
+
+def test_a_patient_who_comes_changes_no_number_that_was_told(tmp_path: Path) -> None:
+    plan, data, told = parse_plan({**TABLE, "task": {**TASK, "columns": ["age"]}}), tmp_path / "data", []
+    for number in (45, 46, 47, 70):
+        rows = [{"patient": f"p{one}", "age": 30 + one, "outcome": one % 2} for one in range(number)]
+        write_table(data / "cases.csv", rows)
+        told.append(joining(plan, tmp_path / f"studies/{number}", data, tmp_path / "state"))
+    for facts in told:  # a note about suppressed scores shows that few patients changed, but not the number
+        facts |= {"suppressed": [], "steps": {}}
+    assert told[0] == told[1] == told[2]
+    assert sum(told[3]["patients"].values()) > sum(told[0]["patients"].values())
+
+
+def test_a_lead_reads_no_patient_from_why_a_study_stops(tmp_path: Path) -> None:
     little = parse_plan({**TABLE, "training": {"rounds": 1, "batch_size": 1, "learning_rate": 1e-8}})
-    told, own = set(), []
-    for number, plan in enumerate(plans):
-        for how in ({}, {"public_data": True}):
-            with pytest.raises(MedsiloError) as caught:
-                site_of(parse_plan(plan), "a", ["a"], make_settings(settings | how, "x"), tmp_path / f"{number}{how}")
-            if how:
-                own.append(str(caught.value))
-            else:
-                told.add(str(caught.value))
-                assert "lines" in caught.value.private or "cases" in caught.value.private  # for its own errors.log
-    assert len(told) == 1 and "medsilo check" in told.pop()
-    assert "(1)" in own[0] and "(59)" in own[2]  # whose data are everybody's sees them
+    registry(tmp_path / "data")
+    settings = make_settings({"device": "cpu", "data": {"folder": str(tmp_path / "data"), "outcome": ["outcome"]}}, "x")
     with pytest.raises(Refused, match=r"learning rate . steps is less") as caught:
-        site_of(little, "a", ["a"], make_settings(settings, "x"), tmp_path / "little")
-    assert "e-1" not in str(caught.value)  # that product tells how many cases there are
-    (tmp_path / "medsilo.yaml").write_text(f"device: cpu\ndata: {tmp_path / 'data'}\n")
-    write_job(tmp_path / "job", parse_plan(plans[0]))
-    assert main(["check", str(tmp_path / "job"), "--settings", str(tmp_path), "--site", "a", *no_file(tmp_path)]) == 1
-    printed = capsys.readouterr().out  # which may be mailed
-    assert "does not know (fewer than 5)" in printed and "(1)" not in printed
+        site_of(little, "a", ["a"], settings, tmp_path / "little")
+    assert "e-1" not in str(caught.value)  # the message must not have a product that reveals the number of cases
 
 
 NAMELESS = [(part, 30 + n, n % 7) for n, part in enumerate(["validation"] * 12 + ["train"] * 16 + ["test"] * 12)]
@@ -281,14 +338,17 @@ NAMELESS = [(part, 30 + n, n % 7) for n, part in enumerate(["validation"] * 12 +
 
 @pytest.mark.parametrize("parts", ["the hospital's", "drawn"])
 def test_no_choice_of_columns_gives_patients_without_names_others(parts: str, tmp_path: Path) -> None:
-    """A line that names no patient is named by what stands in it. By the columns of a plan alone, another order of them
-    moved patients from part to part, and hid that one of them was left out."""
+    """A table row without a patient's name is identified by its own values.
+
+    When only the plan's columns identified a row, another order of columns moved patients between parts, and bounds
+    removed a patient.
+    """
     rows = [{"age": age, "dose": dose, "outcome": age % 2, "part": part} for part, age, dose in NAMELESS]
     rows = (
         rows if parts == "the hospital's" else [{key: row[key] for key in ("age", "dose", "outcome")} for row in rows]
     )
     write_table(tmp_path / "data/cases.csv", rows)
-    settings = make_settings({"device": "cpu", "data": str(tmp_path / "data")}, "x")
+    settings = make_settings({"device": "cpu", "data": {"folder": str(tmp_path / "data"), "outcome": ["outcome"]}}, "x")
 
     def disclosed(study: str, *columns: dict[str, Any]) -> Any:
         plan = parse_plan({**TABLE, "task": {**TASK, "columns": columns}})
@@ -296,23 +356,28 @@ def test_no_choice_of_columns_gives_patients_without_names_others(parts: str, tm
 
     one = disclosed("one", {"name": "age"}, {"name": "dose"})
     other = disclosed("other", {"name": "dose"}, {"name": "age"})
-    fewer = disclosed("fewer", {"name": "dose"}, {"name": "age", "low": 30.5})  # all but the first
-    assert one.patients == other.patients and not one.too_near | other.too_near
-    [part] = fewer.too_near
-    assert len({*one.patients[part]} - {*fewer.patients[part]}) == 1 and not fewer.tells(part)
+    # the disclosed counts do not depend on the first column
+    fewer = disclosed("fewer", {"name": "dose"}, {"name": "age", "low": 30.5})
+    assert one.patients == other.patients == fewer.patients
+    assert not one.too_near | other.too_near | fewer.too_near
 
 
 def test_a_crafted_model_stops_no_study_by_one_patient_who_is_scored(tmp_path: Path) -> None:
-    """Its output was NaN for who is older than asked, and the refusal an exact answer that nobody counted."""
+    """A crafted model returned NaN for patients above an age, and the rejection revealed whether there was such a
+    patient.
+    """
     rows = [{"patient": f"p{age}", "part": part, "age": age, "outcome": age % 2} for part, age, _ in NAMELESS]
     write_table(tmp_path / "data/cases.csv", rows)
     task = {**TASK, "standardise": "none", "columns": [{"name": "age"}]}
     plan = parse_plan({**TABLE, "task": task, "network": {"name": "mlp", "hidden": [2], "norm": "none"}})
-    settings, told = make_settings({"device": "cpu", "data": str(tmp_path / "data")}, "x"), []
-    for older in (40.5, 41.5, 68.5, 69.5):  # one patient who is validated, none, one who is tested, none
+    settings, told = (
+        make_settings({"device": "cpu", "data": {"folder": str(tmp_path / "data"), "outcome": ["outcome"]}}, "x"),
+        [],
+    )
+    for older in (40.5, 41.5, 68.5, 69.5):  # in turn: one patient in validation, none, one in the test, none
         site = site_of(plan, "a", ["a"], settings, tmp_path / f"{older}/sites/a")
         below, bias, last, _ = site.participant.state.model.parameters()
-        with torch.no_grad():  # infinity less infinity, for who is older
+        with torch.no_grad():  # the output is NaN (infinity minus infinity) for older patients
             below.fill_(1e36), bias.fill_(-1e36 * older), last.copy_(torch.tensor([[1e4, -1e4]]))
         model = {name: value.clone() for name, value in site.participant.state.model.state_dict().items()}
         for task in ("deliver", "test"):
@@ -326,13 +391,13 @@ def test_a_crafted_model_stops_no_study_by_one_patient_who_is_scored(tmp_path: P
 def test_noise_beside_rounding_does_not_tell_whether_a_rounded_score_is_even(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Noise is in thousandths of a step: as many of them must make each number of steps, even or odd."""
+    """Noise comes in thousandths of a rounding step. Even and odd multiples of a step must be equally likely."""
     offer = {"epsilon": 20.0, "delta": 1e-3, "scores": {"epsilon": 8.0}}
     plan = parse_plan({**TABLE, "privacy": offer}, ["task.standardise=none"])
     units = {part: [f"p{number}" for number in range(10)] for part in PARTS}
     promise = PrivacyGuarantee(epsilon=20.0, delta=1e-3)
     own, drawn = PrivateNumbers(plan, "a", None, promise, True, tmp_path, units, 5), iter(range(-1500, 1500))
     monkeypatch.setattr("medsilo.privacy.noise.NoiseSource.geometric", lambda self, scale: next(drawn))
-    own.__dict__["scoring"] = Geometric(scale=1.0)  # else worked out, which takes seconds
+    own.__dict__["scoring"] = Geometric(scale=1.0)  # avoids a computation of some seconds
     told = [own.score("validation", 1, torch.full((10,), 0.5), 0.0, 1.0, 0.05) for _ in range(3000)]
     assert Counter(told) == {0.45: 1000, 0.5: 1000, 0.55: 1000}

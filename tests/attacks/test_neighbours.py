@@ -1,15 +1,18 @@
-"""Two hospitals' folders that differ in one patient, followed from the files to the clipped sums: one bound apart.
+"""Two hospitals' folders differ in one patient. From the files to the clipped sums, each sum differs by at most one
+clipping bound.
 
-Noise is taken out, and the second hospital is told the very numbers that the first was told, so that each sum is
-compared given all that left before it. Who is added is extreme; a patient who is replaced moves the sum by two bounds
-then, since both hospitals are one bound from that without either. Every setting that a private plan accepts stands
-here: the last tests fail for one that does not.
+The test removes the noise and gives both hospitals the same earlier messages.
+
+The additional patient has extreme values.
+
+SETTINGS has every setting that a private plan accepts. The last tests fail if one is missing.
 """
 
 import csv
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import get_annotations
@@ -27,7 +30,7 @@ from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import save_tensors
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.noise import NoiseSource
-from medsilo.registry import METHODS, TASKS
+from medsilo.registry import METHODS, NETWORKS, TASKS
 from medsilo.runs.paths import NOISY_COUNTS, site_folder
 from medsilo.site.settings import make_settings
 from medsilo.tasks.splits import part_alone
@@ -37,15 +40,16 @@ from tests.dicoms import write_segmentation, write_series
 from tests.hospital import Volume, affine_of, split_of, write_pixels, write_volume
 
 SITES = ["a", "b"]
-ODD = "a-odd"  # before all others, so that they move up when this one leaves
+ODD = "a-odd"  # first by name, so that removing this patient shifts the order of all others
 PEOPLE = [ODD, *(f"p{number}" for number in range(5))]
-RECORDS = 2  # of each patient, in the first hospital
-OTHERS = {(person, 1) for person in PEOPLE}  # what the second one lacks: its sums move only by what the first one tells
+RECORDS = 2  # records of each patient at the first hospital
+# The second hospital lacks these records, so that its sums depend on the first hospital's messages alone.
+OTHERS = {(person, 1) for person in PEOPLE}
 SHARES = (0.6, 0.2, 0.2)
 COUNTS = {"train": 8, "validation": 4, "test": 4}
 ROUNDING = 1e-4
 Unit = Literal["patient", "record"]
-Leaves = set[tuple[str, int]]  # the records that one of the hospitals does not have
+Leaves = set[tuple[str, int]]  # the records that one of the two hospitals lacks
 Choices = dict[str, Any]
 
 
@@ -53,9 +57,9 @@ def number_of(person: str) -> int:
     return PEOPLE.index(person)
 
 
-# ---------------------------------------------------------------------------------------------------- the folders
+# ---------------------------------------------------------------------------------------------------------- the folders
 def records(left: Leaves) -> Iterator[tuple[str, int, bool]]:
-    """Yield the patient, the number of the record, and whether it is extreme."""
+    """Yield a patient, the number of a record, and whether the record is extreme."""
     for person in PEOPLE:
         for number in range(RECORDS):
             if (person, number) not in left:
@@ -135,7 +139,7 @@ def scans(folder: Path, left: Leaves) -> None:
 
 
 def volume(number: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return a volume [D, H, W] and the mask of a box in it."""
+    """Return a volume [D, H, W] with a box, and the mask of the box."""
     mask = np.zeros((6, 18, 20), np.uint8)
     mask[1:4, 3 + number % 4 : 12, 4:14] = 1
     return scale * (np.random.default_rng(number).normal(0, 1, mask.shape) + 2 * mask), mask
@@ -149,7 +153,7 @@ def series(folder: Path, left: Leaves) -> None:
 
 @cache
 def all_series() -> TemporaryDirectory[str]:
-    """Return a folder with the series of every record, which take a second to write."""
+    """Return a folder with the DICOM series of all records, cached because writing them takes a second."""
     folder = TemporaryDirectory()
     for person, number, odd in records(set()):
         n = number_of(person) + 10 * number
@@ -160,11 +164,9 @@ def all_series() -> TemporaryDirectory[str]:
     return folder
 
 
-# ---------------------------------------------------------------------------------------------------- what is accepted
+# ---------------------------------------------------------------------------------------------------- accepted settings
 @dataclass(frozen=True)
 class Setting:
-    """One setting that a private plan accepts: what is learned of which files."""
-
     write: Callable[[Path, Leaves], None]
     task: Choices
     network: Choices = field(default_factory=lambda: {"name": "small-cnn", "width": 2, "norm": "group"})
@@ -271,26 +273,26 @@ OF_METHODS: dict[str, tuple[Choices, Choices]] = {
 }
 
 
-# ---------------------------------------------------------------------------------------------------- the comparison
+# --------------------------------- Records the exact sums of a study. A second study replays the first study's answers.
 class Sums:
-    """The exact sums of a study. A second study that goes on from the first one's is told what the first was."""
+    """Stand in for the function that adds noise, and record the exact sum."""
 
     def __init__(self, first: "Sums | None" = None) -> None:
         self.first, self.exact = first, list[Tensor]()
 
     def told(self, source: NoiseSource, exact: Tensor, deviation: float) -> Tensor:
-        """Take the place of what adds noise."""
+        """Stand in for the function that adds noise, and record the exact sum."""
         self.exact.append(exact.detach().double().clone())
         return exact if self.first is None else self.first.exact[len(self.exact) - 1].to(exact.dtype)
 
     def moved(self) -> list[float]:
-        """Return by how much each sum differs from the first study's."""
+        """Return the difference between each sum and the first study's sum."""
         assert self.first and len(self.exact) == len(self.first.exact)
         return [float((own - other).norm()) for own, other in zip(self.exact, self.first.exact, strict=True)]
 
 
 def key_with(part: str) -> str:
-    """Return a hospital's key under which the odd patient is in a part, and none is empty."""
+    """Return a hospital's key that draws the extreme patient into `part` and leaves no part empty."""
     for key in (f"{number:064x}" for number in range(1000)):
         own = {person: part_alone(person, SHARES, split_of(key)) for person in PEOPLE}
         others = {own[person] for person in PEOPLE if person != ODD}
@@ -300,19 +302,23 @@ def key_with(part: str) -> str:
 
 
 def study(root: Path, setting: Setting, unit: Unit, left: Leaves, part: str, sums: Sums) -> Sums:
-    """Run a study of two hospitals, of which the first lacks some records; return its sums without noise."""
+    """Run a study of two hospitals, and return its sums without noise.
+
+    The first hospital lacks the records in `left`.
+    """
     data = root / "data"
     for site, lacking in zip(SITES, (left, OTHERS), strict=True):
         setting.write(data / site, lacking)
         (root / "records" / site).mkdir(parents=True)
-        (root / "records" / site / "key").write_text(key_with(part))  # both hospitals are one, with one secret
+        (root / "records" / site / "key").write_text(key_with(part))  # both hospitals draw parts with the same key
         place = site_folder(root / "study", site)
         place.mkdir(parents=True)
         (place / NOISY_COUNTS).write_text(json.dumps({"draw": "x", "counts": COUNTS}))
     plan = setting.plan(unit)
     if "pretrained" in plan.build_networks():
         save_tensors(data / "pretrained.safetensors", dict(plan.build_networks()["pretrained"].state_dict()))
-    described = {"folder": str(data), **setting.data}
+    learned = {"outcome": [setting.task.get("target", "outcome")]} if setting.task["name"] == "table" else {}
+    described = {"folder": str(data), **learned, **setting.data}
     own = {"device": "cpu", "state_dir": str(root / "records"), "data": described, "min_patients_per_metric": 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("medsilo.site.settings.LEAST_AVERAGED", 1)
@@ -323,9 +329,8 @@ def study(root: Path, setting: Setting, unit: Unit, left: Leaves, part: str, sum
 
 
 def movements(folder: Path, setting: Setting, unit: Unit, part: str) -> list[float]:
-    """Return by how many bounds each sum of a study moves when the odd patient, or one record of that, was never there.
-
-    All bounds are 1.
+    """Return the change of each sum, in clipping bounds, when the extreme patient or one of that patient's records is
+    removed.
     """
     leaves = {(ODD, number) for number in range(RECORDS if unit == "patient" else 1)}
     with_all = study(folder / "with", setting, unit, set(), part, Sums())
@@ -358,7 +363,7 @@ def test_one_patient_moves_a_sum_of_every_method_by_one_bound(name: str, tmp_pat
 
 
 # ---------------------------------------------------------------------------------------------------- nothing is missed
-# Say how large something is, or what it is called, and not what is done.
+# These keys have a size or a name as their value, and do not change behaviour.
 SIZES = {
     *("name", "shares", "split", "columns", "signals", "target", "labels", "range", "time", "event"),
     *(
@@ -375,7 +380,7 @@ SIZES = {
 
 
 def values_of(annotation: Any) -> list[Any]:
-    """Return the values between which a setting chooses; none where it is a number or a name."""
+    """Return the values of a key with choices; empty for a number or a name."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return list(inner)
@@ -399,10 +404,25 @@ def accepts(setting: Setting, **changes: Any) -> bool:
 
 
 def private_tasks() -> dict[str, Setting]:
-    """Return a setting of each task that a private plan accepts, as it is by default where it stands not above."""
+    """Return a setting for each task that a private plan accepts.
+
+    A task that SETTINGS lacks has its default settings.
+    """
     known = {setting.task["name"]: setting for setting in reversed(SETTINGS.values())}
-    known |= {name: Setting(table, {"name": name}) for name in TASKS if name not in known}
-    return {name: setting for name, setting in known.items() if accepts(setting)}
+    tried = {name: known.get(name) or _with_its_network(name) for name in TASKS}
+    return {name: setting for name, setting in tried.items() if accepts(setting)}
+
+
+def _with_its_network(name: str) -> Setting:
+    """Return a task's default setting and network, with a normalisation layer that a private plan accepts."""
+    setting = Setting(table, {"name": name})
+    with suppress(MedsiloError, NotImplementedError, ValueError):
+        own = TASKS[name]().default_network()
+        network = own if isinstance(own, str) else own.name
+        if "norm" in NETWORKS[network].model_fields:
+            return replace(setting, network={"name": network, "norm": "group"})
+        return replace(setting, network={"name": network})
+    return setting
 
 
 def test_every_task_that_is_private_is_compared() -> None:
@@ -411,8 +431,10 @@ def test_every_task_that_is_private_is_compared() -> None:
 
 
 def test_every_setting_that_is_private_is_compared() -> None:
-    """All values of each key are tried on each setting; what is accepted has to be among those that are compared, of
-    this task or of another that has the key from the same class."""
+    """The test tries all values of each key in each setting.
+
+    An accepted value must be in SETTINGS, for this task or for a task that inherits the key from the same class.
+    """
     compared = [setting.plan().task for setting in SETTINGS.values()]
     missing = []
     for setting in SETTINGS.values():
@@ -427,12 +449,12 @@ def test_every_setting_that_is_private_is_compared() -> None:
 
 
 def _declares(task: type[Any], key: str) -> type[Any]:
-    """Return the class that a key of a task comes from."""
+    """Return the class that declares a task's key."""
     return next(kind for kind in reversed(task.__mro__) if key in get_annotations(kind))
 
 
 def _has(own: Any, value: Any) -> bool:
-    """Return whether a setting has this value, among others or with numbers of its own."""
+    """True if a setting contains this value, alone or in a list."""
     if isinstance(value, dict):
         return own.kind == value["kind"]
     return set(value) <= set(own) if isinstance(value, list) else own == value
@@ -448,13 +470,12 @@ def test_every_method_that_is_private_is_compared() -> None:
     assert private == {method["name"] for method, _ in OF_METHODS.values()}
 
 
-# ---------------------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------------------------- rejected settings
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
         ("table", {"standardise": "site"}, "give public numbers"),
-        ("table-mean", {"standardise": "none"}, "task.standardise=plan"),
-        ("table-mark", {"standardise": "none"}, "one patient changes all others' inputs"),
+        ("table-mark", {"standardise": "site"}, "one patient changes all others' inputs"),
         ("series", {"standardise": "site"}, "task.standardise=plan"),
         ("photos", {"partition": {}}, "task.partition deals patients by their number"),
         ("photos", {"fold": {"number": 1, "of": 5}}, "task.fold deals patients in turn"),
@@ -469,7 +490,7 @@ def test_what_is_computed_across_patients_is_refused(name: str, changes: Choices
 
 def test_a_task_that_derives_from_a_private_one_has_to_say_so_itself() -> None:
     class Other(TASKS["image-folder"]):  # type: ignore[misc]
-        """Does whatever else."""
+        """A task with a method that could do anything."""
 
     assert "computes across patients" in Other().not_private
 

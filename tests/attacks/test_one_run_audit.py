@@ -1,4 +1,4 @@
-"""Canaries in a hospital's folder, guessed from the model that leaves (tests/one_run.py, there with more of them)."""
+"""A short audit in one run guesses the canaries in a hospital's folder from the released model."""
 
 import math
 from pathlib import Path
@@ -22,7 +22,10 @@ def test_a_hospitals_files_tell_less_than_is_claimed_and_too_little_noise_is_fou
 
 
 def test_the_bound_of_right_guesses() -> None:
-    """All of r right: at 95 % and δ = 0 the chance of each is at least 0.05^(1/r); half of them right tell nothing."""
+    """If all of r guesses are right, each guess has a chance of at least 0.05^(1/r) with 95 % confidence at δ = 0.
+
+    If half of them are right, the bound is zero.
+    """
     each = 0.05 ** (1 / 80)
     assert lower_bound(160, 80, 80, 0.0) == pytest.approx(math.log(each / (1 - each)), abs=2e-3)
     assert lower_bound(160, 80, 40, 1e-3) == 0 < lower_bound(160, 80, 80, 1e-3) < lower_bound(160, 80, 80, 0.0)

@@ -1,8 +1,10 @@
-"""The limit of secure aggregation: a server that lies. The attack of docs/trust/secure-aggregation.md, carried out.
+"""A dishonest server is outside the protection of secure aggregation. The test carries out the attack that
+docs/trust/secure-aggregation.md describes.
 
-The server sends round 1's weights again and leaves one hospital out. Training is deterministic, so the two sums have
-the same addends but for that hospital's, and their difference is its model. Nothing at the hospitals hinders this, by
-design: this test says what such a server gets, and that noise is what it meets.
+The server repeats round 1 without one hospital. Training is deterministic, so the two sums differ by that hospital's
+model alone.
+
+No check at the hospitals prevents this. The test measures the attack's precision, and shows that noise limits it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +15,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from medsilo.federation.coordinator import Coordinator
 from medsilo.plan import Plan
 from medsilo.runs.messages import StudyMessage
-from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo_secagg.sealed_rounds import SealedGroup
 from medsilo_secagg.sealed_server import SealedServer
+from medsilo_server.coordinator import Coordinator
+from medsilo_server.record import Record
 from tests.conftest import make_plan
 from tests.sealed import correlation
 from tests.sites import sites_of
-from tests.unit.test_coordinator import LOST, SMALL, Answers, Scripted, honest
+from tests.unit.medsilo_server.test_coordinator import LOST, SMALL, Answers, Scripted, honest
 
 HOSPITALS = ["a", "b", "c", "d"]
 STUDY = [
@@ -31,20 +33,20 @@ STUDY = [
     "training.batch_size=64",
     "training.momentum=0",
     "network.norm=group",
-]  # no order of cases has an effect
+]  # the order of the cases has no effect
 GO_ON = ["participation.when_missing=continue", "participation.minimum=3"]
 NOISE = 'privacy={"epsilon": 2.0, "delta": 0.001}'
 Model = dict[str, Tensor]
 
 
 class LyingServer(Scripted):
-    """Carries the server's requests to real hospitals: round 2 begins with what round 1 began with, without d."""
+    """A dishonest server: round 2 starts from round 1's weights and leaves out hospital d."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         settings = SiteSettings(device="cpu", public_data=True)
         super().__init__(sites_of(plan, folder, HOSPITALS, settings=settings), self.lie)
         self.first: dict[str, Model] = {}
-        self.trained: Model = {}  # d's model of round 1, which no server should know
+        self.trained: Model = {}  # the model of hospital d in round 1, which the server must not learn
 
     def lie(self, site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         task, number = asked.facts["task"], asked.facts["round"]
@@ -64,8 +66,10 @@ class LyingServer(Scripted):
 
 
 def difference(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
-    """Let the server lead two rounds and subtract its sums; return how d's model moved in round 1, as the server thinks
-    and as it was."""
+    """Let the server lead two rounds and subtract its sums.
+
+    Returns hospital d's update in round 1, as the server computed it and as it was.
+    """
     sums: list[tuple[tuple[str, ...], Model, int]] = []
     take = SealedServer._hand_over
 

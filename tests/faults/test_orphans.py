@@ -1,4 +1,4 @@
-"""Processes end with the one that started them, however that one dies: nothing goes on without its owner."""
+"""Processes end when their parent ends in any way, so that no process runs without its owner."""
 
 import os
 import signal
@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from medsilo.flare.jobs import write_job
-from medsilo.runs.record import Record
+from medsilo_lab.jobs import write_job
+from medsilo_server.record import Record
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import wait_until
 
@@ -21,7 +21,7 @@ LONG = "training.rounds=2000"
 
 
 def named(folder: Path) -> list[psutil.Process]:
-    """The living processes that work in this folder or whose command line names it, which is this test's alone."""
+    """Return the living processes that work in this test's folder or name it in their command line."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -33,7 +33,6 @@ def named(folder: Path) -> list[psutil.Process]:
 
 
 def living(family: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that still run; a zombie has ended, and only nobody has asked how."""
     found = []
     for process in family:
         with suppress(psutil.NoSuchProcess):
@@ -43,7 +42,7 @@ def living(family: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def forks(process: subprocess.Popen) -> list[psutil.Process]:
-    """The sites that a fork server in its family has forked, from their first moment on."""
+    """Return the sites that a fork server in the family has forked, from their first moment on."""
     family, found = psutil.Process(process.pid).children(recursive=True), []
     for member in family:
         with suppress(psutil.Error):
@@ -55,7 +54,7 @@ def forks(process: subprocess.Popen) -> list[psutil.Process]:
 
 @contextmanager
 def command(folder: Path, *arguments: str) -> Iterator[subprocess.Popen]:
-    """A command as a user starts it; whatever is left of it is ended."""
+    """Start a command as a user does, and end its remaining processes at exit."""
     with (folder / "said.txt").open("w") as said:
         process = subprocess.Popen([sys.executable, "-m", "medsilo", *arguments], stdout=said, stderr=said)
     family: list[psutil.Process] = []
@@ -72,7 +71,7 @@ def command(folder: Path, *arguments: str) -> Iterator[subprocess.Popen]:
 
 
 def killed(process: subprocess.Popen, sign: signal.Signals, folder: Path, most: int = 10) -> str:
-    """Send it, and expect that within ten seconds nothing is left of the family; what it said."""
+    """Send a signal, and expect that the whole family ends within `most` seconds. Returns the output."""
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     assert len(family) > 2
     process.send_signal(sign)

@@ -1,6 +1,6 @@
-"""The power goes at any moment: what was said to be kept is there, and nothing is read in part.
+"""After a power cut at any moment, reported data are on the disk, and no reader accepts a part.
 
-The disk of a server and of a hospital, with fsync (`tests/powercut.py`), as the real readers find it.
+The real readers read the disks of a server and of a hospital, with fsync (`tests/powercut.py`).
 """
 
 import json
@@ -19,24 +19,25 @@ from medsilo.learning.compute import Compute
 from medsilo.plan import Plan
 from medsilo.privacy.mechanisms import Charge, Gaussian
 from medsilo.runs import paths
-from medsilo.runs.record import Record
 from medsilo.runs.rounds import Round
 from medsilo.site.approvals import ApprovalLimits, Approvals
 from medsilo.site.ledger import CountedStudy, Ledger, Spending
 from medsilo.site.query_budget import ANSWERS, QueryBudget, Requester
 from medsilo.site.settings import SiteSettings
 from medsilo.site.signing import own_key
+from medsilo_lab.testing import assert_same_run
+from medsilo_server.record import Record
 from tests import inprocess
 from tests.conftest import SITES, make_plan
 from tests.powercut import Cut, Disk
-from tests.unit.test_participant import SMALL, assert_same_run, planned
+from tests.unit.federation.test_participant import SMALL, planned
 
-CUTS, MORE, MANY = 40, 200, 1000  # of each of the five writers: at every change, at the gate and at night
+CUTS, MORE, MANY = 40, 200, 1000  # cuts of each of the five writers: at every change, at the gate and at night
 KEY_OF = "this hospital's test"
 
 
 def cut_often(count: int, folder: Path, write: Callable[[Disk], None], read: Callable[[Cut], None]) -> None:
-    """Let a writer work, and a reader read what so many power cuts left."""
+    """Let a writer work, and let a reader read the folders after this many power cuts."""
     disk = Disk(folder / "disk")
     with disk.recorded():
         write(disk)
@@ -101,7 +102,7 @@ def line_of(number: int) -> Round:
 
 @often
 def test_checkpoints_outlive_the_power(count: int, tmp_path: Path) -> None:
-    """A line a round, its checkpoint, and the best round's, as the coordinator writes them."""
+    """The coordinator writes a line for each round, its checkpoint, and the best round's checkpoint."""
     best_of = {1: None, 2: 1, 3: 1, 4: 3, 5: 3}
 
     def write(disk: Disk) -> None:
@@ -156,7 +157,7 @@ def test_a_site_s_state_outlives_the_power(count: int, tmp_path: Path, plan: Pla
 
     def read(cut: Cut) -> None:
         state, kept = state_in(cut.folder), last(cut.known)
-        for number in cut.known[-2:]:  # also where the server went back by one round
+        for number in cut.known[-2:]:  # the server may have gone back by one round
             assert state.restore_after(number, number) is None
             assert state.done == number and state.best == number / 10
             with torch.no_grad():
@@ -171,7 +172,7 @@ def test_a_site_s_state_outlives_the_power(count: int, tmp_path: Path, plan: Pla
 
 STUDY = CountedStudy(Spending(study="one", plan="p", method="FedAvg", lead="l"))
 ROUND = [Charge(what="weights", of=Gaussian(noise=10.0))]
-LONG = [Charge(what=f"group {number}", of=Gaussian(noise=900.0)) for number in range(120)]  # a line of several pages
+LONG = [Charge(what=f"group {number}", of=Gaussian(noise=900.0)) for number in range(120)]  # it fills several pages
 
 
 @often
@@ -264,7 +265,7 @@ def test_the_query_budget_outlives_the_power(count: int, tmp_path: Path) -> None
         answered = book.counts()[asker].answered["test"]
         assert known.get("answers", 0) <= answered <= begun.get("answers", 0)
         book.note(asker, {"test": 1}, limits)
-        later = book.counts()[asker].answered["test"]  # a torn line counts as an answer, and never as none
+        later = book.counts()[asker].answered["test"]  # a torn line counts as one answer
         assert answered < later <= begun.get("answers", 0) + 1
         assert (cut.folder / "book" / ANSWERS).read_bytes().endswith(b"\n")
 
@@ -274,7 +275,7 @@ def test_the_query_budget_outlives_the_power(count: int, tmp_path: Path) -> None
 # ---------------------------------------------------------------------------------------------------- a whole study
 @pytest.mark.slow
 def test_a_study_goes_on_after_a_power_cut_with_the_same_numbers(tmp_path: Path) -> None:
-    """Server and hospitals on one disk; what the cut left is resumed."""
+    """Server and hospitals share one disk, and the study resumes from its state after the cut."""
     plan = planned("fedbn", [])
     disk = Disk(tmp_path / "disk")
     make_folder(disk.folder / "run")
@@ -286,7 +287,7 @@ def test_a_study_goes_on_after_a_power_cut_with_the_same_numbers(tmp_path: Path)
         if record.finished() or not record.can_go_on():
             continue
         inprocess.run(plan, folder=cut.folder / "run", resume=True)
-        for path in record.checkpoints.iterdir():  # removing an older one may be lost
+        for path in record.checkpoints.iterdir():  # the removal of an older file may be lost
             if not (disk.folder / "run" / paths.CHECKPOINTS / path.name).exists():
                 path.unlink()
         assert_same_run(disk.folder / "run", cut.folder / "run")

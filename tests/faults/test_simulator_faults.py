@@ -1,4 +1,4 @@
-"""Faults in real NVFlare processes: what the user is told, what is kept, and that nobody gets what isn't theirs."""
+"""Faults in real NVFlare processes: the user's message, the stored files, and the separation of parties' data."""
 
 import os
 import signal
@@ -13,19 +13,19 @@ import yaml
 
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
-from medsilo.federation import inprocess
-from medsilo.flare import simulator
-from medsilo.flare.jobs import CUSTOM, canonical_job, write_job
+from medsilo.flare.jobs import CUSTOM
 from medsilo.plan import Plan
-from medsilo.runs.record import Record
 from medsilo.site.settings import PrivacyRequirements, SiteSettings
+from medsilo_lab.engines import inprocess, simulator
+from medsilo_lab.jobs import canonical_job, write_job
+from medsilo_server.record import Record
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.sites import CPU
 
-ONE, TWO = SITES[:1], SITES[:2]  # each is a process
+ONE, TWO = SITES[:1], SITES[:2]  # each site is a process
 
-# An executor as a hospital's broken machine would be; it travels in the job's own code.
+# An executor that fails like a hospital's broken machine. The job's own code contains it.
 FAULTY = """
 import time
 import torch
@@ -64,11 +64,11 @@ class Faulty(MedsiloExecutor):
         trainer.Trainer.work = broken
 """
 
-# Another program that comes between NVFlare's look for a free port and the site's process, which would listen there.
+# A program that takes the free port that NVFlare found for a site's process.
 TAKEN = """
 import os, socket, struct, sys, threading, time
 
-if "medsilo.flare.simulator" in sys.orig_argv:
+if "medsilo_lab.engines.simulator" in sys.orig_argv:
     from nvflare.private.fed.app.simulator import simulator_runner
 
     free, left = simulator_runner.get_open_ports, [None] * int(os.environ["TAKEN_TIMES"])
@@ -94,7 +94,7 @@ if "medsilo.flare.simulator" in sys.orig_argv:
 
 
 def run_with_fault(folder: Path, fault: str, *changes: str, sites: list[str] | None = None) -> Record:
-    """Run a job whose hospital-b breaks in round 2; returns the record, whatever came out."""
+    """Run a job whose hospital-b fails in round 2, and return the record of any result."""
     plan = make_plan("fedavg", *changes, sites=sites)
     job = folder / "faulty-job"
     write_job(job, plan)
@@ -111,7 +111,7 @@ def run_with_fault(folder: Path, fault: str, *changes: str, sites: list[str] | N
 
 
 def all_texts(folder: Path) -> str:
-    """Everything that the server's side of a run wrote."""
+    """Return all texts that the server's side of a run wrote."""
     paths = [path for path in folder.rglob("*") if path.suffix in {".json", ".jsonl", ".yaml", ".log", ".txt", ".csv"}]
     return "\n".join(path.read_text(errors="replace") for path in paths if path.name != "errors.log")
 
@@ -160,7 +160,7 @@ def test_a_killed_run_resumes_with_the_same_numbers(tmp_path: Path) -> None:
     inprocess.run(plan, folder=tmp_path / "loop")
     kill_after_round(plan_job(tmp_path, plan), tmp_path / "runs", "killed", 3)
     run = tmp_path / "runs" / "killed"
-    # A round's line is written before its checkpoint: killed in between, that round is done again.
+    # A round's line is written before its checkpoint. After a kill in between, the round is repeated.
     assert 2 <= Record(run).load_checkpoint()[1]["round"] < 6
     simulator.resume(run, CPU)
     assert [line.round for line in Record(run).rounds()] == [1, 2, 3, 4, 5, 6]
@@ -189,7 +189,7 @@ def kill_after_round(job: Path, out: Path, name: str, round_number: int) -> None
 
 
 def job_with_a_part(folder: Path, side: str, code: str) -> Path:
-    """Write a job whose server or sites have a part Extra of the job's own code."""
+    """Write a job whose server or sites have the job's own component Extra."""
     job = plan_job(folder, make_plan(sites=ONE))
     (job / CUSTOM).mkdir()
     (job / CUSTOM / "extra.py").write_text(code)
@@ -216,13 +216,13 @@ def test_missing_data_end_in_seconds_with_the_cause(tmp_path: Path, capsys: pyte
     assert main(["run", str(job), "--out", str(tmp_path / "runs"), "--data", str(tmp_path / "nowhere")]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert "data folder" in last and "--data" in last and last.endswith(f"[{tmp_path / 'nowhere'}]")
-    assert time.monotonic() - started < 20  # before NVFlare starts
+    assert time.monotonic() - started < 20  # it fails before NVFlare starts
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.long
 def test_what_could_not_start_leaves_its_name_free(tmp_path: Path) -> None:
-    """Before NVFlare starts, while it starts, and when no site joins; its log stays."""
+    """The run fails before NVFlare starts, during its start, and when no site joins. Its log stays."""
     plan, run = make_plan("fedavg", "training.rounds=1", sites=ONE), tmp_path / "runs" / "run"
     with pytest.raises(MedsiloError, match="cuda:7"):
         simulator.run(plan, run, SiteSettings(device="cuda:7"))
@@ -241,7 +241,7 @@ def test_what_could_not_start_leaves_its_name_free(tmp_path: Path) -> None:
 
 
 def take_ports(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, after: float) -> None:
-    """Let another program answer at so many ports of hospital-b's, and hang up after so many seconds."""
+    """Let another program answer at a number of hospital-b's ports, and close each connection after some seconds."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(TAKEN)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
@@ -254,7 +254,7 @@ def take_ports(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, after:
 def test_a_port_that_another_program_took_costs_nothing(
     after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare 2.9 would give that site up, before or after its process has asked to be forked."""
+    """NVFlare 2.9 would give up that site, before or after its process asks for a fork."""
     plan = make_plan("fedbn", sites=TWO)
     take_ports(tmp_path / "taken", monkeypatch, 1, after)
     simulator.run(plan, tmp_path / "run", CPU)

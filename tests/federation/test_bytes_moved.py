@@ -1,4 +1,4 @@
-"""The cost of a tensor on its way over NVFlare into a mean: counted, so that a busy machine changes nothing."""
+"""Count the bytes that are written and copied on a tensor's way from NVFlare into the mean."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from medsilo.core import parent_watch
 SCRIPT = """
 import json, os, resource, torch
 from medsilo.core.parent_watch import reuse_blocks
-from medsilo.federation.bounds import Bounds
+from medsilo.exchange.bounds import Bounds
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.runs.messages import StudyMessage
 from tests.federation.test_gate import Cells, answer_of, to_parcel
@@ -46,13 +46,13 @@ os._exit(0)
 @pytest.mark.long
 @pytest.mark.skipif(not parent_watch.STATUS.exists(), reason="counts as Linux does")
 def test_an_answer_is_written_once_and_memory_is_used_again() -> None:
-    """From the hospital's tensor to the mean, with an answer that waits for its turn. Both ends are one process.
+    """An answer waits on its way from the hospital's tensor to the mean. One process is both hospital and server.
 
-    Where the server gave each block of a piece back, ten bytes were zeroed by the system for each byte sent.
+    When the server freed each block after use, the system zeroed ten bytes for each byte sent.
     """
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=root, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["written"] == 1.0  # into the file in which tensors arrive, and no other
+    assert found["written"] == 1.0  # the answer is written only to the file that receives its tensors
     assert found["faulted"] < 3

@@ -1,4 +1,4 @@
-"""Hospitals with volumes of their own, from their files to masks on their own grids."""
+"""Hospitals with different volumes: from their files to predicted masks on the volumes' grids."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from medsilo.site.settings import SiteSettings, make_settings
 from tests import inprocess
 from tests.hospital import Volume, affine_of, ball, photograph, write_balls, write_pixels, write_table, write_volume
 
-HOSPITALS = {  # shape, spacing, axes as they are stored
+HOSPITALS = {  # the volumes' shape, spacing and axes
     "north": ((12, 24, 20), (1.5, 1.5, 2.5), "RAS"),
     "south": ((10, 30, 26), (1.2, 1.2, 3.0), "LPI"),
     "west": ((16, 20, 22), (2.0, 1.8, 2.0), "PIR"),
@@ -46,7 +46,6 @@ def plan_of(method: str, rounds: int, **network) -> Plan:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder per hospital."""
     root = tmp_path_factory.mktemp("hospitals")
     for site, (shape, spacing, stored_as) in HOSPITALS.items():
         write_balls(root / site, [f"{site} {number}" for number in range(8)], shape, spacing, stored_as)
@@ -63,7 +62,7 @@ def test_three_hospitals_of_different_spacing_end_with_masks_on_their_own_grids(
     inprocess.run(plan, folder=run, settings=settings)
     for site, (shape, spacing, stored_as) in HOSPITALS.items():
         (tmp_path / site).mkdir()
-        values, mask = ball(shape, spacing, 999)  # of nobody who trained
+        values, mask = ball(shape, spacing, 999)  # a patient outside of the training data
         write_volume(tmp_path / site / "scan.nii.gz", Volume(values, affine_of(spacing)), stored_as)
         out = tmp_path / "masks" / site
         assert main(["predict", str(run), str(tmp_path / site / "scan.nii.gz"), "-o", str(out)]) == 0
@@ -74,7 +73,7 @@ def test_three_hospitals_of_different_spacing_end_with_masks_on_their_own_grids(
         for name in ("GetSpacing", "GetOrigin", "GetDirection"):
             np.testing.assert_allclose(getattr(found, name)(), getattr(image, name)(), rtol=0, atol=1e-5)
         one, other = (SimpleITK.GetArrayFromImage(each) > 0 for each in (found, wanted))
-        assert 2 * (one & other).sum() / (one.sum() + other.sum()) > 0.6  # it lies where the ball is
+        assert 2 * (one & other).sum() / (one.sum() + other.sum()) > 0.6  # the prediction overlaps the ball
 
 
 @pytest.mark.slow
@@ -85,7 +84,7 @@ def test_three_hospitals_of_different_spacing_end_with_masks_on_their_own_grids(
 def test_methods_that_look_at_cases_take_pieces_of_volumes(
     method: str, network: dict, data: Path, tmp_path: Path
 ) -> None:
-    """Statistics, amplitudes and selectors need one size, which whole volumes don't have."""
+    """Statistics, amplitudes and selectors need inputs of one size, which whole volumes do not have."""
     plan = plan_of(method, 1, **network).with_changes(["training.local_epochs=1"])
     if method == "adafed":
         plan = plan.with_changes(["algorithm.pretraining.epochs=1"])
@@ -96,7 +95,7 @@ def test_methods_that_look_at_cases_take_pieces_of_volumes(
     assert all(0 <= score <= 1 for score in scores)
 
 
-KINDS = {  # task, network, the file that is predicted, what is found of it
+KINDS = {  # the task, the network, the file to predict, and the type of result
     "flat, structures": (
         {"name": "image-folder", "labels": ["square"], "size": [32, 32], "augmentation": ["flip-x", "affine"]},
         {"name": "unet", "features": [4, 8]},
@@ -132,7 +131,7 @@ KINDS = {  # task, network, the file that is predicted, what is found of it
 
 @pytest.fixture(scope="module")
 def clinic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Volumes and photographs of one hospital, and a table that gives each a class."""
+    """Write volumes and photographs of one hospital, and a table with the class of each."""
     root = tmp_path_factory.mktemp("clinic")
     patients = [f"p{number}" for number in range(20)]
     write_balls(root / "balls", patients)
@@ -147,7 +146,7 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_trained_tested_and_predicted(kind: str, clinic: Path, tmp_path: Path) -> None:
-    """One folder, dealt to two sites."""
+    """The cases of one folder are divided between two sites."""
     task, network, image, found = KINDS[kind]
     values = {
         "algorithm": {"name": "fedavg"},

@@ -1,4 +1,6 @@
-"""The gate on NVFlare's real cells: a server, its job, and a hospital that sends whatever it likes."""
+"""The gate that checks messages, on NVFlare's real cells: a server, its job, and a hospital that sends arbitrary
+messages.
+"""
 
 import contextlib
 import errno
@@ -52,13 +54,13 @@ from nvflare.fuel.utils.fobs import lobs
 from medsilo.core.errors import Refused
 from medsilo.core.mmap_store import Spill
 from medsilo.core.parent_watch import forget_most, most_held
-from medsilo.federation.bounds import SLACK, Bounds, answer_bounds, request_bounds
+from medsilo.exchange.bounds import SLACK, Bounds, answer_bounds, request_bounds
 from medsilo.flare import script_process
 from medsilo.flare.script_wire import as_model
 from medsilo.flare.wire import META, TASK, _ArrivalFile, let_tensors_travel, refuse, to_parcel, to_shareable
 from medsilo.plan import parse_plan
 from medsilo.runs.messages import StudyMessage
-from medsilo.script.study import plan_of_script
+from medsilo_script.study import plan_of_script
 from nvflare_reliability import patches
 from nvflare_reliability.answer_gate import DEEPEST, MOST_FAILED, AnswerGate, check_body, check_outline, is_unread
 from nvflare_reliability.chunking import ChunkedTensors, _Chunks
@@ -71,20 +73,18 @@ from nvflare_reliability.patches import BUFFER, GARBAGE, MOST_KEPT, MOST_LEFT, M
 from tests.conftest import make_plan
 from tests.secure.consortium import free_port, wait_until
 from tests.secure.relay import Line, Relay
-from tests.unit.test_coordinator import SMALL as FEW
-from tests.unit.test_coordinator import Answers, Study
+from tests.unit.medsilo_server.test_coordinator import SMALL as FEW
+from tests.unit.medsilo_server.test_coordinator import Answers, Study
 
 flare_decomposers.register()
-numpy_decomposers.register()  # as NVFlare does in each of its processes
+numpy_decomposers.register()  # as in each of NVFlare's processes
 SERVER, JOB, SITE = "server", "server.job", "hospital-a.job"
 SMALL = StudyMessage({"model": {"w": torch.arange(6.0).reshape(2, 3)}}, {"task": "round", "samples": 3, "loss": 0.5})
 
 
 class Cells:
-    """A server, its job with a gate, and a hospital, connected over TCP in this process."""
-
     def __init__(self, line: Line | None = None) -> None:
-        """line: what the hospital's connection goes through."""
+        """`line` is a relay for the hospital's connection."""
         let_tensors_travel(to_files=True)
         port = free_port()
         url = f"tcp://127.0.0.1:{port}"
@@ -95,7 +95,7 @@ class Cells:
         self.job = Cell(JOB, url, secure=False, credentials={}, parent_url=inner)
         own = url if line is None else f"tcp://127.0.0.1:{self.relay.port}"
         self.site = Cell("hospital-a" if line else SITE, own, secure=False, credentials={})
-        if line:  # else NVFlare gives messages within a process to the cell itself
+        if line:  # without this, NVFlare passes messages inside the process directly
             CoreCell.ALL_CELLS.clear()
         self.job.core_cell.start()
         self.site.core_cell.start()
@@ -114,7 +114,7 @@ class Cells:
     def send(
         self, payload: Any, topic: str = "submit_update", headers: dict | None = None, timeout: float = 5.0
     ) -> str:
-        """Send a message to the server and return the code of its reply."""
+        """Send a message to the server and return the return code of its reply."""
         reply = self.site.send_request(
             channel=CellChannel.SERVER_COMMAND,
             target=JOB,
@@ -125,11 +125,11 @@ class Cells:
         return reply.get_header(MessageHeaderKey.RETURN_CODE)
 
     def throw(self, message: Message, to: str = JOB) -> None:
-        """Send one message of a stream, whatever it is."""
+        """Send one arbitrary stream message."""
         self.site.core_cell.fire_and_forget(STREAM_CHANNEL, STREAM_DATA_TOPIC, to, message)
 
     def refused(self, payload: Any, **how: Any) -> str:
-        """Send an answer that the job takes as a refusal, and return its reason."""
+        """Send an answer that the job must reject, and return the reason."""
         before = len(self.got)
         self.send(payload, **how)
         wait_until(lambda: len(self.got) > before, 5, "the answer")
@@ -141,7 +141,7 @@ class Cells:
         return str(caught.value)
 
     def takes(self) -> bool:
-        """Return whether an honest answer still arrives whole."""
+        """True if a valid answer still arrives completely."""
         before = len(self.got)
         assert self.send(answer_of(SMALL)) == CellCode.OK and len(self.got) == before + 1
         parcel = to_parcel(self.got[-1])
@@ -152,8 +152,8 @@ class Cells:
         let_tensors_travel()
         for cell in (self.site, self.job, self.server):
             cell.core_cell.stop()
-            CoreCell.ALL_CELLS.pop(cell.get_fqcn(), None)  # else other tests' sessions would find this server
-        StatsPoolManager.pools.clear()  # else there could be no second set of cells
+            CoreCell.ALL_CELLS.pop(cell.get_fqcn(), None)
+        StatsPoolManager.pools.clear()  # without this, the process could create no second set of cells
 
 
 @pytest.fixture(scope="module")
@@ -165,14 +165,13 @@ def cells() -> Iterator[Cells]:
 
 @pytest.fixture(autouse=True)
 def no_exit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """NVFlare ends the process by this; whoever calls it shows here."""
     called: list[int] = []
     monkeypatch.setattr(os, "_exit", called.append)
     return called
 
 
 def answer_of(parcel: StudyMessage) -> Shareable:
-    """An answer as NVFlare's client sends it."""
+    """Return an answer as NVFlare's client sends it."""
     return with_context(to_shareable(parcel))
 
 
@@ -188,7 +187,7 @@ def packed(answer: Any) -> bytes:
     return lobs.dump_to_bytes(answer)
 
 
-NUMBERS = itertools.count(1_000_000)  # of streams
+NUMBERS = itertools.count(1_000_000)  # numbers of streams
 FOBS = {StreamHeaderKey.PAYLOAD_ENCODING: "fobs"}
 
 
@@ -209,7 +208,10 @@ def test_no_answer_is_spelt_out_for_a_line_that_nobody_logs(cells: Cells, monkey
 def test_answers_do_not_wait_for_the_threads_that_they_are_read_in(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare has 64 for all that comes in, so that 65 sites that answered at the same time were not heard again."""
+    """NVFlare has 64 threads for incoming messages.
+
+    Before, 65 answers at the same time blocked all further messages.
+    """
     monkeypatch.setattr(blob_streamer, "callback_thread_pool", CheckedExecutor(1, "the only one"))
     assert (
         cells.send(answer_of(StudyMessage({"model": {"w": torch.randn(700, 1024)}}, {"task": "round"}))) == CellCode.OK
@@ -219,7 +221,7 @@ def test_answers_do_not_wait_for_the_threads_that_they_are_read_in(
 def test_a_large_answer_lies_in_a_file_and_is_refused_where_the_disk_is_full(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many are on their way, memory does not hold them."""
+    """Answers are stored on disk, so that many of them do not fill the memory."""
     made: list[Spill] = []
     monkeypatch.setattr(ChunkedTensors, "store", lambda: made.append(_ArrivalFile()) or made[-1])
     large = StudyMessage({"model": {"w": torch.randn(700, 1024), "b": torch.ones(3)}}, {"task": "round"})
@@ -263,7 +265,7 @@ def test_a_liar_about_pieces_is_refused_and_the_next_answer_is_taken(
 def test_arrays_that_a_site_compressed_are_not_unpacked(
     inline: bool, cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare's filters may turn tensors into arrays. Of 2 MB the server made 11 GB."""
+    """NVFlare's filters can turn tensors into compressed arrays. Without the check, 2 MB became 11 GB at the server."""
     small, file = np.arange(6, dtype=np.float32), io.BytesIO()
     meta = {META: {"facts": {}, "dtypes": {"model": {"w": "torch.float32"}}}}
     answer = with_context(DXO(DataKind.WEIGHTS, {"model/w": small}, meta).to_shareable())
@@ -290,8 +292,9 @@ def test_arrays_that_a_site_compressed_are_not_unpacked(
 def test_what_can_not_be_read_of_a_scripts_tensors_is_refused_at_once(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They travel in NVFlare's own way, in which the sender was asked for the same again and again."""
-    turned = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)  # which NVFlare can't send
+    """NVFlare itself fetches a script's tensors. Before, it repeated the same request to the sender forever."""
+    # NVFlare cannot send tensors in this memory format
+    turned = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     large = StudyMessage({"model": {"w": torch.randn(700, 1024), "turned": turned}}, {"task": "round"})
     let_tensors_travel(to_files=True, plainly=True)
     try:
@@ -312,8 +315,8 @@ def test_a_surplus_tensor_is_not_fetched(cells: Cells, no_exit: list[int]) -> No
     text = cells.refused(answer_of(surplus), timeout=30)
     assert text.startswith("its message of 8.4 MB or more")  # it comes in pieces
     assert cells.gate.taken["hospital-a.job"] <= SLACK
-    assert time.monotonic() - started < 5  # not repeated
-    assert most_held() - before < 250e6  # this process sends it, too
+    assert time.monotonic() - started < 5  # it is not repeated
+    assert most_held() - before < 250e6  # this process is the sender, too
     assert cells.takes() and no_exit == []
 
 
@@ -321,7 +324,7 @@ def test_a_surplus_tensor_is_not_fetched(cells: Cells, no_exit: list[int]) -> No
 def test_a_producer_that_answers_with_errors_is_not_asked_for_good(
     heals: bool, cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its sender sent the answer again and again, as long as the server waited for it."""
+    """Before, the sender repeated its error as long as the server waited for it."""
     asked, before, produce = list[str](), len(cells.got), _Chunks.produce
 
     def fails(self: _Chunks, state: dict, who: str) -> tuple[str, Any, dict]:
@@ -350,12 +353,12 @@ def test_many_tensors_count_together(cells: Cells) -> None:
 
 
 def test_pieces_of_a_process_count_for_the_answer_that_they_belong_to(cells: Cells) -> None:
-    """They were counted over all rounds."""
+    """Before, the gate counted pieces over all rounds."""
     assert "".join(cells.gate._of_job(f"{SITE}.client_api_trainer_1")) == SITE
 
 
 def test_pieces_that_did_not_arrive_do_not_count(cells: Cells) -> None:
-    """A line that was cut makes the server fetch them again."""
+    """After a broken connection, the server fetches the missing pieces again."""
     future = StreamFuture(1)
     cells.gate.taken["x"] = 10
     cells.gate._give_back(future, "x", 6)
@@ -380,7 +383,7 @@ def test_what_else_is_large_is_refused_too(cells: Cells, answer: StudyMessage, w
 
 
 def test_tensors_sent_inline_are_bounded(cells: Cells) -> None:
-    """As one body without references, which no setting of the server's prevents."""
+    """The tensors arrive in one message body, which no setting of the server prevents."""
     inline = packed(answer_of(StudyMessage({"model": {"w": torch.zeros(5_000_000)}})))
     assert "was not taken: at most 8.4 MB" in cells.refused(inline, headers=FOBS)
     small = packed(answer_of(SMALL))
@@ -439,7 +442,7 @@ def test_what_cannot_be_read_costs_its_sender_that_answer(
     ],
 )
 def test_tensors_are_fetched_from_the_sites_own_processes_alone(holder: Any, fits: bool) -> None:
-    """A training script in a process of its own holds its tensors itself; it was refused."""
+    """A training script in a separate process keeps its tensors there. Before, the server rejected them."""
     place = json.dumps({"fqcn": holder, "ref_id": "x"}).encode()
     answer = WHOLE + section(lobs.MARKER_DATUM_TEXT, b"x" * 16 + place, 6)
     with contextlib.nullcontext() if fits else pytest.raises(Rejected, match="not its own"):
@@ -451,7 +454,7 @@ def test_an_answer_packed_in_another_way_is_refused(cells: Cells) -> None:
 
 
 def piece(stream: int, sequence: int, kind: int, size: Any, sent: bytes, **more: Any) -> Message:
-    """Return one message of a stream that says that it is an answer. more: headers, by their names"""
+    """Return one message of a stream that claims to be an answer. `more` adds headers."""
     headers = {
         **FOBS,
         StreamHeaderKey.STREAM_ID: stream,
@@ -506,7 +509,7 @@ def test_who_leaves_answers_hanging_keeps_few_readers(cells: Cells, no_exit: lis
 
 
 def test_readers_end_with_the_study_and_late_answers_are_still_read(cells: Cells, no_exit: list[int]) -> None:
-    """NVFlare warns of each thread that is left when the process of a job ends."""
+    """NVFlare warns about each thread that is left when a job's process ends."""
     assert cells.takes()
     begun = {*cells.gate.readers._threads}
     cells.gate.end_readers()
@@ -515,7 +518,7 @@ def test_readers_end_with_the_study_and_late_answers_are_still_read(cells: Cells
 
 
 def test_a_server_that_can_not_tell_who_is_there_is_asked_once(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a kit that NVFlare made, in whose logs each question leaves a warning; one that is silent is asked on."""
+    """Each unanswered question would leave a warning in the log of an NVFlare kit."""
     presence = Liveness(cells.job, {}, sync=lambda: None, silence=420.0)
     with monkeypatch.context() as away:
         away.setattr(cells.job, "send_request", lambda **asked: make_reply(CellCode.COMM_ERROR, error="timeout"), False)
@@ -526,7 +529,7 @@ def test_a_server_that_can_not_tell_who_is_there_is_asked_once(cells: Cells, mon
 
 
 def finished() -> list[RxTask]:
-    """Return the streams of the hospital that are kept though they have ended."""
+    """Return the hospital's finished streams that are still stored."""
     return [task for (origin, _), task in [*RxTask.rx_task_map.items()] if origin == SITE and task.completed]
 
 
@@ -537,7 +540,7 @@ def timers() -> int:
 def test_streams_that_ended_are_not_kept_for_as_long_as_their_sender_wishes(
     cells: Cells, no_exit: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare would keep a thread for each, for an hour."""
+    """NVFlare itself would keep a thread for each finished stream for an hour."""
     wishes = {"TOPIC": "get_task", "RELIABLE": True, "RETRY_TIMEOUT": 3600.0, "RETRY_WAIT": 5.0}
     before, seen, many = len(cells.got), timers(), MOST_KEPT + 100
     for _ in range(many):
@@ -545,7 +548,7 @@ def test_streams_that_ended_are_not_kept_for_as_long_as_their_sender_wishes(
     wait_until(lambda: len(cells.got) == before + many, 60, "all of them")
     assert cells.takes() and no_exit == []
     assert MOST_KEPT - 10 < len(finished()) < MOST_KEPT + 10
-    assert timers() <= seen + 9  # those of what the hospital itself gets
+    assert timers() <= seen + 9  # the timers of the hospital's own messages
     assert {task.completed_task_ttl for task in finished()} == {65.0}
     now = time.monotonic()
     monkeypatch.setattr(patches, "monotonic", lambda: now + 2.0)
@@ -559,7 +562,7 @@ def test_streams_that_ended_are_not_kept_for_as_long_as_their_sender_wishes(
 def test_what_nvflare_leaves_behind_of_messages_does_not_pile_up(
     cells: Cells, frees: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A buffer for each, in a circle; Python looks for circles when many objects are new, and they are few here."""
+    """NVFlare leaves a message's buffer in a reference cycle, which Python collects late."""
     if not frees:
         monkeypatch.setattr(GARBAGE, "sent", lambda size=0: None)
     gc.collect()
@@ -571,13 +574,13 @@ def test_what_nvflare_leaves_behind_of_messages_does_not_pile_up(
         left = [len(thing.buffer) for thing in gc.get_objects() if isinstance(thing, TxTask)]
     finally:
         gc.enable()
-    # Once the most that may be left, or three times on a busy machine; ten times where nothing is freed.
-    assert (sum(left) < 5 * MOST_LEFT) == frees  # the hospital's own, in the same process, are larger
-    assert BUFFER in left  # the server's
+    # The garbage stays below three times the limit on a busy machine. Without the patch, it is ten times the limit.
+    assert (sum(left) < 5 * MOST_LEFT) == frees  # the hospital's own buffers, in the same process, are larger
+    assert BUFFER in left  # a buffer of the server
 
 
 def unfinished() -> set[int]:
-    """Return the numbers of the streams that have not ended."""
+    """Return the numbers of the unfinished streams."""
     return {task.sid for task in [*RxTask.rx_task_map.values()] if not task.completed and not task.failed}
 
 
@@ -588,13 +591,13 @@ def test_streams_that_never_begin_are_few(cells: Cells, no_exit: list[int]) -> N
         cells.throw(piece(stream, 5, StreamDataType.CHUNK, 8, b"half"))
     wait_until(lambda: unfinished() == {*streams[-MOST_STREAMS:]}, 5, "the oldest to go")
     assert cells.takes() and no_exit == []
-    for stream in streams:  # as their sender does when a stream of its own ends
+    for stream in streams:  # the sender does the same when another stream ends
         cells.throw(piece(stream, 5, StreamDataType.ERROR, 8, b"", ERROR_MSG="ended"))
     wait_until(lambda: not unfinished(), 5, "the end of all of them")
 
 
 def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVFlare holds 1024 messages of each stream that came before their turn, of any size."""
+    """NVFlare stores up to 1024 early messages of each stream, of any size."""
     monkeypatch.setattr(cells.gate, "most", Bounds(size=200_000))
     most = MOST_OPEN * 200_000
 
@@ -605,7 +608,7 @@ def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monke
     held, take = (
         list[int](),
         StreamLimits.take,
-    )  # looked at with each piece: a busy machine may forget ended streams soon
+    )  # limits that are checked with each piece
     monkeypatch.setattr(StreamLimits, "take", lambda *given: (take(*given), held.append(waiting()))[0])
     wide, streams = {"CHUNK_SIZE": 1, "WINDOW_SIZE": 10**6}, [next(NUMBERS) for _ in range(4)]
     for sequence, stream in itertools.product(range(1, 26), streams):
@@ -615,7 +618,7 @@ def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monke
 
 
 def test_the_servers_own_process_takes_little_of_each_sender(cells: Cells) -> None:
-    """It has no plan, and NVFlare's own limits: any size, any number, for an hour."""
+    """The server's main process has no plan. NVFlare itself accepts any size and number for an hour."""
     got: list[Message] = []
     cells.server.register_request_cb(channel="notes", topic="leave", cb=got.append)
     BoundedStreams().bound(cells.server)
@@ -644,7 +647,7 @@ def test_the_servers_own_process_takes_little_of_each_sender(cells: Cells) -> No
     for number in [*hanging, other]:
         cells.throw(piece(number, 1, StreamDataType.ERROR, 8, b"", ERROR_MSG="ended"), SERVER)
     wait_until(lambda: not unfinished(), 5, "the end of all of them")
-    assert cells.takes()  # what goes on to the job is none of this
+    assert cells.takes()
 
 
 def test_all_cells_of_a_hospital_are_one_sender(cells: Cells) -> None:
@@ -654,7 +657,7 @@ def test_all_cells_of_a_hospital_are_one_sender(cells: Cells) -> None:
 
 
 def test_without_the_gate_such_an_answer_ends_the_process(cells: Cells, no_exit: list[int]) -> None:
-    """So it is NVFlare 2.9 that needs it."""
+    """This test shows why NVFlare 2.9 needs the gate."""
     found = cells.job.byte_receiver.registry
     ours = found.reg.pop(f"{CellChannel.SERVER_COMMAND}:submit_update")
     with contextlib.suppress(Exception):
@@ -697,7 +700,7 @@ def test_a_site_that_calls_a_message_too_large_ends_nothing(cells: Cells, no_exi
 
 
 def test_a_site_takes_no_more_than_belongs_to_a_task(cells: Cells) -> None:
-    """The same gate, the other way round."""
+    """The same gate protects a site from its server."""
     gate = Gate(cells.site, Bounds())
     gate.guard_site()
     large = torch.zeros(10_000_000)
@@ -730,7 +733,7 @@ def test_a_site_takes_no_more_than_belongs_to_a_task(cells: Cells) -> None:
 def test_a_site_of_a_script_takes_no_more_than_its_model_needs(
     cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its server could send any size, and 2 MB of an archive became 11 GB."""
+    """Before, a server could send messages of any size, and 2 MB of an archive became 11 GB."""
     plan = plan_of_script(torch.nn.Linear(2, 3), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1)
     (tmp_path / "plan.yaml").write_text(plan.to_yaml())
     sent: list[StudyMessage] = [SMALL, StudyMessage({"model": {"w": torch.zeros(10_000_000)}})]
@@ -769,7 +772,7 @@ def test_a_site_of_a_script_takes_no_more_than_its_model_needs(
 
 
 def test_tensors_that_a_process_has_no_more_are_asked_for_again(cells: Cells) -> None:
-    """A site's process died while its answer was fetched: the next one has its name, and knows nothing of them."""
+    """A site's process died while its answer was fetched. The new process has the same name, but not the tensors."""
     assert cells.takes()
     told, tensors = ChunkedTensors().download(from_fqcn=SITE, ref_id="gone", per_request_timeout=5.0, cell=cells.job)
     assert "invalid_request" in told and tensors == {}
@@ -793,12 +796,12 @@ def test_a_site_keeps_few_finished_streams_and_no_threads_for_them(cells: Cells)
     assert MOST_KEPT - 10 < len(kept() - earlier) < MOST_KEPT + 10 and timers() <= seen
 
 
-# ---------------------------------------------------------------------------------------------------- from the plan
+# -------------------------------------------------------------------------------------------------------- from the plan
 
 
 @pytest.mark.parametrize("method", ["harmofl", "adafed", "fedsm-extra"])
 def test_nothing_of_an_honest_study_is_larger_than_its_layout(method: str, tmp_path: Path) -> None:
-    """All phases, deliveries and tests; half of what is allowed beside the slack is for filters."""
+    """The study has all phases, deliveries and tests. Half of the allowed size is reserved for filters."""
     plan, seen = make_plan(method, *FEW), [0, 0]
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -814,7 +817,7 @@ def test_nothing_of_an_honest_study_is_larger_than_its_layout(method: str, tmp_p
 def test_the_pieces_of_a_scripts_large_network_are_no_more_values_than_an_answer_may_have(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 2 GB in few tensors each answer was refused."""
+    """Before, an answer with 2 GB in few tensors was rejected."""
     layer = {"name": "", "tensors": [{"name": "w", "shape": [1 << 20, 1 << 10], "dtype": "float32", "learns": True}]}
     network = {"name": "script", "layers": [layer], "sha256": "0" * 64, "bytes": 1 << 33}
     task = {"name": "script", "metric": "accuracy", "input_channels": 1}

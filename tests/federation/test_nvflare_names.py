@@ -1,4 +1,4 @@
-"""NVFlare keeps what tests/nvflare_names.py says that we rely on, and that list is whole."""
+"""tests/nvflare_names.py lists all NVFlare names that medsilo uses, and NVFlare has all of them."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import nvflare
 import pytest
 
 from medsilo.core.package import PLACE, ROOT
-from medsilo.flare.jobs import canonical_job
+from medsilo_lab.jobs import canonical_job
 from tests.conftest import make_plan
 from tests.nvflare_names import (
     KEYS,
@@ -27,12 +27,12 @@ from tests.nvflare_names import (
 )
 from tests.nvflare_uses import Uses, uses_of
 
-# NVFlare's inner parts: attributes by which they are reached; beside them, what begins with one underscore.
+# Attributes of NVFlare's internal objects. Names with a leading underscore count as internal, too.
 INNER = {"RxTask", "blob_cb", "byte_receiver", "byte_streamer", "client_tasks", "command_agent", "communicator"}
 INNER |= {"core_cell", "job_runner", "max_blob_size", "requests_dict"}
-SET = {"apis.controller_spec.ClientTask.result", "apis.controller_spec.ClientTask.task.data"}
+SET = {f"apis.controller_spec.ClientTask.{of}" for of in ("result", "task.data", "task.name")}
 USES = json.loads(RECORDED.read_text("utf-8"))
-OURS = {"id", "name", "app"}  # keys of a job's files whose values are ours alone
+OURS = {"id", "name", "app"}  # keys of a job's files whose values are medsilo's own
 
 
 @pytest.mark.parametrize("module", sorted({use.rpartition(".")[0] for use in USES}))
@@ -51,7 +51,7 @@ def test_the_keys_of_files_still_mean_something() -> None:
     assert list(lost_keys(texts_of_nvflare())) == []
 
 
-# ---------------------------------------------------------------------------------------------------- the list is whole
+# --------------------------------------------------------------------------------------------- completeness of the list
 def test_every_use_is_in_the_list_and_every_line_of_the_list_is_used() -> None:
     assert len(USES) > 150 and set(USES) == used(), "python -m tests.nvflare_names --write"
 
@@ -62,7 +62,7 @@ def is_inner(use: str) -> bool:
 
 
 def test_inner_parts_are_touched_in_one_file() -> None:
-    """Each by a patch with an issue for NVFlare's maintainers; nothing is set on NVFlare's things elsewhere."""
+    """Each use of an internal attribute is a patch with an issue for NVFlare's maintainers."""
     files = [path for room in KNOW_NVFLARE for path in (PLACE / room).glob("*.py")]
     inner = {path.name for path in files if any(map(is_inner, uses_of(path)))}
     assert inner == {"kit_patches.py", "patches.py"}
@@ -113,7 +113,7 @@ def keys_of(value: object) -> set[str]:
 # ---------------------------------------------------------------------------------------------------- a seeded break
 @pytest.mark.long
 def test_a_name_that_nvflare_renamed_is_named(root: Path, tmp_path: Path) -> None:
-    """A copy of NVFlare in which a function and a method have other names, wherever NVFlare uses them itself."""
+    """In the test's copy of NVFlare, a function and a method have new names."""
     broken = {
         "add_job_audit_event": "apis.utils.fl_context_utils.add_job_audit_event",
         "get_startup_kit_dir": "apis.workspace.Workspace.get_startup_kit_dir",

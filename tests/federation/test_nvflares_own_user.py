@@ -1,4 +1,4 @@
-"""Jobs as NVFlare's own user runs them: the folder as it is, by `nvflare simulator` and in POC mode."""
+"""NVFlare runs medsilo's unchanged job folders with `nvflare simulator` and in POC mode."""
 
 import importlib
 import json
@@ -11,24 +11,25 @@ from pathlib import Path
 import psutil
 import pytest
 
-from medsilo.federation import inprocess
-from medsilo.flare.jobs import PLAN, plan_of
+from medsilo.flare.job_source import PLAN
+from medsilo.flare.jobs import plan_of
 from medsilo.recipes import FedBNRecipe
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 from medsilo.site.settings import SiteSettings
+from medsilo_lab.engines import inprocess
 from tests.conftest import METHODS, SITES
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import Consortium
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 NVFLARE = Path(sys.executable).with_name("nvflare")
-ENDED = 1800.0  # seconds
+ENDED = 1800.0  # seconds until a job must have ended
 THREE = ["site-1", "site-2", "site-3"]
 
 
 def short(method: str, folder: Path, rounds: int = 1) -> Path:
-    """The job with fewer rounds."""
+    """Return a copy of the job with fewer rounds."""
     job = folder / method
     shutil.copytree(JOBS / method, job, ignore=shutil.ignore_patterns("plans"))
     plan = (job / PLAN).read_text()
@@ -37,7 +38,7 @@ def short(method: str, folder: Path, rounds: int = 1) -> Path:
 
 
 def nvflare(folder: Path, *words: str | Path, code: int = 0, **environment: str) -> str:
-    """Run a command of NVFlare's, which must end with this code; returns what it said."""
+    """Run an NVFlare command that must end with this exit code; return its output."""
     folder.mkdir(exist_ok=True)
     home = {**os.environ, "HOME": str(folder), "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run([NVFLARE, *words], cwd=folder, env=home, capture_output=True, text=True, timeout=ENDED)
@@ -47,18 +48,18 @@ def nvflare(folder: Path, *words: str | Path, code: int = 0, **environment: str)
 
 
 def simulated(job: Path, folder: Path, *options: str) -> Path:
-    """Run NVFlare's simulator; returns the study's folder with those of its sites in it."""
+    """Run NVFlare's simulator; return the study's folder with the sites' folders."""
     said = nvflare(folder, "simulator", job, "-w", folder / "workspace", *options)
     studies = [*folder.glob("workspace/server/medsilo/*/summary.json")]
     assert len(studies) == 1, said
     (study,) = (path.parent for path in studies)
-    for own in [*folder.glob(f"workspace/*/medsilo/{study.name}/{paths.SITES}/*")]:  # before the first is copied
+    # lists the sites' folders before the first is copied
+    for own in [*folder.glob(f"workspace/*/medsilo/{study.name}/{paths.SITES}/*")]:
         shutil.copytree(own, study / paths.SITES / own.name)
     return study
 
 
 def alone(job: Path, folder: Path, sites: list[str]) -> Path:
-    """The same in one process."""
     inprocess.run(plan_of(job).among(sites), folder=folder, settings=SiteSettings(device="cpu"))
     return folder
 
@@ -67,7 +68,7 @@ def alone(job: Path, folder: Path, sites: list[str]) -> Path:
 @pytest.mark.parametrize(
     ("method", "options", "sites"),
     [
-        # its plan must know the sites, and names none
+        # FedSM's plan must name the sites, and the job's plan names none
         pytest.param("fedsm", ["-n", "3", "-t", "3"], THREE, marks=pytest.mark.slow),
         pytest.param("fedbn", ["-c", ",".join(SITES), "-t", "3"], SITES, marks=pytest.mark.long),
         pytest.param("scaffold", ["-n", "4", "-t", "2"], [*THREE, "site-4"], marks=pytest.mark.long),
@@ -83,8 +84,10 @@ def test_the_simulator_runs_a_job_as_it_is(method: str, options: list[str], site
 @pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_the_simulator_runs_every_job_with_one_thread(method: str, tmp_path: Path) -> None:
-    """Each answer comes from a process of its own, so what a site keeps from round to round lies on its disk. All of
-    it takes about an hour of two quiet cores."""
+    """Each answer comes from a new process, so a site's state between rounds is on disk.
+
+    All cases take about an hour.
+    """
     job = short(method, tmp_path, rounds=2)
     study = simulated(job, tmp_path / "simulator", "-n", "3", "-t", "1")
     summary = read_summary(study)
@@ -100,7 +103,7 @@ def test_too_few_sites_are_told(tmp_path: Path) -> None:
 
 
 def started_from(workspace: Path) -> list[psutil.Process]:
-    """Return the processes whose kit lies there: POC mode's own are nobody's children."""
+    """Return the kit processes of this workspace. Processes of POC mode have no parent."""
     found = psutil.process_iter(["cmdline"])
     return [process for process in found if any(str(workspace) in word for word in process.info["cmdline"] or ())]
 
@@ -130,7 +133,10 @@ while flare.is_running():
 
 
 def script_with_a_large_tensor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the job of a recipe; POC mode's http driver ends a connection at 4 MiB, which one of its tensors has."""
+    """Return a recipe's job with a large tensor.
+
+    The http driver of POC mode closes a connection at a message of 4 MiB, the size of one of the tensors.
+    """
     folder.mkdir()
     (folder / "wide.py").write_text(WIDE)
     (folder / "client.py").write_text(SCRIPT)
@@ -144,14 +150,15 @@ def script_with_a_large_tensor(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("poc")  # it has NVFlare's own ports
+@pytest.mark.xdist_group("poc")  # POC mode uses fixed ports
 def test_poc_mode_runs_a_job_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, workspace = tmp_path / "home", tmp_path / "poc"
     place = {"NVFLARE_POC_WORKSPACE": str(workspace)}
     jobs = {"fedsm": short("fedsm", tmp_path), "fedbn": script_with_a_large_tensor(tmp_path / "script", monkeypatch)}
     nvflare(own, "poc", "prepare", "-n", "3", **place)
     try:
-        nvflare(own, "poc", "start", "--timeout", "300", **place)  # its own 30 seconds are few beside other work
+        # NVFlare's default of 30 seconds is too short on a busy machine
+        nvflare(own, "poc", "start", "--timeout", "300", **place)
         for folder in jobs.values():
             told = nvflare(own, "job", "submit", "-j", folder, "--format", "json", **place)
             job = json.loads(told[told.index("{") : told.rindex("}") + 1])["data"]["job_id"]

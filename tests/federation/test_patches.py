@@ -1,12 +1,14 @@
-"""For each patch of nvflare_reliability/patches.py: NVFlare behaves as the patch says, without it.
+"""Show NVFlare's behaviour without each patch of nvflare_reliability/patches.py.
 
-A test that fails here says that NVFlare no longer needs the patch, so that it can go.
+A failing test shows that NVFlare no longer needs the patch, so that it can be removed.
 """
 
 import inspect
 import json
 import logging
+import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -23,7 +25,11 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from nvflare.apis.fl_constant import CellMessageAuthHeaderKey, ReservedKey
+from nvflare.apis.fl_constant import ReturnCode as NVFlaresCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.app_common.executors.client_api import external_process_backend
 from nvflare.client.cell.api import CellClientAPI
 from nvflare.fuel.f3.cellnet.cell import Adapter, Cell
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell, TargetMessage
@@ -57,13 +63,21 @@ from nvflare_reliability.timeouts import Timeouts
 from tests.conftest import over_all
 from tests.federation.test_gate import NUMBERS, Cells, answer_of, cells, piece  # noqa: F401 (cells is a fixture)
 from tests.federation.test_transport import Server, ask, echo, server  # noqa: F401 (server is a fixture)
-from tests.secure.consortium import wait_until
+from tests.secure.consortium import free_port, wait_until
 
-# Patches whose need is shown where they are tested; that of one with a file, by an NVFlare with it.
+# Patches whose purpose other tests show. For a patch of NVFlare's source, a patched copy of NVFlare shows it.
 ELSEWHERE = {
     "GarbageBudget": "federation/test_gate.py test_what_nvflare_leaves_behind_of_messages_does_not_pile_up",
     "close_lost_connections": "federation/test_lines.py test_connections_that_were_lost_keep_no_handle_beyond_a_job",
     "AnswerReader": "federation/test_gate.py test_without_the_gate_such_an_answer_ends_the_process",
+    "hear_of_aborts": "secure/test_resume.py test_a_study_that_waits_to_go_on_can_be_cancelled",
+    "hear_of_expulsion": "secure/test_moving.py test_a_hospital_that_is_expelled_is_out_of_the_running_study_at_once",
+    "beat_when_connected": "secure/test_resume.py test_hospitals_are_back_at_once_when_their_killed_server_is",
+    "tell_with_heartbeats": "secure/test_lost_key.py test_a_kit_that_somebody_copied_is_of_no_use_to_anybody",
+    "say_why": "secure/test_renewing.py test_a_class_that_a_hospital_does_not_allow_is_a_refusal_with_its_reason",
+    "keep_aborted": "secure/test_resume.py test_a_job_that_is_cancelled_while_it_starts_does_not_run",
+    "connect_in_time": "federation/test_handshakes.py test_a_command_gives_up_on_a_server_that_does_not_shake_hands",
+    "shake_hands_apart": "federation/test_handshakes.py test_nvflare_alone_lets_one_silent_connection_keep_all_out",
     "connect": "secure/test_lead.py test_a_connection_that_comes_too_late_is_given_up",
 }
 
@@ -71,6 +85,7 @@ ELSEWHERE = {
 PATCHED = sorted(path.stem for path in UPSTREAM.glob("*.patch"))
 against = pytest.mark.skipif(version("nvflare") != "2.9.0", reason="the patches are against NVFlare 2.9.0")
 SITE_PACKAGES = Path(str(nvflare.__file__)).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_patch_has_an_issue_and_a_test(root: Path) -> None:
@@ -86,31 +101,55 @@ def test_every_patch_has_an_issue_and_a_test(root: Path) -> None:
 
 
 def applied(patch: str, folder: Path, *how: str) -> subprocess.CompletedProcess[str]:
-    """Apply the patch of a part to the NVFlare in a folder."""
+    """Apply a patch of NVFlare's source to a copy of NVFlare."""
     command = ["patch", "-p1", "-d", str(folder), "-i", str(UPSTREAM / f"{patch}.patch"), *how]
     return subprocess.run(command, capture_output=True, text=True)
 
 
 @against
-def test_each_patch_file_applies_to_nvflare_s_own_source() -> None:
-    def check(patch: str) -> None:
-        done = applied(patch, SITE_PACKAGES, "--dry-run", "--fuzz=0")
-        assert done.returncode == 0 and "offset" not in done.stdout, done.stdout
-
-    over_all(PATCHED, check)
+@over_all("patch", PATCHED)
+def test_each_patch_file_applies_to_nvflare_s_own_source(patch: str) -> None:
+    done = applied(patch, SITE_PACKAGES, "--dry-run", "--fuzz=0")
+    assert done.returncode == 0 and "offset" not in done.stdout, done.stdout
     assert len(PATCHED) >= 15
+
+
+MAILS = sorted(path.stem for path in UPSTREAM.glob("*.mbox"))
+LINE = re.compile(r"^[+-](?!\+\+ |-- ).*", re.MULTILINE)  # a line that a patch adds or removes
+
+
+@against
+@over_all("mail", MAILS)
+def test_each_mail_makes_its_patch_of_nvflare_and_brings_a_test(mail: str) -> None:
+    """`git am` accepts the mail from any sender's name."""
+    text = (UPSTREAM / f"{mail}.mbox").read_text("utf-8")
+    head, *files = text.split("diff --git a/")
+    assert re.search(r'^From: "A. Person" <person@example.org>$', head, re.MULTILINE) and "\nSubject: [PATCH] " in head
+    follows = re.findall(r"^Follows (#\d+), which ", head, re.MULTILINE)
+    issue = (UPSTREAM / f"{mail}.md").read_text("utf-8")
+    assert follows == re.findall(r"^Follows NVIDIA/NVFlare(#\d+), which ", issue, re.MULTILINE) and len(follows) == 1
+    source = [one for one in files if one.startswith("nvflare/")]
+    tests = [one for one in files if one.startswith("tests/unit_test/")]
+    assert source and len(source) + len(tests) == len(files)
+    assert any(line.startswith("+def test_") for one in tests for line in one.splitlines())
+    own = (UPSTREAM / f"{mail}.patch").read_text("utf-8")
+    assert LINE.findall("".join(source)) == LINE.findall(own)
+    command = ["git", "apply", "--check", "--include=nvflare/*", str(UPSTREAM / f"{mail}.mbox")]
+    alone = {**os.environ, "GIT_CEILING_DIRECTORIES": str(SITE_PACKAGES.parent)}
+    done = subprocess.run(command, cwd=SITE_PACKAGES, env=alone, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 def test_a_part_says_once_that_nvflare_is_another(
     cell: Cell, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And nothing where all is as it was tested, whose versions the list has."""
+    """Tested NVFlare versions cause no log message."""
     known = json.loads(compatibility.KNOWN.read_text("utf-8"))
     places = {place for own in compatibility.PLACES.values() for place in own}
     assert known.keys() == places and all(own[version("nvflare")] for own in known.values())
 
-    # NVFlare may have set up logging in a test before.
+    # an earlier test may have loaded NVFlare's logging configuration
     for name, value in {"disabled": False, "propagate": False, "handlers": [caplog.handler]}.items():
         monkeypatch.setattr(compatibility.LOG, name, value)
     caplog.set_level("WARNING", compatibility.LOG.name)
@@ -152,9 +191,98 @@ def test_need_of_RollingFile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert said == list(range(said[0], 100)) and len(said) > 50
 
 
+def test_need_of_audit_without_fail(tiny_disk: Path) -> None:
+    """With the patch, a full disk costs only log lines."""
+    AuditService.initialize(str(tiny_disk / "audit.log"))
+    try:
+        with (tiny_disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError):
+            while filler.write(bytes(4096)):
+                pass
+        with pytest.raises(OSError):
+            for _ in range(100):
+                AuditService.add_job_event("job", msg="x" * 100)
+        patches.audit_without_fail()
+        patches.audit_without_fail()
+        for _ in range(1000):
+            AuditService.add_job_event("job", msg="lost")
+        (tiny_disk / "filler").unlink()
+        assert AuditService.add_job_event("job", msg="after it")
+    finally:
+        AuditService.close()
+    assert (tiny_disk / "audit.log").read_text().endswith("after it\n")
+
+
+def parts_in_use(*first: Path) -> dict[str, bool]:
+    """Try in another process whether each part works. NVFlare is taken from the folder, if one is given."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*first, ROOT / "custom", ROOT]))}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.federation.parts"], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert [*map(Path, answer["nvflare"])] == [(first[0] if first else SITE_PACKAGES) / "nvflare"]
+    said = {name: f"{name} is off: NVFlare" in done.stderr for name in answer["works"]}
+    assert said == {name: not works for name, works in answer["works"].items()}
+    return answer["works"]
+
+
+@against
+def test_a_part_that_nvflare_has_merged_is_off(tmp_path: Path) -> None:
+    """The test uses NVFlare's own source with the patches, as after their merge. Today every part works."""
+
+    def merged(*names: str) -> dict[str, bool]:
+        place = tmp_path / names[0]
+        shutil.copytree(SITE_PACKAGES / "nvflare", place / "nvflare", copy_function=os.symlink)
+        for name in names:
+            text = (UPSTREAM / f"{name}.patch").read_text("utf-8")
+            for path in re.findall(r"^--- a/(\S+)$", text, re.MULTILINE):
+                if (file := place / path).is_symlink():
+                    file.unlink()
+                    shutil.copyfile(SITE_PACKAGES / path, file)
+            done = applied(name, place)
+            assert done.returncode == 0, done.stdout
+        return parts_in_use(place)
+
+    alone = "RollingFile"  # it changes the same lines as audit_without_fail
+    works, others = parts_in_use(), [name for name in PATCHED if name != alone]
+    assert works.keys() == compatibility.TRIED.keys() and all(works.values()), works
+    assert merged(alone) == {name: name != alone for name in works}
+    assert merged(*others) == {name: name == alone for name in works}
+
+
+def test_each_mail_s_row_says_whether_its_part_is_off_when_merged(root: Path) -> None:
+    page = (root / "docs/trust/reliability.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| \[(\w+)\]\([^)]*upstream/\w+\.md\) \|.*\| (.*) \|$", page, re.MULTILINE))
+    assert rows.keys() == {*MAILS}
+    assert {name for name, left in rows.items() if left == "yes"} == compatibility.TRIED.keys() & {*MAILS}
+
+
+def test_need_of_hear_of_killed_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the patch, NVFlare fails this and all later tasks, and starts no new process."""
+    own = external_process_backend
+    for name in ("_trainer_liveness_error", "_trainer_exit_reason"):
+        monkeypatch.setattr(own.ExternalProcessBackend, name, vars(own.ExternalProcessBackend)[name])
+    heard: list[int] = []
+    patches.hear_of_killed_script(heard.append)
+    backend, said = own.ExternalProcessBackend(), MagicMock()
+    backend._context = SimpleNamespace(launch_once=True, executor=said, heartbeat_timeout=0, stop_grace_period=0.0)
+    for end, signals in (("raise SystemExit(3)", []), ("import os; os.kill(os.getpid(), 9)", [9])):
+        trainer = own._TrainerSession("token", "site.job.trainer")
+        trainer.process = subprocess.Popen([sys.executable, "-c", end], start_new_session=True)
+        trainer.pgid = trainer.process.pid
+        trainer.ready.set()
+        trainer.process.wait()
+        backend._active_launch, backend._abort = trainer, False
+        for _ in range(2):
+            answer = backend.execute("train", Shareable(), FLContext(), Signal())
+            assert answer.get_return_code() == NVFlaresCode.EXECUTION_EXCEPTION
+        assert heard == signals and backend._active_launch is None
+        backend._trainer_exit_reason(trainer)
+        assert heard == 2 * signals
+
+
 @pytest.fixture(autouse=True)
 def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVFlare's logging, which another test may have set up, hides no line."""
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             monkeypatch.setattr(logger, "disabled", False)
@@ -171,7 +299,7 @@ def cell() -> Iterator[Cell]:
 
 @pytest.mark.slow
 def test_need_of_hold_less(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Afterwards a message has a small buffer, and one that only quick lines carry goes in few frames."""
+    """With the patch, a message has a small buffer, and a large message over a fast connection has few frames."""
     made: list[int] = []
     monkeypatch.setattr(TxTask, "start_task_thread", lambda self, _: made.append(len(self.buffer)))
 
@@ -185,8 +313,30 @@ def test_need_of_hold_less(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert buffer_of(3 << 20) == 3 << 20 and buffer_of(20 << 20) == patches.LONGEST_FRAME
 
 
+def test_a_large_message_passes_nvflares_http_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver closed a connection at a frame of 4 MiB. Before, each tensor of that size caused this."""
+    # without this, NVFlare passes messages inside the process directly
+    monkeypatch.setattr(CoreCell, "ALL_CELLS", {})
+    url = f"http://127.0.0.1:{free_port()}"
+    ends = [Cell(name, url, secure=False, credentials={}) for name in ("server", "site-1")]
+    asking = {"channel": "c", "topic": "t"}
+    ends[0].register_request_cb(cb=lambda _: make_reply(ReturnCode.OK, body=bytes(9 << 20)), **asking)
+    for end in ends:
+        CoreCell.ALL_CELLS.clear()
+        hold_less(end)
+        end.core_cell.start()
+    try:
+        wait_until(lambda: ends[1].core_cell.agents, 20, "the connection")
+        reply = ends[1].send_request(target="server", request=new_cell_message({}, {}), timeout=20, **asking)
+        assert reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK and len(reply.payload) == 9 << 20
+    finally:
+        for end in reversed(ends):
+            end.core_cell.stop()
+            StatsPoolManager.pools.clear()
+
+
 def test_need_of_StreamLimits(cell: Cell) -> None:
-    """Its sender says how long a finished stream is kept, by a thread; what comes before its turn is held."""
+    """Without the patch, the sender decides how long a finished stream keeps a thread, and early pieces are stored."""
     keys, place = StreamHeaderKey, {MessageHeaderKey.ORIGIN: "hospital-a.patches"}
     wishes = {keys.RELIABLE: True, keys.RETRY_TIMEOUT: 3500.0, keys.RETRY_WAIT: 5.0}
     wide = {keys.CHUNK_SIZE: 1, keys.WINDOW_SIZE: 10**6}
@@ -212,7 +362,7 @@ def test_need_of_StreamLimits(cell: Cell) -> None:
 
 @pytest.mark.slow
 def test_need_of_Replies(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    """An answer whose tensors are refused by ending their stream is not heard of before its time limit."""
+    """Without the patch, a request waits until its timeout when a stream of tensors is aborted."""
     refused: list[tuple] = []
 
     def only_end(self: Replies, stream: Any, reason: str) -> int:
@@ -263,11 +413,13 @@ def test_need_of_send_requests_by(cell: Cell, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_need_of_reply_once(cell: Cell) -> None:
-    """NVFlare asks for it in every reply, and sends what is not acknowledged again after five seconds."""
+    """Without the patch, NVFlare requests an acknowledgement of every reply, and repeats an unacknowledged reply
+    after five seconds.
+    """
     assert "reliable=True" in inspect.getsource(Adapter._send_response) and STREAM_RETRY_WAIT == 5.0
     sent: list[dict] = []
     cell.send_blob = lambda *given, **asked: sent.append(asked)
-    patches.reply_once(cell, "pieces:get")
+    patches.reply_once(cell, ("pieces", "get"))
     cell.send_blob(CellChannel.RETURN_ONLY, "pieces:get", "x", Message(), reliable=True)
     cell.send_blob(CellChannel.RETURN_ONLY, "task:get", "x", Message(), reliable=True)
     assert [asked["reliable"] for asked in sent] == [False, True]
@@ -275,7 +427,7 @@ def test_need_of_reply_once(cell: Cell) -> None:
 
 @pytest.mark.slow
 def test_need_of_end_reply(cells: Cells) -> None:  # noqa: F811
-    """A request that timed out leaves what has begun to come of its reply."""
+    """Without the patch, the received part of a reply stays in memory after a timeout."""
     request = Message({}, b"")
     sent = cells.site.core_cell.fire_and_forget
 
@@ -306,19 +458,19 @@ def test_need_of_end_reply(cells: Cells) -> None:  # noqa: F811
 
 
 def test_need_of_AskedPiece() -> None:
-    """tests/federation/test_lines.py measures what this costs on a long line."""
+    """tests/federation/test_lines.py measures the patch's effect on a connection with a long delay."""
     source = inspect.getsource(_download_object)
     assert source.count("download_request_thread_pool.submit(") == 1 and "reply = pending_future.result()" in source
 
 
 def test_need_of_before_script_connects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVFlare's `init` returns when the cell takes messages already."""
+    """Without the patch, NVFlare's `init` returns when the cell already accepts messages."""
     source, seen = inspect.getsource(CellClientAPI.init), list[str]()
     assert source.index("_register_control_cbs(self._cell)") < source.index("self._cell.start()")
     monkeypatch.setattr(CellClientAPI, "_register_control_cbs", lambda api, cell: seen.append(f"NVFlare {cell}"))
     kit_patches.before_script_connects.cache_clear()
     begin = seen.append
-    for _ in range(2):  # a script that calls `init` again
+    for _ in range(2):  # a script may call `init` twice
         kit_patches.before_script_connects(begin)
     CellClientAPI._register_control_cbs(None, "cell")
     assert seen == ["cell", "NVFlare cell"]
@@ -326,7 +478,7 @@ def test_need_of_before_script_connects(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_need_of_send_tensors_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor that is sent too early would empty all that this process ever sends."""
+    """Without the patch, a tensor that is sent too early empties all tensors that this process sends later."""
     known = {name: own for name, own in fobs.fobs._decomposers.items() if name != "torch.Tensor"}
     monkeypatch.setattr(fobs.fobs, "_decomposers", known)
     monkeypatch.setattr(fobs.fobs, "_dot_handlers", {})
@@ -340,7 +492,7 @@ def test_need_of_send_tensors_by(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_need_of_sign_when_ready() -> None:
-    """NVFlare keeps the signature that it made without a key, and every answer with it is dropped."""
+    """Without the patch, NVFlare keeps a signature that it made without a key, and every answer with it is dropped."""
 
     def new_server() -> FederatedServer:
         new = FederatedServer.__new__(FederatedServer)
@@ -357,7 +509,7 @@ def test_need_of_sign_when_ready() -> None:
     for own in (early, late):
         kit_patches.sign_when_ready(SimpleNamespace(get_engine=lambda own=own: SimpleNamespace(server=own)))
     assert signs(early) == signs(late) == kit_patches.UNSIGNED
-    assert late.sign_auth_token("hospital-a", "token") == kit_patches.UNSIGNED  # as ever
+    assert late.sign_auth_token("hospital-a", "token") == kit_patches.UNSIGNED  # as before
     key, stock = SimpleNamespace(sign=lambda text, return_str: f"{text} signed"), new_server()
     stock.my_own_token_signature = kit_patches.UNSIGNED
     assert signs(early) == signs(late) == "servertoken signed" != signs(stock)
@@ -365,16 +517,16 @@ def test_need_of_sign_when_ready() -> None:
 
 def test_need_of_ask_quietly(cells: Cells, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
     def errors() -> int:
-        """Of a command to a job whose process has not connected."""
+        """Count the errors of a command to a job whose process has not connected yet."""
         caplog.clear()
         where = {"channel": CellChannel.SERVER_COMMAND, "topic": "app_command", "target": "server.to-come"}
         reply = cells.server.send_request(**where, request=Message({}, {}), timeout=2.0)
         assert reply.get_header(MessageHeaderKey.RETURN_CODE) != ReturnCode.OK
         told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-        return len([words for words in told if "to-come" in words])  # others' streams end meanwhile
+        return len([words for words in told if "to-come" in words])  # counts only the streams of this test
 
     def errors_over_the_gone() -> int:
-        """Of what a person asks a hospital that is gone, as `medsilo status` does."""
+        """Count the errors of requests to an absent hospital, as `medsilo status` makes them."""
         caplog.clear()
         gone = TargetMessage("to-come", CellChannel.CLIENT_MAIN, "admin", new_cell_message({}, "status"))
         replies = cells.server.broadcast_multi_requests({"to-come": gone}, 2.0, optional=False)
@@ -387,7 +539,7 @@ def test_need_of_ask_quietly(cells: Cells, caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_need_of_start_again() -> None:
-    """A job's process is started at a hospital when the job is, and at no other time; its tokens are learned once."""
+    """Without the patch, NVFlare starts a job's process at a hospital only once."""
     starts = re.compile(r"(?<!def )start_client_job\(")
     files = [*Path(str(job_runner.__file__)).parent.rglob("*.py")]
     assert [path.name for path in files for _ in starts.findall(path.read_text("utf-8"))] == ["job_runner.py"]
@@ -395,7 +547,9 @@ def test_need_of_start_again() -> None:
 
 
 def test_need_of_wait_no_more(tmp_path: Path) -> None:
-    """Only a client's own word, and its removal after minutes without a heartbeat, end the waiting for it."""
+    """Without the patch, NVFlare waits for a client until it reports, or is removed after minutes without a
+    heartbeat.
+    """
     runner = job_runner.JobRunner(str(tmp_path))
     runner._pending_client_outcomes["job"] = {"hospital-a"}
     assert runner.client_outcome_wait_timeout == 900.0
@@ -407,14 +561,14 @@ def test_need_of_wait_no_more(tmp_path: Path) -> None:
 
 
 def test_need_of_patient_simulator() -> None:
-    """tests/faults/test_simulator_faults.py has another program take the port."""
+    """tests/faults/test_simulator_faults.py lets another program take the port."""
     task = inspect.getsource(simulator_runner.SimulatorClientRunner.do_one_task)
     assert task.index("get_open_ports(1)[0]") < task.lower().index("popen") < task.index("_create_connection(")
     assert "timeout" not in str(inspect.signature(simulator_runner.SimulatorRunner))
 
 
 def test_a_connection_is_closed_when_a_command_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else Python waits at its end for a thread that reads from it."""
+    """Otherwise, Python waits at exit for a thread that reads from the connection."""
     (tmp_path / "startup").mkdir()
     closed = list[Session]()
     monkeypatch.setattr(Session, "__init__", lambda own, **_: setattr(own, "api", SimpleNamespace(scheme="tcp")))
@@ -426,7 +580,7 @@ def test_a_connection_is_closed_when_a_command_is_stopped(tmp_path: Path, monkey
 
 
 def test_a_connection_reads_a_key_once(tmp_path: Path) -> None:
-    """NVFlare has two functions that read it. A second key is read too, and so is the same key after the connection."""
+    """NVFlare reads a key in two functions. The test presses a second key, and the same key after the connection."""
     keys = []
     for name in ("a", "b"):
         pem = rsa.generate_private_key(65537, 2048).private_bytes(
@@ -445,10 +599,10 @@ def test_a_connection_reads_a_key_once(tmp_path: Path) -> None:
 
 
 def test_need_of_sites_started_by(tmp_path: Path) -> None:
-    """The simulator starts a site's process itself; with the patch, other programs of this process start as ever."""
+    """Without the patch, the simulator itself starts a site's process. Other programs start as before."""
 
     class Asked(Exception):
-        """The process of a site is asked for."""
+        """Raised when the simulator starts a site's process."""
 
     assert "start" not in str(inspect.signature(simulator_runner.SimulatorRunner))
     given = SimpleNamespace(workspace=str(tmp_path), log_config="log_config.json", set="")

@@ -1,4 +1,4 @@
-"""A job's hospitals that are away, by what the server's own process tells and by their silence."""
+"""A job's absent hospitals, reported by the server's main process or noticed by their silence."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from nvflare.fuel.f3.cellnet.defs import ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 
-from medsilo.federation.channel import Missing
+from medsilo.exchange.channel import Missing
 from nvflare_reliability import liveness
 from nvflare_reliability.liveness import GRACE, SILENCE, Liveness
 from tests.conftest import SITES
@@ -17,8 +17,6 @@ B = SITES[1]
 
 
 class Told:
-    """The server's own process, which tells what the test says, and a clock."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.synced = 1000.0, 0
         monkeypatch.setattr(liveness, "monotonic", lambda: self.now)
@@ -33,7 +31,7 @@ class Told:
         self.synced += 1
 
     def after(self, seconds: float, heard: bool = False, **told: Any) -> dict[str, str]:
-        """Let time pass, and hear the hospital or not; who is away then."""
+        """Advance the clock, with or without a message from the hospital. Returns the absent hospitals."""
         self.now += seconds
         self.hospital |= told
         if heard:
@@ -48,11 +46,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 def test_a_closed_connection_is_borne_for_seconds(told: Told) -> None:
-    assert not told.after(600, closed=True)  # it was never heard: it is starting
+    assert not told.after(600, closed=True)  # the hospital is starting, and has sent nothing yet
     assert not told.after(1, heard=True, closed=False)
     assert not told.after(1, closed=True) and not told.after(GRACE) and told.after(1)
     assert not told.presence.hopeless()
-    assert told.after(60, closed=False)  # connected, and its process of the job is not there yet
+    assert told.after(60, closed=False)  # the hospital is connected, but its process for the job is not
     assert not told.after(1, heard=True)
 
 
@@ -62,7 +60,7 @@ def test_a_hospital_may_be_silent_for_twice_as_long_as_it_was(told: Told) -> Non
     assert not told.after(100, heard=True)
     assert not told.after(2 * (SILENCE + 100)) and told.after(10)
     assert not told.after(3600, heard=True)
-    assert not told.after(419) and told.after(2)  # the plan's own bound
+    assert not told.after(419) and told.after(2)  # the plan's own limit
     told.after(1, heard=True)
 
 
@@ -86,7 +84,7 @@ def test_who_can_not_come_back_is_waited_for_by_nobody(told: Told) -> None:
 def test_who_never_comes_is_waited_for_as_long_as_the_plan_says(told: Told) -> None:
     told.presence.patience = 100.0
     told.after(1)
-    told.presence.sites[B].known = told.now  # by the clock of this test
+    told.presence.sites[B].known = told.now
     assert not told.after(100)
     assert "no sign of life (101 s ago)" in told.after(1)[B]
     assert not told.after(1, heard=True), "it came after all"
@@ -97,7 +95,7 @@ def test_who_never_comes_is_waited_for_as_long_as_the_plan_says(told: Told) -> N
 
 
 def test_a_round_waits_while_fewer_are_there_than_it_needs(told: Told) -> None:
-    """All lines are down for a moment, the server's own among them: that ends no study."""
+    """The study continues if all connections are lost for a moment, including the server's own."""
     told.presence.patience = 100.0
     told.after(1, heard=True)
     told.after(1, closed=True)

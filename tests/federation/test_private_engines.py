@@ -1,28 +1,27 @@
-"""A study that promises privacy gives the same tensors in process, in an isolated trainer and in NVFlare's simulator.
+"""A private study gives the same tensors in one process, in an isolated trainer and in NVFlare's simulator.
 
-Its hospitals are drawn, so noise and samples come from the seed.
+The hospitals are synthetic, so the seed determines noise and samples.
 """
 
 from pathlib import Path
 
 import pytest
 
-from medsilo.federation import inprocess
-from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.inprocess import Loop
 from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.site_context import SiteContext
-from medsilo.flare import simulator
 from medsilo.runs.paths import site_folder
-from medsilo.runs.record import Record
 from medsilo.site.ledger import Ledger, ledgers
 from medsilo.site.settings import PrivacyRequirements, SiteSettings
+from medsilo_lab.engines import inprocess, simulator
+from medsilo_lab.engines.inprocess import Loop
+from medsilo_server.coordinator import Coordinator
+from medsilo_server.record import Record
 from tests.conftest import SITES
 from tests.federation.test_simulator import CPU, assert_same_outcome
-from tests.unit.test_private_training import promised, same, tensors_of
+from tests.unit.privacy.test_private_training import promised, same, tensors_of
 
-SAMPLED = ["training.rounds=2"]  # batches of eight: Poisson samples
-TWO = SITES[:2]  # each is a process
+SAMPLED = ["training.rounds=2"]  # Poisson samples of eight cases
+TWO = SITES[:2]  # two sites, because each site is a process
 BY_TWO = f"participation.sites=[{','.join(TWO)}]"
 
 
@@ -52,7 +51,7 @@ def test_private_trainers_of_their_own_equal_the_loop(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_simulator_writes_the_ledger_of_the_loop(tmp_path: Path) -> None:
-    """Hospitals that demand privacy: the same entries, in the same order at each, the same ε and the same outcome."""
+    """Hospitals that demand privacy write the same entries in the same order, with the same ε."""
     plan = promised("fedavg", *SAMPLED, BY_TWO, "privacy.scores.epsilon=0.3", "privacy.counts.epsilon=0.1")
     own = SiteSettings(device="cpu", privacy=PrivacyRequirements(epsilon=4.0, delta=1e-3))
     inprocess.run(plan, folder=tmp_path / "one/study", settings=own)

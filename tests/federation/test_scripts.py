@@ -1,10 +1,13 @@
-"""The examples of training scripts, as a user runs them: NVFlare's simulator ends with a result that has learned."""
+"""NVFlare's simulator runs the examples of training scripts as a user does, and the resulting models have learned."""
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from medsilo.airlock.room import ability
 from medsilo.client import super_model
 from medsilo.core.files import load_tensors
 from medsilo.runs import paths
 
-# Lightning imports torchvision, which can't be imported beside a torch without CUDA: two of its operators are missing.
+# Lightning imports torchvision, which fails with a CPU-only torch, because two of its operators are missing.
 WHOLE_TORCHVISION = """
 import torch
 
@@ -31,9 +35,9 @@ except RuntimeError:
 def simulated(
     root: Path, folder: Path, name: str, *arguments: str, changes: Mapping[str, str] | None = None
 ) -> tuple[Path, dict[str, Any]]:
-    """Run an example's job.py; returns the server's folder of the run, and its summary.
+    """Run an example's job.py; return the server's folder of the run, and its summary.
 
-    changes: what the script says instead.
+    `changes` maps texts in the script to their replacements.
     """
     place = folder / name
     shutil.copytree(root / "examples" / name, place, dirs_exist_ok=True)
@@ -57,7 +61,7 @@ def simulated(
 
 
 def gains(summary: dict[str, Any]) -> list[float]:
-    """How much each site's score has risen from the first round to the last that has one."""
+    """Return the improvement of each site's score from the first to the last round with a score."""
     scores = [[score for score in own["validation"] if score is not None] for own in summary["sites"].values()]
     return [own[-1] - own[0] for own in scores]
 
@@ -65,13 +69,16 @@ def gains(summary: dict[str, Any]) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("external", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_hello_fedbn_keeps_each_sites_batch_norm(external: bool, root: Path, tmp_path: Path) -> None:
-    """external: by a process of the script's own, whose tensors the server refused to fetch."""
+    """With `external`, the script has its own process. Before, the server did not fetch its tensors."""
     script = (root / "examples/hello-fedbn/client.py").read_text()
     (line,) = (line for line in script.splitlines() if "flare.init()" in line)
     looks = "from medsilo.flare.script_process import _gates; assert 8 << 20 < _gates[0].most.size < 20 << 20"
-    changes = {line: f"{line}; {looks}"}  # of the process that receives
+    changes = {line: f"{line}; {looks}"}
     run, summary = simulated(root, tmp_path, "hello-fedbn", *["--external"] * external, changes=changes)
     assert min(gains(summary)) > 0.1
+    theirs = run.parents[1] / "simulate_job/metrics/round_metrics.jsonl"  # NVFlare's own recipes write this file
+    lines = [json.loads(line) for line in theirs.read_text().splitlines()]
+    assert [line["round"] for line in lines] == [*range(summary["rounds"]["done"])]
     models = [
         load_tensors(paths.site_folder(place, place.parents[1].name) / paths.LAST)[0]
         for place in sorted(run.parents[2].glob("site-*/medsilo/*"))
@@ -82,11 +89,64 @@ def test_hello_fedbn_keeps_each_sites_batch_norm(external: bool, root: Path, tmp
         assert same == (not name.startswith("features.1.") or name.endswith("num_batches_tracked")), name
 
 
+STOCK_JOB = """
+from model import Net
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+from nvflare.recipe import SimEnv
+
+if __name__ == "__main__":
+    recipe = FedAvgRecipe(
+        name="stock", model=Net(), min_clients=2, num_rounds=2, train_script="client.py", train_args="--epochs 1"
+    )
+    recipe.execute(SimEnv(num_clients=2, workspace_root="workspace"))
+"""
+
+
+def blocks(page: str, kind: str) -> list[list[str]]:
+    found = re.findall(rf"^ *```{kind}\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(block).splitlines() for block in found]
+
+
+def changed_by(text: str, diff: list[str]) -> str:
+    """Apply a skill's diff to a file: each removed line must occur once, and the added lines replace it."""
+    hunks = re.findall(r"-(.*)\n((?:\+.*\n?)+)", "\n".join(diff))
+    assert hunks
+    for gone, come in hunks:
+        assert text.count(f"{gone}\n") == 1
+        text = text.replace(f"{gone}\n", "".join(f"{line[1:]}\n" for line in come.splitlines()))
+    return text
+
+
+@pytest.mark.slow
+def test_the_skill_makes_a_stock_job_fedbn_by_what_it_says_alone(root: Path, tmp_path: Path) -> None:
+    """The test changes the lines that the skill names, and runs the skill's commands."""
+    skill = (root / "skills/medsilo-make-fedbn/SKILL.md").read_text()
+    example = root / "examples/hello-fedbn"
+    shutil.copy(example / "model.py", tmp_path)
+    script = (example / "client.py").read_text().replace("import medsilo.client", "import nvflare.client")
+    script = script.replace("    flare.join(model, optimizer, train_loader)\n", "")
+    for_job, for_script = blocks(skill, "diff")
+    (tmp_path / "job.py").write_text(changed_by(STOCK_JOB, for_job))
+    (tmp_path / "client.py").write_text(changed_by(script, for_script))
+    own = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    said, study = "", ""
+    for command in [line for block in blocks(skill, "bash") for line in block]:
+        words = [word.replace("STUDY", study) for word in shlex.split(command)]
+        done = subprocess.run(words, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
+        said += done.stdout
+        study = study or "".join(re.findall(r"medsilo report (\S+)", done.stdout))
+    assert "name: fedbn" in said
+    lines = [json.loads(line) for line in said.splitlines() if line.startswith('{"round"')]
+    assert [[site["name"] for site in line["sites"]] for line in lines] == [["site-1", "site-2"]] * 2
+    assert Path(study, paths.REPORT).exists()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["HarmoFL", "FedSM"])
 def test_a_monai_script_learns_by_harmofl_and_fedsm(method: str, root: Path, tmp_path: Path) -> None:
     run, summary = simulated(root, tmp_path, "monai-segmentation", "--method", method)
-    assert min(gains(summary)) > 0.03  # .08 to .57 on the processors tried: sums round differently on each
+    assert min(gains(summary)) > 0.03  # .08 to .57 on the processors that were tried, which add in different orders
     if method == "FedSM":
         sys.path.insert(0, str(root / "examples/monai-segmentation"))
         try:
@@ -106,14 +166,16 @@ def test_adafed_mixes_studies_of_a_table_by_their_statistics(root: Path, shared_
     assert min(own["test"]["auc"] for own in summary["sites"].values()) > 0.7
 
 
-@pytest.mark.slow
-def test_lightnings_trainer_trains_both_networks_of_ditto(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = tmp_path / "before/sitecustomize.py"
     before.parent.mkdir()
     before.write_text(WHOLE_TORCHVISION)
     monkeypatch.setenv("PYTHONPATH", str(before.parent))
+
+
+@pytest.mark.slow
+def test_lightnings_trainer_trains_both_networks_of_ditto(root: Path, tmp_path: Path, lightning: None) -> None:
     assert min(gains(simulated(root, tmp_path, "lightning")[1])) > 0.1
 
 
@@ -122,7 +184,7 @@ def test_lightnings_trainer_trains_both_networks_of_ditto(
 def test_a_script_that_is_started_anew_for_each_turn_ends_with_the_same_bits(
     method: str, root: Path, tmp_path: Path
 ) -> None:
-    """With fewer threads than sites NVFlare's simulator ends the script's process after each answer."""
+    """With fewer threads than sites, NVFlare's simulator ends the script's process after each answer."""
     ends = []
     loop = {
         "for _ in range(epochs)": "for net, optimizer in (own for own in flare.networks() for _ in range(epochs))",
@@ -130,10 +192,150 @@ def test_a_script_that_is_started_anew_for_each_turn_ends_with_the_same_bits(
         "optimizer, train_loader)": "optimizer, train_loader, validation=test_loader)",
     }
     for threads in ("3", "2", "1"):
-        arguments = ("--method", method, "--threads", threads, "--rounds", "2")
+        arguments = ("--method", method, "--threads", threads, "--rounds", "2", "--seed", "0")
         run, _ = simulated(root, tmp_path / threads, "hello-fedbn", *arguments, changes=loop)
         files = sorted(run.parents[2].glob(f"site-*/medsilo/*/sites/*/{paths.LAST}"))
         ends.append([load_tensors(file)[0] for file in files])
     for other in ends[1:]:
         assert len(other) == 3
         assert all(torch.equal(one[name], two[name]) for one, two in zip(ends[0], other, strict=True) for name in one)
+
+
+JOB = """
+import sys
+from model import Net
+from nvflare.recipe import SimEnv
+from medsilo_script import recipes
+
+ranks = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node 2"
+given = {"launch_external_process": True, "command": ranks, "train_script": "client.py"}
+recipe = getattr(recipes, sys.argv[1])(name="ddp", model=Net(), min_clients=1, num_rounds=2, **given)
+recipe.execute(SimEnv(num_clients=1, workspace_root="workspace"))
+"""
+
+
+BATCH_NORM = "features.1."  # each rank has its batches' statistics
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["FedAvg", "FedProx"])
+def test_two_processes_train_one_model_or_are_refused(method: str, root: Path, tmp_path: Path) -> None:
+    """Before, each rank had another model with FedProx, and FedAvg's second process died."""
+    shutil.copy(root / "examples/hello-fedbn/model.py", tmp_path)
+    script = (root / "examples/hello-fedbn/two_processes.py").read_text()
+    sends = "        flare.send("
+    saves = "        torch.save(model.state_dict(), f'{distributed.get_rank()}.pt')"
+    assert script.count(sends) == 1
+    (tmp_path / "client.py").write_text(script.replace(sends, f"{saves}\n{sends}"))
+    (tmp_path / "job.py").write_text(JOB)
+    said = subprocess.run(
+        [sys.executable, "job.py", f"{method}Recipe"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    if method == "FedProx":
+        assert said.returncode == 1 and "join: FedProx" in said.stderr.splitlines()[-1]
+        return
+    assert said.returncode == 0, said.stderr[-2000:]
+    one, other = (torch.load(next(tmp_path.rglob(f"{rank}.pt")), weights_only=True) for rank in (0, 1))
+    assert all(torch.equal(own, other[name]) for name, own in one.items() if not name.startswith(BATCH_NORM))
+
+
+FILTER = '''
+from pathlib import Path
+
+from nvflare.apis.dxo import from_shareable
+from nvflare.apis.filter import Filter
+
+
+class Doubles(Filter):
+    """Doubles what leaves, and keeps what it saw."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
+
+    def process(self, shareable, fl_ctx):
+        answer = from_shareable(shareable)
+        with Path(self.file).open("a") as file:
+            file.write(f"{fl_ctx.get_identity_name()} {len(answer.data)}\\n")
+        answer.data = {name: 2 * own for name, own in answer.data.items()}
+        return answer.update_shareable(shareable)
+'''
+
+
+@pytest.mark.slow
+def test_a_filter_of_nvflares_runs_on_what_a_round_sends(root: Path, tmp_path: Path) -> None:
+    """NVFlare's examples name the task "train". Before, medsilo's task was named "medsilo", so the filter never ran."""
+    place = tmp_path / "hello-fedbn"
+    shutil.copytree(root / "examples/hello-fedbn", place)
+    (place / "doubles.py").write_text(FILTER)
+    job, seen = place / "job.py", tmp_path / "seen"
+    adds = (
+        f'from doubles import Doubles\n    recipe.add_client_output_filter(Doubles("{seen}"), tasks=["train"])\n    run'
+    )
+    text = job.read_text()
+    assert "    run = " in text
+    job.write_text(text.replace("    run = ", f"    {adds} = "))
+    command = [sys.executable, "job.py", "--method", "FedAvg", "--rounds", "2", "--seed", "0"]
+    said = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=400)
+    assert said.returncode == 0, said.stderr[-2000:]
+    lines = seen.read_text().split("\n")[:-1]
+    (size,) = {line.split()[1] for line in lines}  # requests to join and to end carry no tensors
+    assert int(size) > 3 and sorted(lines) == sorted(f"site-{site} {size}" for site in (1, 2, 3) for _ in range(2))
+
+
+@pytest.mark.slow
+def test_nvflares_patch_of_lightnings_trainer_ends_in_one_line(root: Path, tmp_path: Path, lightning: None) -> None:
+    """With the patch, Lightning received the first message forever.
+
+    The recipe rejects a script that imports it, so a module hides the import.
+    """
+    place = tmp_path / "lightning"
+    shutil.copytree(root / "examples/lightning", place)
+    script = place / "client.py"
+    text = script.read_text()
+    begin, end = text.index("    flare.join("), text.index("\n\nif __name__")
+    loop = (
+        "    trainer = lightning.Trainer(max_epochs=1, accelerator='cpu', logger=False, enable_checkpointing=False)\n"
+    )
+    loop += "    model.configure_optimizers = lambda: optimizer\n    flare.patch(trainer)\n"
+    loop += "    while flare.is_running():\n        trainer.fit(model, loader)\n"
+    text = (text[:begin] + loop + text[end:]).replace(
+        "import medsilo.client as flare", "import nvflare.client.lightning as flare"
+    )
+    # the import in NVFlare's patch
+    text = text.replace("import lightning\n", "import pytorch_lightning as lightning\n")
+    model = place / "model.py"
+    model.write_text(model.read_text().replace("import lightning\n", "import pytorch_lightning as lightning\n"))
+    told = []
+    for hidden in (False, True):
+        script.write_text(text)
+        if hidden:
+            module = "import importlib\n\nflare = importlib.import_module('nvflare.client.' + 'lightning')"
+            script.write_text(text.replace("import nvflare.client.lightning as flare", module))
+        said = subprocess.run(
+            [sys.executable, "job.py", "--rounds", "2"], cwd=place, capture_output=True, text=True, timeout=200
+        )
+        assert said.returncode
+        told.append(said.stderr.strip().splitlines()[-1])
+    assert "train_script: client.py has NVFlare's patch" in told[0]
+    assert "this script has not joined: use medsilo.client" in told[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ability().works, reason="no bubblewrap, or no user namespaces")
+def test_a_script_ends_with_the_same_bits_inside_and_outside_of_the_airlock(root: Path, tmp_path: Path) -> None:
+    ends = []
+    for airlock in (False, True):
+        arguments = ["--rounds", "2", "--seed", "0", *["--airlock"] * airlock]
+        run, summary = simulated(root, tmp_path / str(airlock), "hello-fedbn", *arguments)
+        files = sorted(run.parents[2].glob(f"site-*/medsilo/*/sites/*/{paths.LAST}"))
+        scores = {site: own["validation"] for site, own in summary["sites"].items()}
+        ends.append(([load_tensors(file)[0] for file in files], scores))
+    (outside, scores), (inside, own_scores) = ends
+    assert len(outside) == len(inside) == 3 and scores == own_scores
+    assert all(torch.equal(one[name], two[name]) for one, two in zip(outside, inside, strict=True) for name in one)

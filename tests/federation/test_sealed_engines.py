@@ -1,11 +1,12 @@
-"""A sealed study gives the same tensors in process, in NVFlare's simulator, and where every task has a new process."""
+"""A study with secure aggregation gives the same tensors in one process and in NVFlare's simulator, also with a
+new process for every task.
+"""
 
 from pathlib import Path
 
 import pytest
 
-from medsilo.federation import inprocess
-from medsilo.flare import simulator
+from medsilo_lab.engines import inprocess, simulator
 from tests.conftest import make_plan
 from tests.federation.test_simulator import CPU, assert_same_outcome
 

@@ -1,27 +1,28 @@
-"""The same plan gives the same tensors in process and in NVFlare's simulator."""
+"""The same plan gives the same tensors in one process and in NVFlare's simulator."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
+from medsilo.airlock.border import LEFT
+from medsilo.airlock.room import ability
 from medsilo.core.files import load_tensors
-from medsilo.federation import inprocess
-from medsilo.flare import simulator
 from medsilo.runs import paths
+from medsilo_lab.engines import inprocess, simulator
 from tests.conftest import FEDSM, METHODS, PLAIN, SITES, make_plan
 from tests.sites import CPU
 
-# One that needs most is tried at every change, and all before a release.
+# One method runs at every change, and all methods run before a release.
 FIRST = ["fedsm-extra"]
 KINDS = ["adafed", "scaffold"]
 BY_KIND = [method if method in FIRST else pytest.param(method, marks=pytest.mark.long) for method in METHODS]
-# of no interest here; masks, and names of attempts, are drawn in every run
+# files that may differ, because masks and names of attempts are random
 OWN_FILES = (paths.STATE_FILES, paths.SEALED, paths.ANSWER_FILES)
 
 
 def assert_same_outcome(one: Path, other: Path) -> None:
-    """Every model file of two runs, tensor for tensor, and every score."""
+    """Assert that two runs have the same scores and the same model files, tensor for tensor."""
     own = {path for kind in OWN_FILES for path in one.glob(f"sites/*/{kind}")}
     names = sorted(path.relative_to(one) for path in one.glob("sites/*/*.safetensors") if path not in own)
     names += sorted(path.relative_to(one) for path in one.glob("global/*.safetensors"))
@@ -54,20 +55,33 @@ def assert_same_outcome(one: Path, other: Path) -> None:
 @pytest.mark.first
 @pytest.mark.parametrize("method", BY_KIND)
 def test_simulator_equals_the_loop(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("medsilo", "random"):  # a user's own files, which are no modules of NVFlare's processes
+    for name in ("medsilo", "random"):  # files of the user that must not replace modules in NVFlare's processes
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong file')")
     monkeypatch.chdir(tmp_path)
-    sites = SITES[:2] if method in FIRST else SITES  # each is a process
+    sites = SITES[:2] if method in FIRST else SITES  # two sites, because each site is a process
     plan = make_plan(method, *["algorithm.pull=0.2"] * (method in FEDSM), sites=sites)
     inprocess.run(plan, folder=tmp_path / "loop")
     said: list[str] = []
     record = simulator.run(plan, tmp_path / "simulator", CPU, say=said.append)
     ready = {who for line in said if line.startswith("ready: ") for who in line.removeprefix("ready: ").split(", ")}
-    assert "the server" in ready and ready <= {"the server", *sites}  # the first round may be over before all are told
+    # the first round may end before all messages have arrived
+    assert "the server" in ready and ready <= {"the server", *sites}
     assert_same_outcome(tmp_path / "loop", tmp_path / "simulator")
     cautions = record.summary().details.warnings
     told = [line for line in cautions if f"algorithm.pull 0.2 is below 1/{len(sites)}" in line]
-    assert len(told) == (method in FEDSM)  # beside a caution about its selector
+    assert len(told) == (method in FEDSM)  # includes a warning about FedSM's selector
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ability().works, reason="no bubblewrap, or no user namespaces")
+def test_rooms_in_the_simulator_equal_the_loop(tmp_path: Path) -> None:
+    """The method has two networks and local state, and every site trains in the airlock."""
+    plan = make_plan("ditto", sites=SITES[:2])
+    inprocess.run(plan, folder=tmp_path / "loop", settings=CPU)
+    rooms = CPU.changed({"airlock": "required", "memory_limit": 4096, "room": {"studies": True}}, "settings")
+    simulator.run(plan, tmp_path / "simulator", rooms)
+    assert_same_outcome(tmp_path / "loop", tmp_path / "simulator")
+    assert all((tmp_path / "simulator" / "sites" / site / LEFT).is_file() for site in SITES[:2])
 
 
 @pytest.mark.long
@@ -77,9 +91,9 @@ def test_simulator_equals_the_loop(method: str, tmp_path: Path, monkeypatch: pyt
     sorted({*FIRST, *KINDS, *PLAIN}),
 )
 def test_one_thread_for_all_sites_equals_the_loop(method: str, tmp_path: Path) -> None:
-    """NVFlare then makes a new process for every task: a site's state must come from its disk.
+    """NVFlare starts a new process for every task, so a site's state must come from disk.
 
-    One of those with most to keep: that all live from what is on the disk, tests/unit/test_participant.py shows.
+    The method has much local state.
     """
     plan = make_plan(method, sites=SITES[:2])
     inprocess.run(plan, folder=tmp_path / "loop")

@@ -1,4 +1,4 @@
-"""The transport on NVFlare's real task server: each site its own parcel, repeated requests, late answers."""
+"""The transport on NVFlare's real task server: a message for each site, repeated requests, late answers."""
 
 import threading
 import time
@@ -17,16 +17,16 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from medsilo.core.errors import Aborted, Refused
-from medsilo.federation.channel import Missing
-from medsilo.flare.transport import FlareTransport
+from medsilo.exchange.channel import Missing
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
 from medsilo.runs.messages import StudyMessage
+from medsilo_server.flare.transport import FlareTransport
 from nvflare_reliability import forked
 from tests.conftest import SITES
 
 
 class BareController(Controller):
-    """A controller without a workflow of its own: the test leads."""
+    """A controller without a workflow, driven by the test."""
 
     def start_controller(self, fl_ctx: FLContext) -> None: ...
 
@@ -39,7 +39,7 @@ class BareController(Controller):
 
 
 class Server:
-    """NVFlare's task server with its monitor thread; the sites' requests are made by the test."""
+    """NVFlare's task server with its monitor thread. The test sends the sites' requests."""
 
     def __init__(self) -> None:
         self.clients = {site: Client(site, f"token-{site}") for site in SITES}
@@ -61,7 +61,7 @@ class Server:
         yield FLContext()
 
     def fetch(self, site: str) -> tuple[str, Shareable]:
-        """A site asks for work until there is some."""
+        """Request a task for a site until there is one."""
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:
             name, task_id, data = self.communicator.process_task_request(self.clients[site], FLContext())
@@ -85,7 +85,7 @@ def server() -> Iterator[Server]:
 
 
 def parcel_for(site: str) -> StudyMessage:
-    """A personal parcel: its tensor tells whose it is."""
+    """Return a message for one site, whose tensor identifies the site."""
     return StudyMessage({"personal": {"w": torch.full((3,), float(SITES.index(site) + 1))}}, {"for": site})
 
 
@@ -94,7 +94,7 @@ def echo(data: Shareable) -> Shareable:
 
 
 def ask(server: Server, behave, timeout: float = 10.0) -> tuple[dict[str, Missing], dict[str, StudyMessage]]:
-    """Ask all sites while `behave` plays them in a thread of its own."""
+    """Send a request to all sites, while `behave` acts for the sites in a thread."""
     got: dict[str, StudyMessage] = {}
     actor = threading.Thread(target=behave, daemon=True)
     actor.start()
@@ -105,7 +105,7 @@ def ask(server: Server, behave, timeout: float = 10.0) -> tuple[dict[str, Missin
 
 def test_every_site_receives_its_own_parcel_and_no_other(server: Server) -> None:
     def behave() -> None:
-        work = {site: server.fetch(site) for site in reversed(SITES)}  # all tasks stand at once
+        work = {site: server.fetch(site) for site in reversed(SITES)}  # all tasks exist at the same time
         for site, (task_id, data) in work.items():
             server.submit(site, task_id, echo(data))
 
@@ -117,7 +117,7 @@ def test_every_site_receives_its_own_parcel_and_no_other(server: Server) -> None
 
 
 def test_a_site_that_asks_twice_gets_its_own_parcel_again_and_nothing_hangs(server: Server) -> None:
-    """A lost reply makes a site ask again; NVFlare 2.9 then kills its own monitor thread if nobody minds."""
+    """A site that lost a reply asks again. Before, this ended NVFlare 2.9's monitor thread."""
 
     def behave() -> None:
         work = {site: server.fetch(site) for site in SITES}
@@ -132,7 +132,7 @@ def test_a_site_that_asks_twice_gets_its_own_parcel_again_and_nothing_hangs(serv
     time.sleep(0.3)
     assert server.monitor.is_alive()
     assert server.controller.get_num_standing_tasks() == 0
-    missing, got = ask(server, behave)  # and the next round works
+    missing, got = ask(server, behave)  # the next round works
     assert not missing and got.keys() == set(SITES)
 
 
@@ -183,11 +183,11 @@ def test_an_answer_that_cannot_be_read_is_refused_at_once_and_not_asked_for_agai
     def behave() -> None:
         work = {site: server.fetch(site) for site in SITES}
         server.transport.refuse("hospital-b", unread, FLContext())
-        server.submit("hospital-b", work["hospital-b"][0], echo(work["hospital-b"][1]))  # too late
-        server.transport.refuse("hospital-z", unread, FLContext())  # not one of those that were asked
+        server.submit("hospital-b", work["hospital-b"][0], echo(work["hospital-b"][1]))  # this answer is late
+        server.transport.refuse("hospital-z", unread, FLContext())
         for site in ("hospital-a", "hospital-c"):
             server.submit(site, work[site][0], echo(work[site][1]))
-        server.transport.refuse("hospital-a", unread, FLContext())  # has answered
+        server.transport.refuse("hospital-a", unread, FLContext())  # this site has answered
         name, _, _ = server.communicator.process_task_request(server.clients["hospital-b"], FLContext())
         tried.append(name)
 
@@ -195,7 +195,7 @@ def test_an_answer_that_cannot_be_read_is_refused_at_once_and_not_asked_for_agai
     missing, got = ask(server, behave)
     assert missing == {"hospital-b": Missing("refused", "its answer can't be read")}
     assert got.keys() == {"hospital-a", "hospital-c"} and not tried[0]
-    server.transport.refuse("hospital-a", unread, FLContext())  # nothing is asked
+    server.transport.refuse("hospital-a", unread, FLContext())
 
 
 def test_a_silent_site_is_lost_after_the_timeout_and_its_late_answer_dropped(server: Server) -> None:
@@ -258,7 +258,7 @@ def test_an_abort_ends_the_wait_within_a_second(server: Server) -> None:
 
 
 def test_who_has_died_is_told_while_others_are_still_starting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads of NVFlare start sites while the study looks: it must not end with "dictionary changed size"."""
+    """NVFlare's threads register sites while the study iterates over them."""
 
     class Dead:
         @property

@@ -1,4 +1,4 @@
-"""A hospital's side without medsilo_lab and medsilo_page: what is installed there is the engine alone."""
+"""A hospital's side works with its own wheel alone, without medsilo_lab and medsilo_server."""
 
 import json
 import os
@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 
 from medsilo.core.package import PLACE
-from medsilo.runs import paths
-from medsilo.runs.reading import read_summary
-from tests.unit.test_approvals import Home
+from tests.unit.site.test_approvals import Home
 
-# Every Python that is started, NVFlare's too, finds neither the packages nor what they say to others.
+OLD_RUN = Path(__file__).parents[1] / "fixtures/run-of-schema-1"
+# No new Python process, including NVFlare's, finds these packages or their entry points.
 HIDDEN = """
 import importlib.metadata
 from importlib.machinery import PathFinder
 
-HIDDEN = ("medsilo_lab", "medsilo_page")
+HIDDEN = ("medsilo_lab", "medsilo_server")
 find, entries = PathFinder.find_spec, importlib.metadata.entry_points
 
 
@@ -27,7 +26,8 @@ def find_spec(name, path=None, target=None):
 
 
 def entry_points(**chosen):
-    return importlib.metadata.EntryPoints(one for one in entries(**chosen) if not one.value.startswith(HIDDEN))
+    found = entries(**chosen) if chosen else [one for group in entries().values() for one in group]
+    return importlib.metadata.EntryPoints(one for one in found if not one.value.startswith(HIDDEN))
 
 
 PathFinder.find_spec, importlib.metadata.entry_points = find_spec, entry_points
@@ -35,7 +35,7 @@ PathFinder.find_spec, importlib.metadata.entry_points = find_spec, entry_points
 
 
 def alone(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run Python where nothing but the engine is."""
+    """Run Python with `medsilo` as the only package."""
     (folder / "hidden").mkdir(exist_ok=True)
     (folder / "hidden/sitecustomize.py").write_text(HIDDEN)
     environment = {**os.environ, "PYTHONPATH": f"{folder / 'hidden'}{os.pathsep}{PLACE}"}
@@ -49,13 +49,29 @@ def test_a_hospital_decides_without_the_lab(tmp_path: Path) -> None:
     home = Home(tmp_path / "kit")
     kit, command = ["--kit", str(home.folder)], ("-m", "medsilo")
     shown = alone(tmp_path, *command, "--help").stdout
-    assert all(f"  {name} " in shown for name in ("run", "check", "approve", "ledger", "disclosure", "list"))
-    assert "  compare " not in shown and "  submit " not in shown
+    assert all(f"  {name} " in shown for name in ("check", "approve", "ledger", "disclosure", "list"))
+    assert not any(f"  {name} " in shown for name in ("run", "compare", "submit"))
     assert "medsilo-lab" in alone(tmp_path, *command, "compare", code=2).stderr
-    approved = json.loads(alone(tmp_path, *command, "approve", home.plan.hash, *kit, "--json").stdout)
+    approved = json.loads(alone(tmp_path, *command, "approve", home.plan.hash, *kit, "--yes", "--json").stdout)
     assert (approved["verdict"], approved["plan"]) == ("approved", home.plan.hash)
     home.permission().check()
-    assert "--page" in alone(tmp_path, *command, "approve", "--page", *kit, code=1).stderr
+    alone(tmp_path, "-c", "import medsilo_page.pages, medsilo.client")
+    assert "medsilo-lab" in alone(tmp_path, "-c", "import medsilo.recipes", code=1).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [("page --kit kit", "page"), (f"report {OLD_RUN} -o page", "lab")],
+    ids=["page", "lab"],
+)
+def test_a_package_that_is_missing_is_named_by_its_extra(words: str, extra: str, tmp_path: Path) -> None:
+    program = (
+        "import sys; from medsilo.cli import main; sys.modules |= {'jinja2': None, 'starlette.applications': None}"
+    )
+    command = [sys.executable, "-c", f"{program}; sys.exit(main(sys.argv[1:]))", *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and f"install medsilo[{extra}]" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_a_name_of_the_lab_says_what_to_install(tmp_path: Path) -> None:
@@ -63,19 +79,11 @@ def test_a_name_of_the_lab_says_what_to_install(tmp_path: Path) -> None:
     done = alone(tmp_path, "-c", program, code=1)
     assert done.stdout == "MedsiloError\n"
     assert done.stderr.splitlines()[-1].startswith("ImportError: compare") and "medsilo-lab" in done.stderr
-    assert "medsilo-lab" in alone(tmp_path, "-c", "from medsilo.extend import Predictor", code=1).stderr
 
 
 @pytest.mark.long
-def test_a_hospital_checks_and_trains_without_the_lab(root: Path, tmp_path: Path) -> None:
+def test_a_hospital_checks_without_the_lab(root: Path, tmp_path: Path) -> None:
+    """The check trains a few batches of each phase."""
     job, small = str(root / "jobs/fedavg"), ("--set", "task.patients=4", "--set", "training.rounds=2")
-    site = ("--site", "hospital-a")
-    checked = alone(tmp_path, "-m", "medsilo", "check", job, *small, *site, "--json")
+    checked = alone(tmp_path, "-m", "medsilo", "check", job, *small, "--site", "hospital-a", "--json")
     assert json.loads(checked.stdout)["go"] is True
-    ran = alone(tmp_path, "-m", "medsilo", "run", job, *small, "--name", "study", "--device", "cpu")
-    run = tmp_path / "runs/study"
-    summary = read_summary(run)
-    assert (summary.finished, summary.engine, summary.rounds.done) == (True, "simulator", 2)
-    assert all(site.contributed == 2 for site in summary.sites.values())
-    assert str(Path("runs/study") / paths.SUMMARY) in ran.stdout and not (run / paths.REPORT).exists()
-    alone(tmp_path, "-c", "import medsilo.client, medsilo.recipes")

@@ -1,4 +1,4 @@
-"""Hospitals over mutual TLS promise a card, as their administrators would, and jobs ask for parts of it."""
+"""Hospitals over mutual TLS promise a GPU in their settings, and jobs request parts of it."""
 
 import json
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from medsilo.core.files import load_tensors
-from medsilo.flare.jobs import write_job
 from medsilo.runs.paths import GLOBAL, LAST, PROVENANCE
+from medsilo_lab.jobs import write_job
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import SERVER, Consortium, wait_until
 
@@ -17,8 +17,9 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine shows none"),
 ]
-CARD = 40  # GiB that each hospital promises of its first card
-POLICIES = {SITES[0]: "teaching-hospital", SITES[1]: "strict-hospital"}  # in the job's process, and in one of its own
+CARD = 40  # GiB that each hospital promises on its first GPU
+# they train in the job's process, and in a separate process
+POLICIES = {SITES[0]: "teaching-hospital", SITES[1]: "strict-hospital"}
 
 
 class WithCards(Consortium):

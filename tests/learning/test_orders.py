@@ -1,8 +1,10 @@
-"""Methods learn, and stand in the orders that are real on these synthetic hospitals.
+"""Methods learn, and their order is as measured on these synthetic hospitals.
 
-Every order below was first measured over seeds 0, 1, 2 and is asserted in each of them, with a threshold of at most
-half of the smallest difference seen. Orders that did not hold in every seed are not here, whatever the papers say. The
-data and the numbers of the methods are defaults; nothing was tuned.
+Every order below was first measured over seeds 0, 1 and 2. It is asserted for each seed, with a threshold of at most
+half of the smallest difference.
+
+Orders that failed for a seed are left out, even if the papers have them. The data and the numbers of the methods are
+defaults; nothing was tuned.
 """
 
 from functools import cache
@@ -19,7 +21,7 @@ SEEDS = [0, 1, 2]
 CHANCE = 1 / 6
 THREE, SIX = 3, 6
 
-# design: sites, rounds, the task's numbers
+# for each design: sites, rounds, and the task's numbers
 DESIGNS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "alike": (THREE, 4, {"shift": "none"}),
     "labels differ": (SIX, 4, {"shift": "label", "persons": 20, "windows": 40}),
@@ -31,7 +33,7 @@ DESIGNS: dict[str, tuple[int, int, dict[str, Any]]] = {
 
 @cache
 def scores(design: str, method: str, seed: int) -> dict[str, float]:
-    """Test accuracy of every site; each run is made once."""
+    """Return the test accuracy of every site; each run is made once."""
     sites, rounds, numbers = DESIGNS[design]
     plan = parse_plan(
         {
@@ -48,7 +50,7 @@ def scores(design: str, method: str, seed: int) -> dict[str, float]:
 
 
 def accuracy(design: str, method: str, seed: int) -> float:
-    """The mean over sites."""
+    """Return the mean accuracy over sites."""
     return mean(scores(design, method, seed).values())
 
 
@@ -62,23 +64,23 @@ every_seed = pytest.mark.parametrize(
 @every_seed
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("fedprox", marks=pytest.mark.long)])
 def test_where_sites_are_alike_averaging_is_as_good_as_pooling(method: str, seed: int) -> None:
-    """Measured: at most 0.3 points below Central, which has all the data in one place; every site at 99 or more."""
+    """It was at most 0.3 points below centralised training; every site reached 99 or more."""
     assert accuracy("alike", method, seed) > accuracy("alike", "central", seed) - 0.02
     assert min(scores("alike", method, seed).values()) > 0.95
 
 
 @every_seed
 def test_where_sites_are_alike_federation_is_better_than_being_alone(seed: int) -> None:
-    """Measured: +10.6, +2.6, +3.9 points, and at the smallest site +18.2, +4.6, +8.3."""
+    """The measured gains are +10.6, +2.6 and +3.9 points; at the smallest site +18.2, +4.6 and +8.3."""
     alone, together = scores("alike", "local", seed), scores("alike", "fedavg", seed)
     assert mean(together.values()) > mean(alone.values()) + 0.01
     assert min(together.values()) > min(alone.values()) + 0.02
-    assert min(alone.values()) > 3 * CHANCE  # being alone is learning too
+    assert min(alone.values()) > 3 * CHANCE  # single-site training learns, too
 
 
 # ---------------------------------------------------------------------------------------------------- not alike
 ORDERS = [
-    # design, better, worse, threshold, measured for seeds 0, 1, 2
+    # design, better, worse, threshold, and differences measured for seeds 0, 1, 2
     ("labels differ", "central", "fedavg", 0.06, "+23.8 +13.8 +13.3"),
     ("labels differ", "central", "local", 0.10, "+26.0 +20.9 +26.7"),
     ("devices differ", "central", "fedavg", 0.15, "+33.6 +56.2 +49.9"),
@@ -101,7 +103,7 @@ def test_orders(design: str, better: str, worse: str, threshold: float, measured
 @every_seed
 @pytest.mark.parametrize(("design", "least"), [("labels differ", 0.5), ("both differ", 0.5), ("devices differ", 0.35)])
 def test_alone_is_better_than_chance(design: str, least: float, seed: int) -> None:
-    """Measured: 73.2 or more, 70.3 or more, 52.4 or more."""
+    """The measured accuracies are at least 73.2, 70.3 and 52.4."""
     assert accuracy(design, "local", seed) > least > 2 * CHANCE
 
 
@@ -109,10 +111,10 @@ def test_alone_is_better_than_chance(design: str, least: float, seed: int) -> No
 @pytest.mark.long
 @every_seed
 def test_where_devices_differ_batch_norm_of_ones_own_is_better(seed: int) -> None:
-    """Design C4 of the benchmarks: FedBN above FedAvg in every seed. Measured after 12 rounds: +6.8, +16.1, +14.2;
-    after 20: +3.9, +7.9, +8.8.
+    """In design C4 of the benchmarks, FedBN is above FedAvg for every seed. After 12 rounds it was +6.8, +16.1, +14.2;
+    after 20 rounds +3.9, +7.9, +8.8.
 
-    After 4 rounds it is not so (-21.8, +2.9, +15.5): batch norm of one's own is slower at first.
+    After 4 rounds it was -21.8, +2.9, +15.5, since local batch norm learns more slowly at first.
     """
     design = "devices differ, longer"
     assert accuracy(design, "fedbn", seed) > accuracy(design, "fedavg", seed) + 0.03

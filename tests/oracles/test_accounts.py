@@ -1,4 +1,4 @@
-"""Accounts and noise against dp-accounting's other accountant (Rényi's), and against OpenDP."""
+"""Compare accounts and noise with dp-accounting's other accountant (Rényi's), and with OpenDP."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from medsilo.privacy.accounting import epsilon
 from medsilo.privacy.mechanisms import Charge, Gaussian, Geometric, Mechanism, SampledGaussian
 from medsilo.privacy.noise import CELLS, NoiseSource
 
-opendp = pytest.importorskip("opendp.prelude", reason="needs opendp, from requirements-dev.txt")
+opendp = pytest.importorskip("opendp.prelude", reason="needs opendp, from pyproject.toml's group dev")
 opendp.enable_features("contrib")
 
-LEAST_P = 1e-6  # OpenDP's noise has no seed: a right noise fails once in a million runs
+LEAST_P = 1e-6  # OpenDP's noise has no seed: correct noise fails once in a million runs
 DRAWS = 20_000
 
 
@@ -66,7 +66,7 @@ def whole_numbers() -> tuple[object, object]:
 
 @pytest.mark.parametrize(("scale", "sensitivity"), [(0.5, 1), (3.0, 2), (40.0, 20)])
 def test_a_geometric_release_costs_what_opendp_says(scale: float, sensitivity: int) -> None:
-    """OpenDP's noise has a scale of its own, ours one over the sensitivity. OpenDP's ε is for δ = 0."""
+    """OpenDP's noise has a scale, medsilo's a scale over the sensitivity. OpenDP's ε is for δ = 0."""
     theirs = opendp.m.make_laplace(*whole_numbers(), scale=scale * sensitivity).map(sensitivity)
     found = ours(1e-9, Geometric(scale=scale, sensitivity=sensitivity))
     assert theirs == pytest.approx(1 / scale)
@@ -82,7 +82,7 @@ def test_geometric_releases_together_cost_at_most_opendps_sum() -> None:
 
 @pytest.mark.parametrize(("noise", "count", "delta"), [(1.0, 1, 1e-5), (4.0, 3, 1e-3), (30.0, 200, 1e-6)])
 def test_gaussian_releases_cost_at_most_what_opendp_says(noise: float, count: int, delta: float) -> None:
-    """OpenDP goes by concentrated privacy, which is a close bound."""
+    """OpenDP uses concentrated privacy, which is a close bound."""
     numbers = opendp.vector_domain(opendp.atom_domain(T=float, nan=False)), opendp.l2_distance(T=float)
     release = opendp.m.make_gaussian(*numbers, scale=noise)
     together = opendp.c.make_zCDP_to_approxDP(opendp.c.make_composition([release] * count))
@@ -93,7 +93,7 @@ def test_gaussian_releases_cost_at_most_what_opendp_says(noise: float, count: in
 
 # ---------------------------------------------------------------------------------------------------- OpenDP's noise
 def alike(mine: Sequence[int], theirs: Sequence[int]) -> float:
-    """Return the p-value of the same distribution, by a χ² over values that are not rare."""
+    """Return the p-value of equal distributions, by a χ² test over values that are not rare."""
     counts = Counter(mine), Counter(theirs)
     both = counts[0] + counts[1]
     usual = [value for value in both if both[value] >= 40]

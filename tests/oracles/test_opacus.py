@@ -1,4 +1,4 @@
-"""Private steps against Opacus: the clipped sum, the noise on it, training by it, and what it costs."""
+"""Compare private steps with Opacus: the clipped sum, its noise, training with it, and its privacy cost."""
 
 import copy
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from medsilo.models.architectures import ActivityCnn, SmallCnn, UNet
 from medsilo.privacy.accounting import epsilon, noise_for
 from medsilo.privacy.mechanisms import Charge, SampledGaussian
 
-WHY = "needs opacus, from requirements-dev.txt"
+WHY = "needs opacus, from pyproject.toml's group dev"
 opacus = pytest.importorskip("opacus", reason=WHY)
 accountants = pytest.importorskip("opacus.accountants", reason=WHY)
 calibration = pytest.importorskip("opacus.accountants.utils", reason=WHY)
@@ -54,7 +54,7 @@ def network(name: str) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def not_in_place(model: nn.Module) -> nn.Module:
-    """Opacus' hooks allow no activation that writes over its input."""
+    """Replace in-place activations, since Opacus' hooks do not allow them."""
     for layer in model.modules():
         if getattr(layer, "inplace", False):
             layer.inplace = False
@@ -64,8 +64,9 @@ def not_in_place(model: nn.Module) -> nn.Module:
 def trained(
     name: str, bound: float, noise: float, steps: int = 1, expected: float = CASES
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Train a network by medsilo's steps and by Opacus', on the same batches with the same noise; return the weights
-    of both."""
+    """Train a network by medsilo's steps and by Opacus', on the same batches with the same noise; return both
+    weights.
+    """
     ours, inputs, targets = network(name)
     theirs = opacus.GradSampleModule(not_in_place(copy.deepcopy(ours)))
     secret = SharedNoise(ours, 7)
@@ -99,27 +100,27 @@ def test_the_clipped_sum_is_opacus(name: str, bound: float) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_noise_has_opacus_scale_and_comes_at_the_same_place(name: str) -> None:
-    """With Opacus' own numbers, and a batch that is larger than expected."""
+    """The test uses Opacus' own numbers, and a batch that is larger than expected."""
     for ours, theirs in zip(*trained(name, bound=0.3, noise=1.3, expected=4), strict=True):
         assert torch.allclose(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_training_goes_to_opacus_weights() -> None:
-    """Five steps with momentum, on batches of different sizes."""
+    """The test makes five steps with momentum, on batches of different sizes."""
     before = [weight.clone() for weight in network("small-cnn")[0].parameters()]
     for start, ours, theirs in zip(before, *trained("small-cnn", 0.3, 0.8, steps=5), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
         assert not torch.allclose(start, ours, atol=1e-2)
 
 
-# noise, rate, steps, delta: little noise and much, a small share of the data and a large one
+# noise, rate, steps, delta: little and much noise, a small and a large share of the data
 STEPS = [(0.7, 0.01, 500, 1e-3), (1.0, 0.3, 40, 1e-5), (3.0, 0.05, 1000, 1e-5)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("noise", "rate", "steps", "delta"), STEPS)
 def test_steps_cost_what_opacus_two_accountants_say(noise: float, rate: float, steps: int, delta: float) -> None:
-    """PRV's ε is known to 0.01; Rényi's is an upper bound, which is never below."""
+    """PRV's ε is exact to 0.01. Rényi's is an upper bound, which is never below."""
     ours = epsilon([Charge(what="x", of=SampledGaussian(noise=noise, rate=rate, steps=steps))], delta)
     prv, rdp = accountants.PRVAccountant(), accountants.RDPAccountant()
     prv.history = rdp.history = [(noise, rate, steps)]

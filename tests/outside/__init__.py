@@ -1,4 +1,4 @@
-"""Features as somebody outside of medsilo writes them, and how a test installs their files as a package."""
+"""Features that a developer outside of medsilo writes, and a fixture that installs their files as a package."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from medsilo.core import package
 
 
 def installed_as(name: str, entries: str) -> Callable[..., Iterator[None]]:
-    """Make a fixture in which the files of this folder are a package. entries: its entry points."""
+    """Make a fixture in which the files of this folder are a package. `entries` are its entry points."""
 
     @pytest.fixture(autouse=True)
     def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -1,5 +1,7 @@
-"""A reader of another package for a hospital's own files in a format that medsilo does not know: curves of breath, a
-number in each line. Which files there are, their classes and patients, the hospital says as for images."""
+"""A reader from another package for a format that medsilo does not know: curves of breath, a number in each line.
+
+The hospital names the files, classes and patients as for images.
+"""
 
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -12,7 +14,7 @@ from medsilo.extend import Classification, DataError, OwnFolder
 
 
 class Curves(OwnFolder):
-    """Pieces [1, steps] of curves; what is left at a curve's end is in no case."""
+    """Cut curves into pieces [1, steps]. The rest at a curve's end is in no case."""
 
     title: ClassVar[str] = "Curves of breath: even or uneven"
     files: ClassVar[str] = "curves"

@@ -39,25 +39,25 @@ class Elastic(ServerStep):
         return sensitivity, *super().groups()
 
     def step(self, server: ServerSide) -> Aggregator:
-        return ElasticMean(lambda: self.rates(server), self.weighting != "samples")
+        return ElasticMean(lambda: self.rates(server), self.weighting == "uniform")
 
     def rates(self, server: ServerSide) -> Mapping[str, Tensor]:
-        """Return ζ for every element, from the mean of the sites' sensitivities, which is merged before."""
+        """Return ζ for every element, from the mean of the sites' sensitivities, which is aggregated before."""
         omega = server.mixers["sensitivity"].current(server.sites[0])
         largest = max(float(tensor.max()) for tensor in omega.values())
         return {name: 1 + self.tau - tensor.double() / (largest or 1.0) for name, tensor in omega.items()}
 
-    def work(self, bench: TrainContext) -> float:
+    def train_round(self, bench: TrainContext) -> float:
         self.measure(bench)
-        return super().work(bench)
+        return super().train_round(bench)
 
     def measure(self, bench: TrainContext) -> None:
-        """Ω_k ← μ Ω_k + (1 - μ) |∇f_k(w)| from batch to batch, with the model as it arrived."""
+        """Update Ω_k ← μ Ω_k + (1 - μ) |∇f_k(w)| from batch to batch, with the model as it arrived."""
         model = bench.modules["model"].train()
         weights, omega = list(model.parameters()), list(bench.modules["sensitivity"].parameters())
         torch._foreach_zero_(omega)
         with keeping_statistics(model):
-            for inputs, targets in bench.data():
+            for inputs, targets in bench.cases.in_order():
                 with bench.compute.cast():
                     loss = bench.loss(model(inputs), targets)
                 for total, gradient in zip(omega, torch.autograd.grad(loss, weights), strict=True):
@@ -65,7 +65,7 @@ class Elastic(ServerStep):
 
 
 class ElasticMean(WeightedMean):
-    """Makes a step of another length for each element. rates: asked when the round closes."""
+    """Makes a step of another length for each element. `rates` is called when the round closes."""
 
     _is_mean = False
 
@@ -78,7 +78,7 @@ class ElasticMean(WeightedMean):
 
 
 def sensitivities(modules: Modules) -> Tensors:
-    """Return Ω_k under the names of the weights that it belongs to."""
+    """Return Ω_k under the names of its weights."""
     return dict(zip(trained_weights(modules), modules["sensitivity"].parameters(), strict=True))
 
 

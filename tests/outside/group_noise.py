@@ -1,4 +1,4 @@
-"""A layer of another package: Gaussian noise on one group of what a hospital sends, charged to its ledger."""
+"""A layer of another package: Gaussian noise on one group of a hospital's tensors, charged to its ledger."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -27,7 +27,7 @@ class GroupNoise(Layer):
         yield f"{self.group} leaves with Gaussian noise of {self.noise:g} times its bound, {self.bound:g}."
 
     def charges(self, task: str, number: int) -> Mapping[str, float]:
-        # Two results of a group are at most 2 C apart, whatever data they rest on.
+        # Two results of a group differ by at most 2 C, for any data.
         return {f"noise on {self.group}": self.noise / 2} if task == "round" else {}
 
     def site(self, inner: Site, place: SiteContext) -> Site:

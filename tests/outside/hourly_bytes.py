@@ -1,4 +1,4 @@
-"""A layer of another package: the bytes of tensors that go over the server's channel, by hour, in a file."""
+"""A layer from another package that writes the bytes of tensors on the server's channel into a file, hour by hour."""
 
 import json
 import time

@@ -1,5 +1,7 @@
-"""A task of another package over a kind of data that medsilo does not know, short notes in text files, what predicts
-new ones (the sentences of a note, each with its class), and what `medsilo init` says of a folder of notes."""
+"""A task from another package for data that medsilo does not know: short notes in text files.
+
+It brings a predictor for the sentences of new notes, and a dataset probe for `medsilo init`.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -10,17 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from medsilo.extend import (
-    Classification,
-    DataError,
-    DatasetLayout,
-    Inference,
-    MedsiloError,
-    Network,
-    Predictor,
-    SiteData,
-    Task,
-)
+from medsilo.extend import Classification, DataError, Inference, MedsiloError, Network, SiteData, Task
+from medsilo_lab.extend import DatasetLayout, Predictor
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 CLASSES = ("well", "ill")
@@ -34,8 +27,11 @@ class LetterNet(Network):
 
 
 class Notes(Task):
-    """A sentence's letters, counted. A site's folder has one file for each patient in well/ and in ill/; it is the data
-    folder, or the one of the site's name in there."""
+    """A sentence's letters, counted.
+
+    A site's folder has a file for each patient in well/ and in ill/. It is the data folder, or its subfolder with the
+    site's name.
+    """
 
     title: ClassVar[str] = "Notes: well or ill, by the letters of a sentence"
     channels: ClassVar[int] = len(LETTERS)
@@ -53,13 +49,13 @@ class Notes(Task):
         return LetterNet()
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
-        assert folder is not None  # as the task needs data
+        assert folder is not None  # the task needs data
         folder = folder / site if (folder / site).is_dir() else folder
         files = [(path, label) for label, name in enumerate(CLASSES) for path in sorted((folder / name).glob("*.txt"))]
         read = [(sentence, label, who) for who, (path, label) in enumerate(files) for sentence in sentences(path)]
         counted, labels, patients = (np.array(column) for column in zip(*read, strict=True))
         counts = np.stack([letters(sentence) for sentence in counted])
-        names = [f"{site}-{path.stem}" for path, _ in files]
+        names = [f"{site}-{path.parent.name}-{path.stem}" for path, _ in files]
         return SiteData.by_patient(counts, labels, patients, names)
 
 
@@ -86,7 +82,7 @@ class NotePredictor(Predictor):
         return sum(row["error"] is not None for row in rows)
 
     def rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
-        """Yield a line for each sentence of a note, or one that says why there is none."""
+        """Yield a line for each sentence of a note, or a line with the error."""
         try:
             said = sentences(path)
         except DataError as error:
@@ -98,7 +94,7 @@ class NotePredictor(Predictor):
 
 
 def look(folder: DatasetLayout) -> DatasetLayout | None:
-    """Say what suits a folder of notes, of one hospital or of several; nothing of another."""
+    """Propose a plan for a folder of notes, of one hospital or of several; None for other folders."""
     names = [name for name in folder.files if name.endswith(".txt") and Path(name).parent.name in CLASSES]
     if not names:
         return None

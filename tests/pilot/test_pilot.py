@@ -1,4 +1,6 @@
-"""docs/study/consortium.md by its text alone: six machines with addresses, accounts, disks and clocks of their own."""
+"""Follow docs/study/consortium.md by its text alone on six machines, each with an address, an account, a disk and
+a clock.
+"""
 
 import os
 import random
@@ -23,10 +25,11 @@ PAGE = ROOT / "docs/study/consortium.md"
 HOSPITALS = ("st-anna", "st-bruno", "st-clara")
 PULLED = 30.0  # seconds without a cable
 OLD, NEW = "the server", "the new server"
-CLOCKS = {OLD: 0, NEW: 20, "the lead": -200, "st-anna": 3600, "st-bruno": -95, "st-clara": 40}  # seconds off
+# seconds by which each clock is wrong
+CLOCKS = {OLD: 0, NEW: 20, "the lead": -200, "st-anna": 3600, "st-bruno": -95, "st-clara": 40}
 KIT = "kits/lead@clinic.example"
 BLOCK = re.compile(r"^```(yaml)?\n(.*?)^```$", re.M | re.S)
-INSIDE = (  # a disk of its own, and root's home is hidden but for Python
+INSIDE = (  # a separate disk; root's home is hidden except for Python
     "mount -t tmpfs -o mode=755 tmpfs /srv && mkdir /srv/medsilo /srv/python && mount --bind {home} /srv/medsilo "
     "&& mount --bind {python} /srv/python && mount -t tmpfs -o mode=755 tmpfs /root && mkdir -p {python} "
     "&& mount --bind /srv/python {python} && cd /srv/medsilo "
@@ -35,7 +38,7 @@ INSIDE = (  # a disk of its own, and root's home is hidden but for Python
 
 
 def needs() -> str:
-    """Return what this machine lacks to be six."""
+    """Name the parts that this machine lacks to simulate six machines."""
     programs = [name for name in ("ip", "bridge", "setpriv", "cc") if not shutil.which(name)]
     if programs:
         return f"needs {', '.join(programs)}"
@@ -45,7 +48,7 @@ def needs() -> str:
 
 
 class Machine:
-    """A network namespace with an address, an account, a disk and a time of day of its own."""
+    """A network namespace with its address, account, disk and time of day."""
 
     def __init__(self, name: str, number: int, line: str, folder: Path) -> None:
         self.name, self.uid, self.home = name, 61000 + number, folder / name.replace(" ", "-")
@@ -61,7 +64,7 @@ class Machine:
         ip("-n", self.namespace, "link", "set", "lo", "up")
 
     def types(self, command: str, timeout: float = 600) -> str:
-        """Run what a person types here, as this machine's account; returns what it printed."""
+        """Run a person's command here, as this machine's account; returns its output."""
         own = {
             "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
             "HOME": "/srv/medsilo",
@@ -92,14 +95,14 @@ class Machine:
             os.chown(other.home / file, other.uid, other.uid)
 
     def ends(self) -> None:
-        """End all that this account runs."""
+        """End all processes of this account."""
         for process in psutil.process_iter(["uids"]):
             if process.info["uids"] and process.info["uids"].real == self.uid:
                 process.send_signal(signal.SIGKILL)
 
 
 def name_leads_to(address: str, hosts: Iterable[Path]) -> None:
-    """Point the server's name to an address, in what each machine asks for names."""
+    """Point the server's name to an address, in each machine's hosts file."""
     for path in hosts:
         path.write_text(f"127.0.0.1 localhost\n{address} fl.example.org\n")
 
@@ -129,7 +132,7 @@ def machines() -> Iterator[dict[str, Machine]]:
         ip("-n", line, "link", "set", "hub", "up")
         for number, name in enumerate(names, 1):
             made[name] = Machine(name, number, line, folder)
-        for name in names[2:]:  # the firewall: only the servers are reached
+        for name in names[2:]:  # the firewall: only the servers can be reached
             subprocess.run(["bridge", "-n", line, "link", "set", "dev", made[name].port, "isolated", "on"], check=True)
         yield made
     finally:
@@ -143,7 +146,7 @@ def machines() -> Iterator[dict[str, Machine]]:
 
 
 def steps() -> Iterator[tuple[str, str]]:
-    """Yield who types what; the file of the consortium is the lead's."""
+    """Yield each person's command. The consortium's file is the lead's."""
     for yaml, text in BLOCK.findall(PAGE.read_text("utf-8")):
         if yaml:
             yield "the lead", f"cat > consortium.yaml <<'END'\n{text}END\n"

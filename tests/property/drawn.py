@@ -1,4 +1,4 @@
-"""How property tests draw: the same examples in every run, few by default."""
+"""Draw the same examples for property tests in every run, few by default."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,5 +14,5 @@ FIXED: dict[str, Any] = {
 
 
 def examples(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A test of this many drawn examples."""
+    """Return a decorator for a test with this number of random examples."""
     return settings(max_examples=count, **FIXED)

@@ -1,4 +1,4 @@
-"""Properties of whatever takes the place of a mean: for every drawn round, whoever sends what in which order."""
+"""Properties of aggregators that replace a mean: they hold for random rounds, sites and orders of arrival."""
 
 from collections.abc import Callable
 
@@ -11,15 +11,14 @@ from torch import Tensor
 from medsilo.mixing.by_element import MeanByElement
 from medsilo.mixing.defence import Shield
 from medsilo.mixing.late import StalenessWeightedMean, at_most
-from medsilo.mixing.mixers import Aggregator, UniformMean, WeightedMean
-from medsilo.mixing.personal import Identity, SimilarityMix, SoftPull
-from medsilo.mixing.rules import GeometricMedian, Median, MultiKrum, NormBound, TrimmedMean, capped
+from medsilo.mixing.mixers import Aggregator, Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from medsilo.mixing.rules import Median, MultiKrum, NormBound, TrimmedMean, capped
 from medsilo.mixing.server import DynamicStep, FedAdagrad, FedAdam, FedAvgM, FedYogi, Scaffold
 from tests.mixed import result_of
 from tests.property.drawn import examples
 
 SITES = ["a", "b", "c", "d", "e", "f", "g"]
-CLOSE = 1e-5  # of sums in single precision
+CLOSE = 1e-5  # tolerance of sums in single precision
 Model = dict[str, Tensor]
 numbers = st.floats(-100, 100, width=32)
 counts = st.lists(st.integers(1, 10_000), min_size=2, max_size=len(SITES))
@@ -27,7 +26,7 @@ counts = st.lists(st.integers(1, 10_000), min_size=2, max_size=len(SITES))
 
 @st.composite
 def rounds(draw: st.DrawFn, least: int = 2) -> tuple[dict[str, Model], dict[str, int], list[str]]:
-    """What the sites of a round send, their cases, and in which order."""
+    """Draw the models of a round's sites, their cases, and the order of arrival."""
     sites = SITES[: draw(st.integers(least, len(SITES)))]
     size = draw(st.integers(1, 4))
     vectors = {site: torch.tensor(draw(st.lists(numbers, min_size=size, max_size=size))) for site in sites}
@@ -38,7 +37,7 @@ def rounds(draw: st.DrawFn, least: int = 2) -> tuple[dict[str, Model], dict[str,
 def played(
     mixer: Aggregator, models: dict[str, Model], cases: dict[str, int], order: list[str], zeros: bool = True
 ) -> dict[str, Model]:
-    """One round after zeros, or after nothing; what each site gets."""
+    """Play one round after zeros, or after nothing; return each site's result."""
     first = next(iter(models.values()))
     initial = {name: torch.zeros_like(tensor) for name, tensor in first.items()}
     mixer.start(sorted(models), initial if zeros else None)
@@ -68,7 +67,6 @@ MEANS: dict[str, Callable[[], Aggregator]] = {
     "norm bound, by cases": shielded(NormBound(), 0.6),
     "median": shielded(Median()),
     "trimmed": shielded(TrimmedMean(bad=1)),
-    "geometric": shielded(GeometricMedian()),
     "krum": shielded(MultiKrum(bad=1)),
 }
 PERSONAL: dict[str, Callable[[], Aggregator]] = {
@@ -107,7 +105,7 @@ def test_the_order_of_arrival_and_of_names_changes_no_bit(kind: str, drawn: tupl
 @given(drawn=rounds(least=5))
 def test_a_mixture_after_nothing_is_the_one_after_zeros(kind: str, drawn: tuple) -> None:
     models, cases, order = drawn
-    if kind != "half a step":  # which needs somewhere to step from
+    if kind != "half a step":  # this aggregator needs a model to step from
         assert same(*(played(EVERY[kind](), models, cases, order, zeros) for zeros in (True, False)))
 
 
@@ -115,7 +113,7 @@ def test_a_mixture_after_nothing_is_the_one_after_zeros(kind: str, drawn: tuple)
 @examples(12)
 @given(drawn=rounds(least=5), turn=st.integers(1, 4))
 def test_a_mean_does_not_know_who_sent_what(kind: str, drawn: tuple, turn: int) -> None:
-    """Sites exchange their models, with the cases that they rest on."""
+    """Sites exchange their models and their numbers of cases."""
     models, cases, order = drawn
     given_to = dict(zip(models, [*[*models][turn:], *[*models][:turn]], strict=True))
     moved, with_them = ({given_to[site]: own[site] for site in own} for own in (models, cases))
@@ -140,12 +138,12 @@ def test_what_all_send_alike_is_the_result(kind: str, drawn: tuple) -> None:
 @examples(12)
 @given(drawn=rounds(least=5))
 def test_a_mixture_lies_between_what_was_sent_and_what_was_there(kind: str, drawn: tuple) -> None:
-    """Weights are not negative and their sum is at most 1: what is missing counts for zeros, from where all began."""
+    """Weights are not negative, and their sum is at most 1. A missing part counts as the zeros of the beginning."""
     models, cases, order = drawn
     for own in played(EVERY[kind](), models, cases, order).values():
         for name, mixed in own.items():
             sent = torch.stack([model[name] for model in models.values()])
-            less = kind in ("half a step", "norm bound", "norm bound, by cases", "geometric")
+            less = kind in ("half a step", "norm bound", "norm bound, by cases")
             low, high = (sent.amin(0).clamp(max=0), sent.amax(0).clamp(min=0)) if less else (sent.amin(0), sent.amax(0))
             room = CLOSE * (1 + sent.abs().amax(0))
             assert (mixed >= low - room).all() and (mixed <= high + room).all()
@@ -155,7 +153,7 @@ def test_a_mixture_lies_between_what_was_sent_and_what_was_there(kind: str, draw
 @examples(12)
 @given(drawn=rounds(least=5), power=st.integers(10, 60))
 def test_a_mixture_does_not_know_the_unit_of_its_numbers(kind: str, drawn: tuple, power: int) -> None:
-    """Powers of two are exact; shorter distances than its smoothing are one to the geometric median."""
+    """Powers of two are exact in floating point."""
     models, cases, order = drawn
     finer = {site: {name: own * 2.0**power for name, own in model.items()} for site, model in models.items()}
     one, other = (played(EVERY[kind](), sent, cases, order) for sent in (models, finer))
@@ -231,7 +229,7 @@ def test_capped_shares(weights: list[int], cap: float) -> None:
     if plain.max() <= cap:
         torch.testing.assert_close(shares, plain)
     below = shares < cap - 1e-12
-    if cap * len(weights) > 1 and below.any():  # those below the cap keep their proportion
+    if cap * len(weights) > 1 and below.any():  # sites below the cap keep their proportion
         torch.testing.assert_close(shares[below] / shares[below].sum(), given_to[below] / given_to[below].sum())
 
 
@@ -247,7 +245,7 @@ def test_late_shares(weights: dict[str, float], cap: float) -> None:
 @examples(12)
 @given(drawn=rounds(least=2), there=numbers)
 def test_a_server_that_is_sent_what_it_gave_stays(kind: str, drawn: tuple, there: float) -> None:
-    """Without a way to go there is no step. Scaffold's numbers are a variate of its own and stay as well."""
+    """Without a difference there is no step. Scaffold's numbers are a separate variate, and stay as well."""
     models, cases, order = drawn
     mixer = STEPS[kind]()
     start = {name: torch.full_like(own, there) for name, own in models["a"].items()}

@@ -1,7 +1,7 @@
-"""Properties of a hospital's two budgets, whatever studies come in which order, and whoever dies in between.
+"""Properties of a hospital's two budgets for any studies in any order, and for processes that die.
 
-Nothing is overspent; what a study was let in with is not taken away from it; files are only added to; what was counted
-is found again by a new process.
+The budget is never overspent. A study keeps the budget with which it was admitted. Files are only added to, and a new
+process finds the earlier counts.
 """
 
 import shutil
@@ -28,14 +28,14 @@ TORN = st.sampled_from([b"x", b'{"certified":""', b"\0" * 40, b"\0" * 40 + b'"}\
 
 
 class Budget(RuleBasedStateMachine):
-    """What both budgets have: a folder, studies that run, and files that are only added to."""
+    """The shared part of both budgets: a folder, running studies, and files that only grow."""
 
     file: str
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="medsilo-budget-"))
-        self.running: dict[str, int] = {}  # what is left of what each study was let in with
+        self.running: dict[str, int] = {}  # each study's remaining answers
         self.counted: Counter[str] = Counter()  # answers that left
         self.before = b""
         self.fresh()
@@ -84,7 +84,7 @@ class LedgerBudget(Budget):
 
     @rule(study=studies, rounds=st.integers(1, 6))
     def let_in(self, study: str, rounds: int) -> None:
-        self.running.pop(study, None)  # it begins anew
+        self.running.pop(study, None)  # it begins again
         with suppress(Refused):
             self.ledger.plan(self.of(study), self.charges(study) * rounds)
             self.running[study] = max(0, rounds - self.counted[study])
@@ -127,7 +127,7 @@ class LedgerBudget(Budget):
 
 
 class Answers(QueryBudget):
-    """A book whose running studies a test decides."""
+    """A budget whose running studies a test decides."""
 
     def __init__(self, folder: Path, running: dict[str, int]) -> None:
         super().__init__(folder)
@@ -167,7 +167,7 @@ class AnswerBudget(Budget):
 
     @rule(study=studies)
     def answer_to_another_lead(self, study: str) -> None:
-        """It has a budget of its own."""
+        """Another lead has a separate budget."""
         if not self.torn:
             self.book.note(Requester("other", "data", study), {"train": 1}, self.limits)
 

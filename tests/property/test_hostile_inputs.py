@@ -1,6 +1,8 @@
-"""Fuzzing: whatever comes from elsewhere, a person reads one line. No raw error, nothing slow, nothing that runs away.
+"""Fuzzing: a person reads one line for any input from elsewhere.
 
-The default suite draws about 1,000 inputs, always the same ones; HOSTILE_INPUTS=20000 (make test-long) that many.
+There is no raw error, no delay, and no runaway memory.
+
+The default suite draws about 1,000 inputs, always the same. HOSTILE_INPUTS=20000 (make test-long) draws that many.
 """
 
 import copy
@@ -30,30 +32,30 @@ from medsilo.core.files import load_tensors, save_tensors
 from medsilo.core.parent_watch import most_held
 from medsilo.core.text import LONGEST
 from medsilo.core.yaml_text import load_yaml
-from medsilo.federation import inprocess
-from medsilo.federation.acceptance import Acceptance
+from medsilo.exchange.acceptance import Acceptance
 from medsilo.plan import load_plan, parse_plan
 from medsilo.runs.messages import Request, StudyMessage
-from medsilo.runs.record import Record
 from medsilo.schedule.phase import views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.scans import Scan
-from medsilo_adapters.checkpoint import read_checkpoint
 from medsilo_lab.consortium.description import read_consortium
 from medsilo_lab.deploy.source import Source
+from medsilo_lab.engines import inprocess
 from medsilo_lab.report.read import read as read_run
 from medsilo_papers.public_files import read_labels
+from medsilo_pretrained.checkpoint import read_checkpoint
+from medsilo_server.record import Record
 from tests.conftest import SITES, make_plan
 from tests.hospital import Volume, write_volume
 from tests.sites import site_of
-from tests.unit.test_predict import make_super_model
+from tests.unit.deploy.test_predict import make_super_model
 
 INPUTS = int(os.environ.get("HOSTILE_INPUTS", "1000"))
 MOST_SECONDS, MOST_MEMORY = 10, 1 << 30
 
 
 def hostile(share: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A test that is given its share of all inputs; the same ones in every run."""
+    """Return a decorator for a test with its share of all inputs, the same in every run."""
     return settings(
         max_examples=max(1, int(share * INPUTS)),
         derandomize=True,
@@ -65,7 +67,7 @@ def hostile(share: float) -> Callable[[Callable[..., None]], Callable[..., None]
 
 @contextmanager
 def one_line_at_most() -> Iterator[None]:
-    """Assert that the block works or ends in one line of ours; in time, and without a gigabyte."""
+    """Assert that the block succeeds, or raises our error of one line, within time and memory limits."""
     started, held = time.process_time(), most_held()
     try:
         yield
@@ -76,7 +78,7 @@ def one_line_at_most() -> Iterator[None]:
     assert most_held() - held < MOST_MEMORY
 
 
-# ---------------------------------------------------------------------------------------------------- what is drawn
+# ---------------------------------------------------------------------------------------------------- random inputs
 ODD_TEXTS = ["", "x" * 5000, "\x1b[31m", "\0", "\ud800", "../../etc/passwd", "ä\u202e", "a\nb", "{{x}}", "%s", "nan"]
 UNEVEN = [[[1], [1, 2]], [[1, 2], 3], [[]], {"a": [1, [2]]}]
 ODD_NUMBERS = [0, -1, 2**31, 2**63, 10**40, 1e308, -1e-308, float("nan"), float("inf"), True, False, None]
@@ -106,7 +108,7 @@ YAML_TEXTS = [
 
 
 def places(value: Any, here: tuple = ()) -> Iterator[tuple]:
-    """Every place in nested lists and mappings."""
+    """Yield every place in nested lists and mappings."""
     yield here
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in pairs:
@@ -115,7 +117,7 @@ def places(value: Any, here: tuple = ()) -> Iterator[tuple]:
 
 @st.composite
 def changed(draw: st.DrawFn, whole: Any) -> Any:
-    """A value like this one with one to three places changed, gone or surplus."""
+    """Draw a variant of a value with one to three places changed, removed or added."""
     value = copy.deepcopy(whole)
     for _ in range(draw(st.integers(1, 3))):
         every = [place for place in places(value) if place]
@@ -137,12 +139,12 @@ def changed(draw: st.DrawFn, whole: Any) -> Any:
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """These bytes cut off, with some changed, or with something put between."""
+    """Draw a variant of these bytes: cut off, changed, or with an insertion."""
     data = bytearray(content)
     for _ in range(draw(st.integers(1, 4))):
         if not data:
             break
-        # a header is where the meaning is
+        # a header has the most meaning
         place = draw(st.integers(0, min(len(data), draw(st.sampled_from([64, 400, len(data)]))) - 1))
         kind = draw(st.sampled_from(["cut", "flip", "flip", "put", "drop", "fill"]))
         if kind == "cut":
@@ -160,7 +162,7 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
 
 @st.composite
 def yaml_text(draw: st.DrawFn, whole: dict) -> str:
-    """A changed file as YAML, or one with broken lines."""
+    """Draw a changed file as YAML, or a file with broken lines."""
     text = yaml.safe_dump(draw(changed(whole)), allow_unicode=draw(st.booleans()))
     lines = text.splitlines()
     if draw(st.booleans()) and lines:
@@ -260,7 +262,7 @@ def test_any_text_as_yaml(text: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- messages
-Spoken = list[tuple[StudyMessage, StudyMessage]]  # what was asked, and the honest answer
+Spoken = list[tuple[StudyMessage, StudyMessage]]  # the request, and the honest answer
 PLAN = make_plan("fedavg", "training.rounds=1")
 
 
@@ -298,7 +300,7 @@ def test_what_a_server_asks(spoken: Spoken, data: st.DataObject) -> None:
 
 # ---------------------------------------------------------------------------------------------------- images
 def _images(folder: Path) -> dict[str, bytes]:
-    """A good image of every kind."""
+    """Return a good image of every kind."""
     values = np.random.default_rng(0).normal(size=(3, 8, 9)).astype(np.float32)
     for name in ("a.nii", "b.nii.gz"):
         write_volume(folder / name, Volume(values, np.eye(4)))
@@ -322,7 +324,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 @given(st.data())
 def test_images(place: Path, images: dict[str, bytes], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(images)))
-    other = data.draw(st.sampled_from([name, name, name, *images]))  # now and then another kind's content
+    other = data.draw(st.sampled_from([name, name, name, *images]))  # sometimes another kind's content
     path = put(place / f"x{name}", data.draw(damaged(images[other])))
     for read in (Scan.read, Scan.of_mask, read_labels):
         with one_line_at_most():
@@ -333,7 +335,7 @@ def test_images(place: Path, images: dict[str, bytes], data: st.DataObject) -> N
 # ---------------------------------------------------------------------------------------------------- checkpoints
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Weights in every form that is read: safetensors, torch's today, its old one, a bundle."""
+    """Return weights in every form that is read: safetensors, torch's present and old formats, a bundle."""
     folder = tmp_path_factory.mktemp("checkpoints")
     weights = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2)).state_dict()
     save_tensors(folder / "a.safetensors", weights)
@@ -345,7 +347,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's, of types that it calls old
+@pytest.mark.filterwarnings("ignore")  # torch warns of its old types
 @hostile(0.2)
 @given(st.data())
 def test_checkpoints(place: Path, checkpoints: dict[str, bytes], data: st.DataObject) -> None:
@@ -371,7 +373,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spoil(path: Path, data: st.DataObject) -> None:
-    """One file, deleted, damaged or with other facts in its own format."""
+    """Delete or damage a file, or change facts in its own format."""
     content = path.read_bytes()
     kind = data.draw(st.sampled_from(["bytes", "delete", "folder", "facts", "facts", "facts", "facts"]))
     if kind == "facts" and path.suffix == ".json":
@@ -400,7 +402,7 @@ def files_of(folder: Path) -> list[str]:
 
 @contextmanager
 def spoiled(folder: Path, place: Path, data: st.DataObject, only: str = "") -> Iterator[Path]:
-    """A copy of a folder with one file spoiled."""
+    """Yield a copy of a folder with one spoiled file."""
     copied = place / "copy"
     shutil.copytree(folder, copied)
     try:
@@ -443,7 +445,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @hostile(0.02)
 @given(st.data())
 def test_reports_of_comparisons(place: Path, comparison: Path, data: st.DataObject) -> None:
-    """Of what the page and the hospitals' sheets are made of."""
+    """The spoiled files are the data behind the page and the hospitals' sheets."""
     with spoiled(comparison, place, data, ".json") as folder, one_line_at_most():
         told = io.StringIO()
         with pytest.MonkeyPatch.context() as patch:
@@ -495,7 +497,7 @@ def test_what_a_run_goes_on_from(place: Path, run: Path, data: st.DataObject) ->
 
 @pytest.mark.long
 def test_twenty_thousand_inputs(root: Path) -> None:
-    """All of the above once more, with that many."""
+    """Repeat all tests above with that number of inputs."""
     if INPUTS > 1000:
         pytest.skip("this is that run")
     patch = {"HOSTILE_INPUTS": "20000", "MOST_SECONDS": "3600"}

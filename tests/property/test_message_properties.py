@@ -1,10 +1,9 @@
-"""Properties of parcels and plans: they come back as they went, and anything else is refused in one line, soon."""
+"""Properties of messages and plans: they return unchanged, and all other input is rejected quickly in one line."""
 
 import json
 import random
 import time
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,12 +17,12 @@ from nvflare.fuel.utils import fobs
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.text import LONGEST
 from medsilo.core.yaml_text import dump_yaml, load_yaml
-from medsilo.federation.checks import check_forms
-from medsilo.flare import script_wire
-from medsilo.flare.script_wire import flat, unflat
-from medsilo.flare.wire import META, let_tensors_travel, to_parcel, to_shareable
+from medsilo.exchange.checks import check_forms
+from medsilo.flare.script_wire import flat
+from medsilo.flare.wire import META, let_tensors_travel, to_parcel, to_shareable, unflat
 from medsilo.plan import PlanError, keys_of, parse_plan
 from medsilo.runs.messages import DEEPEST, Request, StudyMessage, check_values
+from medsilo_lab.testing import assert_equal
 from tests.conftest import make_plan
 from tests.property.drawn import examples
 
@@ -66,14 +65,11 @@ parcels = st.builds(StudyMessage, groups, st.dictionaries(st.text(max_size=8), f
 def assert_same(one: StudyMessage, other: StudyMessage) -> None:
     assert json.dumps(one.facts) == json.dumps(other.facts) and one.size() == other.size()
     for group, own in one.groups.items():
-        assert other.groups[group].keys() == own.keys()
-        for name, tensor in own.items():
-            came = other.groups[group][name]
-            assert came.dtype == tensor.dtype and torch.equal(came, tensor)
+        assert_equal(own, other.groups[group], group)
 
 
 def refused_soon(read: Any, *given_to: Any) -> None:
-    """Assert that something is read, or refused in one line, without taking long."""
+    """Assert that input is accepted, or rejected in one line, within a short time."""
     started = time.process_time()
     try:
         read(*given_to)
@@ -90,27 +86,20 @@ def test_a_parcel_comes_back_as_it_went(parcel: StudyMessage) -> None:
 
 
 @examples(40)
-@given(parcels, st.sampled_from([8, script_wire.PIECE]), st.booleans())
-def test_a_parcel_of_a_training_script_comes_back_as_it_went(parcel: StudyMessage, most: int, filtered: bool) -> None:
-    with patch.object(script_wire, "PIECE", most):
-        tensors, meta = flat(parcel)
-    assert all(tensor.nbytes <= most for tensor in tensors.values())
+@given(parcels, st.booleans())
+def test_a_parcel_of_a_training_script_comes_back_as_it_went(parcel: StudyMessage, filtered: bool) -> None:
+    tensors, meta = flat(parcel)
     assert_same(
         parcel, unflat({name: own.double().numpy() for name, own in tensors.items()} if filtered else tensors, meta)
     )
 
 
-def test_a_script_that_leaves_out_a_piece_is_refused() -> None:
-    large = torch.arange(2.5 * script_wire.PIECE / 4).reshape(5, -1)
-    tensors, meta = flat(StudyMessage({"model": {"w": large}}, {"samples": 1}))
-    assert len(tensors) == 3 and torch.equal(unflat(tensors, meta).groups["model"]["w"], large)
-    for name in tensors:
-        with pytest.raises(Refused, match="pieces"):
-            unflat({other: own for other, own in tensors.items() if other != name}, meta)
-    one, meta = torch.zeros(1), {META: {"facts": {}, "dtypes": {"model": {"w": "torch.float32"}}}}
-    for shape in ("1" + ",1" * 64, "-1", "9" * 30, "1.0"):
-        with pytest.raises(Refused, match="pieces"):
-            unflat({f"model/w|0|{shape}": one}, meta)
+def test_large_tensors_of_a_training_script_are_not_copied() -> None:
+    """In pieces, a round of 29 M weights took twice the time of NVFlare's own method."""
+    large = StudyMessage({"model": {"w": torch.zeros(3 << 20), "scalar": torch.tensor(1.0)}}, {})
+    tensors, meta = flat(large)
+    assert list(tensors) == ["model/w", "model/scalar"]
+    assert unflat(tensors, meta).groups["model"]["w"].is_set_to(large.groups["model"]["w"])
 
 
 def test_names_that_look_like_those_of_pieces_come_back() -> None:
@@ -192,7 +181,7 @@ def test_a_type_that_no_tensor_was_sent_with_is_refused_or_left(tensor: torch.Te
 def test_a_number_that_its_type_can_not_hold_does_not_become_another(
     script: bool, came: torch.Tensor, sent: torch.dtype
 ) -> None:
-    """A filter of a hospital's that added noise to a byte of 255 made a 4 of it."""
+    """Before, a hospital's filter that added noise to a byte of 255 made it 4."""
     meta = {META: {"facts": {}, "dtypes": {"model": {"w": str(sent)}}}}
     members = {"model/w": came} if script else {"model": DXO(DataKind.WEIGHTS, data={"w": came})}
     parcel = to_parcel(DXO(DataKind.WEIGHTS if script else DataKind.COLLECTION, members, meta).to_shareable())
@@ -203,14 +192,14 @@ def test_a_number_that_its_type_can_not_hold_does_not_become_another(
 @examples(100)
 @given(parcels, st.data())
 def test_damaged_bytes_are_no_answer(parcel: StudyMessage, data: st.DataObject) -> None:
-    """Whatever NVFlare makes of them: what reaches this package is a parcel or is refused."""
+    """NVFlare may decode them in any way. This package gets a message, or a rejection follows."""
     let_tensors_travel(plainly=True)
     content = bytearray(fobs.dumps(to_shareable(parcel)))
     for place in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=4)):
         content[place] = data.draw(st.integers(0, 255))
     try:
         read = fobs.loads(bytes(content))
-    except Exception:  # NVFlare's own, which it catches
+    except Exception:  # an error of NVFlare, which it catches
         return
     if isinstance(read, Shareable):
         refused_soon(to_parcel, read)

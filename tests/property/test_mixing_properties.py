@@ -1,4 +1,4 @@
-"""Properties of every mixer, whatever the sites, weights, shapes and types: random studies from fixed seeds."""
+"""Properties of every aggregator for random sites, weights, shapes and types, from fixed seeds."""
 
 import random
 from itertools import pairwise
@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from medsilo.mixing import contributions, layout
-from medsilo.mixing.mixers import UniformMean, WeightedMean
-from medsilo.mixing.personal import Identity, SimilarityMix, SoftPull
+from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
 from tests.conftest import over_all
 from tests.mixed import result_of
 
@@ -21,7 +20,7 @@ every_mixer = pytest.mark.parametrize("kind", KINDS)
 
 
 class Study:
-    """Sites, their sample counts and models, λ and W, all drawn from one seed."""
+    """Sites, their numbers of samples and models, λ and W, all drawn from one seed."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -63,7 +62,7 @@ class Study:
         }[kind]()
 
     def matrix(self, kind: str, present: list[str]) -> torch.Tensor:
-        """M of θ ← M θ over the sites that answered."""
+        """Return M of θ ← M θ over the sites that answered."""
         count = len(present)
         if kind == "weighted":
             rows = torch.tensor([float(self.counts[site]) for site in present]).double().expand(count, count)
@@ -81,7 +80,7 @@ class Study:
 
 
 def play(mixer, study, models, initial=None):
-    """One round in random order; gives the results of those who answered."""
+    """Play one round in random order; return the results of the sites that answered."""
     order = list(models)
     study.draw.shuffle(order)
     mixer.start(study.draw.sample(study.sites, len(study.sites)), initial)
@@ -92,7 +91,7 @@ def play(mixer, study, models, initial=None):
 
 @pytest.fixture(params=["usual sizes", "tiny blocks, all on disk"])
 def sizes(request, monkeypatch):
-    """The same must hold when every tensor is cut into many blocks and everything that waits goes to the disk."""
+    """Repeat a test with tensors that are cut into many blocks, and with waiting data on the disk."""
     if request.param != "usual sizes":
         monkeypatch.setattr(layout, "BLOCK", 7)
         monkeypatch.setattr(layout, "NARROWEST", 2)
@@ -143,7 +142,7 @@ def test_resuming_after_any_round_changes_no_bit(seed, kind):
 @every_study
 @pytest.mark.parametrize("width", [1, 4, 7, 1000])
 def test_blocks_are_all_numbers_in_order_and_none_is_wider_than_asked(seed, width):
-    """Neighbours are together where there is room for both."""
+    """Neighbouring numbers share a block if there is room for both."""
     study = Study(seed)
     shapes = {name: torch.Size(shape) for name, (shape, _) in study.shapes.items()}
     section = layout.TypeSection(torch.float32, shapes)
@@ -170,7 +169,7 @@ COUNTS = {"a": 3, "b": 50, "c": 1, "d": 1, "e": 400}
 
 
 def drawn(hard, dtype):
-    """Each site's tensors, of which one is longer than a strip."""
+    """Draw each site's tensors, one of them longer than a strip."""
     generator, models = torch.Generator().manual_seed(5), {}
     for site in COUNTS:
         numbers, sign = (torch.rand(1111, generator=generator, dtype=torch.float64) * 2 - 1 for _ in range(2))
@@ -180,7 +179,7 @@ def drawn(hard, dtype):
 
 
 def mean_of(models, counts):
-    """m ← m + a (θ - m) for one after the other, in single precision."""
+    """Return m ← m + a (θ - m) for one site after the other, in single precision."""
     (first, *others), (total, *counts) = models, counts
     mean = {name: tensor.float() for name, tensor in first.items()}
     for own, count in zip(others, counts, strict=True):
@@ -205,7 +204,7 @@ def same_bits(one, other):
 @pytest.mark.parametrize("hard", HARD)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_mean_is_the_same_whatever_came_when(dtype, hard, sizes):
-    """m ← m + a (θ - m) in sorted order, to the last bit, and wherever the sites had begun."""
+    """It is m ← m + a (θ - m) in sorted order, to the last bit, for all states of the sites."""
     models = drawn(hard, dtype)
     begun = {name: torch.full_like(tensor, 0.1) for name, tensor in models["a"].items()}
     for order in ("abcde", "edcba", "cbead", "dc", "eca", "b"):
@@ -216,7 +215,7 @@ def test_a_mean_is_the_same_whatever_came_when(dtype, hard, sizes):
 
 
 def test_a_mean_of_many_is_nearly_as_close_as_with_steps_in_double_precision():
-    """Steps that are rounded to single precision after each, as what is kept has to be."""
+    """The reference rounds each step to single precision, like stored numbers."""
     generator = torch.Generator().manual_seed(7)
     sent = [0.05 * torch.randn(20_000, generator=generator) for _ in range(100)]
     true = sum(count * own.double() for count, own in enumerate(sent, 1)) / sum(range(1, 101))

@@ -1,7 +1,10 @@
-"""Federations that several files' tests over mutual TLS share, each in one process.
+"""Federations over mutual TLS that the tests of several files share, each in one process.
 
-One of two teaching hospitals and, between them, a strict one; a pair; and three hospitals, two of them behind relays.
-Teaching hospitals train in their job's own process, the strict one in another, which is the default.
+The first has two teaching hospitals and, between them, a strict hospital. The second is a pair. The third federation
+has three hospitals, two of them behind relays.
+
+Teaching hospitals train in their job's own process. The strict hospital trains in another process, which is the
+default.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.flare.jobs import write_job
+from medsilo_lab.jobs import write_job
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import Consortium
 from tests.secure.test_mutual_tls import gathered
@@ -42,20 +45,22 @@ def consortium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    """Another federation, of a teaching and a strict hospital, for tests that kill its servers and cut its lines."""
+    """Start another federation with a teaching and a strict hospital, for tests that kill its servers and cut its
+    connections.
+    """
     yield from running("pair", {site: POLICIES[site] for site in SITES[:2]}, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def relayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    """Two hospitals behind a relay that is itself behind another, and one that connects to the server."""
+    """Start two hospitals behind a relay that is itself behind another, and a hospital that connects to the server."""
     relays = {"country": ["city"], "city": SITES[:2]}
     yield from running("relayed", dict.fromkeys(SITES, TEACHING), tmp_path_factory, relays)
 
 
 @pytest.fixture(scope="session")
 def whole(relayed: Consortium, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished study of all three, with every party's results."""
+    """Return a finished study of the three hospitals, with every party's results."""
     folder = tmp_path_factory.mktemp("whole")
     write_job(folder / "job", make_plan("ditto"), study="whole")
     assert relayed.run(folder / "job") == "FINISHED:COMPLETED"

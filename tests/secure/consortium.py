@@ -1,4 +1,4 @@
-"""A real federation for tests: provisioned kits, mutual TLS, one server and some hospitals, all on this machine."""
+"""Run a real federation for tests: provisioned kits, mutual TLS, one server and some hospitals, on this machine."""
 
 import json
 import os
@@ -18,13 +18,12 @@ from medsilo import cli
 from nvflare_reliability.kit_patches import connect
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "site_configs"
-SERVER = "localhost"  # and so it listens on the loopback address only
+SERVER = "localhost"  # the server listens on the loopback address only
 LEAD, RIVAL, MEMBER = "lead@consortium.org", "rival@consortium.org", "member@consortium.org"
 REGISTERED = "Successfully registered client"
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -33,7 +32,7 @@ def free_port() -> int:
 def write_consortium(
     path: Path, policies: Mapping[str, str], port: int, relays: Mapping[str, Sequence[str]] | None = None
 ) -> None:
-    """The consortium's file: one server, who is behind each relay, hospitals with their policies, and a lead."""
+    """Write the consortium's file: one server, the relays, hospitals with their policies, and a lead."""
     hospitals = [
         {
             "name": name,
@@ -59,12 +58,15 @@ def write_consortium(
 
 
 def provision(file: Path, kits: Path) -> None:
-    """The central way."""
+    """Make all kits centrally."""
     assert cli.main(["kits", "make", str(file), "-o", str(kits)]) == 0
 
 
+CODE = "teaching-hospital"  # in tests, these hospitals accept code from leads
+
+
 class Consortium:
-    """Kits and the processes that run from them; ends only what it started."""
+    """The kits of a consortium and the processes that run from them."""
 
     lead = LEAD
 
@@ -75,7 +77,8 @@ class Consortium:
         make: Callable[[Path, Path], None] = provision,
         relays: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """`policies`: for each hospital the folder in site_configs that it uses; `make` makes kits of the file."""
+        """`policies` maps each hospital to its example folder in site_configs; `make` writes the kits."""
+        self.policies = policies
         self.root, self.hospitals, self.relays = root, list(policies), list(relays or {})
         self.environment = {**os.environ, "HOME": str(root / "home"), "OMP_NUM_THREADS": "1"}
         self.processes: dict[str, subprocess.Popen] = {}
@@ -90,21 +93,26 @@ class Consortium:
         return self.root / "kits" / party
 
     def _settle(self, hospital: str) -> None:
-        """Change the example as a hospital's administrator would: its folders, and that this machine has no GPU."""
+        """Set the example's folders, and that this machine has no GPU, as a hospital's administrator would."""
         local = self.kit(hospital) / "local"
         (local / "medsilo.yaml").write_text("device: cpu\n")
+        if self.policies[hospital] == CODE:
+            rights = json.loads((local / "authorization.json").read_text())
+            rights["permissions"]["lead"]["byoc"] = "any"
+            (local / "authorization.json").write_text(json.dumps(rights))
         resources = json.loads((local / "resources.json").read_text())
         resources["components"][0]["args"]["num_of_gpus"] = 0
         (local / "resources.json").write_text(json.dumps(resources))
 
     def start(self, within: float = 120) -> None:
-        """Start everybody and wait until the hospitals are there."""
-        for party in [SERVER, *self.relays, *self.hospitals]:
+        self.start_party(SERVER)
+        # The server rejects registrations before it has started, and the hospitals do not repeat them in this test.
+        self.wait_for_log(SERVER, "Server started")
+        for party in [*self.relays, *self.hospitals]:
             self.start_party(party)
         self.await_hospitals(within)
 
     def await_hospitals(self, within: float = 120) -> None:
-        """Wait until all are connected."""
         session = self.session()
         try:
             wait_until(lambda: len(session.get_system_info().client_info) == len(self.hospitals), within, "hospitals")
@@ -112,17 +120,16 @@ class Consortium:
             session.close()
 
     def wait_for_log(self, name: str, words: str, since: int = 0) -> str:
-        """Until these words stand in a log, after so many letters of it; returns all after them."""
+        """Wait for these words in a log after the offset `since`; return the text after them."""
         wait_until(lambda: words in self.log(name)[since:], 60, f"{words!r} in the log of {name}")
         return self.log(name)[since:]
 
     def log(self, name: str) -> str:
-        """Return everything that the processes of a kit have written so far."""
         return (self.root / f"{name}.log").read_text(errors="replace")
 
     @contextmanager
     def changed(self, hospital: str, **environment: object) -> Iterator[None]:
-        """A hospital whose processes have another environment for a while."""
+        """Run a hospital with other environment variables inside the block."""
         for settings in (environment, {}):
             self.end(self.processes[hospital])
             before = len(self.log(hospital))
@@ -132,7 +139,7 @@ class Consortium:
                 yield
 
     def start_party(self, party: str, kit: Path | None = None, **environment: object) -> subprocess.Popen:
-        """Start the server or a hospital, from its own kit or another; `environment` is beside what all have."""
+        """Start the server or a hospital, from its own or another kit. `environment` adds environment variables."""
         kit = kit or self.kit(party)
         is_server = party == SERVER
         kind = "server" if is_server else "relay" if party in self.relays else "client"
@@ -153,7 +160,7 @@ class Consortium:
         return self.processes[kit.name]
 
     def family(self, party: str, word: str = "") -> list[psutil.Process]:
-        """A party's processes, children first; or those of them with a word in their command line."""
+        """Return a party's processes, children first, or those whose command line contains `word`."""
         parent = psutil.Process(self.processes[party].pid)
         found = []
         for member in (*parent.children(recursive=True), parent):
@@ -170,14 +177,13 @@ class Consortium:
         self.processes[party].wait()
 
     def restart(self, hospital: str, **environment: object) -> None:
-        """Kill a hospital's processes and start it again."""
         self.kill(hospital)
         before = len(self.log(hospital))
         self.start_party(hospital, **environment)
         self.wait_for_log(hospital, REGISTERED, before)
 
     def session(self) -> Session:
-        """The lead's session with the server, as soon as it answers."""
+        """Return the lead's session with the server, as soon as it answers."""
         deadline = time.monotonic() + 120
         while True:
             try:
@@ -188,11 +194,11 @@ class Consortium:
                 time.sleep(0.3)
 
     def run(self, job: Path, timeout: float = 240) -> str:
-        """Submit a job and wait; returns its final status."""
+        """Submit a job and wait; return its final status."""
         return self.run_at_once([job], timeout)[0]
 
     def run_at_once(self, jobs: Sequence[Path], timeout: float = 240) -> list[str]:
-        """Submit jobs one after another and wait for all of them; returns their final states."""
+        """Submit jobs one after another and wait for all of them; return their final statuses."""
         session = self.session()
 
         def states() -> list[str]:
@@ -206,12 +212,10 @@ class Consortium:
             session.close()
 
     def stop(self) -> None:
-        """End every process that was started here, and their children."""
         self.end(*self.processes.values())
 
     @staticmethod
     def end(*processes: subprocess.Popen | psutil.Process) -> None:
-        """End these processes and their children."""
         family = []
         for process in processes:
             try:
@@ -226,7 +230,6 @@ class Consortium:
 
 
 def wait_until(true: Callable[[], bool], timeout: float, what: str, every: float = 0.2) -> None:
-    """Wait for something to become true."""
     deadline = time.monotonic() + timeout
     while not true():
         assert time.monotonic() < deadline, f"waited {timeout:g} s for {what}"

@@ -1,4 +1,7 @@
-"""A TCP relay on this machine between a kit and the server, which a test can cut, slow down and make worse."""
+"""A TCP relay on this machine between a kit and the server.
+
+A test can cut it, slow it down and make it lose packets.
+"""
 
 import contextlib
 import json
@@ -13,35 +16,33 @@ from queue import Queue
 from time import monotonic, sleep
 from typing import Self
 
-SEGMENT = 1448  # bytes of one packet's payload
-PIECE = 11 * SEGMENT  # bytes that are passed at once
-AHEAD = 64  # pieces that may be on their way
+SEGMENT = 1448  # bytes of payload in one packet
+PIECE = 11 * SEGMENT  # bytes that the relay forwards at once
+AHEAD = 64  # most pieces in flight
 
 
 @dataclass(frozen=True)
 class Line:
-    """The quality of a line, in each direction.
+    """The quality of a network connection, in each direction.
 
-    A lost packet costs what TCP needs to send it again: one more round trip, for it and for all that comes behind it.
+    A lost packet costs one more round trip, and all later packets wait for it, as in TCP.
     """
 
     rate: float = math.inf  # bytes a second
     delay: float = 0.0  # seconds that a byte takes from one end to the other
-    loss: float = 0.0  # of packets
+    loss: float = 0.0  # share of lost packets
 
 
 class _Direction:
-    """All that goes one way through a line."""
-
     def __init__(self, line: Line) -> None:
         self.line, self.lock, self.dice = line, threading.Lock(), random.Random(0)
-        self.free = 0.0  # when the line has passed on what it was given so far
+        self.free = 0.0
         self.passed = 0  # bytes
         self.passes = threading.Event()
         self.passes.set()
 
     def arrival(self, size: int) -> float:
-        """Return when bytes that are given now arrive at the other end."""
+        """Return the time at which bytes that are sent now reach the other end."""
         with self.lock:
             packets = -(-size // SEGMENT)
             lost = sum(self.dice.random() < self.line.loss for _ in range(packets))
@@ -60,7 +61,7 @@ def _pass(source: socket.socket, sink: socket.socket, direction: _Direction) -> 
 
 
 def _arrive(on_their_way: Queue[tuple[float, bytes]], sink: socket.socket, direction: _Direction) -> None:
-    """Write what arrives, until nothing more comes; when the other end is gone it is read and dropped."""
+    """Write the arriving data until the stream ends. Drop the data if the other end is gone."""
     gone = False
     while (piece := on_their_way.get())[1]:
         arrives, data = piece
@@ -77,7 +78,7 @@ def _arrive(on_their_way: Queue[tuple[float, bytes]], sink: socket.socket, direc
 
 
 class Relay:
-    """Passes bytes to `target`; while cut it drops every connection and takes no new one."""
+    """Forwards bytes to `target`. While the relay is cut, it drops every connection and accepts none."""
 
     def __init__(self, target: int, line: Line | None = None) -> None:
         self.target, self.line = target, line or Line()
@@ -94,7 +95,7 @@ class Relay:
         self.cut()
 
     def kit(self, kit: Path, copy: Path) -> Path:
-        """A copy of a person's kit that goes through this relay; without the root's signature over its address."""
+        """Copy a person's kit and set this relay as its server address, which the kit's signature does not cover."""
         shutil.copytree(kit, copy)
         (copy / "startup/signature.json").unlink()
         path = copy / "startup/fed_admin.json"
@@ -104,7 +105,7 @@ class Relay:
         return copy
 
     def take_in(self, startup: Path) -> None:
-        """A hospital reaches the server through this relay from its next start on; unsigned, since it is changed."""
+        """Set this relay as the server address in a hospital's kit. The changed kit has no valid signature."""
         (startup / "signature.json").unlink(missing_ok=True)
         path = startup / "fed_client.json"
         values = json.loads(path.read_text())
@@ -112,7 +113,7 @@ class Relay:
         path.write_text(json.dumps(values))
 
     def mend(self) -> None:
-        """Listen, on the same port as before."""
+        """Listen again on the same port."""
         self.listener = socket.create_server(("127.0.0.1", self.port))
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self._accept, args=(self.listener,), daemon=True).start()
@@ -130,12 +131,11 @@ class Relay:
         self.open.clear()
 
     def hush(self) -> None:
-        """Pass nothing on, and close nothing: what a VPN looks like from both ends when it drops."""
+        """Forward no data, but keep connections open, like a failing VPN."""
         for way in (self.up, self.down):
             way.passes.clear()
 
     def speak(self) -> None:
-        """Pass on what waits, and all that comes."""
         for way in (self.up, self.down):
             way.passes.set()
 
@@ -145,7 +145,7 @@ class Relay:
                 near = listener.accept()[0]
                 try:
                     far = socket.create_connection(("127.0.0.1", self.target))
-                except OSError:  # the server does not listen at the moment
+                except OSError:
                     near.close()
                     continue
                 self.open += [near, far]

@@ -1,10 +1,13 @@
-"""A federation over mutual TLS that is disturbed for hours: python -m tests.secure.soak --hours 2 --seed 0.
+"""Disturb a federation over mutual TLS for hours: python -m tests.secure.soak --hours 2 --seed 0.
 
-Studies of the same plan follow each other in laps. Processes are killed, lines are cut, machines stop and start again;
-what ended is resumed. Every lap has to end with the tensors of the undisturbed run, and no process of the server may
-grow. The same seed draws the same events. Laps are rough, where jobs end and are resumed, and gentle, where a job lives
-through all that happens, by turns. When the hours are over the last lap ends undisturbed. SIGTERM ends it at once, with
-its report.
+Studies of the same plan run one after another. The program kills processes, cuts connections, restarts machines and
+resumes ended studies.
+
+Every study must end with the tensors of the undisturbed run, and the memory of no server process may grow. The same
+seed gives the same events.
+
+Studies alternate: in one, jobs end and are resumed; in the next, a job survives all events. After the given hours, the
+last study ends without further events. SIGTERM ends the program at once with a report.
 """
 
 import argparse
@@ -25,10 +28,10 @@ from pathlib import Path
 import psutil
 
 from medsilo.core.errors import MedsiloError
-from medsilo.federation import inprocess
-from medsilo.flare.jobs import write_job
-from medsilo.runs.record import Record
 from medsilo_lab.consortium import lead
+from medsilo_lab.engines import inprocess
+from medsilo_lab.jobs import write_job
+from medsilo_server.record import Record
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, REGISTERED, SERVER, Consortium, wait_until
@@ -37,13 +40,13 @@ from tests.secure.test_mutual_tls import gathered
 
 POLICY = "teaching-hospital"
 BETWEEN = (10, 60)  # rounds from one event to the next
-CUT = (2, 45)  # seconds that a line is cut
+CUT = (2, 45)  # seconds for which a connection is cut
 STALLED = 900.0  # seconds without a round after which a job counts as stalled
-EVERY = 60.0  # seconds between two looks at the processes
-WARM = 5  # looks that a process has to warm up
-LEAST = 12  # looks after it, without which nothing is said
-GROWTH = 50.0  # MB that it may grow then
-LEAK = 3  # handles or threads that it may gain then
+EVERY = 60.0  # seconds between two measurements of the processes
+WARM = 5  # measurements of a process before the test checks its growth
+LEAST = 12  # fewest later measurements of a process for a verdict
+GROWTH = 50.0  # most MB by which the memory of a process may grow
+LEAK = 3  # most file handles or threads that a process may gain
 LOST = "participation.when_missing"
 GENTLE = ("trainer killed", "line cut", "line silent", "all lines cut", "site rebooted")
 ROUGH = (*GENTLE, "site's job killed", "server's job killed", "server rebooted", "server stopped")
@@ -51,7 +54,7 @@ ROUGH = (*GENTLE, "site's job killed", "server's job killed", "server rebooted",
 
 @dataclass(frozen=True)
 class Event:
-    """A disturbance, so many rounds after the one before."""
+    """A disturbance, a number of rounds after the previous disturbance."""
 
     after: int
     kind: str
@@ -62,7 +65,7 @@ class Event:
 def events(
     seed: int, lap: int, sites: Sequence[str], only: str | None = None, between: Sequence[int] = BETWEEN
 ) -> Iterator[Event]:
-    """Draw the events of a lap, without end: the same for the same seed."""
+    """Yield the random events of a study without end."""
     dice = random.Random(f"{seed}/{lap}")
     kinds = (only,) if only else ROUGH if lap % 2 == 0 else GENTLE
     while True:
@@ -71,8 +74,6 @@ def events(
 
 @dataclass(frozen=True)
 class CaseFacts:
-    """Memory, handles and threads of one process at one time."""
-
     minute: float
     lap: int
     party: str
@@ -85,14 +86,14 @@ class CaseFacts:
 
 @dataclass
 class Curve:
-    """Memory, handles and threads of all parties' processes, minute by minute, in a file."""
+    """Records the memory, handles and threads of all parties' processes in a file, once a minute."""
 
     path: Path
     looks: list[CaseFacts] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     def look(self, consortium: Consortium, lap: int) -> None:
-        """Add what they have now."""
+        """Add the current values."""
         minute = round((time.monotonic() - self.started) / 60, 2)
         new = []
         for party in [SERVER, *consortium.hospitals]:
@@ -122,14 +123,13 @@ class Curve:
 
 
 def kind_of(command: Sequence[str]) -> str:
-    """Return what a process is, from its command line."""
     kinds = {"runner_process": "job", "worker_process": "job", "process.worker": "trainer"}
     return next((kind for word, kind in kinds.items() if any(word in part for part in command)), "parent")
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Growth of a process in its life, after it was warm."""
+    """The growth of a process after its warm-up."""
 
     party: str
     kind: str
@@ -141,15 +141,15 @@ class Growth:
 
     @property
     def leaks(self) -> bool:
-        """Return whether it is more than it may be."""
+        """True if the growth of a process exceeds the limits."""
         return self.rss > GROWTH or self.handles > LEAK or self.threads > LEAK
 
 
 def growths(looks: Sequence[CaseFacts]) -> list[Growth]:
-    """Return the growth of every process that was seen often enough, from its first to its last warm quarter.
+    """Return the growth of every process with enough measurements, from its first to its last warm quarter.
 
-    Memory is a quarter's median. Of handles and threads the fewest count: pools of threads come and go with the work,
-    and what leaks does not go.
+    For memory, the median of a quarter counts. For handles and threads, the minimum of a quarter counts, because thread
+    pools vary with the work.
     """
     lives: dict[tuple[str, str, int], list[CaseFacts]] = {}
     for look in looks:
@@ -170,7 +170,7 @@ def growths(looks: Sequence[CaseFacts]) -> list[Growth]:
 
 
 class Soak:
-    """The federation, its lines, and what is done to them."""
+    """A federation, its connections, and its disturbances."""
 
     def __init__(
         self, folder: Path, seed: int, rounds: int, hours: float, lines: ExitStack, when_missing: str = "wait"
@@ -194,21 +194,18 @@ class Soak:
         self.kit = self.consortium.kit(LEAD)
 
     def say(self, words: str) -> None:
-        """Tell what happens, with the minute."""
         print(f"{(time.monotonic() - self.curve.started) / 60:7.1f} min  lap {self.lap}: {words}", flush=True)
 
     @property
     def is_over(self) -> bool:
-        """Return whether its hours are over."""
         return time.monotonic() - self.curve.started > self.seconds
 
     # ------------------------------------------------------------------ jobs
     def status(self) -> str:
-        """Return the job's status, as soon as the server tells it."""
         return self.patiently(lambda: lead.status(self.kit, self.job).jobs[0].status)
 
     def patiently(self, work: Callable[[], str]) -> str:
-        """Do what needs a server that answers and hospitals that are there, until it works."""
+        """Repeat a function that needs the server and the hospitals, until it succeeds."""
         deadline = time.monotonic() + STALLED
         while True:
             try:
@@ -220,7 +217,7 @@ class Soak:
                 time.sleep(5)
 
     def go_on(self) -> None:
-        """Resume the study of a job that has ended or is about to."""
+        """Resume the study of a job that has ended or is about to end."""
         if not self.status().startswith("FINISHED"):
             self.patiently(lambda: lead.cancel(self.job, self.kit, lambda line: None))
         self.job = self.patiently(lambda: lead.resume(self.job, self.kit, lambda line: None))
@@ -264,13 +261,12 @@ class Soak:
             self.go_on()
 
     def kill(self, party: str, word: str) -> None:
-        """Kill the processes of a party that have a word in their command line; there may be none at the moment."""
+        """Kill the processes of a party whose command line contains a word, if there are any."""
         for process in self.consortium.family(party, word):
             if process.is_running():
                 process.kill()
 
     def cut(self, sites: Sequence[str], seconds: float) -> None:
-        """Cut the lines of these sites for a while."""
         for site in sites:
             self.relays[site].cut()
         time.sleep(seconds)
@@ -279,7 +275,7 @@ class Soak:
 
     # ------------------------------------------------------------------ laps
     def run_lap(self, lap: int, only: str | None, between: Sequence[int]) -> None:
-        """Run one study to its end, disturbed; raises AssertionError unless it has the undisturbed run's tensors."""
+        """Run one disturbed study to its end. Raises AssertionError unless it has the undisturbed run's tensors."""
         self.lap = lap
         study = f"lap-{lap}"
         write_job(self.folder / "jobs" / study, self.plan, study=study)
@@ -314,12 +310,11 @@ class Soak:
         self.say(f"{self.plan.rounds} rounds, the undisturbed run's tensors")
 
     def watch(self, over: threading.Event) -> None:
-        """Look at the processes every minute until it is over."""
         while not over.wait(EVERY):
             self.curve.look(self.consortium, self.lap)
 
     def report(self) -> bool:
-        """Print what was done and how processes grew; returns whether the server is as it was."""
+        """Print the disturbances and the growth of processes; return True if no server process grew."""
         print("\nevents:", ", ".join(f"{many} x {kind}" for kind, many in sorted(self.done.items())))
         print(f"\n{'party':12} {'process':8} {'minutes':>7} {'MB':>7} {'handles':>8} {'threads':>8}")
         grown = growths(self.curve.looks)
@@ -330,7 +325,6 @@ class Soak:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Soak a federation for hours; returns 1 unless all went well."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hours", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,19 +1,21 @@
-"""A hospital's budget and floors over mutual TLS: what a lead may ask for, and what a plan can't lower."""
+"""A hospital's budget and minimum counts over mutual TLS: the limits of a lead, and the settings that a plan can't
+lower.
+"""
 
 from pathlib import Path
 
 import pytest
 import yaml
 
-from medsilo.flare.jobs import write_job
 from medsilo.plan import parse_plan
 from medsilo.runs.reading import read_summary
 from medsilo.site.query_budget import QueryBudget
+from medsilo_lab.jobs import write_job
 from tests.conftest import SITES
 from tests.hospital import NAMES, write_photos
 from tests.secure.consortium import LEAD, SERVER, Consortium
-from tests.unit.test_private_numbers import LOUD, PRIVATE, parts_of
-from tests.unit.test_protection import STUDY
+from tests.unit.federation.test_protection import STUDY
+from tests.unit.privacy.test_private_numbers import LOUD, PRIVATE, parts_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
 HOSPITAL = SITES[0]
@@ -23,7 +25,7 @@ def test_answers_are_counted_for_the_authenticated_lead(pair: Consortium, tmp_pa
     local = pair.kit(HOSPITAL) / "local/medsilo.yaml"
     before = local.read_text()
     photos = write_photos(tmp_path / "photos", NAMES)
-    own = {"device": "cpu", "memory_limit": 0, "data": str(photos), "answers": 5}
+    own = {"device": "cpu", "memory_limit": 0, "approval": "none", "data": str(photos), "answers": 5}
     local.write_text(yaml.safe_dump(own))
     try:
         for study, rounds in (("within", 2), ("over", 2)):
@@ -45,11 +47,13 @@ def test_answers_are_counted_for_the_authenticated_lead(pair: Consortium, tmp_pa
 
 @pytest.mark.long
 def test_a_plan_that_offers_noise_lowers_no_floor_of_a_hospital(pair: Consortium, tmp_path: Path) -> None:
-    """The hospital demands no privacy itself: three patients tell no score, counts are rounded, groups remembered."""
+    """The hospital does not demand privacy: three patients disclose no score, counts are rounded, and groups are
+    recorded.
+    """
     local = pair.kit(HOSPITAL) / "local/medsilo.yaml"
     before = local.read_text()
     photos = write_photos(tmp_path / "photos", NAMES, parts_of(3, 16))
-    local.write_text(yaml.safe_dump({"device": "cpu", "data": str(photos)}))
+    local.write_text(yaml.safe_dump({"device": "cpu", "approval": "none", "data": str(photos)}))
     try:
         told = []
         for study, validated in (("few", 16), ("near", 17)):
@@ -64,5 +68,5 @@ def test_a_plan_that_offers_noise_lowers_no_floor_of_a_hospital(pair: Consortium
     assert few.test and few.test["accuracy"] is None and few.test["loss"] is None
     assert all(count % 5 == 0 for count in few.cases.values())
     scores = [score for score in few.validation if score is not None]
-    assert scores and all(score == pytest.approx(round(score / 0.2) * 0.2) for score in scores)  # of 16 patients
-    assert set(near.validation) == {None}  # one patient more than in the study before
+    assert scores and all(score == pytest.approx(round(score / 0.2) * 0.2) for score in scores)  # scores of 16 patients
+    assert set(near.validation) == {None}  # validation data with one patient more than in the previous study

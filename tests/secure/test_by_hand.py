@@ -1,4 +1,4 @@
-"""The same job by hand, as provisioning/README.md writes it: NVFlare's admin console, and NVFlare's own commands."""
+"""Run the same job as provisioning/README.md describes: in NVFlare's admin console, and with NVFlare's commands."""
 
 import json
 import os
@@ -13,8 +13,8 @@ import torch
 
 from medsilo import cli
 from medsilo.core.files import load_tensors
-from medsilo.federation import inprocess
-from medsilo.flare.jobs import write_job
+from medsilo_lab.engines import inprocess
+from medsilo_lab.jobs import write_job
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, REGISTERED, Consortium, wait_until
 
@@ -22,12 +22,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 
 
 def environment(consortium: Consortium) -> dict[str, str]:
-    """The one Python of these tests is first; NVFlare's commands write into a home of their own."""
+    """Return environment variables with which NVFlare's commands use this Python and a temporary home folder."""
     return {**consortium.environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
 def console(consortium: Consortium, *commands: str) -> str:
-    """Type commands into the admin console; what it showed."""
     script = consortium.kit(LEAD) / "startup/fl_admin.sh"
     typed = "\n".join([LEAD, *commands, "bye", ""])
     done = subprocess.run(
@@ -37,7 +36,6 @@ def console(consortium: Consortium, *commands: str) -> str:
 
 
 def nvflare(consortium: Consortium, *arguments: object) -> dict[str, Any]:
-    """One of NVFlare's commands with the lead's kit; what it says."""
     command = [sys.executable, "-m", "nvflare.cli", "job", *map(str, arguments)]
     command += ["--startup-kit", str(consortium.kit(LEAD)), "--format", "json"]
     done = subprocess.run(command, env=environment(consortium), capture_output=True, text=True, timeout=240)
@@ -46,7 +44,7 @@ def nvflare(consortium: Consortium, *arguments: object) -> dict[str, Any]:
 
 
 def test_the_containers_entry_point_runs_a_kit(consortium: Consortium, root: Path) -> None:
-    """Run the image's entry point without an image: the hospital registers as before, and ends when it is told to."""
+    """Runs the container image's entry point without the image. The hospital registers, and ends on request."""
     site, entry = SITES[2], root / "provisioning/containers/entrypoint.sh"
     consortium.end(consortium.processes[site])
     before = len(consortium.log(site))
@@ -78,7 +76,7 @@ def test_the_console_and_nvflares_commands_run_the_same_job(consortium: Consorti
     by_console, endless = re.findall(r"Submitted job: (\S+)", said)
     assert all(site in said for site in SITES)
     session = consortium.session()
-    try:  # one after the other: hospital-a works for two studies at once, and the endless one is one of them
+    try:  # one at a time, because hospital-a runs two studies at once, and one of them never ends
         wait_until(lambda: session.get_job_status(by_console) == "FINISHED:COMPLETED", 300, by_console)
         by_command = nvflare(consortium, "submit", "-j", tmp_path / "by-command")["job_id"]
         wait_until(lambda: session.get_job_status(by_command) == "FINISHED:COMPLETED", 300, by_command)
@@ -94,7 +92,12 @@ def test_the_console_and_nvflares_commands_run_the_same_job(consortium: Consorti
         "y",
     )
     assert "FINISHED:COMPLETED" in said and '"status": "RUNNING"' in said and "validation_loss" in said
-    nvflare(consortium, "download", by_command, "-o", tmp_path / "downloads")
+    found = nvflare(consortium, "download", by_command, "-o", tmp_path / "downloads")["artifacts"]
+    lines = [json.loads(line) for line in Path(found["round_metrics"]).read_text().splitlines()]
+    assert [line["round"] for line in lines] == [*range(plan.rounds + 1)]
+    assert all([site["name"] for site in line["sites"]] == SITES for line in lines)
+    assert json.loads(Path(found["metrics_summary"]).read_text())["key_metric"]["name"] == plan.task.goal.metric
+    assert Path(found["global_model"]).parts[-2:] == ("global", "best.safetensors")
     theirs = load_tensors(tmp_path / "loop/global/best.safetensors")[0]
     for folder in (transfer / by_console, tmp_path / "downloads" / by_command):
         (model,) = folder.glob("workspace/medsilo/*/global/best.safetensors")

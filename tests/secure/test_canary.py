@@ -1,4 +1,4 @@
-"""A canary through a real fleet, over mutual TLS: which hospitals are ready, within two minutes."""
+"""A canary to real hospitals over mutual TLS reports within two minutes which of them are ready."""
 
 import json
 import time
@@ -9,6 +9,7 @@ import yaml
 
 from medsilo import cli
 from medsilo.runs import event_reading
+from medsilo.site.accepted_settings import REMEMBERED
 from tests.conftest import SITES
 from tests.secure.consortium import LEAD, SERVER, Consortium
 
@@ -27,12 +28,12 @@ def test_a_canary_says_of_each_hospital_whether_it_is_ready(
     def sent(*more: str) -> tuple[int, dict]:
         capsys.readouterr()
         started = time.monotonic()
-        code = cli.main(["submit", "--canary", "--kit", str(pair.kit(LEAD)), "--json", *more])
+        code = cli.main(["canary", "--kit", str(pair.kit(LEAD)), "--json", *more])
         assert time.monotonic() - started < 120
         return code, json.loads(capsys.readouterr().out)["hospitals"]
 
     try:
-        described = {"data": {"folder": str(data), "images": "*.png"}}
+        described = {"approval": "none", "data": {"folder": str(data), "images": "*.png"}}
         local.write_text(yaml.safe_dump((yaml.safe_load(before) or {}) | described))
         code, found = sent()
         assert code == 0 and set(found) == {ONE, OTHER}
@@ -48,3 +49,28 @@ def test_a_canary_says_of_each_hospital_whether_it_is_ready(
     finally:
         local.write_text(before)
     assert sum("\tbegan\t" in line for line in event_reading.read(pair.kit(SERVER))) >= 2
+
+
+def test_a_canary_that_nobody_approved_is_said_to_be_refused(pair: Consortium, capsys: pytest.CaptureFixture) -> None:
+    locals_ = [pair.kit(site) / "local/medsilo.yaml" for site in (ONE, OTHER)]
+    before = [path.read_text() for path in locals_]
+    kit = str(pair.kit(LEAD))
+    try:
+        for path, text in zip(locals_, before, strict=True):
+            path.write_text(yaml.safe_dump((yaml.safe_load(text) or {}) | {"approval": "required"}))
+        assert cli.main(["canary", "--kit", kit, "--json"]) == 1
+        found = json.loads(capsys.readouterr().out)["hospitals"]
+        assert all("has not approved" in one["reason"] for one in found.values())
+        assert cli.main(["status", "--kit", kit, "--json"]) == 0
+        newest = json.loads(capsys.readouterr().out)["jobs"][0]
+        assert (newest["status"], newest["outcome"]) == ("FINISHED:EXECUTION_EXCEPTION", "refused: not approved")
+        assert cli.main(["status", newest["id"], "--kit", kit]) == 0
+        told = capsys.readouterr().out
+        assert "refused: not approved" in told and "EXECUTION_EXCEPTION" not in told
+    finally:
+        for path, text in zip(locals_, before, strict=True):
+            path.write_text(text)
+            # removes the promises that other tests' settings made
+            (path.parents[1] / REMEMBERED).unlink(missing_ok=True)
+    log = (pair.root / f"{SERVER}.log").read_text()
+    assert any("INFO" in line and f"joined {ONE}: connected" in line for line in log.splitlines())

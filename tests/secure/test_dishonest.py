@@ -1,5 +1,4 @@
-"""One hospital's code was changed to send hostile answers, over mutual TLS: the others' study ends as if its answers
-had been lost."""
+"""One hospital sends hostile answers over mutual TLS. The study ends as if these answers had been lost."""
 
 import json
 import os
@@ -13,11 +12,11 @@ import psutil
 import pytest
 
 from medsilo import cli
-from medsilo.flare.jobs import write_job
 from medsilo.runs.reading import read_summary
-from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo_lab.consortium import lead
+from medsilo_lab.jobs import write_job
+from medsilo_server.record import Record
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, SERVER, Consortium
 from tests.secure.test_resume import ended
@@ -31,18 +30,18 @@ LIES = "lies.json"
 
 @contextmanager
 def dishonest(consortium: Consortium, folder: Path, surplus: int = 400_000_000) -> Iterator[None]:
-    """The third hospital with the changed code, which does what lies.json in the folder says."""
+    """Run the third hospital with the hostile code, which reads lies.json in the folder."""
     path = os.pathsep.join(filter(None, [str(CODE), os.environ.get("PYTHONPATH")]))
     with consortium.changed(LIAR, PYTHONPATH=path, MEDSILO_LIES=folder / LIES, MEDSILO_SURPLUS=surplus):
         yield
 
 
 class Memory:
-    """Watches what the server's job process has held at most, round by round."""
+    """Records the peak memory of the server's job process in each round."""
 
     def __init__(self, consortium: Consortium, record: Record) -> None:
         self.consortium, self.record = consortium, record
-        self.most: dict[int, int] = {}  # after so many rounds
+        self.most: dict[int, int] = {}  # from the number of rounds to the peak memory
         self.over = False
         self.watching = threading.Thread(target=self._watch, daemon=True)
 
@@ -57,7 +56,8 @@ class Memory:
     def _watch(self) -> None:
         running: list[psutil.Process] = []
         while not self.over:
-            with suppress(psutil.Error, OSError, ValueError, StopIteration):  # not begun yet, or just ended
+            # the server's job process has not started yet, or has ended
+            with suppress(psutil.Error, OSError, ValueError, StopIteration):
                 (process,) = running = running or self.consortium.family(SERVER, "runner_process")
                 status = Path(f"/proc/{process.pid}/status").read_text()
                 line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
@@ -68,9 +68,9 @@ class Memory:
 def study(
     consortium: Consortium, folder: Path, name: str, rounds: int, lies: Mapping[str, str]
 ) -> tuple[Summary, Memory, Path]:
-    """Run a study in which the third hospital lies, and fetch it.
+    """Run a study in which the third hospital sends hostile answers, and download it.
 
-    Return its summary, the memory at the server, and what was fetched.
+    Return its summary, the server's memory, and the downloaded folder.
     """
     (folder / LIES).write_text(json.dumps(lies))
     write_job(folder / name, make_plan("fedavg", f"training.rounds={rounds}", *GO_ON), study=name)
@@ -118,5 +118,6 @@ def test_no_answer_of_one_hospital_ends_or_fills_a_study(consortium: Consortium,
     page = (fetched / "report.html").read_text()
     assert LIAR in page and "was not taken: at most" in page and len(page) < 1_000_000
     assert (fetched / "global/best.safetensors").exists()
-    last = min(number for number in memory.most if number >= 7)  # the greatest size ever only grows
-    assert memory.most[last] - memory.most[1] < 150e6, memory.most  # 400 MB, 30 MB and two million values were sent
+    last = min(number for number in memory.most if number >= 7)  # the peak never decreases
+    # the hostile answers had 400 MB, 30 MB and two million values
+    assert memory.most[last] - memory.most[1] < 150e6, memory.most

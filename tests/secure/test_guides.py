@@ -1,4 +1,4 @@
-"""The lead's guide and the pages of who runs a kit, typed as printed: real kits, real processes, mutual TLS."""
+"""Run the commands on the lead's page and the hospital's pages as printed, with real kits and mutual TLS."""
 
 import io
 import json
@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from medsilo import cli
+from tests.commands import joined
 from tests.secure.consortium import SERVER, Consortium, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("guides")]
@@ -24,30 +25,30 @@ LEAD, HOSPITALS = "lead@clinic.example", {"st-anna": "strict-hospital", "univers
 CONSORTIUM = "docs/study/consortium.md"
 ABORT = "medsilo cancel <id> --kit ..."
 PROGRAMS = ("medsilo ", "nvflare ", "openssl ", "python provisioning")
-FILLED = {  # what stands for a reader's own words, and this machine's name of the server
-    "medsilo status --kit <kit>": "medsilo status --kit kits/it@st-anna.example",  # a person's
+FILLED = {  # values for the pages' placeholders, and the server's host name
+    "medsilo status --kit <kit>": "medsilo status --kit kits/it@st-anna.example",  # a person's kit
     "JOB -o FOLDER": "jobs/fedavg -o prepared",
     **{"--kit ...": f"--kit kits/{LEAD}", "<kit>": "kits/university-clinic", "KIT": "kits/university-clinic"},
     **{"<job>": "fedavg", "check fedavg": "check jobs/fedavg", "kits/fl.example.org": f"kits/{SERVER}"},
     **{"/backup/": "backup/", "/srv/fl.example.org": "moved/kit", "/var/lib/medsilo": "moved/storage"},
 }
-SHORTER = {  # the same with less to compute
+SHORTER = {  # replacements that make the commands quicker
     "--seeds 0,1,2,3": "--seeds 0 --set training.rounds=1 --at-once 1",
     "participation.sites=[": 'training.rounds=2" --set "participation.sites=[',
 }
 GROUPS = ("medsilo kits", "medsilo release")  # commands of two words
-ELSEWHERE = (  # typed by the test that is named
-    "nvflare deploy",  # test_containers.py
-    "nvflare job",  # test_by_hand.py
-    "python provisioning/containers/prepare.py",  # test_containers.py
-    "python provisioning/metrics.py",  # test_metrics_endpoint.py: it serves until it is ended
-    "medsilo approve",  # test_site_page.py
+ELSEWHERE = (  # commands that other tests run
+    "nvflare deploy",  # in test_containers.py
+    "nvflare job",  # in test_by_hand.py
+    "python provisioning/containers/prepare.py",  # in test_containers.py
+    "python provisioning/metrics.py",
+    "medsilo approve",  # in test_site_page.py
 )
 
 
 def printed(page: Path, part: str = "") -> Iterator[str]:
-    """Yield each command of a page, or of a part, with words to type after its name: of its code, and in its lines."""
-    fenced, text = False, page.read_text()
+    """Yield each command of a page, or of a part of it, that begins with one of these words."""
+    fenced, text = False, joined(page.read_text())
     if part:
         text = text.partition(f"\n## {part}\n")[2].partition("\n## ")[0]
     for line in re.sub(r"(`[^`\n]*)\n([^`\n]*`)", r"\1 \2", text).splitlines():
@@ -59,20 +60,18 @@ def printed(page: Path, part: str = "") -> Iterator[str]:
 
 
 def lead_types(root: Path) -> list[str]:
-    """Return the commands of the lead's page."""
     return list(printed(root / CONSORTIUM, "The commands"))
 
 
 @dataclass
 class Walk:
-    """A checkout's folder in which commands are typed."""
+    """A checkout's folder in which commands run."""
 
     root: Path
     job: str = ""
     words: dict[str, str] = field(default_factory=dict)
 
     def type(self, line: str, folder: str = "") -> str:
-        """Type a command as printed; return what it printed."""
         for told, own in {**FILLED, **SHORTER, **self.words, "<id>": self.job}.items():
             line = line.replace(told, own)
         words = shlex.split(line)
@@ -99,7 +98,6 @@ class Walk:
         return done.stdout
 
     def start_long(self) -> None:
-        """Submit a study that would take long."""
         self.type('medsilo submit jobs/fedbn --kit ... --set training.rounds=300 --set "participation.minimum=2"')
 
 
@@ -111,7 +109,7 @@ class Guided(Consortium):
 
 @pytest.fixture(scope="module")
 def guided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guided]:
-    """A checkout whose lead has changed the consortium's file, provisioned, and given out the kits; all are started."""
+    """Run a checkout's kits after its lead has edited the consortium's file, provisioned, and distributed the kits."""
     root, folder = Path(__file__).resolve().parents[2], tmp_path_factory.mktemp("guided")
     for name in ("jobs", "site_configs"):
         (folder / name).symlink_to(root / name)
@@ -127,7 +125,7 @@ def guided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guided]:
         assert kits.is_dir()
 
     consortium = Guided(folder, HOSPITALS, provision)
-    for name in HOSPITALS:  # as their own guide asks: where its data and results are
+    for name in HOSPITALS:  # the hospital's page asks for these folders of data and results
         settings = {"data": str(folder / "data"), "output": str(folder / "results" / name), "device": "cpu"}
         (consortium.kit(name) / "local/medsilo.yaml").write_text(yaml.safe_dump(settings))
     (folder / "data").mkdir()
@@ -145,7 +143,6 @@ def test_a_fresh_kit_may_go(guided: Guided) -> None:
 
 
 def await_end(guided: Guided, job: str) -> None:
-    """Wait until an aborted job has ended."""
     session = guided.session()
     try:
         wait_until(lambda: str(session.get_job_status(job)).startswith("FINISHED"), 120, "the job's end")
@@ -156,7 +153,7 @@ def await_end(guided: Guided, job: str) -> None:
 def test_the_lead_s_guide_works(guided: Guided, root: Path) -> None:
     walk, broken_off = Walk(guided.root), Walk(guided.root)
     for line in (*printed(root / CONSORTIUM, "Choose a method"), *lead_types(root)):
-        if "--canary" in line:  # these hospitals have no data of their own, which a canary looks for
+        if "medsilo canary" in line:  # these hospitals have no data for a canary
             continue
         if not line.startswith("medsilo resume"):
             walk.type(line)
@@ -168,7 +165,7 @@ def test_the_lead_s_guide_works(guided: Guided, root: Path) -> None:
                 await_end(guided, broken_off.job)
 
 
-FOLDERS = {  # where the README says that these are typed, if not in the checkout
+FOLDERS = {  # folders in which the README runs these commands, if not in the checkout
     **dict.fromkeys(("nvflare cert request", "nvflare package"), "requests/st-anna"),
     "openssl": "kits/st-anna",
 }
@@ -176,7 +173,8 @@ FOLDERS = {  # where the README says that these are typed, if not in the checkou
 
 def test_the_readme_of_kits_works(guided: Guided, root: Path) -> None:
     walk, lines = Walk(guided.root), list(dict.fromkeys(printed(root / "provisioning/README.md")))
-    lines.sort(key=lambda line: "disable-client" in line)  # else st-anna takes part in no study below
+    # runs disable-client last, because the disabled hospital could not join the other studies
+    lines.sort(key=lambda line: "disable-client" in line)
     file = guided.root / "provisioning/consortium.yaml"
     all_of_them = file.read_text()
     for line in lines:

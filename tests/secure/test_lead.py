@@ -1,4 +1,4 @@
-"""The lead's commands from afar, against a real server and real hospitals."""
+"""Run the lead's commands against a real server and real hospitals."""
 
 import io
 import logging
@@ -17,13 +17,13 @@ from medsilo import cli
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.deploy.supermodel import SuperModel
-from medsilo.federation import inprocess
-from medsilo.flare.jobs import write_job
 from medsilo.flare.leftovers import find_in_kit
 from medsilo.runs.clean import remove
 from medsilo.runs.reading import read_summary
 from medsilo.site.settings import EachSites, SiteSettings
 from medsilo_lab.consortium import lead
+from medsilo_lab.engines import inprocess
+from medsilo_lab.jobs import write_job
 from nvflare_reliability.cleanup import MOST
 from tests.commands import processor_seconds
 from tests.conftest import SITES, make_plan, pace
@@ -31,14 +31,14 @@ from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, MEMBER, SERVER, Consortium, wait_until
 from tests.secure.relay import Line, Relay
 from tests.secure.test_mutual_tls import TEACHING, gathered
-from tests.unit.test_houserules import modules_after
-from tests.unit.test_published import holds
+from tests.unit.cli.test_houserules import modules_after
+from tests.unit.project.test_published import holds
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 
 
 def medsilo(*arguments: object) -> tuple[int, list[str], list[str]]:
-    """Run a command; its exit code and the lines of both outputs, but for what it tries while it waits."""
+    """Run a command; return its exit code and its output lines, except lines about waiting."""
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         code = cli.main(list(map(str, arguments)))
     said = [line for line in err.getvalue().splitlines() if not line.startswith("trying ")]
@@ -47,7 +47,7 @@ def medsilo(*arguments: object) -> tuple[int, list[str], list[str]]:
 
 @pytest.fixture(scope="module")
 def never_began(consortium: Consortium, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The name of a study that could not start, as one of its hospitals can't take part."""
+    """Return the name of a study that cannot start because a hospital cannot take part."""
     folder, settings = tmp_path_factory.mktemp("never-began"), consortium.kit(SITES[0]) / "local/medsilo.yaml"
     before = settings.read_text()
     write_job(folder / "job", make_plan("fedbn", sites=TEACHING), study="tried-again")
@@ -63,7 +63,7 @@ def never_began(consortium: Consortium, tmp_path_factory: pytest.TempPathFactory
 
 @dataclass(frozen=True)
 class Watched:
-    """A finished study of the teaching hospitals, which send all else, too; and the same in this process."""
+    """A finished study of teaching hospitals that send all optional numbers, and the same study in this process."""
 
     job: str
     study: str
@@ -72,9 +72,9 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(consortium: Consortium, never_began: str, tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    """Submit a study and watch it: so many rounds that it runs when its results are asked for too early.
+    """Submit a study and watch it. It is long enough to request its results too early.
 
-    One hospital does not let others have its personal model.
+    One hospital does not share its personal model.
     """
     folder, refuses = tmp_path_factory.mktemp("watched"), TEACHING[1]
     plan = make_plan("fedsm", "training.rounds=15", "model_selection.keep=last", sites=TEACHING)
@@ -98,7 +98,8 @@ def watched(consortium: Consortium, never_began: str, tmp_path_factory: pytest.T
     finally:
         settings.write_text(before)
     assert (code, err) == (0, [])
-    rounds = [line.split()[:3] for line in out if line.startswith("round ") and "/15 " in line]  # no word of waiting
+    # without lines about waiting
+    rounds = [line.split()[:3] for line in out if line.startswith("round ") and "/15 " in line]
     assert rounds == [["round", f"{number}/15", site] for number in range(1, 16) for site in TEACHING]
     assert out[-1].startswith("FINISHED:COMPLETED; results: medsilo download")
     return Watched(job, never_began, folder / "loop")
@@ -107,7 +108,10 @@ def watched(consortium: Consortium, never_began: str, tmp_path_factory: pytest.T
 def test_a_study_that_could_not_start_leaves_its_name_free(
     consortium: Consortium, watched: Watched, tmp_path: Path
 ) -> None:
-    """Then all could, under another plan; a third job finds the name taken, and shows none of the other's rounds."""
+    """After a rejected start, all hospitals can start the same study under another plan.
+
+    A third job finds the name taken, and shows no rounds of the other study.
+    """
     kit, summary = consortium.kit(LEAD), read_summary(consortium.kit(SERVER) / "medsilo" / watched.study)
     assert summary.finished and summary.method == "fedsm"
     write_job(tmp_path / "job", make_plan("fedavg", sites=TEACHING[:1]), study=watched.study)
@@ -121,7 +125,7 @@ def test_a_study_that_could_not_start_leaves_its_name_free(
 def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
     consortium: Consortium, watched: Watched, tmp_path: Path
 ) -> None:
-    """And what the hospitals and the server keep equals the loop."""
+    """Results at the hospitals and the server equal those of a study in one process."""
     kit, job = consortium.kit(LEAD), watched.job
     agrees, not_asked, _ = SITES
     code, out, err = medsilo("download", job, "--kit", kit, "--out", tmp_path / "runs")
@@ -132,7 +136,7 @@ def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
     files = {"plan.yaml", "provenance.json", "jobs.txt", "rounds.jsonl", "summary.json", "global", "report.html"}
     assert {path.name for path in run.iterdir()} == {*files, "supermodel"}
-    assert not (consortium.kit(not_asked) / job).exists()  # a hospital that the plan does not name got nothing of it
+    assert not (consortium.kit(not_asked) / job).exists()  # a hospital outside the plan received no part of the study
     assert SuperModel.load(run / "supermodel").agreed == (agrees,)
     for site in TEACHING:
         own = load_tensors(consortium.kit(site) / "medsilo" / run.name / "sites" / site / "best.safetensors")[0]
@@ -147,7 +151,7 @@ def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
 
     gave_back = [
         [one for one in find_in_kit(consortium.kit(party), 1e-9) if job in one.path.name] for party in (SERVER, *SITES)
-    ]  # what NVFlare left of the job: at the server what leads download, at hospitals the job's folder
+    ]  # the lead's downloads at the server, and the job's folder at hospitals
     assert [len(old) for old in gave_back] == [1, 1, 0, 1] and all(remove(old) > 0 for old in gave_back if old)
     code, _, err = medsilo("download", job, "--kit", kit, "--out", tmp_path / "again")
     assert code == 1 and len(err) == 1 and job in err[0]
@@ -182,7 +186,6 @@ def test_refusals_are_one_line(consortium: Consortium, tmp_path: Path) -> None:
 def test_watching_survives_a_lost_connection_and_abort_ends_it(
     consortium: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A relay between the lead and the server goes away for a while; no round is left out, none is told twice."""
     write_job(tmp_path / "job", make_plan("fedavg", "training.rounds=500", sites=[SITES[0]]))
     monkeypatch.setattr(lead, "CONNECT", 2.0)
     job = lead.submit(tmp_path / "job", consortium.kit(LEAD), print)
@@ -223,14 +226,16 @@ def test_a_study_is_resumed_at_once_after_its_job_was_aborted(consortium: Consor
         (new,) = resumed or [job]
         assert (
             lead.cancel(new, kit, print) == lead.cancel(new, kit, print) == "FINISHED:ABORTED"
-        )  # also one that is over
+        )  # includes a run that has ended
 
 
 def test_a_poll_is_cheap_and_reads_no_other_folder(
     consortium: Consortium, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some 0.5 s of the processor, with room for a slow one, the best of three; NVFlare would look below the current
-    folder for its own files."""
+    """One poll uses about 0.5 s of processor time; the limit has a margin for slow machines.
+
+    By default, NVFlare searches the current folder for its files.
+    """
     (tmp_path / "another-kit").mkdir()
     (tmp_path / "another-kit/comm_config.json").write_text("{")
     monkeypatch.chdir(tmp_path)
@@ -244,7 +249,7 @@ def test_the_server_is_named_when_it_does_not_answer(
     consortium: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lead, "CONNECT", 1.0)
-    monkeypatch.setattr(logging.root, "handlers", [])  # as outside of tests: then warnings go to stderr
+    monkeypatch.setattr(logging.root, "handlers", [])  # without pytest's handlers, warnings go to stderr
     with Relay(consortium.port) as relay:
         kit = relay.kit(consortium.kit(LEAD), tmp_path / "kit")
         relay.cut()
@@ -257,7 +262,7 @@ def test_the_server_is_named_when_it_does_not_answer(
 def test_a_connection_that_comes_too_late_is_given_up(
     consortium: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare waits for ever for one whose handshake ends after it has given up."""
+    """NVFlare itself waits forever if the handshake of a connection ends after the timeout."""
     monkeypatch.setattr(lead, "CONNECT", 2.0)
     with Relay(consortium.port, Line(delay=1.5)) as far:
         kit = far.kit(consortium.kit(LEAD), tmp_path / "kit")
@@ -269,7 +274,8 @@ def test_a_connection_that_comes_too_late_is_given_up(
 
 
 def test_the_servers_own_process_takes_no_large_message(consortium: Consortium) -> None:
-    where = {"channel": CellChannel.HCI, "target": "server", "topic": "command"}  # one of those registered last
+    # NVFlare registers this command late
+    where = {"channel": CellChannel.HCI, "target": "server", "topic": "command"}
     session = consortium.session()
     try:
         for size in (MOST // 2, MOST, 1000):

@@ -1,4 +1,4 @@
-"""A study belongs to its submitter, over mutual TLS: two leads and a member of one consortium."""
+"""A study belongs to its submitter over mutual TLS, with two leads and a member in one consortium."""
 
 import hashlib
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ from nvflare.fuel.flare_api import api_spec
 
 from medsilo import cli
 from medsilo.core.errors import MedsiloError
-from medsilo.flare.jobs import write_job
 from medsilo.runs import paths
-from medsilo.runs.record import Record
 from medsilo_lab.consortium import lead
+from medsilo_lab.jobs import write_job
+from medsilo_server.record import Record
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, MEMBER, RIVAL, SERVER, Consortium, wait_until
 from tests.secure.test_resume import status_of
@@ -22,14 +22,13 @@ SITE = SITES[0]
 
 
 def content(record: Record) -> dict[str, str]:
-    """Every file of a study at the server."""
     files = (path for path in record.folder.rglob("*") if path.is_file() and path.name != paths.LOCK)
     return {str(path.relative_to(record.folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.fixture
 def unfinished(consortium: Consortium, tmp_path: Path) -> Iterator[tuple[str, Record]]:
-    """A lead's study that runs; it is ended at last, whatever happened."""
+    """Start a lead's study, and abort it after the test."""
     write_job(tmp_path / "mine", make_plan("fedavg", "training.rounds=500", sites=[SITE]), study="mine")
     job = lead.submit(tmp_path / "mine", consortium.kit(LEAD), print)
     record = Record(consortium.kit(SERVER) / "medsilo/mine")
@@ -42,13 +41,12 @@ def unfinished(consortium: Consortium, tmp_path: Path) -> Iterator[tuple[str, Re
 
 
 def statistics(consortium: Consortium, who: str, job: str) -> str:
-    """Everything that NVFlare's statistics of a job tell a person."""
     with lead.connected(consortium.kit(who)) as session:
         return str(session.show_stats(job, api_spec.TargetType.SERVER))
 
 
 def watched(consortium: Consortium, who: str, job: str) -> list[str]:
-    """Return what a person who watches a running job sees at first."""
+    """Return the first lines that a person sees when watching a running job."""
     heard: list[str] = []
     with lead.connected(consortium.kit(who)) as session:
         watching = lead._Watching(job, lambda line, study: heard.append(f"round {line.round}"), heard.append)
@@ -63,7 +61,7 @@ def test_a_study_is_its_submitters(
     job, record = unfinished
     mine, theirs, members = (consortium.kit(who) for who in (LEAD, RIVAL, MEMBER))
 
-    # While it runs: the lead follows it, nobody else learns its name or its rounds.
+    # The lead can watch the running study. Others learn neither its name nor its rounds.
     with lead.connected(mine) as session:
         told = lead._so_far(session, job, after=1)
         assert told and told.study == "mine" and told.rounds[0].round == 2
@@ -79,7 +77,7 @@ def test_a_study_is_its_submitters(
         assert "mine" not in said and "validation" not in said
         assert cli.main(["cancel", job, "--kit", str(kit)]) == 1
 
-    # When it has ended early, as after a crash, the same plan under its name is refused.
+    # After an early end, for example a crash, another lead cannot submit the plan under the same name.
     assert lead.cancel(job, mine, print) == "FINISHED:ABORTED"
     capsys.readouterr()
     for kit in (theirs, members):
@@ -93,7 +91,7 @@ def test_a_study_is_its_submitters(
         write_job(again, make_plan("fedavg", "training.rounds=500", sites=[SITE]), study="mine", resume=resume)
         with pytest.raises(MedsiloError) as refused:
             lead.submit(again, theirs, print)
-        assert "study mine is another lead's" in str(refused.value)
+        assert "study mine belongs to another lead" in str(refused.value)
         assert "\n" not in str(refused.value)
     with lead.connected(theirs) as session:
         rivals = [own["job_id"] for own in session.list_jobs(detailed=True) if own["submitter_name"] == RIVAL]
@@ -107,7 +105,7 @@ def test_a_study_is_its_submitters(
     assert not list(tmp_path.glob("rivals/*")) and not list(tmp_path.glob("raw/**/medsilo/*"))
     assert content(record) == before
 
-    # The first lead goes on with it, and fetches it.
+    # The first lead resumes and downloads the study.
     new = lead.resume(job, mine, print)
     rounds = len(record.rounds())
     wait_until(lambda: len(record.rounds()) > rounds, 60, "the rounds after it")

@@ -1,7 +1,8 @@
-"""A server that stands up again from its backup, on another place: studies are there, expelled hospitals stay out."""
+"""A server restored from its backup in another folder has its studies, and excluded hospitals stay excluded."""
 
 import json
 import shutil
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +14,14 @@ import yaml
 from medsilo.check.kit import check_expelled, read_kit
 from medsilo.cli import main
 from medsilo.core.files import load_tensors, write_json
-from medsilo.federation import inprocess
-from medsilo.flare.jobs import write_job
 from medsilo.flare.leftovers import storage_of, studies_of
+from medsilo.runs import event_reading
 from medsilo.runs.reading import read_summary
-from medsilo.runs.record import Record
 from medsilo_lab.consortium import lead as lead_of
 from medsilo_lab.consortium.lead import connected
+from medsilo_lab.engines import inprocess
+from medsilo_lab.jobs import write_job
+from medsilo_server.record import Record
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.conftest import TEACHING, running
@@ -67,7 +69,7 @@ def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
         (finding,) = check_expelled(read_kit(goes))
         assert finding.severity == "stops" and "has expelled" in finding.what
         file = tmp_path / "backup/server.zip"
-        assert main(["kits", "backup", str(server), "-o", str(file)]) == 0  # while it runs
+        assert main(["kits", "backup", str(server), "-o", str(file)]) == 0  # the server runs meanwhile
         assert f"expelled: {GOES}" in capsys.readouterr().out and file.stat().st_mode & 0o077 == 0
         consortium.kill(SERVER)
         server.rename(tmp_path / "lost")
@@ -88,9 +90,67 @@ def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
         consortium.stop()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("behind", [{}, {"city": [GOES]}], ids=["its own line", "behind a relay"])
+def test_a_hospital_that_is_expelled_is_out_of_the_running_study_at_once(
+    behind: dict[str, list[str]], tmp_path: Path
+) -> None:
+    """The expelled hospital receives and sends nothing more. The others are informed, and the study continues according
+    to its plan.
+
+    This holds for a hospital behind a relay, too.
+    """
+    consortium = Consortium(tmp_path, dict.fromkeys((STAYS, GOES), TEACHING), with_admin, behind)
+    server, goes = consortium.kit(SERVER), consortium.kit(GOES)
+    for site in (STAYS, GOES):
+        (consortium.kit(site) / "local/medsilo.yaml").write_text("device: cpu\nmemory_limit: 0\n")
+    changes = ["training.rounds=4000", "participation.when_missing=continue", "participation.minimum=1"]
+    write_job(tmp_path / "job", make_plan("fedavg", *changes, sites=[STAYS, GOES]), study="expels")
+    record = Record(server / "medsilo/expels")
+
+    def told(party: Path, of: str = "") -> list[tuple[str, str, str]]:
+        lines = [line.split("\t") for line in event_reading.read(party, of)]
+        return [(columns[2], columns[3], columns[6]) for columns in lines]
+
+    def of_its_job() -> bool:
+        return bool(consortium.family(GOES, "client.worker_process"))
+
+    try:
+        consortium.start()
+        job = lead_of.submit(tmp_path / "job", consortium.kit(LEAD), print)
+        wait_until(lambda: len(record.rounds()) >= 3 and record.rounds()[-1].answered == [STAYS, GOES], 120, "round 3")
+        with connected(consortium.kit(ADMIN)) as session:
+            at = len(record.rounds())
+            session.disable_client(GOES)
+        wait_until(lambda: record.rounds()[-1].answered == [STAYS], 15, "a round without it")
+        without = next(line for line in record.rounds()[at:] if line.answered == [STAYS])
+        assert without.refused == {GOES: "the consortium expelled it"}
+        wait_until(lambda: not of_its_job(), 60, "the end of its process for the job")
+        wait_until(
+            lambda: any("expelled" in text for what, _, text in told(goes) if what == "refused"), 60, "its event"
+        )
+        assert ("away", GOES, "the consortium expelled it") in told(server)
+        refused = [text for what, who, text in told(server, "expels") if (what, who) == ("refused", GOES)]
+        assert len(refused) == 1 and "expelled" in refused[0]
+        (doing,) = [one for one in lead_of.status(consortium.kit(LEAD)).hospitals if one.name == GOES]
+        assert not doing.connected and "expelled" in doing.line()
+        consortium.kill(GOES)
+        before = len(consortium.log(GOES))
+        consortium.start_party(GOES)
+        consortium.wait_for_log(GOES, f"'{GOES}' is disabled", before)
+        now = len(record.rounds())
+        wait_until(lambda: len(record.rounds()) > now + 3, 60, "three more rounds")
+        assert all(line.answered == [STAYS] for line in record.rounds()[without.round :]) and not of_its_job()
+        began = time.monotonic()
+        lead_of.cancel(job, consortium.kit(LEAD), print)
+        assert time.monotonic() - began < 60  # the server does not wait for the hospital's report
+    finally:
+        consortium.stop()
+
+
 @pytest.fixture(scope="module")
 def losing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    """A federation whose server is lost and restored."""
+    """Start a federation whose server is lost and restored."""
     yield from running("losing", dict.fromkeys((STAYS, GOES), TEACHING), tmp_path_factory)
 
 
@@ -100,7 +160,7 @@ def losing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 def test_a_study_goes_on_in_a_server_that_was_restored_in_its_middle(
     method: str, losing: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The backup is of round 10, the hospitals have done more: they go back to that round's state, and say so."""
+    """The backup is of round 10, and the hospitals are ahead. They return to round 10, and report this."""
     server, lead, rounds = losing.kit(SERVER), losing.kit(LEAD), 30
     plan = make_plan(method, "task.persons=6", f"training.rounds={rounds}", sites=losing.hospitals)
     inprocess.run(plan, folder=tmp_path / "loop")
@@ -109,12 +169,13 @@ def test_a_study_goes_on_in_a_server_that_was_restored_in_its_middle(
     job = lead_of.submit(tmp_path / "job", lead, print)
 
     def done() -> int:
-        saved = record.checkpoints.glob("round-*.safetensors")  # not read: the server removes what is too old
+        # only the files' names, because the server removes old files
+        saved = record.checkpoints.glob("round-*.safetensors")
         return max((int(path.stem.removeprefix("round-")) for path in saved), default=0)
 
     wait_until(lambda: done() >= 10, 240, "the tenth round", every=0.01)
     (process,) = losing.family(SERVER, "runner_process")
-    process.suspend()  # the night's backup takes no time
+    process.suspend()  # suspended, so that the nightly backup is of one moment
     assert done() == 10 and main(["kits", "backup", str(server), "-o", str(tmp_path / "night.zip")]) == 0
     process.resume()
     wait_until(lambda: done() >= 14, 240, "some rounds more", every=0.01)
@@ -141,7 +202,7 @@ def sites_of(lead: Path) -> set[str]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Path:
-    """A server's kit with a study, and beside it the folder of its jobs and one of its studies."""
+    """Write a server's kit with a study, and the folders of its jobs and of another study."""
     kit, storage = tmp_path / "kit", tmp_path / "storage"
     write_json(kit / "startup/fed_server.json", {})
     manager = {"id": "job_manager", "args": {"uri_root": str(storage / "jobs")}}
@@ -204,7 +265,7 @@ def test_a_backup_is_taken_whole_or_not_at_all(
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_a_restored_server_lies_in_the_folders_that_were_named(outside: bool, server: Path, tmp_path: Path) -> None:
-    """Whatever folders the backup names: its jobs, and studies that lay outside of the kit."""
+    """The backup includes folders outside of the kit: jobs, and other studies."""
     (tmp_path / "elsewhere").mkdir()
     if outside:
         (server / "medsilo").rename(tmp_path / "elsewhere/studies")
@@ -221,7 +282,7 @@ def test_a_restored_server_lies_in_the_folders_that_were_named(outside: bool, se
         unit = f"WorkingDirectory={kit}\nReadWritePaths={kit} {storage}\n"
         assert (kit / "medsilo.service").read_text() == unit
         assert studies_of(kit).is_relative_to(kit) and (studies_of(kit) / "study/rounds.json").exists()
-        again = tmp_path / f"again-{kit.name}"  # a restored server has a backup, too
+        again = tmp_path / f"again-{kit.name}"  # backs up the restored server, too
         assert main(["kits", "backup", str(kit), "-o", str(tmp_path / f"{kit.name}.zip")]) == 0
         assert main(["kits", "restore", str(tmp_path / f"{kit.name}.zip"), "--kit", str(again)]) == 0
         assert (again / "storage/jobs/one/meta").exists() and (studies_of(again) / "study/rounds.json").exists()
@@ -232,7 +293,7 @@ def test_a_restored_server_lies_in_the_folders_that_were_named(outside: bool, se
 def test_only_hospitals_that_the_backup_knows_are_expelled(
     server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A name that was mistyped would let the hospital in again."""
+    """A mistyped name would leave the hospital admitted."""
     assert main(["kits", "backup", str(server), "-o", str(tmp_path / "b.zip")]) == 0
     restored = ["kits", "restore", str(tmp_path / "b.zip"), "--kit", str(tmp_path / "new")]
     for wrong in ("st-ana", "server"):

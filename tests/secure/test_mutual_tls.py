@@ -1,4 +1,4 @@
-"""A job over mutual TLS between real server and hospital processes: the same numbers as the plain loop."""
+"""A job over mutual TLS between real server and hospital processes gives the same numbers as one process."""
 
 import shutil
 from collections.abc import Sequence
@@ -6,20 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.federation import inprocess
-from medsilo.flare.jobs import write_job
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
+from medsilo_lab.engines import inprocess
+from medsilo_lab.jobs import write_job
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import SERVER, Consortium
 
-of_three = pytest.mark.xdist_group("consortium")  # one federation serves them all
+of_three = pytest.mark.xdist_group("consortium")
 TEACHING = [SITES[0], SITES[2]]
 
 
 def gathered(consortium: Consortium, study: str, sites: list[str], folder: Path) -> Path:
-    """Every party's results in one run tree."""
     shutil.copytree(consortium.kit(SERVER) / "medsilo" / study, folder)
     for site in sites:
         shutil.copytree(consortium.kit(site) / "medsilo" / study / "sites" / site, folder / "sites" / site)
@@ -27,34 +26,41 @@ def gathered(consortium: Consortium, study: str, sites: list[str], folder: Path)
 
 
 def run_both_ways(consortium: Consortium, methods: Sequence[str], sites: list[str], folder: Path) -> None:
-    """Run methods at once over TLS, each as a job of its own, and by the loop."""
+    """Run methods at once over TLS, each as a separate job, and in one process."""
     for method in methods:
         plan = make_plan(method, sites=sites)
         inprocess.run(plan, folder=folder / method / "loop")
         write_job(folder / method / "plain", plan, study=f"secure-{method}")
-        write_job(folder / method / "job", plan, folder / method / "plain")  # as it is submitted
+        write_job(folder / method / "job", plan, folder / method / "plain")  # the job's folder to submit
     states = consortium.run_at_once([folder / method / "job" for method in methods])
     assert states == ["FINISHED:COMPLETED"] * len(methods)
     results = [gathered(consortium, f"secure-{method}", sites, folder / method / "secure") for method in methods]
     for method, result in zip(methods, results, strict=True):
         assert_same_outcome(folder / method / "loop", result)
     began, ended = ([(run / name).stat().st_mtime for run in results] for name in (paths.PLAN, paths.SUMMARY))
-    assert max(began) < min(ended)  # they ran side by side
+    assert max(began) < min(ended)
 
 
 @pytest.mark.first
 @pytest.mark.slow
 @pytest.mark.xdist_group("pair")
 def test_over_tls_equals_the_loop(pair: Consortium, tmp_path: Path) -> None:
-    """Two studies at once; a strict hospital takes part in the installed way and sends models only."""
+    """Two studies run at once. A strict hospital takes part with default settings and sends only models."""
     run_both_ways(pair, ["fedbn", "fedprox"], SITES[:2], tmp_path)
 
 
 @pytest.mark.long
 @of_three
 def test_all_else_over_tls_equals_the_loop(consortium: Consortium, tmp_path: Path) -> None:
-    """Teaching hospitals send all else, too. At every change a study of test_lead.py shows it of FedSM."""
+    """Teaching hospitals also send all optional numbers."""
     run_both_ways(consortium, ["adafed", "fedsm"], TEACHING, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("relays")
+def test_fedmap_over_tls_equals_the_loop(relayed: Consortium, tmp_path: Path) -> None:
+    """Three hospitals that let contributions out. The server learns the prior, which travels with the shared model."""
+    run_both_ways(relayed, ["fedmap"], SITES, tmp_path)
 
 
 @pytest.mark.long

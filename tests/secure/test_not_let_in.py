@@ -1,4 +1,4 @@
-"""Connections and jobs that are rejected: each is tried against a real server and real hospitals."""
+"""Real server and hospitals reject certain connections and jobs."""
 
 import datetime
 import json
@@ -19,7 +19,8 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 from nvflare.fuel.hci.client import file_transfer
 
 from medsilo import cli
-from medsilo.flare.jobs import CONFIG, PLAN, write_job
+from medsilo.flare.job_source import CONFIG, PLAN
+from medsilo_lab.jobs import write_job
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import MEMBER, SERVER, Consortium, wait_until, write_consortium
 from tests.secure.test_strict_hospital import change
@@ -27,9 +28,9 @@ from tests.secure.test_strict_hospital import change
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 
 
-# ---------------------------------------------------------------------------------------------------- who
+# -------------------------------------------------------------------------------------------- connections
 def knock(consortium: Consortium, certificate: Path) -> str:
-    """Shake hands with the server with a certificate and its key; what it says to it, or nothing when it is taken."""
+    """Do a TLS handshake with the server, with this certificate and key; return the error, or an empty text."""
     context = ssl.create_default_context(cafile=consortium.kit(SITES[0]) / "startup/rootCA.pem")
     context.check_hostname = False
     context.load_cert_chain(certificate)
@@ -51,7 +52,7 @@ def with_key(certificate: bytes, key: bytes, path: Path) -> Path:
 
 
 def expired(kit: Path, root: Path) -> bytes:
-    """A kit's certificate as the consortium's own root would have made it for last week."""
+    """Return a certificate of the consortium's own root that expired last week."""
     old = x509.load_pem_x509_certificate((kit / "startup/client.crt").read_bytes())
     today = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), old.serial_number)
@@ -63,7 +64,7 @@ def expired(kit: Path, root: Path) -> bytes:
 
 
 def test_a_certificate_of_another_root_or_an_expired_one_is_not_let_in(consortium: Consortium, tmp_path: Path) -> None:
-    """NVFlare's server writes nothing of it: the refused side is told by TLS."""
+    """NVFlare's server does not log the rejection. The rejected side learns it from TLS."""
     write_consortium(tmp_path / "consortium.yaml", {SITES[0]: "teaching-hospital"}, consortium.port)
     provision = ["kits", "make", str(tmp_path / "consortium.yaml"), "-o", str(tmp_path / "kits")]
     assert cli.main(provision) == 0
@@ -78,7 +79,7 @@ def test_a_certificate_of_another_root_or_an_expired_one_is_not_let_in(consortiu
 
 
 def test_a_wrong_name_or_an_edited_kit_is_not_let_in(consortium: Consortium) -> None:
-    """A kit used under another hospital's name, and one that the server's address was changed in."""
+    """One party uses another hospital's name, and another party has changed the server's address in its kit."""
     for name in ("wrong-name", "edited"):
         shutil.copytree(consortium.kit(SITES[0]) / "startup", consortium.root / name / "startup")
         shutil.copytree(consortium.kit(SITES[0]) / "local", consortium.root / name / "local")
@@ -103,14 +104,12 @@ def test_a_wrong_name_or_an_edited_kit_is_not_let_in(consortium: Consortium) -> 
         session.close()
 
 
-# ---------------------------------------------------------------------------------------------------- what
+# ---------------------------------------------------------------------------------------------------- jobs
 def audit(consortium: Consortium, party: str, job_id: str = "") -> str:
-    """A party's audit log, or that of a job at it."""
     return (consortium.kit(party) / job_id / "audit.log").read_text()
 
 
 def server_audit(consortium: Consortium, job_id: str, folder: Path) -> str:
-    """The server's audit log of a job, which the lead downloads."""
     session = consortium.session()
     try:
         return (Path(session.download_job_result(job_id, str(folder))) / "workspace/audit.log").read_text()
@@ -119,7 +118,7 @@ def server_audit(consortium: Consortium, job_id: str, folder: Path) -> str:
 
 
 def test_what_is_not_run(consortium: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All at once: the server runs four jobs at a time."""
+    """The jobs run at once, because the server runs four jobs at a time."""
     site, _, other = SITES
 
     def job(name: str, *sites: str) -> Path:
@@ -128,7 +127,6 @@ def test_what_is_not_run(consortium: Consortium, tmp_path: Path, monkeypatch: py
         return tmp_path / name
 
     def other_plan(folder: Path, how: Callable[[dict[str, Any]], None]) -> None:
-        """Another plan than the server's, in an app of its own."""
         shutil.copytree(folder.parent / "app", folder)
         plan = folder / "config" / PLAN.name
         values = yaml.safe_load(plan.read_text())
@@ -176,7 +174,8 @@ def test_what_is_not_run(consortium: Consortium, tmp_path: Path, monkeypatch: py
     assert "medsilo refused: data: unknown key with value '/srv/another" in audit(consortium, other, ids["plans"])
     refused = f"medsilo refused the answer of {site}: the job's plan at this site differs"
     assert refused in server_audit(consortium, ids["plans"], tmp_path)
-    assert "got an unexpected keyword argument 'data'" in consortium.log(site)  # NVFlare's own, without an audit entry
+    # an error of NVFlare, without an audit entry
+    assert "got an unexpected keyword argument 'data'" in consortium.log(site)
     assert metas["signed"]["job_deploy_detail"] == ["server: app app does not pass signature verification"]
     assert ids["signed"] not in audit(consortium, site)
     assert "submit_job signed" in audit(consortium, SERVER)
@@ -190,6 +189,6 @@ def test_who_may_not_submit(consortium: Consortium, tmp_path: Path) -> None:
             session.submit_job(str(tmp_path / "job"))
     finally:
         session.close()
-    written = audit(consortium, SERVER)  # NVFlare asks for the right first, and audits what it then does
+    written = audit(consortium, SERVER)  # NVFlare audits a permission check before the action
     assert f"[A:_cert_login {MEMBER}]" in written
     assert not any(MEMBER in line and "submit_job" in line for line in written.splitlines())

@@ -1,4 +1,4 @@
-"""The way in which a hospital makes its own key: NVFlare's own commands on what 'provision --requests' wrote."""
+"""A hospital makes its own key with NVFlare's own commands, from the files of 'provision --requests'."""
 
 import json
 import os
@@ -15,10 +15,9 @@ from cryptography import x509
 
 from medsilo import cli
 from medsilo.core.files import load_tensors
-from medsilo.federation import inprocess
-from medsilo.flare.jobs import write_job
-from medsilo.site.policy import CONTROLLER
 from medsilo_lab.consortium import lead
+from medsilo_lab.engines import inprocess
+from medsilo_lab.jobs import CONTROLLER, write_job
 from tests.conftest import make_plan
 from tests.secure.consortium import EXAMPLES, LEAD, SERVER, Consortium, wait_until, write_consortium
 
@@ -27,7 +26,6 @@ NAME = "hospital-a"
 
 
 def nvflare(folder: Path, *arguments: object) -> dict[str, Any]:
-    """One of NVFlare's commands, in this folder; what it says."""
     command = [sys.executable, "-m", "nvflare.cli", *map(str, arguments), "--format", "json"]
     environment = {**os.environ, "HOME": str(folder)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
@@ -35,7 +33,7 @@ def nvflare(folder: Path, *arguments: object) -> dict[str, Any]:
 
 
 def own_keys(file: Path, kits: Path) -> None:
-    """Everybody's kit in the way of the README: request, approval, package, and the policies copied into it."""
+    """Make all kits as the README describes: request, approval, package, and a copy of the policies in each."""
     requests, ca = kits.parent / "requests", kits.parent / "ca"
     assert cli.main(["kits", "make", str(file), "-o", str(requests), "--requests"]) == 0
     profile = requests / "project_profile.yaml"

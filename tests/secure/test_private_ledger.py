@@ -1,4 +1,7 @@
-"""The privacy ledger over mutual TLS: what the in-process engine would enter, whoever dies, signed by the kit's key."""
+"""Over mutual TLS, the privacy ledger has the same entries as in one process, even if processes die.
+
+The kit's key signs it.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,27 +13,27 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from medsilo import cli
 from medsilo.core.files import write_text
-from medsilo.federation import inprocess
-from medsilo.flare.jobs import write_job
 from medsilo.plan import parse_plan
-from medsilo.runs.record import Record
 from medsilo.site.ledger import Ledger, LedgerStanding, ledgers
 from medsilo.site.query_budget import QueryBudget
 from medsilo.site.settings import make_settings
 from medsilo.site.signing import UseKey, public_text
 from medsilo_lab.consortium import lead
+from medsilo_lab.engines import inprocess
+from medsilo_lab.jobs import write_job
+from medsilo_server.record import Record
 from tests.conftest import SITES
 from tests.hospital import NAMES, write_photos
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
 from tests.secure.test_resume import ended
-from tests.unit.test_private_numbers import NOISY
+from tests.unit.privacy.test_private_numbers import NOISY
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
 HOSPITAL = SITES[0]
 
 
 def standing(book: Path, others: Iterable[str] = ()) -> LedgerStanding:
-    """The ledger of a hospital. others: data sets of other tests."""
+    """Return the state of a hospital's ledger, without the data sets in `others`."""
     [data] = {*ledgers(book)} - {*others}
     return Ledger(book, data).standing()
 
@@ -43,10 +46,11 @@ def test_a_hospital_that_dies_has_the_ledger_of_the_loop_and_at_most_one_answer_
     before = local.read_text()
     photos = write_photos(tmp_path / "photos", NAMES)
     demands = {"epsilon": 5.0, "delta": 1e-3, "public": {"counts": "known"}}
-    own = {"device": "cpu", "data": str(photos), "privacy": demands}
+    own = {"device": "cpu", "approval": "none", "data": str(photos), "privacy": demands}
     plan = parse_plan(NOISY, ["training.rounds=30", f"participation.sites=[{HOSPITAL}]"])
     key_of = QueryBudget(pair.kit(HOSPITAL) / "medsilo/_hospital" / HOSPITAL).key()
-    write_text(tmp_path / "_hospital" / HOSPITAL / "key", key_of.hex())  # so that both divide alike
+    # with the same key, both runs draw the same parts
+    write_text(tmp_path / "_hospital" / HOSPITAL / "key", key_of.hex())
     inprocess.run(plan, folder=tmp_path / "loop", settings=make_settings(own, "x"))
     kit, record = pair.kit(LEAD), Record(pair.kit(SERVER) / "medsilo/private")
     book = pair.kit(HOSPITAL) / "medsilo/_hospital" / HOSPITAL
@@ -68,14 +72,15 @@ def test_a_hospital_that_dies_has_the_ledger_of_the_loop_and_at_most_one_answer_
         assert [line.round for line in record.rounds()] == list(range(1, 31))
     finally:
         local.write_text(before)
-        cli.main(["check", "--kit", str(pair.kit(HOSPITAL)), "--accept"])  # what was promised is not any more
+        # accepts settings that break an earlier promise
+        cli.main(["check", "--kit", str(pair.kit(HOSPITAL)), "--accept"])
 
     loop = standing(tmp_path / "_hospital" / HOSPITAL)
     secure = standing(book, others)
     entered = [[(e.what, e.charges) for e in s.entries if e.kind == "charged"] for s in (loop, secure)]
     again = [entry for entry in entered[1] if entry not in entered[0]]
     extra = len(entered[1]) - len(entered[0])
-    assert again == [] and extra in (0, 1)  # the answer that was under way
+    assert again == [] and extra in (0, 1)  # the answer in flight may be charged
     assert [what for what, _ in dict(entered[0]).items()] == [what for what, _ in dict(entered[1]).items()]
     one, other = loop.epsilon(1e-3), secure.epsilon(1e-3)
     assert 1.95 < one <= 2.0 and one <= other <= one + 0.3

@@ -1,17 +1,20 @@
-"""A hospital whose processes were killed costs seconds, and is taken into the running study, over mutual TLS."""
+"""A hospital whose processes were killed returns to the running study within seconds, over mutual TLS."""
 
 import json
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from medsilo import cli
-from medsilo.flare.jobs import write_job
 from medsilo.runs import event_reading
-from medsilo.runs.record import Record
+from medsilo.runs.incidents import GATHER, SETTLED
 from medsilo_lab.consortium import lead
+from medsilo_lab.jobs import write_job
+from medsilo_server.record import Record
 from tests.conftest import SITES, make_plan
 from tests.faults.test_orphans import living
 from tests.secure.consortium import LEAD, REGISTERED, SERVER, Consortium, wait_until
@@ -22,7 +25,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
 
 
 def start(pair: Consortium, folder: Path, study: str, *changes: str) -> tuple[str, Record]:
-    """Submit a study of both hospitals, and wait until it has gone some rounds."""
     write_job(folder / study, make_plan("fedbn", *changes, sites=[A, B]), study=study)
     job, record = lead.submit(folder / study, pair.kit(LEAD), print), Record(pair.kit(SERVER) / "medsilo" / study)
     wait_until(lambda: len(record.rounds()) >= 3, 120, "round 3")
@@ -30,7 +32,7 @@ def start(pair: Consortium, folder: Path, study: str, *changes: str) -> tuple[st
 
 
 def die(pair: Consortium, site: str, by: signal.Signals = signal.SIGKILL) -> float:
-    """End NVFlare's own process at a hospital: the job's process, and the trainer's, end with it; returns when."""
+    """Kill NVFlare's own process at a hospital, which ends the job's processes and the trainer; return the time."""
     family = pair.family(site)
     assert len(family) >= 3 and pair.family(site, "medsilo.federation.process.worker")
     pair.processes[site].send_signal(by)
@@ -41,7 +43,7 @@ def die(pair: Consortium, site: str, by: signal.Signals = signal.SIGKILL) -> flo
 
 
 def back(pair: Consortium, site: str) -> float:
-    """Start it again; returns when it was registered."""
+    """Restart a hospital; return the time of its registration."""
     before = len(pair.log(site))
     pair.start_party(site)
     pair.wait_for_log(site, REGISTERED, before)
@@ -49,7 +51,6 @@ def back(pair: Consortium, site: str) -> float:
 
 
 def kinds(pair: Consortium, party: str) -> list[str]:
-    """What a party's own events.log says happened in the study, in order."""
     return [line.split("\t")[2] for line in event_reading.read(pair.kit(party), "seconds")]
 
 
@@ -81,7 +82,7 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
         code, hospitals = status()
         assert code == 0 and "closed" not in hospitals[B]["doing"][0]
         missed = next(line.lost[B] for line in record.rounds() if B in line.lost)
-        die(pair, B, signal.SIGTERM)  # as a service is stopped
+        die(pair, B, signal.SIGTERM)  # a service manager stops a hospital with this signal
         wait_until(lambda: record.rounds()[-1].answered == [A], 30, "a round without it")
     finally:
         lead.cancel(job, pair.kit(LEAD), print)
@@ -89,7 +90,7 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
             pair.start_party(B)
     with capsys.disabled():
         print(f"next round {alone:.1f} s after its death; first answer {taken_in:.1f} s after its return; {missed}")
-    assert alone < 25 and taken_in < 85  # beside other tests; by themselves below 10 and 60
+    assert alone < 25 and taken_in < 85  # limits for a loaded machine; on an idle machine, below 10 s and 60 s
     assert "connection" in missed
     assert ended(pair.kit(LEAD), job, within=60) == "FINISHED:ABORTED"
     told = [line.split("\t") for line in event_reading.read(pair.kit(SERVER))]
@@ -102,13 +103,15 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
     (first, *_), at_a, at_b = (event_reading.read(pair.kit(B)), *(kinds(pair, site) for site in (A, B)))
     assert first.split("\t")[2:4] == ["joined", "the server"]
     assert at_a == ["began", "ended"]
-    # the process of a job whose parent was killed ends by itself: it is a race whether it still writes so
+    # The job process ends by itself when its parent dies, with or without a last line in the log.
     assert at_b[0] == "began" and at_b[1] in ("ended", "failed") and at_b[2] == "resumed"
 
 
 def _a_second_registered(pair: Consortium) -> bool:
-    """Whether a second process of a hospital did, which is killed then: the first one, which connects again, may push
-    it out before, and it ends by itself."""
+    """Return True if a second process of the hospital registered, and kill it.
+
+    The first process may reconnect before, which ends the second process.
+    """
     first, before = pair.processes[B], len(pair.log(B))
     second = pair.start_party(B)
     try:
@@ -122,7 +125,7 @@ def _a_second_registered(pair: Consortium) -> bool:
 
 @pytest.mark.long
 def test_a_kit_that_was_started_twice_works_again_when_its_second_process_has_died(pair: Consortium) -> None:
-    """As NVFlare's own preflight check starts it, with the first process running."""
+    """NVFlare's own preflight check starts a second process while the first runs."""
 
     def required() -> int:
         return cli.main(["status", "--kit", str(pair.kit(LEAD)), "--require", f"{A},{B}"])
@@ -136,5 +139,70 @@ def test_a_kit_that_was_started_twice_works_again_when_its_second_process_has_di
 
     wait_until(lambda: told()[-1] == ("away", "it was silent for 90 s"), 120, "the server's word of it")
     wait_until(lambda: required() == 1, 15, "what status says")
-    wait_until(lambda: told()[-1][0] == "back", 30, "its first process")  # NVFlare by itself takes ten minutes
+    wait_until(lambda: told()[-1][0] == "back", 30, "its first process")  # NVFlare itself takes ten minutes
     assert required() == 0
+
+
+@pytest.mark.parametrize(("stands", "tells", "who"), [(B, SERVER, B), (SERVER, B, "the server")])
+def test_who_stands_still_is_away_before_half_a_minute_is_over(
+    stands: str, tells: str, who: str, pair: Consortium
+) -> None:
+    """The stopped hospital's connection stays open. A message waits some seconds for further problems."""
+
+    def told() -> list[str]:
+        return [line.split("\t")[2] for line in event_reading.read(pair.kit(tells)) if line.split("\t")[3] == who]
+
+    wait_until(lambda: bool(told()) and told()[-1] in ("joined", "back"), 60, "both, whatever was before")
+    before = len(list(event_reading.read(pair.kit(stands))))
+    family = pair.family(stands)
+    for process in family:
+        process.suspend()
+    try:
+        wait_until(lambda: told()[-1] == "away", 30 - GATHER - 1, "the word of it")
+    finally:
+        for process in family:
+            process.resume()
+    wait_until(lambda: told()[-1] == "back", 30 - SETTLED - 1, "its return")
+    assert not [line for line in list(event_reading.read(pair.kit(stands)))[before:] if "silent" in line]
+
+
+@pytest.mark.parametrize(
+    ("process", "tells"), [("client.worker_process", "away"), ("medsilo.federation.process.worker", "refused")]
+)
+def test_a_process_that_died_at_a_hospital_is_told_at_the_server(
+    process: str, tells: str, pair: Consortium, tmp_path: Path
+) -> None:
+    """The study waits for seconds, and the server's messages give the reason."""
+    changes = ["participation.when_missing=wait", "training.rounds=4000"]
+    job, record = start(pair, tmp_path, f"dead-{tells}", *changes)
+    try:
+
+        def told() -> list[str]:
+            lines = (line.split("\t") for line in event_reading.read(pair.kit(SERVER), record.folder.name))
+            return [columns[2] for columns in lines if columns[3] == B]
+
+        def killed() -> bool:
+            """Kill the process during a round: it is stopped first, until the study waits for its answer."""
+            processes = pair.family(B, process)
+            for member in processes:
+                with suppress(psutil.NoSuchProcess):
+                    member.suspend()
+            rounds = -1
+            while rounds < len(record.rounds()):
+                rounds = len(record.rounds())
+                time.sleep(4)
+            for member in processes:
+                with suppress(psutil.NoSuchProcess):
+                    member.kill()
+            until = time.monotonic() + 20
+            while not told() and time.monotonic() < until:
+                time.sleep(0.2)
+            return bool(told())
+
+        wait_until(killed, 60, "the word of it")
+        wait_until(lambda: told() == [tells, "back"], 60, "both words of it")
+        rounds = len(record.rounds())
+        wait_until(lambda: B in record.rounds()[-1].answered and len(record.rounds()) > rounds + 2, 60, "its answers")
+        assert told() == [tells, "back"]
+    finally:
+        lead.cancel(job, pair.kit(LEAD), print)

@@ -1,10 +1,10 @@
-"""A training script over mutual TLS, with real kits: a hospital that dies and comes back changes nothing."""
+"""A hospital that dies and returns does not change a training script's results, over mutual TLS."""
 
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,23 +15,25 @@ from medsilo.runs import paths
 from tests.secure.consortium import Consortium, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("scripts over TLS")]
-HOSPITALS = ["hospital-1", "hospital-2", "hospital-3"]
+HOSPITALS, ROUNDS = ["hospital-1", "hospital-2", "hospital-3"], 6
 EXPORT = """
 import torch
 from model import Net
 from medsilo.recipes import {method}Recipe
 torch.manual_seed(0)
 recipe = {method}Recipe(
-    name="tls", model=Net(), min_clients=3, num_rounds={rounds}, train_script="client.py",
-    plan={{"participation": {{"when_missing": "wait"}}}},
+    name="tls", model=Net(), min_clients={many}, num_rounds={rounds}, train_script="client.py", seed=0,
+    plan={{"participation": {{"when_missing": "wait", "resume": 30}}}},
 )
+if {external}:  # at these hospitals in a process of its own
+    recipe.set_per_site_config({{own: {{"launch_external_process": own in {external}}} for own in {sites}}})
 recipe.export("jobs")
 """
 
 
 @pytest.fixture(scope="module")
 def teaching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    """Three hospitals that let a lead bring code."""
+    """Start three hospitals that accept a lead's code."""
     consortium = Consortium(tmp_path_factory.mktemp("scripts"), dict.fromkeys(HOSPITALS, "teaching-hospital"))
     try:
         consortium.start()
@@ -40,18 +42,24 @@ def teaching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
         consortium.stop()
 
 
-def exported(root: Path, folder: Path, method: str, rounds: int) -> Path:
-    """Export an example's recipe as a job, and return its folder."""
+def exported(
+    root: Path, folder: Path, method: str, rounds: int, sites: Sequence[str] = HOSPITALS, external: Sequence[str] = ()
+) -> Path:
+    """Export an example's recipe as a job, and return its folder.
+
+    Without a seed, a restarted script would draw its batches in another order.
+    """
     shutil.copytree(root / "examples/hello-fedbn", folder)
-    code = EXPORT.format(method=method, rounds=rounds)
+    own = {"many": len(sites), "sites": list(sites), "external": list(external)}
+    code = EXPORT.format(method=method, rounds=rounds, **own)
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, timeout=120)
     return folder / "jobs/tls"
 
 
-def models(consortium: Consortium, study: str) -> list[dict[str, torch.Tensor]]:
-    """Return each hospital's last model of a study."""
-    folders = [consortium.kit(site) / "medsilo" / study / "sites" / site for site in HOSPITALS]
-    return [load_tensors(folder / paths.LAST)[0] for folder in folders]
+def models(consortium: Consortium, study: str, sites: Sequence[str] = HOSPITALS) -> list[dict[str, torch.Tensor]]:
+    """Return each hospital's last and best models of a study."""
+    folders = [consortium.kit(site) / "medsilo" / study / "sites" / site for site in sites]
+    return [load_tensors(folder / file)[0] for folder in folders for file in (paths.LAST, paths.BEST)]
 
 
 def studies(consortium: Consortium) -> set[str]:
@@ -59,32 +67,45 @@ def studies(consortium: Consortium) -> set[str]:
 
 
 def is_after(study: Path, earlier: set[str]) -> bool:
-    """Whether a hospital has trained two rounds of another study than the earlier ones."""
+    """True if a hospital has trained two rounds of a study that is not in `earlier`."""
     return study.name not in earlier and bool(list(study.glob("sites/*/state-2.safetensors")))
 
 
-@pytest.mark.long
-def test_a_hospital_that_dies_and_comes_back_ends_with_the_same_tensors(
-    teaching: Consortium, root: Path, tmp_path: Path
-) -> None:
-    before = studies(teaching)
-    job = exported(root, tmp_path / "work", "FedBN", 6)
+@pytest.fixture(scope="module")
+def undisturbed(teaching: Consortium, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return an undisturbed study."""
+    job = exported(Path(__file__).parents[2], tmp_path_factory.mktemp("undisturbed") / "work", "FedBN", ROUNDS)
     assert teaching.run(job) == "FINISHED:COMPLETED"
-    (undisturbed,) = studies(teaching) - before
+    (study,) = studies(teaching)
+    return study
 
+
+@pytest.mark.long
+@pytest.mark.parametrize("dies", ["the hospital", "its script"])
+def test_a_hospital_that_dies_and_comes_back_ends_with_the_same_tensors(
+    dies: str, undisturbed: str, teaching: Consortium, root: Path, tmp_path: Path
+) -> None:
+    """Before, the study ended for all hospitals if the system killed a script's separate process, for example for lack
+    of memory.
+    """
+    before = studies(teaching)
+    job = exported(root, tmp_path / "work", "FedBN", ROUNDS, external=["hospital-2"] if dies == "its script" else ())
     session = teaching.session()
     try:
         job_id = session.submit_job(str(job))
         kept = teaching.kit("hospital-2") / "medsilo"
-        others = before | {undisturbed}
-        wait_until(lambda: any(is_after(path, others) for path in kept.iterdir()), 120, "its second round")
-        teaching.restart("hospital-2")
+        wait_until(lambda: any(is_after(path, before) for path in kept.iterdir()), 120, "its second round")
+        if dies == "its script":
+            (script,) = teaching.family("hospital-2", "custom/client.py")
+            script.kill()
+        else:
+            teaching.restart("hospital-2")
         wait_until(lambda: str(session.get_job_status(job_id)).startswith("FINISHED"), 300, "the job's end")
         assert str(session.get_job_status(job_id)) == "FINISHED:COMPLETED"
     finally:
         session.close()
-    (disturbed,) = studies(teaching) - others
+    (disturbed,) = studies(teaching) - before
     summary = json.loads((teaching.kit("localhost") / "medsilo" / disturbed / paths.SUMMARY).read_text())
-    assert summary["status"] == "finished" and summary["rounds"]["done"] == 6
+    assert summary["status"] == "finished" and summary["rounds"]["done"] == ROUNDS
     for one, other in zip(models(teaching, undisturbed), models(teaching, disturbed), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)

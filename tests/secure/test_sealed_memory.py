@@ -1,5 +1,7 @@
-"""The hospitals' models in memory, on disk and in the logs of a running server, over TLS: none when the study seals,
-and all of them when it does not."""
+"""Search the memory, disk and logs of a running server for the hospitals' models over TLS.
+
+With secure aggregation they are absent, and without it they are present.
+"""
 
 import os
 import re
@@ -13,13 +15,13 @@ import psutil
 import pytest
 
 from medsilo.core.files import load_tensors
-from medsilo.flare.jobs import write_job
 from medsilo.plan import Plan
 from medsilo.runs.reading import read_summary
+from medsilo_lab.jobs import write_job
 from tests.conftest import SITES, make_plan
 from tests.search import CHANCE, Numbers, found_pieces, most_alike, pieces_of, segments, strange_part
 from tests.secure.consortium import SERVER, Consortium
-from tests.unit.test_sealed_engine import WIDE
+from tests.unit.medsilo_secagg.test_sealed_engine import WIDE
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sealed-consortium")]
 LARGEST_REGION = 1 << 30
@@ -27,13 +29,13 @@ LEAST_LOOKS, BETWEEN, MOST_LOOKS = (
     3,
     1.5,
     4,
-)  # at the least; and seconds from one to the next between rounds, and how many
-Image = dict[tuple[int, int], bytes]  # process and address → what is there
+)  # fewest memory images, seconds between two images, and images between two rounds
+Image = dict[tuple[int, int], bytes]  # from process and address to content
 
 
 @pytest.fixture(scope="module")
 def teaching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    """Three hospitals that let statistics leave, too."""
+    """Start three hospitals that also send statistics."""
     consortium = Consortium(tmp_path_factory.mktemp("sealed"), dict.fromkeys(SITES, "teaching-hospital"))
     try:
         consortium.start()
@@ -43,7 +45,7 @@ def teaching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 
 
 def memory_of(process: psutil.Process) -> Image:
-    """Return what a process has in memory that it may write to, while it stands still."""
+    """Return the writable memory of a process, while it is stopped."""
     found: Image = {}
     pid = process.pid
     os.kill(pid, signal.SIGSTOP)
@@ -56,7 +58,7 @@ def memory_of(process: psutil.Process) -> Image:
                     try:
                         memory.seek(int(start, 16))
                         found[pid, int(start, 16)] = memory.read(size) or b""
-                    except OSError:  # pages that nobody may read
+                    except OSError:  # pages without read permission
                         continue
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -64,16 +66,15 @@ def memory_of(process: psutil.Process) -> Image:
 
 
 class Watch:
-    """Looks at the memory of all processes of the server: after each round, and at times between."""
+    """Reads the memory of all server processes after each round, and in between."""
 
     def __init__(self, consortium: Consortium, lines: Path) -> None:
         self.consortium, self.lines = consortium, lines
-        self.first: Image = {}  # before any model came
-        self.changed: set[bytes] = set()  # whatever stood in a place later, and not in the beginning
+        self.first: Image = {}  # the memory before any model arrived
+        self.changed: set[bytes] = set()  # contents that differ from the first image
         self.looks = 0
 
     def until_it_ends(self) -> None:
-        """Look as often as it may be."""
         rounds, last, deadline = 0, 0.0, time.monotonic() + 240
         while not self.lines.with_name("summary.json").exists():
             assert time.monotonic() < deadline, "the study does not end"
@@ -85,7 +86,6 @@ class Watch:
                 rounds, last = done, time.monotonic()
 
     def look(self) -> None:
-        """Take an image of the server and of the process that leads the study."""
         image: Image = {}
         for process in self.consortium.family(SERVER):
             with suppress(OSError, psutil.Error):  # it has ended
@@ -99,7 +99,7 @@ class Watch:
 
 
 def watched(consortium: Consortium, job: Path, study: str) -> Watch:
-    """Run a study to its end; return what was seen in memory meanwhile. Nobody talks to a server that stands still."""
+    """Run a study to its end; return the observed memory."""
     session = consortium.session()
     try:
         session.submit_job(str(job))
@@ -113,7 +113,7 @@ def watched(consortium: Consortium, job: Path, study: str) -> Watch:
 
 
 def written_since(consortium: Consortium, start: float) -> list[bytes]:
-    """Return the server's files and its log, as far as they are this study's."""
+    """Return the server's files and log that belong to this study."""
     folders = [consortium.kit(SERVER), consortium.root / "storage"]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     new = [path.read_bytes() for path in files if path.stat().st_mtime >= start]
@@ -121,8 +121,11 @@ def written_since(consortium: Consortium, start: float) -> list[bytes]:
 
 
 def models_of(consortium: Consortium, plan: Plan, study: str) -> tuple[dict[str, Numbers], Numbers, Numbers]:
-    """Return the largest weight of the personal models that a hospital has at the end: what it got last and, where the
-    study seals, what it had trained itself; how it was in the beginning; and that of the model that all have."""
+    """Return the largest weights of the hospitals' final personal models. With secure aggregation, these include the
+    trained models.
+
+    Also returns the weights of the initial model and of the global model.
+    """
     initial = plan.build_networks()["model"].state_dict()
     name = max(initial, key=lambda key: initial[key].numel())
     found = {}
@@ -144,27 +147,27 @@ def models_of(consortium: Consortium, plan: Plan, study: str) -> tuple[dict[str,
     [(1, "pairwise"), (2, "none")],
 )
 def test_a_server_holds_no_model_that_a_study_seals(teaching: Consortium, seed: int, mode: str, tmp_path: Path) -> None:
-    """Each study has a seed of its own, so that nothing that is left of another one is alike to its models."""
+    """Each study has another seed, so that remains of an earlier study do not resemble its models."""
     plan = make_plan(
         "fedsm",
         *WIDE,
         "algorithm.selector_sync=server-adam",
         f"seed={seed}",
-        "training.rounds=1",  # the means of more rounds would tell a little more
+        "training.rounds=1",  # the averages of more rounds would reveal a little more
         "training.local_epochs=60",
         "algorithm.pull=0.95",
         f"secure_aggregation.mode={mode}",
     )
     study, start = f"memory-{mode}", time.time()
     write_job(tmp_path / "plain", plan, study=study)
-    write_job(tmp_path / "job", plan, tmp_path / "plain")  # as it is submitted
+    write_job(tmp_path / "job", plan, tmp_path / "plain")  # the job's folder to submit
     watch = watched(teaching, tmp_path / "job", study)
     models, initial, common = models_of(teaching, plan, study)
     assert watch.looks >= LEAST_LOOKS and len(models) >= len(SITES)
     contents = watch.changed.union(written_since(teaching, start))
     found = found_pieces(contents, {name: pieces_of(model, initial) for name, model in models.items()})
-    last = {name.partition(" ")[0]: model for name, model in models.items()}  # a site's own, where it is there
-    means = sum(last.values()) / len(last), common  # the server may know these, and what it computes of them
+    last = {name.partition(" ")[0]: model for name, model in models.items()}
+    means = sum(last.values()) / len(last), common
     alike = most_alike(contents, [strange_part(model, initial, *means) for model in last.values()], initial)
     if mode == "none":
         assert alike > 20 * CHANCE and {f"{site} last.safetensors" for site in SITES} <= found, (alike, found)

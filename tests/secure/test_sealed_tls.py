@@ -1,4 +1,4 @@
-"""Sealed studies over mutual TLS, whose hospitals sign their keys with the certificates of their kits."""
+"""Run studies with secure aggregation over mutual TLS. Hospitals sign their keys with their kits' certificates."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from medsilo.core.files import load_tensors
-from medsilo.federation import inprocess
-from medsilo.flare.jobs import write_job
 from medsilo.runs.reading import read_summary
+from medsilo_lab.engines import inprocess
+from medsilo_lab.jobs import write_job
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import Consortium
 from tests.secure.test_mutual_tls import gathered
@@ -22,7 +22,7 @@ def test_sealed_over_tls_equals_the_loop(consortium: Consortium, tmp_path: Path)
     study = "sealed-pairwise"
     write_job(tmp_path / "plain", plan, study=study)
     job = tmp_path / "job"
-    write_job(job, plan, tmp_path / "plain")  # as it is submitted
+    write_job(job, plan, tmp_path / "plain")  # the job's folder to submit
     assert consortium.run(job) == "FINISHED:COMPLETED"
     run = gathered(consortium, study, SITES, tmp_path / "secure")
     for site in SITES:

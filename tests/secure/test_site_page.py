@@ -1,4 +1,4 @@
-"""A hospital's page over mutual TLS, with clicks: a study waits for its approval, and stops when that is withdrawn."""
+"""A hospital's page over mutual TLS: a study waits for its approval, and stops when the approval is withdrawn."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -6,21 +6,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from medsilo.flare.jobs import write_job
 from medsilo.runs import paths
 from medsilo.runs.reading import read_rounds, read_summary
+from medsilo_lab.jobs import write_job
 from medsilo_page.pages import serve
 from medsilo_page.watching import read_diary
 from tests.browser import Browser, chromium
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import SERVER, Consortium, wait_until
-from tests.unit.test_participant import SMALL
-from tests.unit.test_site_page import Visitor, serving
+from tests.unit.federation.test_participant import SMALL
+from tests.unit.medsilo_page.test_site_page import Visitor, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 HOSPITAL = SITES[0]
-ISOLATED = SITES[1]  # its training process is its own
-ROUNDS = 3000  # it is stopped long before
+ISOLATED = SITES[1]  # this hospital trains in a separate process
+ROUNDS = 3000  # the study is stopped long before its last round
 
 
 def wait_for(tab: Browser, expression: str) -> None:
@@ -28,7 +28,6 @@ def wait_for(tab: Browser, expression: str) -> None:
 
 
 def follow(tab: Browser, selector: str) -> None:
-    """Click on what leads to another page, and wait for that."""
     tab.ask("window.old = true")
     tab.click(selector)
     wait_for(tab, "window.old === undefined")
@@ -46,12 +45,13 @@ def test_approve_and_withdraw_while_it_runs(consortium: Consortium, tmp_path: Pa
         with serving(serve(kit, 0)) as gate, chromium(tmp_path / "profile") as tab:
             own = f"{gate.start.partition('/start')[0]}{gate.base}"
             tab.do("Page.navigate", url=gate.start)
-            wait_for(tab, "document.title.startsWith('Studies at')")
+            wait_for(tab, "document.title.startsWith('Requests and studies of')")
             job = session.submit_job(str(tmp_path / "first"))
             asked = f"a[href$='plan/{plan.hash}']"
 
             def asks() -> bool:
-                follow(tab, "nav a")
+                tab.ask("window.old = true; location.reload()")
+                wait_for(tab, "window.old === undefined")
                 return bool(tab.ask(f'!!document.querySelector("{asked}")'))
 
             wait_until(asks, 120, "the plan to ask")
@@ -100,7 +100,7 @@ def test_the_trainer_s_death_and_its_reason_are_on_the_page(consortium: Consorti
             visitor.begin()
 
             def dies() -> bool:
-                """Kill its trainer, until that falls into a round: between two, only events.log has it."""
+                """Kill the trainer until it dies during a round. Between two rounds, only events.log reports it."""
                 for trainer in consortium.family(ISOLATED, "medsilo.federation.process.worker"):
                     with suppress(psutil.NoSuchProcess):
                         trainer.kill()

@@ -1,4 +1,4 @@
-"""No job can loosen a strict hospital's policies: shown with jobs that try, each over the real server."""
+"""No job can weaken a strict hospital's policies over the real server."""
 
 import json
 from collections.abc import Callable
@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from nvflare.fuel.flare_api.api_spec import AuthorizationError
 
-from medsilo.flare.jobs import CONFIG, write_job
+from medsilo.flare.job_source import CONFIG
 from medsilo.runs.reading import read_summary
+from medsilo_lab.consortium import lead
+from medsilo_lab.jobs import write_job
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
 
@@ -30,7 +32,7 @@ def with_component(job: Path, path: str) -> None:
 
 
 def test_jobs_that_try_to_loosen_it(consortium: Consortium, tmp_path: Path) -> None:
-    """All at once: the server runs four jobs at a time."""
+    """The jobs run at once, because the server runs four jobs at a time."""
 
     def job(name: str, method: str = "fedavg", sites: tuple[str, ...] = (STRICT,)) -> Path:
         write_job(tmp_path / name, make_plan(method, "training.rounds=1", sites=[*sites]), study=name)
@@ -65,12 +67,14 @@ def test_jobs_that_try_to_loosen_it(consortium: Consortium, tmp_path: Path) -> N
         assert {name: meta["status"] for name, meta in metas.items()} == {
             "code": "FINISHED:FAILED_TO_RUN",
             "scope": "FINISHED:FAILED_TO_RUN",
-            "outside": "FINISHED:ABNORMAL",
+            "outside": "FINISHED:EXECUTION_EXCEPTION",
             "odd": "FINISHED:ABNORMAL",
             "amplitude": "FINISHED:EXECUTION_EXCEPTION",
         }
         assert f"{STRICT}: NVFLARE_ERROR: BYOC not permitted" in metas["code"]["job_deploy_detail"]
         assert f"{STRICT}: NVFLARE_ERROR: privacy scope 'public' is not allowed" in metas["scope"]["job_deploy_detail"]
+        listed = {one.id: one.reasons() for one in lead.status(consortium.kit(LEAD)).jobs}
+        assert f"  because: {STRICT}: NVFLARE_ERROR: BYOC not permitted" in listed[ids["code"]]
         log = (consortium.root / f"{STRICT}.log").read_text()
         assert f"Component '{COMPONENT}'" in log and "is not in allow_list" in log
         assert "must be a fully qualified dotted Python path" in log
@@ -91,6 +95,7 @@ def test_jobs_that_try_to_loosen_it(consortium: Consortium, tmp_path: Path) -> N
     kit = consortium.kit(STRICT)
     written = (kit / ids["amplitude"] / "audit.log").read_text()
     assert "not let amplitude out" in written
-    written = (kit / "audit.log").read_text()  # that each was deployed here, by whom; why it ended is in the log above
+    # audit.log has the person who deployed each job; the log has the reason for its end
+    written = (kit / "audit.log").read_text()
     assert written.count(f"[U:{LEAD}][A:train.deploy]") >= len(ids)
     assert SITES[0] in json.loads((consortium.kit(SERVER) / "medsilo/amplitude/rounds.jsonl").read_text())["answered"]

@@ -1,4 +1,4 @@
-"""Checks of 'submit' before anything starts: hospitals that lack the package, or have another version of it."""
+"""'submit' finds hospitals without the package, or with another version, before the job starts."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -8,8 +8,8 @@ import pytest
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import ENGINE, ROOT, facts_of
-from medsilo.flare.jobs import write_job
 from medsilo_lab.consortium import lead
+from medsilo_lab.jobs import write_job
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, Consortium
 
@@ -19,7 +19,7 @@ OTHER, WITHOUT = SITES[0], SITES[2]
 
 @pytest.fixture
 def changed(consortium: Consortium, tmp_path: Path) -> Path:
-    """The package as another version, and a folder in which it is not what it should be."""
+    """Write another version of the package, and a broken package."""
     shutil.copytree(ROOT, tmp_path / "other/medsilo", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "other/medsilo/__init__.py").write_text('__version__ = "0.0.9"\n')
     (tmp_path / "without/medsilo").mkdir(parents=True)
@@ -47,6 +47,6 @@ def test_another_version_or_none_is_refused_before_anything_starts(
     ours = facts_of(ENGINE)
     assert f"{OTHER} refused: runs medsilo 0.0.9 (" in other
     assert f"the server {ours['version']} ({ours['hash'][:12]})" in other
-    assert not (consortium.kit(OTHER) / "medsilo" / f"job-{OTHER}").exists()  # it did not even look at its data
+    assert not (consortium.kit(OTHER) / "medsilo" / f"job-{OTHER}").exists()
     assert WITHOUT in without and "(ModuleNotFoundError)" in without
     assert other.startswith("not started: ") and without.startswith("not started: ") and "\n" not in other + without

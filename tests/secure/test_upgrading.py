@@ -1,4 +1,4 @@
-"""A consortium gets another package amid a study: who has not got it yet is named, and no number changes."""
+"""A consortium upgrades the package during a study: outdated hospitals are named, and no number changes."""
 
 import shutil
 from pathlib import Path
@@ -7,10 +7,10 @@ import pytest
 
 from medsilo import cli
 from medsilo.core.package import PLACE
-from medsilo.federation import inprocess
-from medsilo.flare.jobs import write_job
-from medsilo.runs.record import Record
 from medsilo_lab.consortium import lead
+from medsilo_lab.engines import inprocess
+from medsilo_lab.jobs import write_job
+from medsilo_server.record import Record
 from tests.conftest import make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.long, pytest.mark.xdist_group("pair")]
 def test_a_consortium_is_upgraded_between_rounds(
     pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """The order of docs/start/install.md, and what happens to who keeps another: a hospital first, then all."""
+    """The test follows docs/start/install.md, and shows the effect of another order: a hospital first, then all
+    parties.
+    """
     plan = make_plan("fedbn", "training.rounds=40", sites=TWO)
     inprocess.run(plan, folder=tmp_path / "loop")
     shutil.copytree(PLACE, tmp_path / "new", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))

@@ -1,4 +1,6 @@
-"""Participants that die, eat, hang or fail in their processes, as a hospital's would; `tests/unit/test_isolated.py`."""
+"""Participants that die, use too much memory, hang or fail in their processes, for
+tests/unit/federation/test_isolated.py.
+"""
 
 import os
 import signal
@@ -6,16 +8,18 @@ import time
 
 import torch
 
-from medsilo.federation.participant import Participant
+from medsilo.federation.participant import Participant, participant_of
+from medsilo.federation.site_context import SiteContext, UpdateCodec
 from medsilo.federation.trainer import Trainer
 from medsilo.learning.compute import Stop
 from medsilo.schedule.phase import Phase
+from medsilo.tasks.site_data import SiteData
 
 WHEN = 2  # the round in which it happens
 
 
 class FragileTrainer(Trainer):
-    """Killed in the middle of a round, once: what the next process does is another matter."""
+    """Killed once in the middle of a round; the next process works."""
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         loss = super().work(number, phase, stop)
@@ -36,7 +40,9 @@ class HungryTrainer(Trainer):
 
 
 class TroubledTrainer(Trainer):
-    """Trains for ever in the first round, hears nothing in the second, and fails with a patient's name in the third."""
+    """Trains forever in the first round, ignores requests in the second, and fails with a patient's name in the
+    third.
+    """
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         while number == 1:
@@ -48,24 +54,24 @@ class TroubledTrainer(Trainer):
 
 
 class DeafTrainer(Trainer):
-    """Hears nothing in a batch that never ends."""
+    """Ignores requests in a batch that never ends."""
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         time.sleep(3600)
         return 0.0
 
 
-class Fragile(Participant):
-    trainer_kind = FragileTrainer
+def fragile(place: SiteContext, data: SiteData | None = None, envelope: UpdateCodec | None = None) -> Participant:
+    return participant_of(place, data, envelope, FragileTrainer)
 
 
-class Hungry(Participant):
-    trainer_kind = HungryTrainer
+def hungry(place: SiteContext, data: SiteData | None = None, envelope: UpdateCodec | None = None) -> Participant:
+    return participant_of(place, data, envelope, HungryTrainer)
 
 
-class Troubled(Participant):
-    trainer_kind = TroubledTrainer
+def troubled(place: SiteContext, data: SiteData | None = None, envelope: UpdateCodec | None = None) -> Participant:
+    return participant_of(place, data, envelope, TroubledTrainer)
 
 
-class Deaf(Participant):
-    trainer_kind = DeafTrainer
+def deaf(place: SiteContext, data: SiteData | None = None, envelope: UpdateCodec | None = None) -> Participant:
+    return participant_of(place, data, envelope, DeafTrainer)

@@ -1,6 +1,6 @@
-"""A hospital whose site code was changed: on PYTHONPATH, it tells lies instead of the honest answers.
+"""Change a hospital's code through PYTHONPATH, so that it sends hostile answers.
 
-MEDSILO_LIES is a JSON file: what is asked ("join", "round 3", ...) → the lie.
+MEDSILO_LIES is a JSON file. It maps each request ("join", "round 3", ...) to the hostile answer.
 """
 
 import json
@@ -23,7 +23,7 @@ def nan_cases(reply: Any) -> None:
     reply.facts["cases"] = dict.fromkeys(("train", "validation", "test"), float("nan"))
 
 
-LIES: dict[str, Callable[[Any], Any]] = {  # what becomes of an honest answer
+LIES: dict[str, Callable[[Any], Any]] = {  # from the name of a hostile answer to the change of the honest answer
     "surplus": surplus,
     "no cases": lambda reply: reply.facts.update(cases={"x": 1}, classes={"x": None}),
     "cases NaN": nan_cases,
@@ -37,7 +37,7 @@ LIES: dict[str, Callable[[Any], Any]] = {  # what becomes of an honest answer
 
 
 def tell_lies() -> None:
-    """Put lies in the place of NVFlare's and medsilo's own code in this process."""
+    """Replace functions of NVFlare and medsilo in this process by hostile functions."""
     from nvflare.apis.fl_constant import ReturnCode
     from nvflare.apis.shareable import Shareable, make_reply
     from nvflare.fuel.f3.cellnet.utils import new_cell_message
@@ -56,7 +56,7 @@ def tell_lies() -> None:
     }
 
     def command(name: str, fl_ctx: Any) -> None:
-        """Call the server's job as the server itself does."""
+        """Call a command of the server's job as the server does."""
         cell = fl_ctx.get_engine().get_cell()
         ask = {"channel": "server_command", "target": f"server.{fl_ctx.get_job_id()}", "topic": name, "timeout": 1.0}
         for sender in (cell, cell.core_cell):

@@ -1,0 +1,24 @@
+"""A hospital's guard. `medsilo kits make` puts this file into local/custom of its kit, where NVFlare finds it.
+
+Without medsilo the site stays connected, and refuses every job with the reason.
+"""
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+
+try:
+    from medsilo.flare.kit_events import HospitalEvents as Guard
+except Exception as error:
+    REASON = f"medsilo can't be imported here ({type(error).__name__}); install it for this site's Python"
+
+    class Guard(FLComponent):  # type: ignore[no-redef]
+        """Refuses jobs."""
+
+        def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+            if event_type == EventType.SYSTEM_START:
+                self.log_critical(fl_ctx, f"no job will run: {REASON}")
+            elif event_type == EventType.BEFORE_CHECK_RESOURCE_MANAGER:
+                self.log_error(fl_ctx, f"job refused: {REASON}")
+                fl_ctx.set_prop(FLContextKey.JOB_BLOCK_REASON, REASON, private=True, sticky=False)

@@ -1,0 +1,18 @@
+# Tries to exhaust the hospital's memory with a message that claims to have 2 GiB, and with a message that has them.
+import struct
+
+from lead import door, learn
+
+
+def large(model, metrics) -> None:
+    form = b'{"group": "model", "name": "0.bias", "dtype": "float32", "shape": [536870912]}'
+    head = b'{"kind": "answer", "facts": {"task": "round"}, "tensors": [' + form + b"]}"
+    door().pair.setblocking(True)
+    door().pair.sendall(struct.pack(">I", len(head)) + head)
+    block = bytes(1 << 20)
+    for _ in range(2048):
+        door().pair.sendall(block)
+    print("GOT 2 GiB taken in", flush=True)
+
+
+learn(large)

@@ -1,0 +1,11 @@
+# Tries to exhaust the machine's memory through memory shared with later processes, which no process limit counts.
+import mmap
+import time
+
+block = bytes(16 << 20)
+kept = []
+for _ in range(200):  # 3.2 GB in all
+    kept.append(mmap.mmap(-1, len(block)))
+    kept[-1].write(block)
+time.sleep(3)  # waits until the hospital has measured the memory
+print("GOT 3 GB", flush=True)

@@ -1,0 +1,11 @@
+# Tries to exhaust the machine's memory through unnamed files that are not mapped.
+import os
+import time
+
+block = bytes(16 << 20)
+kept = []
+for _ in range(200):  # 3.2 GB in all
+    kept.append(os.memfd_create("x"))
+    os.write(kept[-1], block)
+time.sleep(3)  # waits until the hospital has measured the memory
+print("GOT 3 GB", flush=True)

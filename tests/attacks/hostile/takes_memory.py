@@ -1,0 +1,12 @@
+# Tries to send a number through its memory use, which hospitals disclose for planning.
+import time
+
+from lead import learn
+
+
+def hold(model, metrics) -> None:
+    kept = b"x" * (1333 << 20)
+    time.sleep(2.5)  # waits until the hospital has measured the memory
+
+
+learn(hold)

@@ -1,0 +1,131 @@
+"""The hostile scripts in the folder `hostile`: the goal of each, and its expected end at a hospital.
+
+`python -m tests.attacks.hostile_scripts` writes the table into docs/trust/airlock.md. test_hostile_scripts.py runs each
+script at a hospital, and checks this list against the results and the page against this list.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+HERE = Path(__file__).parent / "hostile"
+PAGE = Path(__file__).parents[2] / "docs/trust/airlock.md"
+BEGIN, END = "<!-- hostile: written by 'python -m tests.attacks.hostile_scripts' -->", "<!-- end of hostile -->"
+BESIDE = {"lead"}  # files that scripts import
+
+# Expected ends. walls: each attempt fails, and the script sends no answer. refused: the hospital gives its reason.
+# nothing: the answer contains no result of the attack. counted: bits leave, and left.jsonl has their number.
+Verdict = Literal["walls", "refused", "nothing", "counted"]
+ENDED = "the training script ended before its answer"
+SENT = "its tensors are not those that the plan sends"
+SPOILT = "its tensors hold what no training gives"
+NO_MESSAGE = "it is no message of medsilo"
+NUMBERS = "its numbers are not those of this task"
+HOURS = "hours for an answer (room.hours)"
+
+
+@dataclass(frozen=True)
+class Case:
+    """The expected end of a hostile script."""
+
+    verdict: Verdict
+    reason: str = ""  # part of the hospital's message if it rejects the script
+    as_user: str = ""  # the hospital's reason if an ordinary account runs the kit
+    leaves: str = ""  # description of the data that leave
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rounds: int = 1
+    sites: tuple[str, ...] = ("a",)
+    slow: bool = False
+
+
+WALLS = Case("walls", ENDED)
+CASES: dict[str, Case] = {
+    "tcp": WALLS,
+    "udp": WALLS,
+    "unix": WALLS,
+    "abstract": WALLS,
+    "netlink": WALLS,
+    "dns": WALLS,
+    "other_hospital": Case("walls", ENDED, slow=True),
+    "kit": WALLS,
+    "keyring": WALLS,
+    "proc_of_others": WALLS,
+    "ptrace": WALLS,
+    "links": WALLS,
+    "hard_links": Case("walls", ENDED, slow=True),
+    "devices": WALLS,
+    "signals": Case("walls", "the training script was killed"),
+    "command_options": WALLS,
+    "fork_bomb": Case("refused", "processes and threads (room.processes)", as_user=ENDED, slow=True),
+    "memory": Case("refused", "more memory than 2048 MiB (memory_limit)", slow=True),
+    "memory_in_files": Case("refused", ENDED),
+    "memory_in_segments": Case("refused", ENDED),
+    "many_eaters": Case("refused", "more memory than 2048 MiB (memory_limit)", slow=True),
+    "full_scratch": WALLS,
+    "empty_files": Case("refused", "files in its scratch (room.scratch)", slow=True),
+    "sleeping": Case("refused", HOURS, settings={"room": {"hours": 0.0003}}),
+    "busy_loop": Case("refused", HOURS, settings={"room": {"hours": 0.0003}}),
+    "many_messages": Case("refused", NO_MESSAGE, slow=True),
+    "endless_talk": Case("refused", HOURS, settings={"room": {"hours": 0.003}}, slow=True),
+    "huge_message": Case("refused", SENT, slow=True),
+    "huge_state": Case("refused", ENDED, slow=True),
+    "descriptors": Case("refused", NO_MESSAGE, slow=True),
+    "deep_json": Case("refused", NO_MESSAGE, slow=True),
+    "wrong_names": Case("refused", SENT, slow=True),
+    "nan": Case("refused", SPOILT, slow=True),
+    "huge_number": Case("refused", "its update is larger than border.norm", slow=True),
+    "huge_integer": Case("refused", NUMBERS, slow=True),
+    "names_in_metrics": Case("refused", NUMBERS, slow=True),
+    "metric_per_patient": Case("nothing", slow=True),
+    "logs": Case("refused", ENDED, slow=True),
+    "pickles": Case("refused", NO_MESSAGE, slow=True),
+    "fobs_objects": Case("refused", NO_MESSAGE, slow=True),
+    "nvflare_send": Case("nothing", slow=True),
+    "get_engine": Case("nothing", slow=True),
+    "environment": WALLS,
+    "ld_preload": WALLS,
+    "site_packages": Case("walls", ENDED, slow=True),
+    "sitecustomize": WALLS,
+    "second_room": Case("nothing", sites=("a", "b"), slow=True),
+    "low_bits": Case("counted", leaves="its 26 bytes, as weights", slow=True),
+    "batch_norm": Case("counted", leaves="its 26 bytes, as a mean and a count of batches", slow=True),
+    "samples": Case("counted", leaves="its count of cases, in multiples", slow=True),
+    "timing": Case("counted", leaves="a bit in each round, by the seconds", rounds=4, slow=True),
+    "takes_memory": Case("counted", leaves="its memory in MiB", slow=True),
+}
+WORDS: dict[Verdict, str] = {
+    "walls": "stopped by the room",
+    "refused": "stopped",
+    "nothing": "trains as others; nothing of it leaves",
+    "counted": "**leaves**, counted in `left.jsonl`",
+}
+
+
+def goal_of(name: str) -> str:
+    """Return the goal of a script, from its first line."""
+    first = (HERE / f"{name}.py").read_text("utf-8").splitlines()[0]
+    return first.removeprefix("# Tries ").rstrip(".")
+
+
+def scripts() -> set[str]:
+    return {file.stem for file in HERE.glob("*.py")} - BESIDE
+
+
+def table() -> str:
+    rows = ["| a script tries | result | as the hospital's line or `left.jsonl` says |", "|---|---|---|"]
+    for name, case in CASES.items():
+        seen = f"…{case.reason}" if case.reason else case.leaves or "the tensors and scores of every script"
+        rows.append(f"| {goal_of(name)} | {WORDS[case.verdict]} | {seen} |")
+    return "\n".join(rows)
+
+
+def document() -> str:
+    """Return the documentation page with the current table of hostile scripts."""
+    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(document(), "utf-8")

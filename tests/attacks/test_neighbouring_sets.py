@@ -1,0 +1,261 @@
+"""An attacker's random plans for two data sets that differ in one patient.
+
+Messages and rejections are byte-identical, except for rounding steps in the counts of the data set.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.plan import Plan, parse_plan
+from medsilo.runs.messages import Request
+from medsilo.site.settings import SiteSettings, make_settings
+from tests.conftest import slow_but
+from tests.hospital import photograph, write_pixels, write_table
+from tests.sites import site_of
+from tests.unit.federation.test_protection import STUDY
+
+STRICT = 32
+KNOWN = 27  # the patient whom the attacker looks for
+OF_MACHINE = ("seconds", "memory")  # keys whose values depend on the clock or the machine
+UNLIMITED = 10_000_000  # a number of allowed answers that these attacks never reach
+Row = dict[str, Any]
+
+
+def answer(plan: Plan, settings: SiteSettings, folder: Path) -> str:
+    """Return a hospital's first answer in a study, in the bytes that travel, or the reason for its rejection."""
+    try:
+        site = site_of(plan, "a", ["a"], settings, folder / "sites/a")
+        facts = site.answer(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a",)).parcel({})).facts
+    except MedsiloError as error:
+        return f"refused: {error}"
+    return json.dumps({name: own for name, own in facts.items() if name not in OF_MACHINE}, sort_keys=True)
+
+
+def settings_of(folder: Path, data: Any, **more: Any) -> SiteSettings:
+    return make_settings({"device": "cpu", "data": data, "state_dir": str(folder / "state"), **more}, "x")
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+def registry(folder: Path, known: Row | None) -> dict[str, Any]:
+    """Write a table of 120 patients; return the `data` settings for it.
+
+    `known` replaces one patient's row; None removes it.
+    """
+    drawn = np.random.default_rng(3)
+    rows: list[Row] = [
+        {"patient": f"p{number}", "age": 30 + number % 60, "creatinine": round(drawn.normal(90, 20), 1), "hiv": "no"}
+        | {"outcome": number % 2}
+        for number in range(120)
+    ]
+    rows[KNOWN] |= {"creatinine": 134.0, **(known or {})}
+    write_table(folder / "cases.csv", rows if known is not None else [*rows[:KNOWN], *rows[KNOWN + 1 :]])
+    return {"folder": str(folder), "outcome": ["outcome"]}
+
+
+def drawn_plan(drawn: np.random.Generator) -> Plan | None:
+    """Draw a plan of an attacker who looks for a patient: bounds, levels, columns, classes, shares, folds, networks.
+
+    Returns None if the plan is invalid.
+    """
+
+    def some(*values: Any) -> Any:
+        return values[int(drawn.integers(len(values)))]
+
+    columns: list[Row] = []
+    for name in drawn.permutation(["age", "creatinine"])[: drawn.integers(0, 3)].tolist():
+        low = float(drawn.uniform(0, 150))
+        columns.append({"name": name, "low": low, "high": low + float(drawn.uniform(0.01, 80))})
+    if drawn.integers(2):
+        columns.append(
+            {"name": "hiv", "levels": some(["no", "yes"], ["yes", "unknown"], ["no", "x"], ["positive", "no"])}
+        )
+    task: Row = {"name": "table", "columns": columns, "missing": some("mean", "mark"), "kind": "classification"}
+    task["labels"] = some(
+        ["0", "1"], ["1", "0"], ["0", "1", "2"], ["0", "1", "9"], ["0", "2"], ["no", "yes"], ["a", "b"]
+    )
+    if drawn.integers(2):
+        task |= {"shares": some([0.5, 0.25, 0.25], [0.8, 0.1, 0.1]), "split": int(drawn.integers(9))}
+    if not drawn.integers(8):
+        task["fold"] = {"number": int(drawn.integers(3)), "of": 3}
+    if not drawn.integers(8):
+        task["target"] = some("hiv", "creatinine", "nothing")
+    values = {**STUDY, "task": task, "network": None, "seed": int(drawn.integers(99))}
+    values["training"] = {"rounds": some(1, 3), "batch_size": some(1, 64)}
+    try:
+        return parse_plan(values)
+    except MedsiloError:
+        return None
+
+
+VALUES: dict[str, list[Row | None]] = {
+    "a value": [{}, {"creatinine": 41.0}, {"creatinine": ""}, {"creatinine": 9e99}, {"creatinine": "see letter"}],
+    "a level": [{}, {"hiv": "yes"}, {"hiv": "x"}, {"hiv": ""}],
+    "a label": [None, {"outcome": 2}, {"outcome": "x"}, {"outcome": ""}, {"outcome": 9e99}],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "questions"),
+    slow_but([(kind, 40) for kind in VALUES], [(kind, number) for number in (40, 667) for kind in VALUES], [*VALUES]),
+)
+def test_drawn_plans_see_no_difference_of_two_tables(
+    kind: str, questions: int, tmp_path: Path, known_key: None
+) -> None:
+    sets = {
+        number: settings_of(tmp_path / f"of{number}", registry(tmp_path / f"data{number}", known), answers=UNLIMITED)
+        for number, known in enumerate(VALUES[kind])
+    }
+    drawn = np.random.default_rng(len(kind))
+    seen: set[tuple[int, bool]] = set()
+    while len(seen) < questions:
+        if (plan := drawn_plan(drawn)) is None:
+            continue
+        told = {answer(plan, own, tmp_path / f"of{number}/{len(seen)}") for number, own in sets.items()}
+        assert len(told) == 1, (plan.resolved(), told)
+        seen.add((len(seen), told.pop().startswith("refused")))
+    assert {refused for _, refused in seen} == {True, False}
+
+
+# ---------------------------------------------------------------------------------------------------- the attacks
+def bisected(ask: Callable[[float, float], str], questions: int) -> set[float]:
+    """Return the values of a column at which answers change, found by bisection between two different answers."""
+    known: dict[float, str] = {}
+    edges, places = set(), [(0.0, 200.0)]
+    for step in range(0, 200, 2):  # start with a grid, because bisection needs two different answers
+        places.append((float(step), float(step + 2)))
+
+    def at(high: float) -> str:
+        if high not in known and len(known) < questions:
+            known[high] = ask(0.0, high)
+        return known.get(high, "")
+
+    while places and len(known) < questions:
+        low, high = places.pop()
+        if at(low) == at(high):
+            continue
+        if high - low < 0.01:
+            edges.add(round(high, 2))
+        else:
+            places += [(low, (low + high) / 2), ((low + high) / 2, high)]
+    for value in np.random.default_rng(0).uniform(0, 200, questions - len(known)).tolist():
+        at(value)
+    assert len(known) == questions
+    return edges if len({*known.values()}) > 1 else set()
+
+
+PUBLIC = {"counts": "they stand in our annual report", "validation": "so do these", "test": "and these"}
+HOSPITALS: dict[str, Row] = {
+    "defaults": {},
+    "strict floor": {"min_patients_per_metric": STRICT},
+    "epsilon of 1": {"privacy": {"epsilon": 1.0, "delta": 1e-3, "public": PUBLIC}},
+}
+
+
+@pytest.mark.parametrize(
+    ("hospital", "questions"),
+    slow_but([(own, 100) for own in HOSPITALS], [(own, number) for number in (100, 1000) for own in HOSPITALS], []),
+)
+def test_who_bisects_a_column_finds_nobody(hospital: str, questions: int, tmp_path: Path) -> None:
+    """When the plan's bounds chose the counted rows, 323 questions read the known patient's value, 134.0, to two
+    decimals.
+
+    Now the counts are those of the whole data set.
+    """
+    private = hospital == "epsilon of 1"
+    settings = settings_of(tmp_path, registry(tmp_path / "data", {}), answers=UNLIMITED, **HOSPITALS[hospital])
+    more = {"privacy": {"epsilon": 1.0, "delta": 1e-3}} if private else {}
+
+    def ask(low: float, high: float) -> str:
+        column = {"name": "creatinine", "low": low, "high": max(high, low + 1e-6)}
+        task = {"name": "table", "kind": "classification", "labels": ["0", "1"], "columns": [column]}
+        task |= {"standardise": "none", "missing": "mark"} if private else {}
+        told = answer(parse_plan({**STUDY, "task": task, "network": None, **more}), settings, tmp_path / f"{high}")
+        assert not told.startswith("refused"), told
+        return told
+
+    assert bisected(ask, questions) == set()
+
+
+@pytest.mark.parametrize("least", [None, STRICT])
+def test_the_account_ends_an_attack_of_many_studies(least: int | None, tmp_path: Path) -> None:
+    """By default, a lead may run a hundred studies on one data set."""
+    more = {"min_patients_per_metric": least} if least else {}
+    settings = settings_of(tmp_path, registry(tmp_path / "data", {}), **more)
+    plan = parse_plan({**STUDY, "task": {"name": "table", "labels": ["0", "1"], "columns": ["age"]}, "network": None})
+    begun = 0
+    with pytest.raises(Refused, match="which allows 100"):
+        for begun in range(200):
+            site_of(plan, "a", ["a"], settings, tmp_path / f"studies/{begun}/sites/a")
+    assert begun == settings.most_studies == 100
+
+
+# ---------------------------------------------------------------------------------------------------- images
+IMAGES = 24
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photographs")
+    for number in range(IMAGES):
+        pixels, mask = photograph(number)
+        write_pixels(folder / f"images/p{number}.png", pixels)
+        write_pixels(folder / f"labels/p{number}.png", mask // 255)
+    return folder
+
+
+@pytest.mark.parametrize("odd", ["class", "structure", "visit"])
+def test_plans_see_no_class_structure_or_visit_of_one_patient(
+    odd: str, images: Path, tmp_path: Path, known_key: None
+) -> None:
+    """Before, a class with one patient disclosed her: the hospital rejected the study with her, and joined it without
+    her.
+    """
+    told: list[list[str]] = []
+    kind = "segmentation" if odd == "structure" else "classification"
+    for having in (False, True):
+        data = tmp_path / f"data{having}"
+        rows = [
+            {"image": f"images/p{number}.png", "patient": f"p{number}", "label": f"labels/p{number}.png"}
+            if odd == "structure"
+            else {"image": f"images/p{number}.png", "patient": f"p{number}", "label": str(number % 2)}
+            for number in range(IMAGES)
+        ]
+        for name in ("images", "labels"):
+            (data / name).mkdir(parents=True)
+            for path in (images / name).iterdir():
+                (data / name / path.name).write_bytes(path.read_bytes())
+        if odd == "class" and having:
+            write_pixels(data / "images/odd.png", photograph(99)[0])
+            rows.append({"image": "images/odd.png", "patient": "odd", "label": "2"})
+        if odd == "structure" and having:
+            write_pixels(data / "labels/p3.png", photograph(3)[1] // 255 * 2)
+        if odd == "visit" and having:  # both data sets have one more image of another patient
+            write_pixels(data / "images/more.png", photograph(98)[0])
+            rows.append({"image": "images/more.png", "patient": "p3", "label": "1"})
+        write_table(data / "cases.csv", rows)
+        settings = settings_of(tmp_path / f"of{having}", str(data), answers=UNLIMITED)
+        own = []
+        sets = [["0", "1"], ["0", "1", "2"], ["1", "0"], ["0", "2"], ["no", "yes"]]
+        for number, labels in enumerate([["one"], ["one", "two"]] if kind == "segmentation" else sets):
+            task = {**STUDY["task"], "kind": kind, "labels": labels}
+            network = STUDY["network"] if kind == "classification" else None
+            plan = parse_plan({**STUDY, "task": task, "network": network})
+            own.append(answer(plan, settings, tmp_path / f"of{having}/{number}"))
+        told.append(own)
+    if odd == "visit":  # the data set's rounding step depends on its largest patient
+        told = [[without_cases(one) for one in own] for own in told]
+    assert told[0] == told[1]
+    assert sum(not one.startswith("refused") for one in told[0]) >= 2
+
+
+def without_cases(text: str) -> str:
+    if text.startswith("refused"):
+        return text
+    facts = json.loads(text)
+    return json.dumps({name: own for name, own in facts.items() if name not in ("cases", "steps")})

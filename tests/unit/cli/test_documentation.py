@@ -1,0 +1,139 @@
+"""`medsilo docs` works for a person who has the wheel and no repository."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from medsilo.cli import documentation, main
+from medsilo.cli.documentation import all_passages, in_signs, named, search
+from medsilo.core.yaml_text import load_yaml
+from provisioning.wheels import write_pages
+from tools.words import helps, messages, templates
+
+PASSAGES = all_passages()
+TWO_CLICKS = 18  # fewest of 20 questions that the table of contents and the first search results must answer
+FIRST = 5
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Return the command's output."""
+    assert main(["docs", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_key_shows_its_values_and_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = said(capsys, "training.learning_rate")
+    assert "(0.01)" in whole and "learning rate of the optimizer" in whole and "reference/keys/training" in whole
+    assert said(capsys, "learning_rate") == whole
+    assert "min_patients_per_metric" in said(capsys, "min_patients_per_metric")
+
+
+def test_a_command_shows_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["kits", "make"], ["medsilo", "kits", "make"], ["medsilo kits make"]):
+        text = said(capsys, *words)
+        assert "--renew NAME" in text and "for its new members" in text
+    assert "medsilo docs research/compare" in said(capsys, "compare"), "a page of the same name is named"
+
+
+def test_a_page_is_printed_whole_with_places_for_its_links(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "docs/study/join.md")
+    assert text == said(capsys, "study/join") == said(capsys, "join")
+    assert "[start/your-data]" in text and "1. Describe your data" in text and "](" not in text
+    assert all(len(line) <= 100 for line in text.splitlines() if not line.startswith("    "))
+    part = said(capsys, "study/join#your-limits")
+    assert len(part) < len(text) / 4
+
+
+def test_a_pasted_message_finds_its_row(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "medsilo: st-anna: the training process died (SIGKILL)")
+    assert "ran out of memory" in text and "training.batch_size" in text
+    assert "lower training.learning_rate" in said(capsys, "training diverged in round 3 at site-2")
+
+
+def test_words_are_searched_and_nothing_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["docs", "firewall", "--json"]) == 0
+    places = [one["place"] for one in json.loads(capsys.readouterr().out)["found"]]
+    assert places and all(named(PASSAGES, place) for place in places)
+    assert main(["docs", "xyzzyq"]) == 1
+    assert "medsilo docs" in capsys.readouterr().err
+    assert "start/install" in said(capsys)
+
+
+def test_formulas_are_readable_in_a_terminal() -> None:
+    assert in_signs(r"w \leftarrow \sum_k p_k w_k") == "w ← Σ _k p_k w_k".replace("Σ _", "Σ _")
+    assert in_signs(r"\frac{\mu}{2} \lVert w - w_t \rVert^2") == "(μ)/(2) ‖w - w_t ‖^2"
+
+
+@pytest.mark.slow
+def test_each_pointer_of_the_program_is_to_a_page_that_is_there(root: Path) -> None:
+    """Errors, help and pages point to `medsilo docs PLACE`, and never to paths in the repository."""
+    texts = [one.text for one in (*helps(), *messages(), *templates())]
+    code = [path.read_text("utf-8") for path in root.glob("custom/**/*.py")]
+    pointers = {place for text in code for place in re.findall(r"medsilo docs ([a-z]+(?:[/#-][a-z-]+)*)", text)}
+    assert len(pointers) > 10
+    assert [place for place in sorted(pointers) if not named(PASSAGES, place)] == []
+    assert [text for text in texts if re.search(r"\bdocs/\w+|\bsite/reference|provisioning/README", text)] == []
+
+
+def test_pages_come_with_the_wheel(root: Path, tmp_path: Path) -> None:
+    """The package runs with its pages, in a folder without the repository. A checkout prints the same."""
+    for name in ("medsilo", "nvflare_reliability"):
+        shutil.copytree(root / "custom" / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def said(words: list[str], place: Path) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(place)}
+        command = [sys.executable, "-m", "medsilo", "docs", *words]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    without = said(["study/join"], tmp_path)
+    assert without.returncode == 1 and "install medsilo again" in without.stderr
+    write_pages(root, file := tmp_path / "medsilo" / documentation.PAGES.name)
+    for words in (["study/join"], ["provisioning"], ["training.rounds"], ["check"], []):
+        done = said(words, tmp_path)
+        assert done.returncode == 0 and len(done.stdout) > 100, done.stderr
+        assert done.stdout == said(words, root / "custom").stdout
+    assert file.stat().st_size < 150_000
+
+
+def test_questions_of_a_new_user_have_answers_in_two_clicks(root: Path) -> None:
+    questions = load_yaml((root / "tests/questions.yaml").read_text("utf-8"))
+    assert len(questions) == 20
+    lost = {}
+    for question in questions:
+        exact = [one.place for one in PASSAGES if one.is_about(question["ask"])]
+        places = exact or [one.place for one in search(PASSAGES, question["ask"])[:FIRST]]
+        if not any(
+            place == own or place.startswith((f"{own}#", f"{own}/")) for place in places for own in question["answers"]
+        ):
+            lost[question["ask"]] = places
+    assert len(questions) - len(lost) >= TWO_CLICKS, lost
+
+
+def test_each_place_of_an_answer_is_there(root: Path) -> None:
+    for question in load_yaml((root / "tests/questions.yaml").read_text("utf-8")):
+        assert all(named(PASSAGES, place) for place in question["answers"]), question
+    assert documentation.pages() == documentation.pages_of(root)
+
+
+@pytest.mark.slow
+def test_the_readme_s_python_runs(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code runs unchanged, except for one round instead of a job's. The recipe names in it exist, too."""
+    import medsilo
+    import medsilo.client
+    from medsilo.recipes import FedBNRecipe
+
+    text = (root / "README.md").read_text("utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert f"from medsilo.recipes import {FedBNRecipe.__name__}" in text and f"import {medsilo.client.__name__}" in text
+    monkeypatch.chdir(tmp_path)
+    short = code.replace('plan="fedbn"', 'plan="fedbn", changes="training.rounds=1"')
+    assert short != code
+    names: dict[str, object] = {}
+    exec(short, names)
+    assert len(names["comparison"].table) == 3  # type: ignore[attr-defined]

@@ -1,0 +1,57 @@
+"""Every method gives the recorded tensors (tests/digests.py).
+
+In the slow cases, sites unload their networks between answers, as with many sites or large networks.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from medsilo_lab.engines import inprocess
+from tests.conftest import METHODS, slow_but
+from tests.digests import CASES, FILE, left_by, this_processor
+
+KNOWN: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
+IN_EVERY_RUN = [
+    *(f"{method}, synthetic-histology" for method in ("fedavg", "scaffold", "ditto", "harmofl", "adafed", "fedsm")),
+    "fedsm, ditto",
+    "fedbn, both halves",
+    "fedavg, bfloat16",
+    "harmofl, unseen",
+]
+
+
+# Methods that use only a network's loss and scores, so that one task is enough at every change.
+ANY_NETWORK = [
+    *("fedprox", "fedrep", "fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "feddyn", "feddg-ga", "fedawa"),
+    *("cyclic", "mr-mtl", "apfl", "per-fedavg", "pfedme", "fine-tuning", "fedbabu", "fedrod", "fedsm-ensemble"),
+]
+# methods of each kind, at every change
+SEALED = ["fedavg", "fedbn", "scaffold", "fednova", "harmofl", "ditto", "fedsm"]
+
+
+def cases() -> Iterator[Any]:
+    """Yield the cases. A method for any loss is tested with masks every night, and with classes at every change."""
+    several = [case.split(", ")[0] for case in IN_EVERY_RUN]
+    late = {f"{method}, synthetic-prostate" for method in [*METHODS, "central"] if method not in several}
+    late |= {f"{method}, synthetic-histology" for method in ANY_NETWORK}
+    late |= {case for case in CASES if case.endswith(", sealed")} - {f"{method}, sealed" for method in SEALED}
+    for case in slow_but(IN_EVERY_RUN, CASES):
+        is_late = not isinstance(case, str) and case.values[0] in late
+        yield pytest.param(*case.values, marks=pytest.mark.long) if is_late else case
+
+
+@pytest.mark.parametrize("case", list(cases()))
+def test_the_same_numbers_as_before(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if case not in IN_EVERY_RUN:
+        monkeypatch.setattr(inprocess, "AWAKE", 0)
+    same = case.replace("condistfl", "fedavg")  # if all structures are annotated, condistfl equals fedavg
+    assert same in KNOWN["cases"], f"run: python -m tests.digests {CASES[case][1]}"
+    found, known = left_by(case), KNOWN["cases"][same]
+    assert found["sizes"] == pytest.approx(known["sizes"], rel=0.02)
+    assert found["tests"] == pytest.approx(known["tests"], rel=0.2, abs=0.05)
+    if KNOWN["processor"] == this_processor():
+        assert found["bits"] == known["bits"]
+        assert found["tests"] == known["tests"]

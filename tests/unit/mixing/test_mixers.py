@@ -1,0 +1,465 @@
+"""Compare aggregators with separately computed numbers, and check their promises about rounds, rejections, disk
+and memory.
+"""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.mmap_store import stored
+from medsilo.mixing import contributions
+from medsilo.mixing.forms import MeanForm, ServerReadable
+from medsilo.mixing.mixers import Identity, PersonalModelPool, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from medsilo_secagg.pairwise import form_of
+from tests.mixed import result_of
+
+WEIGHTS = torch.tensor([[0.5, 0.2, 0.3], [0.0, 1.0, 0.0], [0.1, 0.6, 0.3]], dtype=torch.float64)
+MAKERS = {
+    "weighted": WeightedMean,
+    "uniform": UniformMean,
+    "soft": lambda: SoftPull(0.7),
+    "similarity": lambda: SimilarityMix(WEIGHTS),
+    "identity": Identity,
+}
+MEANS = ["weighted", "uniform"]
+PERSONAL = ["soft", "similarity", "identity"]
+every_mixer = pytest.mark.parametrize("kind", MAKERS)
+
+
+def model(value, steps=3, dtype=torch.float32):
+    """Return floats around `value`, a counter and a mask."""
+    return {
+        "body.weight": torch.tensor([[value, -value, 2.0 * value]], dtype=dtype),
+        "norm.steps": torch.tensor(steps),
+        "mask": torch.tensor([steps > 3, False]),
+    }
+
+
+THREE = [("a", model(1.0, 5), 1), ("b", model(2.0, 6), 2), ("c", model(10.0, 7), 5)]
+
+
+def copy(tensors):
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def play(mixer, contributions, sites="abc", initial=None):
+    """Play one round: contributions are (site, tensors, weight) in the order of arrival. Returns the sites' results."""
+    mixer.start(list(sites), initial)
+    for site, tensors, weight in contributions:
+        mixer.add(site, copy(tensors), weight)
+    results = {}
+    for site in sorted(sites):
+        with suppress(MedsiloError):
+            results[site] = result_of(mixer, site)
+    return results
+
+
+def first_of(tensors):
+    """Return the first number, which stands for the whole model."""
+    return tensors["body.weight"].flatten()[0].item()
+
+
+def values(results):
+    return [first_of(tensors) for tensors in results.values()]
+
+
+def assert_same(one, two):
+    """Assert equality to the last bit, types and shapes included."""
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        assert (tensor.dtype, tensor.shape) == (two[name].dtype, two[name].shape)
+        flat, other = tensor.reshape(-1), two[name].reshape(-1)
+        assert torch.equal(flat.view(torch.uint8), other.view(torch.uint8)), name
+
+
+# -- equations --------------------------------------------------------------------------------------------------------
+
+
+def test_half_precision_is_summed_in_double():
+    """256 times 1 in bfloat16 would stop at 256 (its next number is 258). The mean of 300 times 1 and one 302 is 2."""
+    sites = [f"{place:03}" for place in range(301)]
+    sent = [(s, {"w": torch.tensor([302.0 if s == "300" else 1.0], dtype=torch.bfloat16)}, 1) for s in sites]
+    assert play(WeightedMean(), sent, sites)["000"]["w"].item() == 2.0
+
+
+@every_mixer
+@pytest.mark.parametrize("tensors", [{}, {"none": torch.empty(0)}, {"n": torch.tensor(7)}, {"x": torch.tensor(2.0)}])
+def test_groups_with_almost_nothing(kind, tensors):
+    assert_same(play(MAKERS[kind](), [("a", tensors, 1), ("b", tensors, 2)])["b"], tensors)
+
+
+@every_mixer
+def test_numbers_that_are_none_do_not_stop_a_round(kind):
+    bad = model(float("nan"))
+    results = play(MAKERS[kind](), [("a", bad, 1), ("b", model(1.0), 1), ("c", model(float("inf")), 1)])
+    assert set(results) == set("abc")
+
+
+# -- the order of arrival ---------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
+    """All data that still fit are written before the step fails."""
+    sent = [(site, {"v": torch.randn(50), "w": torch.randn(300)}, w) for site, w in (("a", 1), ("b", 2), ("c", 3))]
+    wanted = play(WeightedMean(), sent)["a"]
+    room, write = [400], os.pwritev
+
+    def write_what_fits(file, parts, place):
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = write(file, [b"".join(parts)[: room[0]]], place)
+        room[0] -= done
+        return done
+
+    monkeypatch.setattr(contributions, "MEMORY", 0)
+    monkeypatch.setattr(os, "pwritev", write_what_fits)
+    mixer = WeightedMean()
+    mixer.start(list("abc"))
+    for _ in range(2):
+        with pytest.raises(MedsiloError, match=r"b: .*No space left on device") as raised:
+            mixer.add(*sent[1])
+    assert raised.value.private == tempfile.gettempdir()
+    assert tempfile.gettempdir() not in str(raised.value)
+    room[0] = 100_000
+    for contribution in reversed(sent):
+        mixer.add(*contribution)
+    assert_same(result_of(mixer, "a"), wanted)
+
+
+def test_what_waits_goes_to_the_disk_once_it_is_too_much_together(monkeypatch):
+    written, write = [], os.pwritev
+    monkeypatch.setattr(contributions, "MEMORY", 2 * 1200)
+    monkeypatch.setattr(os, "pwritev", lambda *given: written.append(1) or write(*given))
+    mixer = WeightedMean()
+    mixer.start(list("abcd"))
+    for site, times in (("d", 0), ("c", 0), ("b", 1), ("a", 1)):
+        mixer.add(site, {"w": torch.full((300,), 1.0)}, 1)
+        assert len(written) == times, site
+
+
+def test_rows_of_different_sizes_wait_on_the_disk_in_places_of_their_own(monkeypatch):
+    """A site's weights may be a number for each tensor, and another site's for each element."""
+    monkeypatch.setattr(contributions, "MEMORY", 0)
+    rows = contributions.Contributions()
+    sent = {site: {"w": torch.full((size,), float(size))} for site, size in zip("abc", (10, 5000, 20), strict=True)}
+    for site, own in sent.items():
+        rows.put(site, own, own)
+    rows.drop("ab")  # a free place may be too small
+    sent |= {site: {"w": torch.full((5000,), number)} for site, number in (("a", 1.0), ("b", 2.0))}
+    for site in "ab":
+        rows.put(site, sent[site], sent[site])
+    for site, row in zip("abc", rows.each("abc"), strict=True):
+        assert torch.equal(row["w"], sent[site]["w"]), site
+
+
+def test_a_mixer_that_computes_otherwise_is_not_sealed_as_its_base_class_is():
+    """Otherwise, the server would take a mean of values that only it can make, without a notice."""
+
+    class Otherwise(WeightedMean):
+        def _merge(self):
+            super()._merge()
+
+    class More(Otherwise):
+        """The base class of this class does not declare it either."""
+
+    class SaysSo(Otherwise):
+        sealed = MeanForm(weighted=False)
+
+    assert form_of(WeightedMean()) == MeanForm(weighted=True)
+    assert form_of(UniformMean()) == MeanForm(weighted=False)  # it changes no mathematics
+    assert all(isinstance(form_of(mixer), ServerReadable) for mixer in (Otherwise(), More()))
+    assert form_of(SaysSo()) == MeanForm(weighted=False)
+
+
+def test_nobody_sends_others_models_back():
+    gallery = PersonalModelPool(Identity(), WeightedMean(), frozenset)
+    gallery.start(["a", "b"])
+    with pytest.raises(Refused, match="a: nothing of this group"):
+        gallery.add("a", {"w": torch.zeros(1)}, 1)
+
+
+def test_what_lies_in_files_when_it_comes_is_not_written_again(monkeypatch):
+    """Answers over NVFlare arrive like this. Memory releases tensors after their use."""
+    sent = [(site, {"v": torch.randn(50), "w": torch.randn(1 << 20)}, w) for site, w in (("a", 1), ("b", 2), ("c", 3))]
+    wanted = play(WeightedMean(), sent)["a"]
+    filed = [(site, dict(zip(own, stored(own.values()), strict=True)), weight) for site, own, weight in sent]
+    monkeypatch.setattr(contributions, "MEMORY", 0)
+    monkeypatch.setattr(os, "pwritev", lambda *_: pytest.fail("written again"))
+    mixer = WeightedMean()
+    mixer.start(list("abc"))
+    before = in_files()
+    for site, tensors, weight in reversed(filed):
+        assert tensors["w"].isfinite().all()  # the server checks this before it accepts them
+        mixer.add(site, tensors, weight)
+        assert in_files() - before < 1 << 20
+    assert_same(result_of(mixer, "a"), wanted)
+
+
+def in_files():
+    """Return the bytes of files that this process has in memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssFile"))
+
+
+def test_a_folder_for_temporary_files_that_does_not_exist_is_an_error(monkeypatch, tmp_path, fresh_spills):
+    monkeypatch.setattr(contributions, "MEMORY", 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    mixer = WeightedMean()
+    mixer.start(["a", "b"])
+    with pytest.raises(MedsiloError, match="No such file"):
+        mixer.add("b", model(1.0), 1)
+
+
+# -- rounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_absent_site_gets_the_mean_but_keeps_a_personal_model():
+    second = [("a", model(4.0), 1), ("b", model(8.0), 3)]
+    expected = {
+        "weighted": [7.0, 7.0, 7.0],
+        "uniform": [6.0, 6.0, 6.0],
+        "soft": [0.7 * 4 + 0.3 * 8, 0.7 * 8 + 0.3 * 4, 7.45],
+        "similarity": [(0.5 * 4 + 0.2 * 8) / 0.7, 8.0, 4.3],
+        "identity": [4.0, 8.0, 10.0],
+    }
+    for kind, make in MAKERS.items():
+        mixer = make()
+        play(mixer, THREE)
+        assert values(play(mixer, second)) == pytest.approx(expected[kind], rel=1e-6), kind
+
+
+@every_mixer
+def test_a_round_without_answers_changes_nothing(kind):
+    mixer = MAKERS[kind]()
+    before = play(mixer, THREE)
+    after = play(mixer, [])
+    assert mixer.shares == {}
+    for site in "abc":
+        assert_same(after[site], before[site])
+    mixer.start(list("abc"))
+    mixer.finish()
+    assert_same(mixer.current("b"), before["b"])
+
+
+@every_mixer
+def test_current_is_the_round_start_until_the_round_closes(kind):
+    mixer, initial = MAKERS[kind](), model(-7.0)
+    mixer.start(list("abc"), initial)
+    for site in "abc":
+        assert all(mixer.current(site)[name] is tensor for name, tensor in initial.items())
+    before = play(mixer, THREE)
+    mixer.start(list("abc"))
+    assert_same(mixer.current("c"), before["c"])
+    mixer.add("a", model(3.0), 1)
+    mixer.add("b", model(5.0), 1)
+    assert_same(mixer.current("c"), before["c"])
+    if kind in MEANS:
+        assert_same(mixer.current("a"), before["a"])
+    else:  # its old model made room for the new model
+        with pytest.raises(MedsiloError, match="a: it has answered"):
+            mixer.current("a")
+    mixer.finish()
+    for site in "abc":
+        assert_same(mixer.current(site), result_of(mixer, site))
+    assert first_of(result_of(mixer, "b")) != first_of(before["b"])
+
+
+@every_mixer
+def test_initial_is_only_for_who_has_nothing(kind):
+    mixer = MAKERS[kind]()
+    play(mixer, THREE[:2])
+    mixer.start(list("abc"), model(-3.0))
+    assert mixer.current("a")["body.weight"][0, 0] > 0
+    assert (first_of(mixer.current("c")) == -3.0) == (kind in PERSONAL)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MAKERS if kind != "similarity"])
+def test_sites_may_come_and_go_between_rounds(kind):
+    mixer = MAKERS[kind]()
+    before = play(mixer, THREE)
+    results = play(mixer, [("d", model(6.0), 1)], "bd", initial=model(0.0))
+    assert first_of(results["d"]) == 6.0
+    assert first_of(results["b"]) == (6.0 if kind in MEANS else first_of(before["b"]))
+    assert first_of(play(mixer, [("a", model(9.0), 1)])["a"]) == 9.0
+
+
+@every_mixer
+def test_neither_what_came_in_nor_what_was_given_out_ever_changes(kind):
+    mixer, initial = MAKERS[kind](), model(0.5)
+    kept = [(initial, copy(initial))]
+    for turn in range(4):
+        mixer.start(list("abc"), initial)
+        kept += [(tensors, copy(tensors)) for tensors in map(mixer.current, "abc")]
+        for site, tensors, weight in THREE[: 1 + turn % 3]:
+            sent = {name: tensor + turn if tensor.dtype != torch.bool else tensor for name, tensor in tensors.items()}
+            kept.append((sent, copy(sent)))
+            mixer.add(site, sent, weight)
+        kept += [(tensors, copy(tensors)) for tensors in (result_of(mixer, site) for site in "abc")]
+    for tensors, snapshot in kept:
+        assert_same(tensors, snapshot)
+
+
+@every_mixer
+def test_results_do_not_hang_together(kind):
+    """Each tensor has its own memory (it may be sent alone), and a returned dictionary belongs to the caller."""
+    mixer = MAKERS[kind]()
+    results = play(mixer, THREE)
+    for tensors in results.values():
+        assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors.values())
+    results["a"].clear()
+    assert result_of(mixer, "a").keys() == THREE[0][1].keys()
+    assert all(result_of(mixer, "a")[name] is tensor for name, tensor in result_of(mixer, "a").items())
+
+
+@every_mixer
+def test_views_gradients_and_strides_are_taken_as_they_are(kind):
+    base = torch.arange(24.0)
+    sent = {
+        "transposed": base.view(4, 6).t(),
+        "every second": base[::2],
+        "parameter": torch.nn.Parameter(base.clone()),
+        "channels last": base.view(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
+    }
+    mixer = MAKERS[kind]()
+    mixer.start(list("abc"))
+    mixer.add("b", sent, 2)
+    mixer.add("a", dict(reversed(sent.items())), 3)
+    for name, tensor in result_of(mixer, "a").items():
+        assert torch.equal(tensor, sent[name].detach())
+        assert not tensor.requires_grad
+
+
+@every_mixer
+def test_a_site_without_tensors_is_an_error_that_names_it(kind):
+    mixer = MAKERS[kind]()
+    mixer.start(list("abc"))
+    for site in "az":
+        with pytest.raises(MedsiloError, match=f"^{site}: no tensors"):
+            mixer.current(site)
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@every_mixer
+def test_a_state_before_the_first_round_is_empty(kind):
+    tensors, facts = MAKERS[kind]().state()
+    assert tensors == {}
+    mixer = MAKERS[kind]()
+    mixer.load_state({}, json.loads(json.dumps(facts)))
+    mixer.start(list("abc"))
+    with pytest.raises(MedsiloError, match="a: no tensors"):
+        mixer.current("a")
+
+
+def test_the_state_holds_one_mean_and_every_shared_model_once():
+    initial = model(0.5)
+    for kind, make in MAKERS.items():
+        mixer = make()
+        play(mixer, THREE[:1], initial=initial)
+        tensors, _ = mixer.state()
+        groups = [""] if kind in MEANS else ["a/", "b/"]  # b and c still share the initial model
+        assert sorted(tensors) == sorted(group + name for group in groups for name in initial)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+PEAK = """
+import sys, torch
+from pathlib import Path
+from medsilo.core.parent_watch import most_held
+from medsilo.mixing import contributions
+from medsilo.mixing.forms import MeanForm, ServerReadable
+from medsilo.mixing.mixers import *
+from medsilo.mixing.server import *
+
+PARCEL = 24_000_000
+contributions.MEMORY = 4 << 20
+
+def parcel(value):
+    sizes = {"long": PARCEL // 6, **{f"short {place}": PARCEL // 192 for place in range(16)}}
+    return {name: torch.full((size,), float(value)) for name, size in sizes.items()}
+
+def play(mixer, sites, order):
+    mixer.start(sites)
+    for site in order:
+        mixer.add(site, parcel(int(site)), 1)
+    mixer.finish()
+    for site in order:
+        mixer.current(site)
+
+kind, count = sys.argv[1], int(sys.argv[2])
+sites = [f"{place:03}" for place in range(count)]
+weights = torch.full((count, count), 1 / count)
+make = {"SoftPull": lambda: SoftPull(0.7), "SimilarityMix": lambda: SimilarityMix(weights)}
+mixer = make.get(kind, globals()[kind])()
+small = make.get(kind, globals()[kind])()
+small.start(sites)
+small.add(sites[0], {"w": torch.ones(5)}, 1)
+small.finish()
+before = most_held()
+play(mixer, sites, sites[::2])  # what was given in an earlier round is held, too
+play(mixer, sites, sites[::-1])
+print((most_held() - before) / PARCEL)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from Linux's /proc")
+@pytest.mark.parametrize(
+    ("kind", "sites", "parcels"),
+    [
+        pytest.param(
+            "WeightedMean", 12, 1 + 1 + 1, marks=pytest.mark.long
+        ),  # the last mean, the mean so far, the arriving message
+        pytest.param("FedAdam", 12, 1 + 1 + 1, marks=pytest.mark.long),  # the optimizer's two vectors lie on the disk
+        pytest.param(
+            "SoftPull", 8, 8 + 1 + 1, marks=pytest.mark.long
+        ),  # every site's model, the arriving message, its copy
+        ("SimilarityMix", 8, 8 + 1 + 1),
+        ("Identity", 8, 8 + 1),
+    ],
+)
+def test_peak_memory(kind, sites, parcels):
+    """Freed memory is returned at once here, so that the peak does not depend on fragmentation."""
+    command = [sys.executable, "-c", PEAK, kind, str(sites)]
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) <= parcels + 0.6  # it includes code that is loaded during the test
+
+
+# ---------------------------------------------------------------------------------------------------- the server's step
+@pytest.mark.parametrize("kind", [WeightedMean, UniformMean])
+@pytest.mark.parametrize("rate", [0.25, 1.0, 1.5])
+def test_the_server_steps_towards_the_mean(kind: type[WeightedMean], rate: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(count: int) -> dict[str, torch.Tensor]:
+        made = {name: torch.rand(3, 4, generator=generator) for name in ("a", "norm.running_var")}
+        return {**made, "count": torch.tensor(count)}
+
+    theta, sent = drawn(3), {site: drawn(5) for site in "xyz"}
+    weights = dict(zip("xyz", (1.0, 2.0, 5.0), strict=True)) if kind is WeightedMean else dict.fromkeys("xyz", 1.0)
+    stepping, plain = kind(rate=rate), kind()
+    for mixer in (stepping, plain):
+        mixer.start(["x", "y", "z"], theta)
+        for site in "zyx":
+            mixer.add(site, sent[site], weights[site])
+    result = result_of(stepping, "y")
+    for name, step in (("a", rate), ("norm.running_var", 1.0)):  # beyond its mean, a variance may be negative
+        mean = sum(weights[site] * sent[site][name].double() for site in "xyz") / sum(weights.values())
+        expected = theta[name].double() + step * (mean - theta[name].double())
+        torch.testing.assert_close(result[name].double(), expected, rtol=0, atol=1e-6)
+    assert result["count"] == 5
+    if rate == 1.0:
+        assert torch.equal(result["a"], result_of(plain, "y")["a"])

@@ -1,0 +1,207 @@
+"""Hostile image files: the reader follows no path in them, allocates no claimed size, and reads on after an error."""
+
+import csv
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import SimpleITK
+
+from medsilo.cli import main
+from medsilo.core.errors import DataError
+from medsilo.tasks.headers import check_dicom
+from medsilo.tasks.scans import Scan
+from tests.hospital import Volume, write_volume
+from tests.unit.deploy.test_predict import drawn, oblique, small_plan, write_run
+
+SECRET = b"root:x:0:0 " * 20
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write_run(tmp_path / "run", small_plan(), "global/best.safetensors")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """Write a file that an image's header must not read, large enough for 4 x 4 x 4 values."""
+    (tmp_path / "secret").write_bytes(SECRET)
+    return tmp_path / "secret"
+
+
+def good(path: Path) -> None:
+    write_volume(path, Volume(drawn((4, 32, 32)), oblique((0.6, 0.6, 3.0))))
+
+
+def nifti(path: Path, **fields: bytes) -> None:
+    """Write a NIfTI volume with other bytes at header offsets (at_<offset>)."""
+    good(path)
+    content = bytearray(path.read_bytes())
+    for place, value in fields.items():
+        offset = int(place.removeprefix("at_"))
+        content[offset : offset + len(value)] = value
+    path.write_bytes(content)
+
+
+def not_readable_by_nibabel(path: Path) -> None:
+    nifti(path, at_70=struct.pack("<h", 9999))  # an unknown data type: HeaderDataError
+
+
+def offset_that_overflows(path: Path) -> None:
+    nifti(path, at_108=struct.pack("<f", float("inf")))  # OverflowError
+
+
+BROKEN = [not_readable_by_nibabel, offset_that_overflows]
+
+
+# ---------------------------------------------------------------------------------------------------- H6
+def test_a_table_is_written_where_no_image_could_be_answered(run: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "scan.nii").write_text("no image")
+    assert main(["predict", str(run), str(tmp_path / "scan.nii"), "-o", str(tmp_path / "out")]) == 1
+    (row,) = csv.DictReader((tmp_path / "out/predictions.csv").open())
+    assert row["image"] == "scan.nii" and "damaged or no image" in row["error"]
+    assert row["experts"] == row["mask"] == row["confidence"] == ""
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "1 of the images failed" in told
+
+
+# ---------------------------------------------------------------------------------------------------- M1
+@pytest.mark.parametrize("spoil", BROKEN)
+def test_a_library_s_own_error_stops_no_other_image(spoil, run: Path, tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    spoil(images / "1.nii")
+    good(images / "2.nii")
+    assert main(["predict", str(run), str(images), "-o", str(tmp_path / "out")]) == 1
+    first, second = json.loads((tmp_path / "out/predictions.json").read_text())["cases"]
+    assert "damaged or no image" in first["error"]
+    assert second["error"] is None and second["mask"] == "2_mask.nii"
+
+
+@pytest.mark.parametrize("spoil", BROKEN)
+def test_a_broken_mask_is_an_error_of_ours(spoil, tmp_path: Path) -> None:
+    spoil(tmp_path / "mask.nii")
+    with pytest.raises(DataError, match="a mask can't be read"):
+        Scan.of_mask(tmp_path / "mask.nii")
+
+
+# ---------------------------------------------------------------------------------------------------- M2
+META = "ObjectType = Image\nNDims = 3\nBinaryData = True\nDimSize = 4 4 4\n{more}ElementType = MET_UCHAR\n"
+NRRD = "NRRD0004\ntype: uchar\ndimension: 3\nsizes: 4 4 4\nencoding: raw\n{data}\n"
+NAMING = [
+    ("a.mha", META + "ElementDataFile = {secret}\n"),
+    ("a.mhd", META + "ElementDataFile = {secret}\n"),
+    ("a.mha", META + "ElementDataFile: {secret}\n"),
+    ("a.mha", META + "ElementDataFile = ../secret\n"),
+    ("a.mha", META + "ElementDataFile = beside.raw\n"),
+    ("a.mhd", META + "ElementDataFile = link.raw\n"),
+    ("a.mhd", META + "ElementDataFile = LIST\n{secret}\n{secret}\n{secret}\n{secret}\n"),
+    ("a.mhd", META + "ElementDataFile = LIST 2D\n{secret}\n"),
+    ("a.mhd", META + "ElementDataFile = ../secret%d 1 4 1\n"),
+    ("a.mha", META + "Comment = x ElementDataFile = LOCAL\nElementDataFile = {secret}\n"),
+    ("a.mha", META + "Comment = \rElementDataFile = {secret}\r\n"),
+    ("a.nrrd", NRRD.replace("{data}", "data file: {secret}\n")),
+    ("a.nhdr", NRRD.replace("{data}", "data file: {secret}\n")),
+    ("a.nhdr", NRRD.replace("{data}", "datafile: ../secret\n")),
+    ("a.nrrd", NRRD.replace("{data}", "Data File: {secret}\n")),
+    ("a.nrrd", NRRD.replace("{data}", "data file: LIST\n{secret}\n")),
+    ("a.nhdr", NRRD.replace("{data}", "data file: beside.raw\n")),
+    ("a.nrrd", NRRD.replace("{data}", "\rdata file: {secret}")),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), NAMING, ids=range(len(NAMING)))
+def test_a_header_that_names_another_file_is_not_followed(name, text, secret: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    (folder / "beside.raw").write_bytes(SECRET)
+    (folder / "link.raw").symlink_to(secret)
+    (folder / name).write_text(text.format(secret=secret, more=""))
+    with pytest.raises(DataError, match="names another file"):
+        Scan.read(folder / name)
+
+
+@pytest.mark.parametrize("axes", ["-13", "0", "11", "3\nNDims = 12", "3\n NDims: -2", "3e9", "999999999999", ""])
+def test_a_number_of_axes_for_which_the_library_has_no_room_is_refused_before_it(axes: str, tmp_path: Path) -> None:
+    """SimpleITK would write beyond its memory, and crash the process without a message."""
+    told = META.format(more="").replace("NDims = 3", f"NDims = {axes}")
+    (tmp_path / "a.mha").write_bytes(f"{told}ElementDataFile = LOCAL\n".encode() + bytes(64))
+    with pytest.raises(DataError, match="damaged"):
+        Scan.read(tmp_path / "a.mha")
+
+
+@pytest.mark.parametrize("name", ["a.hdf5", "a.vtk", "a.spr", "a.mnc", "a.gipl", "a.lsm", "a.mrc"])
+def test_other_kinds_of_files_are_not_opened(name, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(600))
+    with pytest.raises(DataError, match="no image"):
+        Scan.read(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.mha", "a.mhd", "a.nrrd"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_values_in_the_file_and_an_mhd_s_beside_it_are_read(name, packed, tmp_path: Path) -> None:
+    values = np.arange(60, dtype=np.int16).reshape(3, 4, 5)
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(values), str(tmp_path / name), packed)
+    assert np.array_equal(Scan.read(tmp_path / name).values[0], values)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.mha", META.format(more="").replace("4 4 4", "30000 30000 4000") + "ElementDataFile = LOCAL\n" + "x" * 64),
+        ("a.nrrd", NRRD.format(data="").replace("4 4 4", "30000 30000 4000") + "x" * 64),
+        ("a.bmp", "BM" + "x" * 64),
+    ],
+)
+def test_no_memory_is_taken_for_what_a_header_only_claims(name, content, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match="claims more values|damaged"):
+        Scan.read(tmp_path / name)
+
+
+# ---------------------------------------------------------------------------------------------------- DICOM
+def dicom(path: Path) -> bytes:
+    image = SimpleITK.GetImageFromArray(np.arange(30, dtype=np.int16).reshape(1, 5, 6))
+    SimpleITK.WriteImage(image, str(path))
+    return path.read_bytes()
+
+
+def test_a_dicom_element_that_claims_gigabytes_is_refused_before_they_are_taken(tmp_path: Path) -> None:
+    """GDCM alone would allocate the memory and never free it."""
+    whole = dicom(tmp_path / "a.dcm")
+    assert Scan.read(tmp_path / "a.dcm").values.size == 30
+    place = whole.rindex(struct.pack("<HH", 0x7FE0, 0x0010)) + 4  # in implicit VR, the length follows the tag
+    (tmp_path / "a.dcm").write_bytes(whole[:place] + struct.pack("<I", 3_000_000_000) + whole[place + 4 :])
+    with pytest.raises(DataError, match="damaged") as caught:
+        Scan.read(tmp_path / "a.dcm")
+    assert "claims 3000000000 bytes" in caught.value.private
+    with pytest.raises(DataError, match="damaged"):  # a damaged file in a series is an error, too
+        Scan.read(tmp_path)
+
+
+def test_sequences_and_both_ways_of_writing_are_walked_through(tmp_path: Path) -> None:
+    meta = struct.pack("<HH2sH", 2, 0x10, b"UI", 18) + b"1.2.840.10008.1.2\0"
+    item = struct.pack("<HHI", 0xFFFE, 0xE000, 8) + struct.pack("<HHI", 8, 0x60, 0)
+    sequence = struct.pack("<HHI", 8, 0x1140, 0xFFFFFFFF) + item + struct.pack("<HHI", 0xFFFE, 0xE0DD, 0)
+    lying = sequence.replace(struct.pack("<HHI", 8, 0x60, 0), struct.pack("<HHI", 8, 0x60, 2**31))
+    explicit = meta[:6] + struct.pack("<H", 20) + b"1.2.840.10008.1.2.1\0"
+    # A sequence of unknown VR: its items are in implicit VR, and the elements after it are not.
+    head, after = (
+        struct.pack("<HH2sHI", 9, 0x1010, b"UN", 0, 0xFFFFFFFF),
+        struct.pack("<HH2sH4s", 8, 0x60, b"CS", 4, b"MR  "),
+    )
+    unknown, false = head + sequence[8:] + after, head + lying[8:] + after
+    beyond = unknown[:-6] + struct.pack("<H", 999) + unknown[-4:]
+    for opening, data, well in (
+        *((meta, sequence, True), (meta, lying, False)),
+        *((explicit, unknown, True), (explicit, false, False), (explicit, beyond, False)),
+    ):
+        (tmp_path / "x.dcm").write_bytes(bytes(128) + b"DICM" + opening + data)
+        if well:
+            check_dicom(tmp_path / "x.dcm")
+        else:
+            with pytest.raises(DataError):
+                check_dicom(tmp_path / "x.dcm")

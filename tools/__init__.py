@@ -1,0 +1,1 @@
+"""Programs that write and check the pages, and the files of jobs."""

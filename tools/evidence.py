@@ -1,0 +1,332 @@
+"""Make the tables of docs/research from the files in results/."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from medsilo_lab.study.verdict_file import PairedDifference
+from results import contrasts
+from results.contrasts import Answers
+from results.pages import ENSEMBLE, SELF_MADE
+from results.result_files import FOLDER, MEAN, header_of, rows_of
+from tools.markdown import table
+
+ALONE, POOLED = "local", "central"  # configurations that are not federated
+Line = dict[str, str]  # a row of a results file
+
+
+@dataclass(frozen=True)
+class Study:
+    """A part of a results file: its hospitals in words, and their difference."""
+
+    name: str
+    differs: str
+    file: str
+    part: str
+
+    def lines(self, **wanted: str) -> list[Line]:
+        """Return the rows with the mean over sites."""
+        wanted = {"part": self.part, "quantity": MEAN, **wanted}
+        found = rows_of(FOLDER / f"{self.file}.csv")
+        lines = [line for line in found if all(line[name] == value for name, value in wanted.items())]
+        if not lines:
+            raise ValueError(f"{self.file}.csv has no such lines: {wanted}; correct tools/evidence.py")
+        return lines
+
+    @property
+    def scores(self) -> dict[str, Line]:
+        """The scores, by configuration."""
+        return {line["configuration"]: line for line in self.lines(baseline="")}
+
+    @property
+    def size(self) -> str:
+        """Return the number of test patients and seeds behind the scores."""
+        first = next(iter(self.scores.values()))
+        return f"{first['n']} patients, {first['seeds']} seeds" if first["n"] else f"{first['seeds']} seeds"
+
+
+LABORATORIES = Study(
+    "White blood cells, two laboratories", "stains, cameras; an image counts as a patient", "laboratories", ""
+)
+STUDIES = (
+    Study("Nuclei, three public sets", "stains, scanners, organs", "study-nuclei", ""),
+    LABORATORIES,
+    Study("Heart disease, four hospitals", "countries, who was examined", "patients", "UCI Heart Disease"),
+    Study("Breast cancer, survival (TCGA)", "regions", "patients", "TCGA-BRCA: the model after the last round"),
+    Study("Prostate, synthetic", "what counts as the organ", "baselines", "Prostate: what counts as the organ differs"),
+    Study("Activity, synthetic", "labels and devices", "baselines", "Activity: label and feature shift"),
+    Study("Histology, synthetic", "stains, light, noise", "baselines", "Histology: appearance shift"),
+)
+OLDER = {  # the number of patients and seeds behind these studies' scores
+    "local": "single-site",
+    "fedavg": "FedAvg",
+    "fedbn": "FedBN",
+    "adafed": "AdaFed",
+    "HarmoFL, mean": "HarmoFL, mean",
+    "HarmoFL, whole": "HarmoFL, whole",
+    "fedsm": "FedSM",
+    "ditto": "Ditto",
+    "central": "centralised",
+}
+AUC, LARGE, SLOPE = "AUC, in per cent", "calibration in the large", "calibration slope"  # parts of impact.csv
+FLAMBY = ("Fed-Heart-Disease", "Fed-TCGA-BRCA")
+
+
+JOINING = ("fedavg", "local")  # a hospital's questions
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A method's improvement over another on one data set, as others published it and as we measured it."""
+
+    method: str
+    over: str
+    set: str  # the part of published.csv
+    ours: tuple[str, str, str, str] | None = None  # file, part, configuration, baseline
+    data: str = ""  # of ours
+
+    def published(self, by: str) -> str:
+        """Return the improvement in each publication of this kind; each publication has one score per method."""
+        scores: dict[str, dict[str, float]] = {}
+        for line in rows_of(FOLDER / "published.csv"):
+            if line["part"] == self.set and line["quantity"] == by:
+                scores.setdefault(line["text"].rsplit(": ", 1)[1], {})[line["configuration"]] = float(line["value"])
+        known = {link: own for link, own in scores.items() if {self.method, self.over} <= own.keys()}
+        gains = [(_minus(f"{own[self.method] - own[self.over]:+.1f}"), link) for link, own in known.items()]
+        return ", ".join(f"[{gain}]({link})" for gain, link in gains) or "–"
+
+    def measured(self) -> str:
+        """Return our difference with its interval."""
+        if self.ours is None:
+            return "–"
+        file, part, configuration, baseline = self.ours
+        lines = Study("", "", file, part).lines(configuration=configuration, baseline=baseline)
+        return f"{_difference(lines[0])}, [{self.data}](../../results/{file}.csv)"
+
+
+NUCLEI = ("harmofl-nuclei", "", "HarmoFL, whole", "FedAvg")
+ALIKE = ("fedsm-synthetic", "High similarity", "fedsm", "fedavg")
+TWO_ORGANS = ("fedsm-synthetic", "Low similarity", "fedsm", "fedavg")
+GAINS = (
+    Gain("HarmoFL", "FedAvg", "Nuclei", NUCLEI, "222 tiles"),
+    Gain("HarmoFL", "FedAvg", "Prostate MRI"),
+    Gain("FedSM", "FedAvg", "Prostate MRI", ALIKE, "synthetic, alike"),
+    Gain("FedSM", "FedAvg", "Retinal images", TWO_ORGANS, "synthetic, two organs"),
+    Gain("AdaFed", "FedAvg", "OrganSMNIST"),
+    Gain("AdaFed", "FedBN", "OrganSMNIST"),
+    Gain("AdaFed", "FedAvg", "OrganSMNIST, α = 0.01"),
+)
+PUBLISHERS = ("paper", "authors' code", "others")
+
+
+def reruns() -> str:
+    """Return each improvement in the paper, in its authors' code, by others, and in our results."""
+    rows = [(f"{one.method} − {one.over}, {one.set}", *map(one.published, PUBLISHERS), one.measured()) for one in GAINS]
+    return table(("gain", *PUBLISHERS, "ours"), rows)
+
+
+def unfinished(file: str) -> list[str]:
+    return header_of(FOLDER / f"{file}.csv").get("unfinished", [])
+
+
+def older() -> str:
+    """Return the scores of studies whose scores of single patients are not available."""
+    rows = []
+    for study in STUDIES:
+        scores = study.scores
+        shown = [next((name for name in scores if name.startswith(base)), None) for base in OLDER]
+        rows.append((study.name, study.size, *(_score(scores.get(name or "")) for name in shown)))
+    return table(("set", "n", *OLDER.values()), rows)
+
+
+def scores() -> str:
+    """Return each data set's scores of the baselines and of the chosen method."""
+    rows = []
+    for one in _whole():
+        told = [_mean(one, name) for name in ("local", ENSEMBLE, "fedavg", one.chosen)]
+        told[-1] += f" ({one.chosen})" if one.chosen else ""
+        rows.append((*_set(one), f"{one.patients} patients, {len(one.kept.seeds)} seeds", *told))
+    heads = ("set", "what differs", "n", "single-site", "ensemble of these", "FedAvg", "chosen by validation cases")
+    return table(heads, rows)
+
+
+def _whole() -> list[Answers]:
+    """Return the data sets with all declared contrasts."""
+    return [one for one in contrasts.answers() if "groups" not in contrasts.declaration().sets[one.name]]
+
+
+# methods in the table of weights, beside the group's own methods
+WEIGHTS, WEIGHERS = "weights", ("local", "fedavg", "fedavg, hospitals alike")
+
+
+def weights() -> str:
+    """Return FedAvg and the methods whose weights follow heterogeneity, on each data set with these contrasts."""
+    pairs = dict(contrasts.declaration().groups[WEIGHTS])
+    rows = []
+    for one in contrasts.answers():
+        if WEIGHTS not in contrasts.declaration().sets[one.name].get("groups", ()):
+            continue
+        size = f"{one.patients:,} patients, {len(one.kept.seeds)} seeds"
+        for name in (*WEIGHERS, *pairs):
+            told = one.found.get((name, pairs.get(name, "")))
+            difference = _minus(contrasts.difference_of(told)) if told else "–"
+            unseen = _minus(contrasts.unseen_of(told)) if told else "–"
+            rows.append((_set(one)[0], size, name, _mean(one, name), difference, unseen or "–"))
+    return table(("set", "n", "configuration", "mean score", "− FedAvg", "if an unseen kind fails"), rows)
+
+
+def _set(one: Answers) -> tuple[str, str]:
+    told = contrasts.declaration().sets[one.name]
+    return told["title"], told["differs"]
+
+
+def _mean(one: Answers, name: str | None) -> str:
+    return f"{100 * one.mean(name):.1f}" if name and name in one.kept.scores else "–"
+
+
+def group(*names: str) -> Callable[[], str]:
+    """Return the function that makes the table of these groups' contrasts."""
+
+    def made() -> str:
+        asked = [pair for name in names for pair in contrasts.declaration().groups[name]]
+        kinds = [pair for pair in asked if any(_answer(one, pair) for one in _whole())]
+        rows = [
+            (told[0], told[1], *(_answer(one, pair) or "–" for pair in kinds))
+            for one in _whole()
+            for told in [_set(one)]
+        ]
+        return table(("set", "what differs", *(f"{one} − {other}" for one, other in kinds)), rows)
+
+    return made
+
+
+def _answer(one: Answers, pair: tuple[str, str]) -> str:
+    """Return a contrast's difference, if the data set has it, with the name of the chosen method."""
+    method, base = (one.chosen or "", pair[1]) if pair[0] == contrasts.CHOSEN else pair
+    if (method, base) not in one.found:
+        return ""
+    return _minus(contrasts.difference_of(one.found[method, base]))
+
+
+def told_twice() -> str:
+    """Return contrasts by the statistics before 29 November 2026 and by the current statistics, for the same scores."""
+    before = {
+        (line["part"], line["configuration"], line["baseline"], line["quantity"]): line
+        for line in rows_of(FOLDER / "told-twice.csv")
+    }
+    rows = []
+    for one in contrasts.answers():
+        asked = {(*pair, MEAN): now for pair, now in one.found.items()}
+        asked |= {(*JOINING, site): now for site, now in one.of_hospitals(*JOINING).items()}
+        for (method, base, where), now in asked.items():
+            if then := before.get((one.name, method, base, where)):
+                at = "" if where == MEAN else f", {where}"
+                told = (_set(one)[0] + at, f"{method} − {base}", _difference(then))
+                rows.append((*told, _minus(contrasts.difference_of(now)), ", ".join(_changed(then, now))))
+    return table(("set, hospital", "contrast", "before", "now", "what changed"), rows)
+
+
+def _changed(then: Line, now: PairedDifference) -> Iterator[str]:
+    """Yield the changes of the verdict, and of the interval's relative width."""
+    was, low, high = bool(then["significant"]), float(then["low"]), float(then["high"])
+    if was != now.sure:
+        word = "better" if now.mean > 0 else "worse"
+        yield f"now {word}" if now.sure else "now inconclusive"
+    yield f"{100 * (now.interval[1] - now.interval[0]) / (high - low):.2f} times as wide"
+
+
+def laboratories() -> str:
+    """The scores of two laboratories by method and by preprocessing of the images."""
+    scores = LABORATORIES.scores
+    rows = [
+        (name, *(_score(scores.get(f"{name}{look}")) for look in ("", *(f", {one}" for one in SELF_MADE))))
+        for name in _of_same_images(scores)
+    ]
+    return table(("", "images as they are", *SELF_MADE), rows)
+
+
+def flamby() -> str:
+    """Return the federated results on FLamby's two data sets, beside centralised training."""
+    rows = []
+    for name in FLAMBY:
+        found = rows_of(FOLDER / "flamby.csv")
+        keys = {tuple(line["configuration"].split("; ")): line for line in found if line["quantity"] == "here"}
+        here = {key[1]: line for key, line in keys.items() if key[0] == name and key[2] == "all hospitals"}
+        highest = max((one for one in here if one != "pooled"), key=lambda one: float(here[one]["value"]))
+        rows.append((name, _score(here["fedavg"]), f"{_score(here[highest])} ({highest})", _score(here["pooled"])))
+    return table(("set", "FedAvg", "highest federated", "centralised"), rows)
+
+
+def impact() -> str:
+    """Return the mean, lowest and highest AUC and calibration of predictions for a study that did not train."""
+    lines = rows_of(FOLDER / "impact.csv")
+    rows = []
+    for name in dict.fromkeys(line["configuration"] for line in lines):
+        own = [line for line in lines if line["configuration"] == name and not line["baseline"]]
+        aucs = sorted(line["value"] for line in own if line["part"] == AUC and line["quantity"] != MEAN)
+        mean, slope = (line["value"] for line in own if line["part"] in (AUC, SLOPE) and line["quantity"] == MEAN)
+        less = [line for line in lines if line["configuration"] == name and line["part"] == AUC and line["baseline"]]
+        difference = f"{_difference(less[0])} from {less[0]['baseline']}" if less else "–"
+        rows.append((name, f"{mean} ({aucs[0]} to {aucs[-1]})", difference, slope))
+    return table(("configuration", AUC, "difference", "slope"), rows)
+
+
+def impact_studies() -> str:
+    wanted = [(AUC, "pooled logistic regression"), *((part, "FedAvg") for part in (AUC, LARGE, SLOPE))]
+    lines = [line for line in rows_of(FOLDER / "impact.csv") if line["quantity"] != MEAN]
+    found = {(line["part"], line["configuration"], line["quantity"]): line for line in lines}
+    rows = []
+    for study in dict.fromkeys(line["quantity"] for line in lines):
+        cells = [found[part, name, study] for part, name in wanted]
+        rows.append((study, cells[0]["n"], *map(_difference, cells)))
+    return table(("study", "patients", *(f"{name}: {part}" for part, name in wanted)), rows)
+
+
+def intervals() -> str:
+    """Return the lowest and the highest number of each simulation of intervals."""
+    lines = rows_of(FOLDER / "intervals.csv")
+    rows = []
+    for words, part, quantity, of in (
+        ("coverage of one model's score, 2 to 16 patients, {} kinds of score", "one model's score", "covered", ""),
+        ("coverage for patients like these, {} kinds of study, eight patients or more", ALIKE_PATIENTS, LIKE, MANY),
+        ("coverage for patients like these, {} kinds of study with five patients", ALIKE_PATIENTS, LIKE, FIVE),
+        ("the same where 5 to 25 % fail, {} kinds: then it does not apply", "a difference, patients fail", LIKE, ""),
+        ("coverage if an unseen kind fails, {} kinds where 5 to 25 % do", "a difference, patients fail", UNSEEN, ""),
+        ("width over Student's, where that is exact, 5 to 50 patients; patients needed over its", EXACT, "over", ""),
+        (
+            "false verdicts, four rows without a difference, {} kinds of study",
+            "four rows without a difference",
+            "false",
+            "",
+        ),
+        ("share of studies that find what was reported with power 0.80, {} kinds", "reported power", "found", ""),
+    ):
+        own = [line for line in lines if line["part"] == part and line["quantity"].startswith(quantity)]
+        own = [line for line in own if re.search(of, line["configuration"])]
+        ends = (end(own, key=lambda line: float(line["value"]))["value"] for end in (min, max))
+        rows.append((words.format(len({line["configuration"] for line in own})), " to ".join(ends)))
+    return table(("simulated", "result"), rows)
+
+
+ALIKE_PATIENTS, EXACT = "a difference", "beside Student's interval, where that is exact"  # parts of intervals.csv
+LIKE, UNSEEN = "covered, patients like these", "covered, if an unseen kind fails"
+FIVE, MANY = "1 x 5 ", "^(?!.*1 x 5 )"
+
+
+def _of_same_images(names: Iterable[str]) -> list[str]:
+    """Return the configurations with unchanged images, so that their scores can be compared."""
+    return [name for name in names if name.rpartition(", ")[2] not in SELF_MADE]
+
+
+def _score(line: Line | None) -> str:
+    return f"{line['value']} ± {line['spread']}" if line else "–"
+
+
+def _difference(line: Line) -> str:
+    """Return a value with its interval, if the file has one."""
+    text = _minus(f"{line['value']} ({line['low']} to {line['high']})" if line["low"] else line["value"])
+    return f"**{text}**" if line["significant"] else text
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "−")

@@ -1,0 +1,78 @@
+"""Check and rewrite the links of the documentation, for the repository and for the site that `make docs` builds."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from posixpath import normpath, relpath
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = "docs"  # the folder of the pages
+OUTSIDE = "repository"  # the site's folder for linked files outside of docs/
+
+_LINK = re.compile(r"(?P<code>^```.*?^```|``.+?``|`[^`\n]+`)|\]\((?P<target>[^)\s]+)\)", re.M | re.S)
+_HEADING = re.compile(r"^#{1,6} (.+)$", re.M)
+_FENCED = re.compile(r"^```.*?^```", re.M | re.S)
+_NAMED = re.compile(r"<a (?:id|name)=\"([^\"]+)\"")
+
+
+def with_links(text: str, change: Callable[[str], str]) -> str:
+    """Return a page's text with changed link targets. `change` maps an old target to a new target."""
+
+    def changed(found: re.Match[str]) -> str:
+        return found[0] if found["code"] else f"]({change(found['target'])})"
+
+    return _LINK.sub(changed, text)
+
+
+def links(text: str) -> list[str]:
+    """Return the targets of a page's links."""
+    return [found["target"] for found in _LINK.finditer(text) if found["target"]]
+
+
+def slug(heading: str, separator: str = "-") -> str:
+    """Return the anchor of a heading, as GitHub makes it."""
+    plain = re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", heading).strip().lower()
+    return re.sub(r"[^\w\- ]", "", plain).replace(" ", separator)
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a page, which a link may name after `#`."""
+    headings = _HEADING.findall(_FENCED.sub("", text))
+    return {*map(slug, headings), *_NAMED.findall(text)}
+
+
+def target_of(page: str, link: str) -> tuple[str, str]:
+    """Return the file and the anchor of a page's link.
+
+    The file is a path in the repository; for a folder, it is the README.
+    """
+    written, _, anchor = link.partition("#")
+    path = normpath(PurePosixPath(page).parent / written) if written else page
+    return f"{path}/README.md" if (ROOT / path / "README.md").is_file() else path, anchor
+
+
+def is_outward(link: str) -> bool:
+    """True if a link leads to another host."""
+    return "://" in link or link.startswith("mailto:")
+
+
+def place(path: str) -> str:
+    """Return the path on the site for one of the repository's files or folders."""
+    if path == "README.md":  # the site has a different first page
+        return "index.md"
+    if path.startswith(f"{PAGES}/"):
+        return path.removeprefix(f"{PAGES}/")
+    return f"{OUTSIDE}/{path}" if path.endswith((".md", ".csv")) else f"{OUTSIDE}/{path}.md"
+
+
+def for_the_site(text: str, page: str) -> str:
+    """Return the text of one of the repository's pages, with links for the site."""
+    here = PurePosixPath(place(page)).parent
+
+    def moved(link: str) -> str:
+        if is_outward(link):
+            return link
+        path, anchor = target_of(page, link)
+        return relpath(place(path), here) + (f"#{anchor}" if anchor else "")
+
+    return with_links(text, moved)

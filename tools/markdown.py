@@ -1,0 +1,14 @@
+"""Tables in Markdown."""
+
+from collections.abc import Sequence
+
+
+def cell(text: str) -> str:
+    """Return a text that stays within one table cell."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(cell, row))} |" for row in rows)]) + "\n"

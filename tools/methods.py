@@ -1,0 +1,221 @@
+"""Make the tables on the pages about methods, from the methods' classes, method_facts and the files in results/.
+
+`python -m tools.tables` writes these tables. Each list begins with the titles of the groups that the method's phases
+send.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from medsilo import recipes
+from medsilo.check.method_facts import FACTS
+from medsilo.core.errors import MedsiloError
+from medsilo.flare.jobs import plan_of
+from medsilo.registry import METHODS
+from results.result_files import FOLDER, MEAN, rows_of
+from tools.markdown import table
+
+OURS = {name: METHODS[name] for name in FACTS}
+OFTEN = 6  # a key of more methods is not specific to a method
+# Pages below docs/research/methods: a title, when to try these methods, and their names.
+FAMILIES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
+    "baselines": ("Baselines", "what every method has to beat", ("local", "fedavg", "central")),
+    "local-training": (
+        "Corrected local training",
+        "long local training; labels, structures or numbers of cases that differ",
+        ("fedprox", "scaffold", "feddyn", "moon", "condistfl", "fednova", "cyclic"),
+    ),
+    "server": (
+        "Steps and weights at the server",
+        "scores that swing from round to round; hospitals that disagree",
+        ("fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedlws", "fedawa", "feddg-ga", "fedce"),
+    ),
+    "appearance": (
+        "Normalisation and appearance",
+        "other scanners, stains or exposure",
+        ("fedbn", "silobn", "fedrdn", "harmofl"),
+    ),
+    "parts": (
+        "A part of the network for each hospital",
+        "classes that are distributed differently",
+        ("fedper", "fedrep", "fedrod", "fedbabu"),
+    ),
+    "personal": (
+        "A model for each hospital",
+        "hospitals that need models of their own",
+        ("fine-tuning", "ditto", "apfl", "per-fedavg", "pfedme", "mr-mtl", "fedala", "fedmap"),
+    ),
+    "adafed": ("AdaFed", "groups of hospitals that resemble each other", ("adafed", "d-adafed", "f-adafed")),
+    "fedsm": (
+        "FedSM",
+        "hospitals that differ, and patients from elsewhere",
+        ("fedsm", "fedsm-extra", "fedsm-ensemble"),
+    ),
+}
+OWN_PARTS = "the head, and the state of its optimizer"
+OWN_MODEL = "the hospital's own model"
+OWN_NORMS = "batch norm: weights and statistics"
+# Training state that never leaves a hospital, beside its cases. Other methods keep only the optimizer's state.
+STAYS: Mapping[str, str] = {
+    "local": OWN_MODEL,
+    "central": "nothing",
+    "scaffold": "its own control variate, c_i",
+    "feddyn": "its linear term",
+    "moon": "its model of the round before",
+    "fedbn": OWN_NORMS,
+    "silobn": "batch norm's statistics",
+    "fedper": OWN_PARTS,
+    "fedrep": OWN_PARTS,
+    "fedrod": "its own head",
+    "fedbabu": "the fine-tuned model",
+    "fine-tuning": "the fine-tuned model",
+    "ditto": OWN_MODEL,
+    "apfl": "its own model, and its share in the mixture",
+    "per-fedavg": "the adapted model",
+    "pfedme": OWN_MODEL,
+    "fedala": "the weights W",
+    "adafed": OWN_NORMS,
+    "d-adafed": OWN_NORMS,
+    "f-adafed": OWN_NORMS,
+}
+# Additions to a plan, by name. Each has alternative changes, one of which is enough.
+PROTECTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "[differential privacy](../../trust/privacy.md#differential-privacy)": (
+        ("privacy={epsilon: 8, delta: 1e-5}", "network.norm=group"),
+    ),
+    "[secure aggregation](../../trust/secure-aggregation.md)": (("secure_aggregation.mode=pairwise",),),
+    "[robust rules](../../trust/privacy.md#robust-rules)": (("aggregation.robust.name=median",),),
+}
+# From the name of a study of real patients to its part of contrasts.csv.
+REAL: Mapping[str, str] = {
+    "blood cells": "what-differs-cells",
+    "nuclei": "what-differs-nuclei",
+    "heart disease": "what-differs-heart_uci",
+    "breast cancer": "what-differs-tcga_brca",
+}
+# configurations with which studies compared a method
+VARIANTS = {"harmofl": ("HarmoFL, whole", "HarmoFL, mean", "HarmoFL, step")}
+WORDS = {
+    "fedavg": "FedAvg",
+    "fedavg, twice the steps": "FedAvg with twice the steps",
+    "local": "single-site training",
+    "ensemble of local": "ensemble of single-site models",
+}
+HEADLINE = REAL["heart disease"]  # the data set in the README's table: four real hospitals
+
+
+def page_of(name: str) -> str:
+    """Return the family of a method that has a page."""
+    return next(page for page, (_, _, names) in FAMILIES.items() if name in names)
+
+
+def overview(below: str = "methods") -> str:
+    """Return all methods: name, paper, family."""
+    rows = []
+    for page, (title, _, names) in FAMILIES.items():
+        for name in names:
+            rows.append((f"[{name}]({below}/{page}.md#{name})", OURS[name].paper, title))
+    return table(("method", "paper", "family"), rows)
+
+
+def families(below: str = "methods") -> str:
+    """Return the families of methods, with the names in each."""
+    rows = [
+        (f"[{title}]({below}/{page}.md)", ", ".join(f"`{name}`" for name in names), when)
+        for page, (title, when, names) in FAMILIES.items()
+    ]
+    return table(("family", "methods", "try it for"), rows)
+
+
+def method(name: str) -> str:
+    """Return the tensors of one method that are sent and that stay, its cost, and its results."""
+    own = OURS[name]
+    leaves, sent, work, when = FACTS[name]
+    cost = "; ".join([f"{sent} of FedAvg's bytes" if sent[0].isdigit() else sent, *([work] if work != "none" else [])])
+    file = own.__module__.replace(".", "/")
+    job = f"[jobs/{name}](../../../jobs/{name}), " if name != "central" else ""
+    rows = [
+        ("what travels", leaves),
+        ("what stays", STAYS.get(name, "the state of the optimizer")),
+        ("cost", cost.replace("–; –", "–").replace("none; ", "")),
+        ("try it for", when),
+        ("when it helped here", " ".join(_results(name)) or "no study of real patients"),
+        ("combines with", ", ".join(_protections(name)) or "neither privacy, secure aggregation nor robust rules"),
+        ("own keys", ", ".join(_own_keys(own)) or "none"),
+        ("where", f"{job}{_recipe(own.title)}[code](../../../custom/{file}.py)"),
+    ]
+    return table(("", name), rows)
+
+
+def _contrasts() -> list[dict[str, str]]:
+    return [line for line in rows_of(FOLDER / "contrasts.csv") if line["quantity"] == MEAN]
+
+
+def _results(name: str) -> Iterator[str]:
+    """Yield the declared differences of a method in each study of real patients."""
+    for study, part in REAL.items():
+        for variant in VARIANTS.get(name, (name,)):
+            own = [line for line in _contrasts() if (line["part"], line["configuration"]) == (part, variant)]
+            told = [f"{_interval(line)} over {WORDS[line['baseline']]}" for line in own if line["low"]]
+            if told:
+                which = "" if variant == name else f", {variant.rpartition(', ')[2]}"
+                yield f"{study.capitalize()}{which} ({own[0]['n']} patients): {', '.join(told)}."
+
+
+def _interval(line: Mapping[str, str]) -> str:
+    text = f"{line['value']} ({line['low']} to {line['high']})".replace("-", "−")
+    return f"**{text}**" if line["significant"] else text
+
+
+def headline() -> str:
+    """Return one result on real patients: every configuration, with its declared difference."""
+    lines = [line for line in _contrasts() if line["part"] == HEADLINE]
+    over = {line["configuration"]: line for line in lines if line["low"]}
+    rows = []
+    for line in lines:
+        if not line["baseline"]:
+            name = line["configuration"]
+            told = f"{_interval(over[name])} over {WORDS[over[name]['baseline']]}" if name in over else ""
+            titles = {**{own: kind.title for own, kind in OURS.items()}, **WORDS}
+            rows.append((titles.get(name, name), f"{line['value']} %", told))
+    about = f"{lines[0]['n']} test patients, {lines[0]['seeds']} seeds"
+    return f"UCI Heart Disease, four hospitals, {about}. Mean accuracy over hospitals:\n\n" + table(
+        ("", "accuracy", "difference, points (95 % interval)"), rows
+    )
+
+
+def _protections(name: str) -> Iterator[str]:
+    """Yield the protections that a plan of the method accepts, found by parsing such plans."""
+    job, own = ("local", ["algorithm.name=central"]) if name == "central" else (name, [])
+    for words, variants in PROTECTIONS.items():
+        for changes in variants:
+            try:
+                plan_of(job, [*own, *changes], here=True)
+            except MedsiloError:
+                continue
+            yield words
+            break
+
+
+def _recipe(title: str) -> str:
+    """Return the recipe that trains a user's own script with this method, if there is one."""
+    name = f"{title.replace('-', '')}Recipe"
+    found = next((known for known in dir(recipes) if known.lower() == name.lower()), "")
+    return f"[`{found}`](../own-script.md#methods), " if found else ""
+
+
+def _own_keys(kind: type[BaseModel]) -> Iterator[str]:
+    held = Counter(key for known in OURS.values() for key in known.model_fields)
+    for key in kind.model_fields:
+        if held[key] <= OFTEN and key != "name":
+            yield f"`{key}` {_default(kind, key)}".strip()
+
+
+def _default(method: type[BaseModel], key: str) -> str:
+    value = method.model_fields[key].get_default(call_default_factory=True)
+    plain = value is not PydanticUndefined and isinstance(value, bool | int | float | str | tuple)
+    return re.sub(r"^(True|False)$", lambda found: found[0].lower(), str(value)) if plain else ""

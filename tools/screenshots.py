@@ -1,0 +1,79 @@
+"""Take the documentation's screenshots of the demo, a comparison and a run, in a headless Chromium.
+
+Each screenshot has a light and a dark version.
+
+python -m tools.screenshots            # or: make screenshots
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from medsilo_lab.comparison.demo import ROWS, SMALL
+from medsilo_lab.study.verdict_file import read_verdict
+
+HERE = Path(__file__).resolve().parents[1] / "docs/pictures"
+SCHEMES = {"": 1, "-dark": 0}  # from the suffix of a picture's name to the browser's preferred colour scheme
+COLOURS = 256  # of the palette
+NUMBERS = "numbers"  # the key of the data that a picture carries
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+STUDY = ["compare", "--task", "synthetic-prostate", "--set", "training.rounds=8", "--set", "task.patients=12"]
+STUDY += ["--methods", "local,fedavg,fedbn,adafed", "--seeds", "0,1,2,3", "--device", "cpu"]
+STUDY += ["--set", "study.title=Four methods on synthetic prostates"]
+# Parts of the demo's page that the README's picture omits, as its caption says.
+LEFT_OUT = "header > :is(.notices, .checks, nav, details), #same, #yours"
+
+
+def main() -> None:
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser is None:
+        sys.exit(f"no browser: install one of {', '.join(BROWSERS)}")
+    HERE.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as place:
+        demo, study = Path(place) / "demo", Path(place) / "study"
+        medsilo("demo", "--out", str(demo))
+        medsilo(*STUDY, "--out", str(study))
+        medsilo("report", str(study / "fedbn-0"), "-o", str(study / "run.html"))
+        page = next(demo.glob("*/report.html"))
+        style = f"<style>{LEFT_OUT} {{ display: none }}</style></head>"
+        page.write_text(page.read_text("utf-8").replace("</head>", style, 1), "utf-8")
+        for scheme in SCHEMES:
+            take(browser, page, HERE / f"demo{scheme}.png", 880, 1062, numbers_of(page.parent), scheme)
+            take(browser, study / "report.html", HERE / f"study{scheme}.png", 1000, 1130, scheme=scheme)
+            take(browser, study / "run.html", HERE / f"run{scheme}.png", 1000, 1240, scheme=scheme)
+
+
+def medsilo(*arguments: str) -> None:
+    """Run a command of the package installed in this Python."""
+    subprocess.run([sys.executable, "-m", "medsilo", *arguments], check=True)
+
+
+def numbers_of(study: Path) -> str:
+    """Return the demo's rows and its scores by seed, which the picture stores for a test."""
+    verdict = read_verdict(study)
+    scores = {row.title: row.score.by_seed for row in verdict.rows if row.score}
+    return json.dumps({"rows": ROWS, "changes": SMALL, "seeds": verdict.seeds, "scores": scores})
+
+
+def take(browser: str, page: Path, picture: Path, width: int, height: int, numbers: str = "", scheme: str = "") -> None:
+    """Take a picture of the first screen of a page, with a palette of colours."""
+    options = [f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"]
+    options += ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},{height}"]
+    command = [browser, *options, f"--screenshot={picture}", page.resolve().as_uri()]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    with Image.open(picture) as taken:
+        small = taken.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    told = PngInfo()
+    told.add_text(NUMBERS, numbers)
+    small.save(picture, optimize=True, pnginfo=told if numbers else None)
+    print(picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,548 @@
+"""Write the documentation's tables from the package's own descriptions.
+
+    python -m tools.tables        # write the tables of all pages
+
+A table is between `<!-- table: name -->` and `<!-- end -->`; the rest of a page is written by hand.
+"""
+
+import inspect
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from medsilo import extend
+from medsilo.check.result import CHECKS
+from medsilo.cli import _program, all_commands
+from medsilo.core import model_folders
+from medsilo.core.section import Section
+from medsilo.extend import methods as extend_methods
+from medsilo.extend import networks as extend_networks
+from medsilo.learning.training import Training
+from medsilo.mixing import rules
+from medsilo.mixing.robust import AggregationSettings, RobustRule
+from medsilo.models.network import Network
+from medsilo.plan import ModelSelection, Plan, SecureAggregationSettings, StudyDescription, TransportSettings
+from medsilo.registry import NETWORKS, TASKS
+from medsilo.runs import own_files, paths, rounds, schema, score, site_files
+from medsilo.schedule.declared import PrivacyOffer
+from medsilo.schedule.participation import Participation
+from medsilo.site.airlock_settings import BorderSettings, RoomSettings
+from medsilo.site.settings import PrivacyRequirements, SiteSettings
+from medsilo_lab import extend as extend_lab
+from medsilo_lab.study import subgroup_tables, verdict_file
+from medsilo_nnunet.nnunet_network import Architecture, NnUNetPlans
+from nvflare_reliability.timeouts import Timeouts, limits
+from tools import evidence, methods
+from tools.markdown import table
+
+ROOT = Path(__file__).resolve().parents[1]
+APPROVAL = ("approval", "takes_part")
+AIRLOCK = ("airlock",)
+PROTECTION = (
+    "public_data",
+    "min_patients_per_metric",
+    "answers",
+    "state_dir",
+    "studies",
+    "memory_limit",
+)
+COMMANDS = {  # a page for each group of `medsilo --help`
+    "begin": "To begin with",
+    "one-machine": "With all data on one machine",
+    "lead": "For a consortium's lead",
+    "runs": "Of finished runs",
+    "hospital": "For a hospital's engineer",
+    "lists": "Lists and documentation",
+}
+WIDEST = 88  # most characters in a line of a shell command
+MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+ROBUST = {
+    rule.model_fields["name"].default: rule
+    for rule in (rules.NormBound, rules.Median, rules.TrimmedMean, rules.MultiKrum)
+}
+ELSEWHERE = (NnUNetPlans, Architecture, Network)  # sections that other pages describe
+REST = ("seed", "protocol", "packages")  # the plan's keys that are not sections
+MOST_NAMES = 6  # most names of methods, tasks or networks in a cell; of more names, it has those without the key
+
+
+# ---------------------------------------------------------------------------------------------------- in words
+def values_of(field: FieldInfo) -> str:
+    """Return the allowed values of a key, with its default in brackets."""
+    choices = [choice for kind in kinds_of(field.annotation) for choice in choices_of(kind)]
+    default = default_of(field)
+    if choices:
+        nothing = ["(null)"] if default == "null" else []
+        return " ".join([*nothing, *(f"(`{choice}`)" if choice == default else f"`{choice}`" for choice in choices)])
+    if any(is_section(kind) for kind in kinds_of(field.annotation)):
+        return f"a section ({default})" if default == "null" else "a section"
+    return f"{bounds_of(field)} ({default})".strip() if default else bounds_of(field)
+
+
+def kinds_of(annotation: Any) -> list[Any]:
+    """Return the members of a union, the classes that a name chooses among, or the type itself."""
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for member in get_args(annotation) for kind in kinds_of(member)]
+    if hasattr(annotation, "__metadata__"):
+        return kinds_of(get_args(annotation)[0])
+    return [*ROBUST.values()] if annotation is RobustRule else [annotation]
+
+
+def choices_of(kind: Any) -> list[str]:
+    """Return the values of a literal or of a boolean."""
+    if get_origin(kind) is Literal:
+        return [str(choice) for choice in get_args(kind)]
+    return ["false", "true"] if kind is bool else []
+
+
+def is_section(kind: Any) -> bool:
+    """True if a key's values are sections with keys."""
+    return isinstance(kind, type) and issubclass(kind, Section)
+
+
+def default_of(field: FieldInfo) -> str:
+    """Return a key's default in words; an empty text if the plan must set the key."""
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return ""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float | int):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, tuple | dict):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
+
+
+def bounds_of(field: FieldInfo) -> str:
+    """Return a number's range."""
+    limits = {
+        name: getattr(rule, name)
+        for rule in field.metadata
+        for name in ("ge", "gt", "le", "lt", "multiple_of")
+        if getattr(rule, name, None) is not None
+    }
+    marks = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    words = [f"{marks[name]} {amount(limits[name])}" for name in marks if name in limits]
+    if "multiple_of" in limits:
+        words.append(f"a multiple of {limits['multiple_of']}")
+    return ", ".join(words)
+
+
+def amount(value: float) -> str:
+    """Return a number in the form that people write."""
+    return f"{value:,.0f}".replace(",", " ") if float(value).is_integer() else f"{value:g}"
+
+
+def described(model: type[BaseModel], name: str) -> str:
+    """Return the description of a field, or of the same field in a base class."""
+    for kind in model.__mro__:
+        field = getattr(kind, "__pydantic_fields__", {}).get(name)
+        if field is not None and field.description:
+            return field.description
+    raise ValueError(f"{model.__module__}.{model.__name__}.{name} has no description")
+
+
+# ---------------------------------------------------------------------------------------------------- the plan
+def keys_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]]:
+    """Return key, values and meaning of all fields, including those of nested sections."""
+    for name, field in model.model_fields.items():
+        if name in ("name", "kind") and len(choices_of(field.annotation)) == 1:
+            continue
+        if field.annotation is type(None):
+            continue
+        key = f"{prefix}.{name}" if prefix else name
+        inner = [kind for kind in kinds_of(field.annotation) if is_section(kind)]
+        tag = next((name for name in ("name", "kind") if all(name in kind.model_fields for kind in inner)), "")
+        if len(inner) > 1 and tag:
+            names = [str(kind.model_fields[tag].default) for kind in inner]
+            chosen = getattr(field.default, tag, None)
+            values = " ".join(f"(`{name}`)" if name == chosen else f"`{name}`" for name in names)
+            yield f"{key}.{tag}", f"(null) {values}" if field.default is None else values, described(model, name)
+            continue
+        yield key, values_of(field), described(model, name)
+        if len(inner) == 1 and inner[0] not in ELSEWHERE:
+            yield from keys_of(inner[0], key)
+
+
+def section(model: type[BaseModel], prefix: str) -> str:
+    """Return the table of one section of the plan."""
+    rows = [(anchored(key), *rest) for key, *rest in keys_of(model, prefix)]
+    return table(("key", "values (default)", "meaning"), rows)
+
+
+def anchored(key: str, anchor: str = "") -> str:
+    """Return a key as code, with an anchor of its name for links."""
+    return f'`{key}`<a name="{anchor or key}"></a>'
+
+
+def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str) -> str:
+    """Return the table of a section that is one of several classes.
+
+    A key that means the same in several classes is one row.
+    """
+    found: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name, model in models.items():
+        for key, values, meaning in keys_of(model, prefix):
+            found[key, meaning][values].append(name)
+    rows = [(anchored(f"{prefix}.name"), " ".join(f"`{name}`" for name in models), f"the {what}", "")]
+    seen: set[str] = set()
+    for (key, meaning), variants in found.items():
+        usual, *others = sorted(variants, key=lambda values: -len(variants[values]))
+        words = [usual, *(f"{', '.join(variants[values])}: {values}" for values in others)]
+        having = [name for name in models if any(name in names for names in variants.values())]
+        anchor = f"{key}-{having[0]}" if key in seen else key  # a key with a different meaning in another method
+        seen.add(key)
+        rows.append((anchored(key, anchor), "; ".join(words), meaning, named(having, list(models))))
+    return table(("key", "values (default)", "meaning", f"{what}s"), rows)
+
+
+def named(having: Sequence[str], among: Sequence[str]) -> str:
+    """Return the owners of a key: their names, or the names of those without it."""
+    lacking = [name for name in among if name not in having]
+    if not lacking:
+        return "all"
+    return f"all but {', '.join(lacking)}" if len(having) > MOST_NAMES > len(lacking) else ", ".join(having)
+
+
+def top_level() -> str:
+    """Return the plan's keys that are not sections."""
+    rows = [(anchored(name), values_of(Plan.model_fields[name]), described(Plan, name)) for name in REST]
+    return table(("key", "values (default)", "meaning"), rows)
+
+
+def settings(names: Sequence[str]) -> str:
+    """Return the table of some keys of a hospital's settings."""
+    chosen = [(name, SiteSettings.model_fields[name]) for name in names]
+    return table(
+        ("key", "values (default)", "meaning"),
+        [(anchored(name), values_of(field), described(SiteSettings, name)) for name, field in chosen],
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- the run tree
+def fields(model: type[BaseModel], prefix: str = "") -> str:
+    """Return the table of a file's keys."""
+    return table(
+        ("key", "meaning"),
+        [(f"`{prefix}{field.alias or name}`", described(model, name)) for name, field in model.model_fields.items()],
+    )
+
+
+# A site's files, in the run's folder or in a separate folder.
+SITE_TREE: Mapping[str, str] = {
+    paths.PLAN: "the resolved plan again, so that the hospital can use its model by itself",
+    paths.PROVENANCE: "where the site's numbers come from: as that of the run, and the device with its precision. "
+    "It never leaves the site",
+    paths.METRICS: "the site's numbers, one line per round",
+    paths.BEST: "the site's model after its best round",
+    paths.LAST: "the site's model after the last round",
+    paths.STATE_FILES: "the site's private state, for resuming: of the last rounds, and of every tenth before",
+    paths.SEALING: "with secure aggregation: the site's keys, secret, and whose numbers were in the sums that it "
+    "helped to unmask. It never leaves the site",
+    paths.SEALED: "with secure aggregation: the site's masked message of the last round, to be sent again if "
+    "it is lost. Without the keys it is noise",
+    paths.ANSWER_FILES: "in a study that is charged to the site's privacy ledger: its last answers. An "
+    "answer that is sent again is the same, so it costs nothing",
+    paths.NOISY_COUNTS: "where numbers of cases leave with noise: those numbers, drawn once",
+    paths.SPENT: "in such a study: what it and all studies of these data cost (ε at δ), for the "
+    "hospital's own report. It never leaves the site",
+    paths.WEIGHT: "of patients' data: the weight of the site's updates, with its numbers of training patients and "
+    "cases, disclosed and exact. The hospital's own report shows it. It never leaves the site",
+    paths.SUBGROUPS: "the patients of subgroups: subgroup, level, and the patient's number in test.csv. The number is "
+    "empty where the score of the level stays. The file never leaves the site",
+    paths.CASES: "what was measured of each test case. Case and patient are numbers in the order of the "
+    "data; a cell is empty where a case has no such value. It never leaves the site",
+    paths.ERRORS: "the full text of errors. It never leaves the site",
+    paths.WORKER_LOG: "the output of the training process. It never leaves the site",
+    paths.NOW: "while the site works on an answer: what it does, and the share of its training that is "
+    "done. It never leaves the site",
+    paths.DIARY: "under NVFlare: a line for each answer that left the site, and for each that did not, "
+    "with the reason. It never leaves the site",
+    paths.DATA: "folder tasks: what was found among the site's files, with the names of files left out. "
+    "It never leaves the site",
+    paths.EMBEDDINGS.format(
+        "..."
+    ): "network `frozen`: what its frozen part made of each image, by the image's hash; in "
+    "`data.cache_folder` where the site has one. It never leaves",
+    f"{paths.PICTURES}/": "images before and after HarmoFL's normalisation, and the best, median and worst "
+    "test case with the structures found in it. Only synthetic images, or where the site's `pictures` allows it",
+}
+
+RUN_TREE: Mapping[str, str] = {
+    paths.PLAN: "the resolved plan: every key with its value",
+    paths.PROVENANCE: "package version and hash, plan hash, seed, protocol, versions of libraries, platform",
+    paths.JOBS: "ids of the NVFlare jobs that led the study, the last one last",
+    paths.LOCK: "empty; held by the NVFlare job that leads the study",
+    paths.LEAD: "who submitted the study, as NVFlare knows them; only they can go on with it (not in a simulation)",
+    paths.ROUNDS: "one line per round",
+    paths.SUMMARY: "the outcome, success or failure",
+    paths.NOW: "while the study runs: which sites the server has asked, and which have answered",
+    paths.REPORT: "the page (`medsilo report`)",
+    f"{paths.CHECKPOINTS}/{paths.ROUND_FILES}": "the server's state after the last round, named by its number",
+    f"{paths.CHECKPOINTS}/{paths.BEST_FILES}": "the server's state after the best round so far",
+    f"{paths.GLOBAL}/{paths.BEST}": "the model that all sites share, after the best round; absent where every site "
+    "has its own",
+    f"{paths.GLOBAL}/{paths.LAST}": "the same after the last round; the only one where sites choose a model of "
+    "their own beside the shared one",
+    f"{paths.SUPER_MODEL}/": "FedSM: the global model, the selector and the personal models of sites that "
+    "agreed, as safetensors; `plan.yaml`; `supermodel.json` with the threshold and each file's SHA-256. Each site has "
+    "a super model of its own, too",
+    f"{model_folders.FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
+    **{f"{paths.SITES}/<site>/{name}": content for name, content in SITE_TREE.items()},
+    f"{paths.JOB}/": "the submitted job (simulator only)",
+    f"{paths.NVFLARE}/": "NVFlare's workspace (simulator only)",
+    paths.NVFLARE_LOG: "NVFlare's log (simulator only)",
+}
+
+STUDY_TREE: Mapping[str, str] = {
+    "<row>-<seed>/": "one run's folder for each row and seed",
+    paths.COMPARISON: "the sites' settings that all runs here had; with others nothing runs in this folder",
+    paths.VERDICT: "scores, differences and intervals of what is finished",
+    paths.REPORT: "the page about all of it",
+    f"{paths.HOSPITALS}/<site>.html": "a decision sheet for one hospital, one printed page "
+    "(`medsilo report --hospitals`)",
+    f"{paths.LOCKS}/": "empty files, held by the comparison and by its runs as long as they go on",
+}
+
+
+def tree(entries: Mapping[str, str]) -> str:
+    """Return the table of a folder's files."""
+    return table(("file", "content"), [(f"`{name}`", content) for name, content in entries.items()])
+
+
+# ---------------------------------------------------------------------------------------------------- the commands
+# names of type aliases, which have no docstring
+ALIASES = {
+    "BY_ITSELF": "What a method's own protocol says of a plan: no addition of another method.",
+    "Dimensions": "The key `dimensions` of a network: 2 or 3.",
+    "Lesson": "How networks learn from a batch of the training data.",
+    "Modules": "A site's networks by name.",
+    "NETWORKS": "The networks by name; its `read` makes one of a section of a plan.",
+    "Ranges": "The least and the greatest value of each tensor of a group.",
+    "Shares": "A number for each site or tensor, by name.",
+    "Tensors": "Tensors by name.",
+    "Weighting": "How sites count in a mean: by samples, or all alike.",
+}
+LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
+    "tensor_download_chunk_size": (
+        2 << 20,
+        lambda own: limits(own, "site")["tensor_download_chunk_size"],
+        "bytes of tensors that travel in one piece: 1 MiB, or ten seconds of `transport.slowest`",
+    ),
+    "tensor_streaming_per_request_timeout": (
+        600,
+        lambda own: own.again,
+        "seconds until it is asked whether a piece was lost that does not begin to come: at most; the line's own pace "
+        "says how soon. NVFlare itself asks four times, and never again once the line is down",
+    ),
+    "get_task_timeout": (
+        300,
+        lambda own: 2 * own.again,
+        "seconds until a site asks for work again when the reply does not begin to come",
+    ),
+    "submit_task_result_timeout": (
+        300,
+        lambda own: own.silence,
+        "seconds that a site's answer may wait for the server to fetch its next piece; once all are fetched, as many "
+        "as for work",
+    ),
+    "streaming_idle_timeout": (
+        600,
+        lambda own: limits(own, "site")["streaming_idle_timeout"],
+        "seconds that tensors are held ready for who does not ask for their next piece",
+    ),
+    "max_runner_sync_timeout": (
+        60,
+        lambda own: limits(own, "site")["max_runner_sync_timeout"],
+        "seconds in which a job's process at a site has to reach the server's",
+    ),
+    "dead_client_grace_period": (
+        60,
+        lambda own: limits(own, "server")["dead_client_grace_period"],
+        "seconds from NVFlare's belief that a site is dead (600 seconds without a sign) until it ends a job that needs "
+        "the site",
+    ),
+}
+
+
+def lines() -> str:
+    """Return NVFlare's limits that a message can hit: its own, and those of a plan's default and longest timeouts."""
+    plans = [Timeouts(silence=420), Timeouts(silence=3600, rate=8000)]
+    rows = [
+        f"| `{key}` | {default:,.0f} | {' | '.join(f'{ours(plan):,.0f}' for plan in plans)} | {meaning} |"
+        for key, (default, ours, meaning) in LIMITS.items()
+    ]
+    head = "| limit | NVFlare's own | the defaults | an hour, 64 kbit/s | meaning |\n|---|---|---|---|---|"
+    return "\n".join([head, *rows, ""])
+
+
+def commands(people: str) -> str:
+    """Return the reference of a group of `medsilo --help`: each command with its arguments and options."""
+    parts = []
+    for own in all_commands()[people]:
+        command, ctx = parsed(own.name)
+        about = inspect.cleandoc(command.help or "").split("\n\n")
+        usage = " ".join(["medsilo", own.name, *command.collect_usage_pieces(ctx)])
+        rows = [*options_of(own.name, command, ctx)]
+        example = f"medsilo {own.name} {own.example}".rstrip()
+        parts += [
+            f"## medsilo {own.name}",
+            *(" ".join(part.split()) for part in about),
+            f"`{usage}`",
+            table(("argument or option", "meaning"), rows).rstrip(),
+            f"```\n{wrapped(example)}\n```",
+        ]
+    return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def parsed(name: str) -> tuple[Any, Any]:
+    """Return a command of the program, and the context in which it describes itself."""
+    command, ctx = _program(), None
+    for word in ["medsilo", *name.split()]:
+        command = command if ctx is None else command.commands[word]
+        ctx = command.context_class(command, info_name=word, parent=ctx)
+    return command, ctx
+
+
+def options_of(name: str, command: Any, ctx: Any) -> Iterator[tuple[str, str]]:
+    """Yield each argument and option, with an anchor such as run--set, and its help.
+
+    All commands have --help and --json, so these are described only once.
+    """
+    for param in command.get_params(ctx):
+        record = param.get_help_record(ctx)
+        if record and not {"--help", "--json"} & {*param.opts}:
+            own = max(param.opts, key=len)
+            meaning = re.sub(r"([^\s,;()]*<\w+>[^\s,;()]*)", r"`\1`", " ".join(record[1].split()))
+            yield anchored(record[0], f"{name.replace(' ', '-')}-{own.removeprefix('-')}"), meaning
+
+
+def wrapped(line: str) -> str:
+    """Return a command in lines of at most 88 letters, which a shell reads as one."""
+    lines = [""]
+    for word in shlex.split(line, posix=False):
+        if lines[-1] and len(lines[-1]) + len(word) > WIDEST - 4:
+            lines[-1] += " \\"
+            lines.append("   ")
+        lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+    return "\n".join(lines)
+
+
+def extension(place: ModuleType) -> str:
+    """Return the names of medsilo.extend, or those for methods, each with the first paragraph of its docstring."""
+    own = {
+        name: ALIASES.get(name) or inspect.getdoc(getattr(place, name)) or ""
+        for name in sorted({*place.__all__} - {"__version__"})
+    }
+    first = {name: " ".join(told.partition("\n\n")[0].split()) for name, told in own.items()}
+    rows = [f"| `{name}` | {told} |" for name, told in first.items()]
+    return "\n".join(["| name | what it is |", "|---|---|", *rows, ""])
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "plan-algorithm": lambda: one_of(methods.OURS, "algorithm", "method"),
+    "methods": methods.overview,
+    "families": methods.families,
+    "families-of-readme": partial(methods.families, "docs/research/methods"),
+    "families-of-site": partial(methods.families, "research/methods"),
+    "headline": methods.headline,
+    **{f"method-{name}": partial(methods.method, name) for name in methods.OURS},
+    "plan-task": lambda: one_of(TASKS, "task", "task"),
+    "plan-network": lambda: one_of(NETWORKS, "network", "network"),
+    "plan-training": lambda: section(Training, "training"),
+    "plan-participation": lambda: section(Participation, "participation"),
+    "plan-aggregation": lambda: section(AggregationSettings, "aggregation"),
+    "plan-robust": lambda: one_of(ROBUST, "aggregation.robust", "rule"),
+    "plan-secure-aggregation": lambda: section(SecureAggregationSettings, "secure_aggregation"),
+    "plan-study": lambda: section(StudyDescription, "study"),
+    "plan-transport": lambda: section(TransportSettings, "transport"),
+    "plan-model-selection": lambda: section(ModelSelection, "model_selection"),
+    "plan-privacy": lambda: section(PrivacyOffer, "privacy"),
+    "plan-rest": top_level,
+    "protection": lambda: settings(PROTECTION),
+    "approval": lambda: settings(APPROVAL),
+    "airlock": lambda: settings(AIRLOCK),
+    "room": lambda: section(RoomSettings, "room"),
+    "border": lambda: section(BorderSettings, "border"),
+    "demands": lambda: section(PrivacyRequirements, "privacy"),
+    "run-tree": lambda: tree(RUN_TREE),
+    "summary": lambda: fields(schema.Summary),
+    "agreed": lambda: fields(schema.Agreement, "agreed."),
+    "selected": lambda: fields(schema.Selection, "selected."),
+    "site": lambda: fields(schema.SiteResult, "sites.<site>."),
+    "score": lambda: fields(score.Score, "scores.sites.<site>."),
+    "decisions": lambda: fields(schema.Decisions, "sites.<site>.decisions."),
+    "subgroup": lambda: fields(schema.SubgroupResult, "sites.<site>.subgroups[]."),
+    "details": lambda: fields(schema.Details, "details."),
+    "similarity": lambda: fields(schema.Similarity, "details.similarity."),
+    "super-model": lambda: fields(schema.SuperModelFacts, "details.super_model."),
+    "round": lambda: fields(rounds.Round),
+    "site-round": lambda: fields(rounds.SiteRound, "sites.<site>."),
+    "sent-update": lambda: fields(rounds.SentUpdate, "sites.<site>.updates.<group>."),
+    "weighed": lambda: fields(own_files.Weighed),
+    "provenance": lambda: fields(site_files.Provenance),
+    "study-tree": lambda: tree(STUDY_TREE),
+    "verdict": lambda: fields(verdict_file.Verdict),
+    "warning": lambda: fields(verdict_file.Notice, "warnings[]."),
+    "hospital": lambda: fields(verdict_file.HospitalVerdict, "hospitals.<site>."),
+    "row": lambda: fields(verdict_file.VerdictRow, "rows[]."),
+    "level": lambda: fields(verdict_file.Level),
+    "difference": lambda: fields(verdict_file.PairedDifference),
+    "subgroups": lambda: fields(subgroup_tables.SubgroupTable, "subgroups[]."),
+    "subgroup-level": lambda: fields(subgroup_tables.SubgroupLevel, "subgroups[].levels[]."),
+    "subgroup-pair": lambda: fields(subgroup_tables.SubgroupPair, "subgroups[].pairs[]."),
+    **{f"commands-{page}": partial(commands, people) for page, people in COMMANDS.items()},
+    "checks": lambda: table(("where", "what is checked"), [*CHECKS.items()]),
+    "extend": lambda: extension(extend),
+    "extend-lab": lambda: extension(extend_lab),
+    "extend-methods": lambda: extension(extend_methods),
+    "extend-networks": lambda: extension(extend_networks),
+    "lines": lines,
+    "evidence-scores": evidence.scores,
+    "evidence-harmonisation": evidence.group("harmonisation"),
+    "evidence-personalisation": evidence.group("personalisation"),
+    "evidence-neither": evidence.group("neither", "ensemble", "chosen"),
+    "evidence-weights": evidence.weights,
+    "evidence-older": evidence.older,
+    "evidence-told-twice": evidence.told_twice,
+    "evidence-flamby": evidence.flamby,
+    "evidence-reruns": evidence.reruns,
+    "evidence-laboratories": evidence.laboratories,
+    "evidence-intervals": evidence.intervals,
+    "evidence-impact": evidence.impact,
+    "evidence-impact-studies": evidence.impact_studies,
+}
+
+
+def renewed(page: str) -> str:
+    """Return a page's text with current tables."""
+    return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", page)
+
+
+def pages() -> list[Path]:
+    """Return all pages that have tables."""
+    files = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+    return [path for path in files if MARKED.search(path.read_text("utf-8"))]
+
+
+def main() -> None:
+    for path in pages():
+        text = path.read_text("utf-8")
+        if (new := renewed(text)) != text:
+            path.write_text(new, "utf-8")
+            print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()
