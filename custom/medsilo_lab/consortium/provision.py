@@ -45,6 +45,7 @@ OWN_COMPONENTS = {  # components of the server's parent process
     "forgotten_jobs": "nvflare_reliability.cleanup.ForgottenJobs",
     "bounded_streams": "nvflare_reliability.cleanup.BoundedStreams",
     "returning_sites": "nvflare_reliability.returning_sites.ReturningSites",
+    "own_storage": "medsilo_server.flare.own_storage.OwnStorage",
     "known_hospitals": "medsilo_server.flare.admission.KnownHospitals",
     "kit_events": "medsilo.flare.kit_events.ServerEvents",
     "resumed_studies": "medsilo_server.flare.resuming.ResumedStudies",

@@ -1,0 +1,72 @@
+"""End a server's start if its storage holds another server's jobs, in the server's parent process.
+
+NVFlare runs each submitted job that it finds in the storage, so two servers with the default folder on one machine
+would run each other's jobs.
+"""
+
+from hashlib import sha256
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import NameOID
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_exception import UnsafeComponentError
+
+from medsilo.core.errors import MedsiloError, reading
+from medsilo.core.files import make_folder, read_bounded, write_text
+from medsilo.flare.leftovers import storage_of
+from medsilo.flare.workspace import kit_folder
+from medsilo.runs import events
+
+OWNER = "server.txt"  # file in the storage with its server's name and the digest of the root authority's key
+LARGEST = 64_000  # most bytes of a certificate or of the owner's file
+
+
+class OwnStorage(FLComponent):
+    """Marks the storage as this server's. NVFlare's server does not start if another server has marked the storage."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type != EventType.SYSTEM_BOOTSTRAP:
+            return
+        try:
+            claim(kit_folder(fl_ctx))
+        except MedsiloError as error:
+            self.log_critical(fl_ctx, f"the server does not start: {error}")
+            events.write(kit_folder(fl_ctx), events.Event("failed", str(error), needs_somebody=True))
+            raise UnsafeComponentError(str(error)) from error  # the only error that ends NVFlare's start
+
+
+def claim(kit: Path) -> None:
+    """Mark a server's storage as its own; raises MedsiloError if the storage belongs to another server.
+
+    A renewed or restored server keeps its name and its root authority, and thus its storage.
+    """
+    if (storage := storage_of(kit)) is None:
+        return
+    own, mark = _owner(kit), storage / OWNER
+    if not mark.exists():
+        make_folder(storage)
+        write_text(mark, own + "\n")
+        return
+    with reading(f"{OWNER} in the server's storage"):
+        told = read_bounded(mark, LARGEST).decode().strip()
+    if told != own:
+        raise MedsiloError(
+            f"the jobs in its storage belong to another server, {told.split(' ')[0]!r}; give each server a folder of "
+            "its own as server.storage in consortium.yaml, and make the kits again",
+            private=str(storage),
+        )
+
+
+def _owner(kit: Path) -> str:
+    with reading("the certificate of the server's kit, or its root"):
+        server, root = (
+            x509.load_pem_x509_certificate(read_bounded(kit / "startup" / name, LARGEST))
+            for name in ("server.crt", "rootCA.pem")
+        )
+    (name,) = server.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    key = root.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return f"{name.value} {sha256(key).hexdigest()}"
