@@ -68,7 +68,7 @@ NEWER = [
 # Methods that store and send the same tensors as fedper, fine-tuning, scaffold, ditto and fedavg.
 AS_ANOTHER = ["condistfl", "fedrep", "fedbabu", "feddyn", "fedrod", "fedlws", "fedawa"]
 MOST = float(os.environ.get("MOST_SECONDS", 2.0))  # most processor seconds of a test in the default run
-BESIDE = 3.0  # the tolerance if other processes run at the same time
+BESIDE = 9.0  # the tolerance for slower cores and for other processes, so that no test fails because of them
 QUIET = 0.024  # seconds that `pace` measures on the core to which MOST refers
 LOADED = 100  # a test that first imports this many modules is not charged for the import time
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]

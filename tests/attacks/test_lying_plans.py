@@ -369,16 +369,16 @@ def test_a_crafted_model_stops_no_study_by_one_patient_who_is_scored(tmp_path: P
     rows = [{"patient": f"p{age}", "part": part, "age": age, "outcome": age % 2} for part, age, _ in NAMELESS]
     write_table(tmp_path / "data/cases.csv", rows)
     task = {**TASK, "standardise": "none", "columns": [{"name": "age"}]}
-    plan = parse_plan({**TABLE, "task": task, "network": {"name": "mlp", "hidden": [2], "norm": "none"}})
+    plan = parse_plan({**TABLE, "task": task, "network": {"name": "mlp", "hidden": [2, 2], "norm": "none"}})
     settings, told = (
         make_settings({"device": "cpu", "data": {"folder": str(tmp_path / "data"), "outcome": ["outcome"]}}, "x"),
         [],
     )
     for older in (40.5, 41.5, 68.5, 69.5):  # in turn: one patient in validation, none, one in the test, none
         site = site_of(plan, "a", ["a"], settings, tmp_path / f"{older}/sites/a")
-        below, bias, last, _ = site.participant.state.model.parameters()
-        with torch.no_grad():  # the output is NaN (infinity minus infinity) for older patients
-            below.fill_(1e36), bias.fill_(-1e36 * older), last.copy_(torch.tensor([[1e4, -1e4]]))
+        below, bias, above, _, last, _ = site.participant.state.model.parameters()
+        with torch.no_grad():  # on every processor, the output is NaN (infinity minus infinity) for older patients
+            below.fill_(1e36), bias.fill_(-1e36 * older), above.fill_(1e4), last.copy_(torch.tensor([[1.0, -1.0]]))
         model = {name: value.clone() for name, value in site.participant.state.model.state_dict().items()}
         for task in ("deliver", "test"):
             asked = Request(task=task, round=0, study="s", plan=plan.hash, sites=("a",))
