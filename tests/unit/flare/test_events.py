@@ -143,7 +143,9 @@ def test_who_is_asked_again_and_has_answered_is_told_for_a_few_times_an_hour(tmp
 
 
 def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site reports a full disk only once, although another file fails each time and some writes succeed in between."""
+    """A site reports a full disk only once, although another file fails each time, and some writes
+    succeed in between.
+    """
     study, now = SiteEvents(tmp_path, "job-1", "lungs"), 0.0
     monkeypatch.setattr(executing.time, "monotonic", lambda: now)
     monkeypatch.setattr(executing.time, "time", lambda: 1e9 + now)

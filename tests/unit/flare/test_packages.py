@@ -58,7 +58,7 @@ def joining(home: Home, code: dict[str, dict[str, str]]) -> str:
 
 
 def walk(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Change each package by one byte, and yield the package's name with the rejections of a join and of an approval."""
+    """Change each package by one byte, and yield its name with the rejections of a join and of an approval."""
     home = Home(folder)
     home.plan = plan_with_a_plug_in()
     config = Path(Workspace(str(folder), site_name=SITES[0]).get_app_config_dir("job"))
@@ -165,7 +165,9 @@ def test_what_python_or_a_browser_loads_is_in_the_hash(spare: Path) -> None:
 
 
 def test_bytecode_of_something_else_is_refused(spare: Path) -> None:
-    """Bytecode that does not belong to its source is rejected, because Python would load it without reading the source."""
+    """Bytecode that does not belong to its source is rejected, because Python would load the bytecode without reading
+    the source.
+    """
     source = spare / "rule.py"
     true, before = Path(cache_from_source(str(source))), hash_now()
     (spare.parent / "rule.py").write_text("LIMIT = 500\n")
