@@ -153,7 +153,9 @@ def test_what_is_asked_to_be_unmasked_must_be_of_the_round() -> None:
     with pytest.raises(Refused, match="round 2, in which this site masked nothing"):
         site.unmask(UnmaskingRequest(round=2, sites=names(5)))
     reveal = site.unmask(UnmaskingRequest(round=1, sites=names(4)))
-    assert set(reveal.added) == set(names(4)) and set(reveal.dropped) == {"site-4"}, "the answer must have one share for each site"
+    assert set(reveal.added) == set(names(4)) and set(reveal.dropped) == {"site-4"}, (
+        "the answer must have one share for each site"
+    )
     assert site.unmask(UnmaskingRequest(round=1, sites=names(4))) == reveal
 
 

@@ -158,7 +158,7 @@ def test_sums_over_features_keep_their_digits() -> None:
     assert [own.block.fixed.bound for own in sums if own] == [1000]
 
 
-# ------------------------------------------------------------------------------------------------------ record and stored files
+# ------------------------------------------------ record and stored files
 
 
 def test_the_record_says_what_was_sealed_and_against_whom(tmp_path: Path) -> None:
