@@ -1,4 +1,4 @@
-"""Only the hospital's own account can read private files. `medsilo prune` removes old files, except files that are
+"""Only the account that runs medsilo can read private files. `medsilo prune` removes old files, except files that are
 still needed.
 """
 

@@ -70,7 +70,7 @@ def test_each_site_has_a_state_between_two_rounds() -> None:
         "d": "waiting",
     }
     assert progress.sentence().startswith("round 2 of 5: a training 34 %, late by 42 s, b sending")
-    moment = Moment(now, {"b": working("refused")})  # over TLS, the lead sees the hospital's rejection only
+    moment = Moment(now, {"b": working("refused")})  # over TLS, the lead sees these states, too, except the rejection
     assert [progress.now()[site] for site in "ab"] == ["asked 50 s ago, late by 5 s", "refused"]
     progress.add(a_round(2, a=30.0, b=30.0, c=30.0, d=30.0))
     assert set(progress.now().values()) == {"answered"}  # reports from the round before have ended
