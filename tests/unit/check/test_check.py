@@ -253,7 +253,9 @@ def test_what_a_run_keeps_is_no_more_than_foretold(tmp_path: Path) -> None:
 
 
 def test_too_little_memory_stops_before_anything_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("medsilo.check.job_visit.rehearse", lambda *_: pytest.fail("it was tried"))
+    monkeypatch.setattr(
+        "medsilo.check.job_visit.rehearse", lambda *_: pytest.fail("the rehearsal started without enough memory")
+    )
     report = check(visit(free_memory=lambda compute: 1000))
     (finding,) = found(report, "memory", "stops")
     assert "1.0 kB are free" in finding.what and not report.go

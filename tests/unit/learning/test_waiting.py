@@ -45,7 +45,7 @@ class Waiting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         if func is torch.ops.aten._to_copy.default and given.get("device") == META and args[0].device != META:
-            assert given.get("non_blocking"), "copied to a card, and waited for"
+            assert given.get("non_blocking"), "the code waits for a copy to the GPU"
         return func(*args, **given)
 
 
@@ -175,7 +175,7 @@ class Card:
         self.touched: list[Any] = []
         self.emptied = 0
         patch.setattr(torch.random, "fork_rng", self.fork)
-        patch.setattr(torch.cuda, "manual_seed_all", lambda _: pytest.fail("all cards were seeded"))
+        patch.setattr(torch.cuda, "manual_seed_all", lambda _: pytest.fail("the code seeded all GPUs"))
         patch.setattr(torch.cuda, "manual_seed", lambda _: None)
         patch.setattr(torch.cuda, "device", self.device)
         patch.setattr(torch.cuda, "empty_cache", self.empty)

@@ -201,7 +201,7 @@ def test_what_lies_in_files_when_it_comes_is_not_written_again(monkeypatch):
     wanted = play(WeightedMean(), sent)["a"]
     filed = [(site, dict(zip(own, stored(own.values()), strict=True)), weight) for site, own, weight in sent]
     monkeypatch.setattr(contributions, "MEMORY", 0)
-    monkeypatch.setattr(os, "pwritev", lambda *_: pytest.fail("written again"))
+    monkeypatch.setattr(os, "pwritev", lambda *_: pytest.fail("the tensors were written again"))
     mixer = WeightedMean()
     mixer.start(list("abc"))
     before = in_files()

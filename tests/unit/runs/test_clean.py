@@ -141,7 +141,7 @@ def test_a_servers_kit_gives_back_what_jobs_left(run: Path, tmp_path: Path) -> N
     assert ids["open"] in {one.path.name for one in find_in_kit(kit, 7, 9) if one.path.parent.name == "jobs"}
     remove(old)
     assert (kit / ids["runs"]).exists() and (kit / "medsilo/done/global").exists()
-    assert [path.name for path in (kit / ids["done"]).iterdir()] == ["audit.log"], "evidence goes"
+    assert [path.name for path in (kit / ids["done"]).iterdir()] == ["audit.log"], "the audit log must stay"
     assert ids["done"] not in {one.path.name for one in find_in_kit(kit, 0)}
 
 
