@@ -201,7 +201,7 @@ def test_numbers_of_patients_data_leave_rounded(tmp_path: Path) -> None:
 @needs_room
 def test_what_a_script_can_have_sent_is_signed(tmp_path: Path) -> None:
     """The signed ledger records everything that a script may have sent, including the price of noise and rejected
-    answers. A changed line is detected.
+    answers. A changed line of the ledger is detected.
     """
     settings = {"public_data": False, "approval": "none", "border": {"clip": 0.1, "noise": 2}}
     lines = LEARNS.replace("flare.join(model, optimizer, batches", "flare.join(model, optimizer, batches, samples=43")
@@ -291,8 +291,8 @@ def test_nothing_of_a_jobs_code_and_classes_stays_in_the_sites_own_process(tmp_p
 
 @pytest.mark.skipif(not inside.landlock(), reason="no Landlock in this kernel")
 def test_landlock_is_a_wall_by_itself(tmp_path: Path) -> None:
-    """Landlock alone protects the machine, even without bubblewrap. A process inside cannot write elsewhere, create a
-    device, or end a process outside.
+    """Landlock alone protects the machine, even without bubblewrap. A sandboxed process cannot write outside of its
+    folder, create a device, or end another process.
     """
     (tmp_path / "work").mkdir()
     tries = """

@@ -262,7 +262,7 @@ def test_too_little_memory_stops_before_anything_is_tried(monkeypatch: pytest.Mo
 
 
 def test_the_sites_own_limit_counts_this_process(local: Path) -> None:
-    for limit, go in ((256, False), (100_000, True)):  # in MiB, where torch alone needs more than the first limit
+    for limit, go in ((256, False), (100_000, True)):  # limits in MiB; torch alone needs more than 256 MiB
         (local / "medsilo.yaml").write_text(f"device: cpu\nmemory_limit: {limit}\n")
         report = check(visit(local=local))
         assert report.go is go and bool(found(report, "memory", "stops")) is not go

@@ -1,4 +1,4 @@
-"""Tests of the command line: errors in one line with the remedy, JSON from --json, and complete and fast --help."""
+"""Test the command line: errors in one line with the remedy, JSON from --json, and complete and fast --help."""
 
 import io
 import json
@@ -103,7 +103,7 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.Capt
 def test_a_path_that_nvflare_would_tear_apart_is_told_before_anything_starts(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """NVFlare puts paths into command lines without quotes, so such a path is rejected. The engine in one process
+    """NVFlare puts paths into command lines without quotes, so such a path is rejected. The engine without NVFlare
     accepts the path.
     """
     told = one_line(capsys, 1, "run", "fedavg", "--out", tmp_path / name)
@@ -114,8 +114,8 @@ def test_a_path_that_nvflare_would_tear_apart_is_told_before_anything_starts(
 
 @pytest.mark.parametrize("line", ["run fedavg", "submit fedavg --kit KIT", "kits make consortium.yaml -o kits"])
 def test_another_nvflare_is_told_with_what_to_install(line: str, root: Path, tmp_path: Path) -> None:
-    """With another version of NVFlare, the error names the version to install. pip keeps a wrong version if another
-    package requires it.
+    """With another version of NVFlare, the error names the version to install. A wrong version stays installed if
+    another package requires that version.
     """
     told = tmp_path / "packages/nvflare-2.8.0.dist-info/METADATA"
     told.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Rules about the package's source code: allowed imports, forbidden calls, and required documentation."""
+"""Check rules for the package's source code: allowed imports, forbidden calls, and required documentation."""
 
 import ast
 import importlib
@@ -249,7 +249,9 @@ def dotted(node: ast.expr) -> str:
 
 # ---------------------------------------------------------------------------------------------------------- few imports
 def modules_after(root: Path, *commands: list[str], code: int = 0) -> set[str]:
-    """Run these commands in one process, which must all end with this exit code, and return the loaded modules."""
+    """Run commands in one process, and return the modules that are then loaded. Each command must end with the given
+    exit code.
+    """
     program = (
         "import json, runpy, sys\n"
         f"for arguments in {list(commands)!r}:\n"

@@ -1,6 +1,4 @@
-"""A frozen network computes each image's embedding only once. These embeddings are correct and never leave the
-hospital.
-"""
+"""A frozen network computes each image's embedding only once. Embeddings are correct and never leave the hospital."""
 
 import csv
 import json
@@ -170,7 +168,7 @@ def test_the_model_predicts_images(backbone: Path, tmp_path: Path, capsys: pytes
     names = [f"p{number}" for number in range(24)]
     photos = write_photos(tmp_path / "photos", names)
     run = own_study(photos, backbone, tmp_path / "cache", tmp_path / "run")
-    model_folders.FOLDERS.clear()  # a new process knows no folders of models
+    model_folders.FOLDERS.clear()  # a new process does not know any folder with weights
     assert main(["predict", str(run), str(photos / "images"), "-o", str(tmp_path / "found")]) == 0
     found = (tmp_path / "found").rglob("*.csv")
     rows = [row for path in found for row in csv.DictReader(path.open())]

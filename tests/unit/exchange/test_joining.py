@@ -1,4 +1,4 @@
-"""At the start of a study, all sites join. 'medsilo submit' and 'medsilo resume' wait for the end of this phase."""
+"""'medsilo submit' and 'medsilo resume' wait until the sites of a study have joined."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Every number that a site sends passes through the class Disclosure, so no message contains an exact number."""
+"""Every number that a site sends passes through the class Disclosure, so no message contains an
+exact score or count.
+"""
 
 import math
 from collections.abc import Iterator
@@ -89,10 +91,10 @@ def test_a_field_of_an_answer_is_made_in_disclosure_alone(
     inprocess.run(parse_plan(STUDY), folder=tmp_path / "study", settings=settings)
     assert len(heard) == len(told) == 4
     for parcel, own in zip(heard, told, strict=True):
-        beside = {"ledger", "readiness"}  # the ledger layer adds its signed head, and a canary adds `readiness`
+        beside = {"ledger", "readiness"}  # the privacy ledger adds `ledger` to an answer, and a canary adds `readiness`
         assert set(ANSWERS[parcel.facts["task"]].model_fields) == own | MACHINE | beside
 
 
 def test_no_message_is_forgotten() -> None:
-    """Each kind of answer is in the test above, or belongs to secure aggregation."""
+    """The test of exact numbers covers each kind of answer, except the messages of secure aggregation."""
     assert set(ANSWERS) == {"join", "round", "deliver", "test", *LETTERED}

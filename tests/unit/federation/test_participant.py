@@ -34,7 +34,8 @@ from tests.sites import CPU, site_of, sites_of
 from tests.unit.core.test_files import files_of_at_most
 
 A = SITES[0]
-# The list has one method of each kind. The tests of methods check that the state of every method is complete.
+# The tests of this file use three kinds of methods. The tests of methods check that the state of every method is
+# complete.
 KINDS: list[tuple[str, list[str]]] = [("fedavg", []), ("apfl", ["algorithm.adaptive=true"]), ("scaffold", [])]
 every_kind = pytest.mark.parametrize(("method", "changes"), KINDS, ids=lambda part: str(part)[:40])
 

@@ -123,8 +123,8 @@ def test_another_hospital_has_another_split(photos: Path, tmp_path: Path) -> Non
 # ------------------------------------------------------------------------------------------------------------- rounding
 @pytest.mark.parametrize("patients", [5, 12, 17, 60, 400])
 def test_one_patient_moves_a_told_mean_by_one_step_at_most_and_mostly_not_at_all(patients: int) -> None:
-    """A change of one patient's value moves the disclosed mean by one rounding step at most, and leaves most means
-    unchanged.
+    """If one patient's value changes, the exact mean moves by half a rounding step at most, and the disclosed mean by
+    one step at most.
     """
     random = np.random.default_rng(patients)
     told = Resolution(1 / patients, 2)
@@ -143,7 +143,7 @@ def test_one_patient_moves_a_told_mean_by_one_step_at_most_and_mostly_not_at_all
 @pytest.mark.parametrize("patients", [12, 17, 60])
 def test_differencing_told_means_is_off_by_up_to_two_ranges(patients: int) -> None:
     """The attack computes one patient's loss from the rounded means of two groups that differ in this patient. The
-    error stays within the bound.
+    error of the attack stays within the theoretical bound.
     """
     random = np.random.default_rng(0)
     larger, smaller = Resolution(1 / patients, 2), Resolution(1 / (patients - 1), 2)

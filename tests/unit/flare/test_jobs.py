@@ -1,4 +1,4 @@
-"""Tests of jobs: finding, packing with and without code, and rejecting damaged jobs."""
+"""Test how medsilo finds jobs, packs jobs with and without code, and rejects damaged jobs."""
 
 import json
 import os

@@ -119,7 +119,7 @@ def enlarged(drawn: Federation, times: float) -> Federation:
 @pytest.mark.long
 def test_where_numbers_cover_cases_the_keys_that_this_may_change_are_named() -> None:
     """If disclosed numbers cover several cases, medsilo lists the keys that may differ from the plans of exact numbers.
-    The federations mix two protocols.
+    The tested federations mix two protocols.
     """
     differ, missed, named, told = 0, 0, 0, 0
     for drawn in map(federation, range(12)):
@@ -225,7 +225,7 @@ def test_volumes_are_measured_as_by_nnunet_in_one_place(home: Path, number: int)
 
     extractor = fingerprint_extractor.DatasetFingerprintExtractor
     question, pool = question_of(number), home / "raw" / "Dataset007_Volumes"
-    few = 2000  # intensities per case, of which nnU-Net draws 10^8 over all cases
+    few = 2000  # number of intensities per case; nnU-Net draws 10^8 over all cases
     folders = {}
     for site, spacing in {"a": (0.9, 0.9, 3.0), "b": (1.0, 1.0, 1.2 + number), "c": (0.7, 0.8, 5)}.items():
         folders[site] = home / "hospitals" / site

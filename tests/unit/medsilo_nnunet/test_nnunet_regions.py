@@ -147,8 +147,8 @@ def redraw(folder: Path, to: Path, drawn: int, as_if: int) -> None:
 def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
     tumours: tuple[Path, Any], tmp_path: Path
 ) -> None:
-    """Brno did not annotate the core, so its masks show background there. Training and scores at Brno ignore this
-    structure.
+    """Brno did not annotate the core, so its masks show background there. Training and scores at
+    Brno ignore the core.
     """
     folder, plans = tumours
     redraw(folder, tmp_path, 2, 0)

@@ -1,4 +1,4 @@
-"""Studies with secure aggregation in which sites drop out, the server restarts, or the server's disk is searched for
+"""Test studies with secure aggregation in which sites drop out, the server restarts, or its disk is searched for
 models.
 """
 
@@ -261,8 +261,8 @@ def stopped_while_unmasking(folder: Path) -> None:
 
 
 def test_a_round_whose_sum_was_opened_is_repeated_with_the_same_hospitals(tmp_path: Path) -> None:
-    """After a restart, an opened round is repeated without site d, which was absent then. Two sums, with and without d,
-    would reveal d's model.
+    """After a restart, an opened round is repeated without site d, which was absent then. Two sums, with and without
+    site d, would reveal this site's model.
     """
     stopped_while_unmasking(tmp_path / "run")
     coordinator = lead(plan_of("fedavg", "pairwise", *GO_ON), tmp_path / "run", resume=True)

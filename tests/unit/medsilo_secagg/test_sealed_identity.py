@@ -131,8 +131,8 @@ def test_a_certificate_of_another_root() -> None:
 
 @pytest.mark.parametrize("ca", [True, False])
 def test_a_chain_holds_if_those_between_may_sign(ca: bool) -> None:
-    """A chain of certificates is valid only if each certificate in between may sign others. A hospital's own
-    certificate may not.
+    """A chain of certificates is valid only if each certificate in between may sign others. A hospital's certificate
+    must not sign other certificates.
     """
     (above, signs), between_key, own_key = root(), fresh(), fresh()
     between = certificate("between", between_key, "root", signs, ca=ca)
@@ -182,7 +182,7 @@ def test_a_server_that_swaps_keys_is_noticed() -> None:
 
 
 def test_sites_that_were_told_different_keys_can_read_nothing_of_each_other() -> None:
-    """Without certificates, a server can send different keys to two sites. These sites then cannot decrypt each other's
+    """Without certificates, a server can send different keys to two sites, which then cannot decrypt each other's
     shares.
     """
     study, models = Hospitals(terms(3)), numbers(3)

@@ -1,4 +1,4 @@
-"""Tests of fixed-point numbers, of mask streams that are used only once, and of shared secrets."""
+"""Test fixed-point numbers, mask streams that are used only once, and shared secrets."""
 
 import math
 from itertools import combinations, permutations, product

@@ -112,7 +112,9 @@ def test_numbers_that_are_none_do_not_stop_a_round(kind):
 
 
 def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
-    """A step on a full disk fails after all free space is used, and repeats correctly once space is free."""
+    """On a full disk, adding an answer fails after all free space is used. The same call succeeds
+    once space is free.
+    """
     sent = [(site, {"v": torch.randn(50), "w": torch.randn(300)}, w) for site, w in (("a", 1), ("b", 2), ("c", 3))]
     wanted = play(WeightedMean(), sent)["a"]
     room, write = [400], os.pwritev
@@ -181,7 +183,8 @@ def test_a_mixer_that_computes_otherwise_is_not_sealed_as_its_base_class_is():
         sealed = MeanForm(weighted=False)
 
     assert form_of(WeightedMean()) == MeanForm(weighted=True)
-    assert form_of(UniformMean()) == MeanForm(weighted=False)  # UniformMean changes no mathematics of its base class
+    # UniformMean computes sums in the same way as its base class
+    assert form_of(UniformMean()) == MeanForm(weighted=False)
     assert all(isinstance(form_of(mixer), ServerReadable) for mixer in (Otherwise(), More()))
     assert form_of(SaysSo()) == MeanForm(weighted=False)
 
@@ -417,7 +420,7 @@ small.start(sites)
 small.add(sites[0], {"w": torch.ones(5)}, 1)
 small.finish()
 before = most_held()
-play(mixer, sites, sites[::2])  # what was given in an earlier round is held, too
+play(mixer, sites, sites[::2])  # tensors of an earlier round are held, too
 play(mixer, sites, sites[::-1])
 print((most_held() - before) / PARCEL)
 """

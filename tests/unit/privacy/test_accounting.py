@@ -1,4 +1,4 @@
-"""The computed cost of private releases is never below the cost by dp-accounting. The noise has the stated
+"""The computed cost of private releases is never below the cost that dp-accounting computes. The noise has the stated
 distribution.
 """
 
@@ -21,7 +21,7 @@ from medsilo.privacy.noise import NoiseSource
 from medsilo.site.settings import PrivacyRequirements
 from tests.conftest import slow_but
 
-# Each row has noise, sampling rate, steps and delta, with small and large values of each.
+# Each case gives the noise, the sampling rate, the number of steps and delta.
 SAMPLED = [(0.7, 0.01, 1000, 1e-3), (1.0, 0.3, 40, 1e-5), (3.0, 0.01, 1000, 1e-5)]
 
 
@@ -56,8 +56,8 @@ def test_gaussian_releases_cost_what_the_closed_form_says(noise: float, count: i
 
 
 def test_steps_that_lose_little_are_counted_on_a_finer_grid() -> None:
-    """For small losses, ε is computed on a finer grid. dp-accounting's default grid is five times as coarse, and gives
-    0.061 instead of 0.060.
+    """For steps with a small privacy loss, ε is computed on a finer grid. The default grid of dp-accounting is five
+    times as coarse, and gives 0.061 instead of 0.060.
     """
     accountant = PLDAccountant(value_discretization_interval=2e-5)
     accountant.compose(sampled_event(5.0, 0.001, 10_000))

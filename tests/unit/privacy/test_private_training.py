@@ -1,4 +1,4 @@
-"""Private studies: which plans are allowed, the cost of each round, and equal tensors in repeated and resumed runs."""
+"""Test private studies: allowed plans, the cost of each round, and equal tensors in repeated and resumed runs."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The watch sends one message for the start of an outage and one for its end, in any order of events and restarts."""
+"""The watch program of a server or hospital sends one message for the start of an outage and one for its end."""
 
 import json
 import shutil
@@ -289,7 +289,7 @@ def test_what_happened_while_nobody_looked_says_so(kit: Path, clock: Clock, monk
 
 @pytest.mark.slow
 def test_a_full_disk_ends_no_watch(kit: Path, tmp_path: Path, clock: Clock) -> None:
-    """On a full disk, the watch still reads events and sends messages."""
+    """On a full disk, the watch program still reads events and sends messages."""
     with mounted(tmp_path / "disk", "1m") as disk:
         kit, got = Path(shutil.copytree(kit, disk / "kit")), list[str]()
         write(kit, Event("began", "FedAvg", study="night"))
@@ -312,7 +312,7 @@ def test_a_full_disk_at_a_hospital_is_told_by_the_server_while_a_study_waits_for
     kit: Path, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a study waits, only the server reports a hospital's full disk, so that the outage gives one message.
-    Without a study, the hospital's watch reports it.
+    Without a study, the hospital's watch program reports the full disk.
     """
     monkeypatch.setattr(metrics, "LOOK", -1.0)
     with mounted(tmp_path / "disk", "4m") as disk:

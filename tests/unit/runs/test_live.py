@@ -64,7 +64,8 @@ def test_each_site_has_a_state_between_two_rounds() -> None:
     now = turns(2, a=(50.0, None), b=(20.0, None), c=(40.0, 22.0), d=(None, None))
     moment = Moment(now, {"a": working("training", 0.34), "b": working("sending")}, age=37.0)
     assert progress.now() == {
-        "a": "training 34 %, late by 42 s",  # a waits for 50 + 37 seconds, and 1.5 times 30 seconds are usual
+        # site a waits for 50 + 37 seconds, and is late after 1.5 times the usual 30 seconds
+        "a": "training 34 %, late by 42 s",
         "b": "sending, late by 12 s",
         "c": "answered",
         "d": "waiting",

@@ -1,4 +1,4 @@
-"""A hospital that sends impossible statistics loses this round. The study continues with the other hospitals."""
+"""An answer with impossible statistics is rejected, and the study continues with the other hospitals."""
 
 from collections.abc import Callable
 from pathlib import Path
