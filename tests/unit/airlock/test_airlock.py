@@ -1,4 +1,6 @@
-"""A training script in a room learns as it does outside, and only checked data leave."""
+"""A training script in the airlock's sandbox gives the same result as outside, and only checked
+data leave the sandbox.
+"""
 
 import json
 import os
@@ -63,7 +65,7 @@ def test_a_script_learns_in_a_room(tmp_path: Path) -> None:
 @needs_room
 @pytest.mark.parametrize("method", ["fedbn", "scaffold", "ditto"])
 def test_a_new_room_goes_on_from_the_state_of_the_last(method: str, tmp_path: Path) -> None:
-    """The bits are equal whether a room stays or is killed between two answers. The methods keep a state at the
+    """A study gives the same bits if its sandbox is killed between two answers. The tested methods keep a state at the
     site.
     """
     loop = LEARNS.replace(
@@ -95,7 +97,9 @@ print("ranks", told, "read", read, flush=True)
 @needs_room
 @pytest.mark.slow
 def test_several_processes_train_in_one_room(tmp_path: Path) -> None:
-    """torchrun's processes talk to each other over the room's own network; others read data for them."""
+    """Several processes of torchrun train in one sandbox, communicate over its internal network, and use further
+    processes to load data.
+    """
     run = ("python3", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     ran = in_room(tmp_path, RANKS + LEARNS, {"room": {"scratch": 64, "processes": 400}}, command=run)
     assert not ran.error, ran.error + ran.printed
@@ -111,7 +115,8 @@ def test_several_processes_train_in_one_room(tmp_path: Path) -> None:
         (
             "import subprocess, time; all = [subprocess.Popen(['sleep', '60']) for _ in range(40)]; time.sleep(60)",
             {"room": {"processes": 20}},
-            "ended before its answer" if os.getuid() else "more than 20 processes",  # the system counts no root's
+            # the system does not limit the number of processes of root
+            "ended before its answer" if os.getuid() else "more than 20 processes",
         ),
         ("held = bytearray(1 << 30)", {"memory_limit": 512}, "ended before its answer"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", {}, "was killed"),
@@ -153,7 +158,8 @@ def test_a_border_clips_and_rounds_what_leaves(tmp_path: Path) -> None:
     norm = sum(float(own.double().square().sum()) for own in update.values()) ** 0.5
     assert norm == pytest.approx(0.5, rel=0.01)
     (line,) = (line for line in ran.left if line["task"] == "round")
-    assert line["norm"] > 0.5 and line["bits"]["tensors"] == 16 * 90 + 64  # weights, and the count of batches
+    # the model's weights, and the counter of batches
+    assert line["norm"] > 0.5 and line["bits"]["tensors"] == 16 * 90 + 64
 
 
 @needs_room
@@ -172,27 +178,31 @@ def test_noise_lies_on_the_whole_update_and_its_price_is_written(tmp_path: Path)
 
 @needs_room
 def test_numbers_of_patients_data_leave_rounded(tmp_path: Path) -> None:
-    """Numbers of cases are rounded to multiples, and a score has as many digits as the hospital allows."""
+    """Numbers of cases leave the sandbox rounded to multiples, and scores have only as many digits as the hospital
+    allows.
+    """
     lines = LEARNS.replace("flare.join(model, optimizer, batches", "flare.join(model, optimizer, batches, samples=43")
     lines = lines.replace('"accuracy": accuracy', '"accuracy": 0.123456')
     settings = {"public_data": False, "approval": "none", "border": {"digits": 2}}
     summary = in_room(tmp_path, lines, settings).record.summary()
-    assert summary and summary.sites["a"].validation[0] == 0.1  # steps of 2 of 40 cases
+    assert summary and summary.sites["a"].validation[0] == 0.1  # the rounding step is 2 of 40 cases
     assert summary.sites["a"].cases["train"] == 40
     left = [json.loads(line) for line in next(tmp_path.rglob(LEFT)).read_text().splitlines()]
     (count,) = QueryBudget(next(tmp_path.rglob("_hospital")) / "a").counts().values()
-    assert count.sent[MESSAGES] == len(left) == 5  # joining, two rounds, the outcome, the test
+    assert count.sent[MESSAGES] == len(left) == 5  # five messages: the join, two rounds, the final models and the test
     assert count.sent["tensors"] == 8 * sum(line["bytes"] for line in left) > 0 and count.answered["validation"] == 2
     told = Counter[str]()
     for line in left:
         told.update(line["bits"])
-    # each bit is counted once
+    # The site's counts contain each sent bit once.
     assert told == {kind: bits for kind, bits in count.sent.items() if bits and kind != MESSAGES}
 
 
 @needs_room
 def test_what_a_script_can_have_sent_is_signed(tmp_path: Path) -> None:
-    """This includes the price of noise, and a rejected answer. A changed line is detected."""
+    """The signed ledger records everything that a script may have sent, including the price of noise and rejected
+    answers. A changed line of the ledger is detected.
+    """
     settings = {"public_data": False, "approval": "none", "border": {"clip": 0.1, "noise": 2}}
     lines = LEARNS.replace("flare.join(model, optimizer, batches", "flare.join(model, optimizer, batches, samples=43")
     assert not in_room(tmp_path / "whole", lines, settings).error
@@ -215,7 +225,9 @@ def test_what_a_script_can_have_sent_is_signed(tmp_path: Path) -> None:
 
 @needs_room
 def test_scores_leave_in_steps_of_the_data_sets_patients(tmp_path: Path) -> None:
-    """A script that states a million cases gets no finer score, since the data set has 10 patients in validation."""
+    """A score's rounding step follows from the data set's 10 validation patients, even if the script claims a million
+    cases.
+    """
     folder, own = table(tmp_path / "data"), tmp_path / "set"
     made(folder, own, "--target", "outcome")
     assert main(["data", "accept", str(own), "--by", "A. Person"]) == 0
@@ -252,7 +264,9 @@ def test_the_airlock_is_off_where_nobody_says_so(tmp_path: Path) -> None:
 
 
 def test_nothing_of_a_jobs_code_and_classes_stays_in_the_sites_own_process(tmp_path: Path) -> None:
-    """It is a stock job. NVFlare finds only its plan and weights."""
+    """The site's process loads no code and no classes of a submitted job, but only its plan, its weights and medsilo's
+    executor.
+    """
     config = tmp_path / "app" / "config"
     write_text(config / "plan.yaml", make_plan("fedavg").to_yaml())
     write_text(config / "initial.safetensors", "")
@@ -264,12 +278,12 @@ def test_nothing_of_a_jobs_code_and_classes_stays_in_the_sites_own_process(tmp_p
     told = {"executors": [{"tasks": ["*"], "executor": executor}], "components": [{"id": "x", "path": "mine.Mine"}]}
     write_json(config / "config_fed_client.json", told)
     take_code_away(config)
-    take_code_away(config)  # the job's process does the same when it starts again
+    take_code_away(config)  # the job's process calls the function again after a restart
     assert {path.name for path in config.iterdir()} == {"plan.yaml", "initial.safetensors", "config_fed_client.json"}
     assert {path.name for path in config.parent.iterdir()} == {"config", "job"}
     written = (config / "config_fed_client.json").read_text()
     assert "AirlockExecutor" in written and "mine" not in written and "$HOME" not in written
-    before = as_brought(config.parent)  # a person approved all files as they came
+    before = as_brought(config.parent)  # the original files remain for the person who approved the job
     assert json.loads((before / "config/config_fed_client.json").read_text()) == told
     assert (before / "config/log_config.json").is_file() and (before / "custom/client.py").is_file()
     assert start_of(before / "config").arguments == ("--data", "{$HOME}")
@@ -277,8 +291,8 @@ def test_nothing_of_a_jobs_code_and_classes_stays_in_the_sites_own_process(tmp_p
 
 @pytest.mark.skipif(not inside.landlock(), reason="no Landlock in this kernel")
 def test_landlock_is_a_wall_by_itself(tmp_path: Path) -> None:
-    """The test removes bubblewrap's wall, as if its tree had a hole. A process inside writes nowhere else, makes
-    no device there, and ends no process outside.
+    """Landlock alone protects the machine, even without bubblewrap. A sandboxed process cannot write outside of its
+    folder, create a device, or end another process.
     """
     (tmp_path / "work").mkdir()
     tries = """
@@ -326,10 +340,10 @@ def test_the_kernels_filter_denies_what_it_lists_and_nothing_else(machine: str) 
     socket = seccomp.SOCKET[column]
     assert {number for number in range(600) if not allows(number, 2)} == denied
     assert {family for family in range(60) if allows(socket, family)} == set(seccomp.FAMILIES)
-    assert not allows(0, architecture=0x40000003)  # the calls of another processor have other numbers
+    assert not allows(0, architecture=0x40000003)  # system calls of another architecture have other numbers
 
 
-# ---------------------------------------------------------------------------------------------------- own studies
+# --------------------------------------------------------------------------------------- studies without a script
 PHOTOS = {
     "algorithm": {"name": "fedbn"},
     "task": {"name": "image-folder", "kind": "classification", "labels": ["low", "high"], "size": [16, 16]},
@@ -342,9 +356,9 @@ PHOTOS = {
 def studied(
     folder: Path, photos: Path, room: bool, ends: int = 0, program: tuple[str, ...] = (), **settings: Any
 ) -> tuple[Record, SiteContext, str]:
-    """Run a study of medsilo's own at one hospital, in a room or outside.
+    """Run an ordinary study at one hospital, inside or outside of a sandbox.
 
-    With `ends`, it is stopped after that round. `program` replaces the room's program.
+    If `ends` is given, the sandbox is stopped after that round. `program` replaces the program in the sandbox.
     """
     given = {"device": "cpu", "memory_limit": 2048, "approval": "none", "data": {"folder": str(photos)}}
     own = {"airlock": "required", "room": {"studies": True, "scratch": 64}} if room else {}
@@ -374,7 +388,9 @@ def studied(
 
 @needs_room
 def test_a_study_of_medsilos_own_ends_in_a_room_with_the_same_bits(tmp_path: Path) -> None:
-    """The rounded scores, the account of answers and the split are the same, too, also in a second room."""
+    """An ordinary study in a sandbox gives the same bits as outside, even if the sandbox is restarted. Rounded scores,
+    the query budget and the split are equal, too.
+    """
     photos = write_photos(tmp_path / "photos", NAMES)
     ends = []
     for name, ended in (("outside", 0), ("inside", 1)):
@@ -476,7 +492,9 @@ def test_what_a_studys_room_says_is_checked_outside(lie: str, tmp_path: Path) ->
 @needs_room
 @pytest.mark.slow
 def test_a_studys_room_moves_no_patient_whose_part_was_drawn(tmp_path: Path) -> None:
-    """A captured program enters all patients again in other parts. The hospital's memory of parts stays."""
+    """A compromised program in the sandbox cannot move patients to other parts of the split, because the hospital keeps
+    the first assignment.
+    """
     photos, state = write_photos(tmp_path / "photos", NAMES), str(tmp_path / "books")
     _, _, failed = studied(tmp_path / "honest", photos, True, state_dir=state)
     drawn = (tmp_path / "books/a" / PLACES).read_bytes()
@@ -504,7 +522,7 @@ def test_a_studys_room_moves_no_patient_whose_part_was_drawn(tmp_path: Path) -> 
 def test_a_recipe_with_a_whole_path_starts_the_script_in_a_room(
     known: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare calls it by its path below its folder in sys.path, or by its name alone."""
+    """NVFlare starts a recipe's script by its path below a folder of sys.path, or by its file name alone."""
     if known != ".":
         monkeypatch.syspath_prepend(tmp_path / known)
     write_text(tmp_path / "elsewhere" / "client.py", LEARNS)

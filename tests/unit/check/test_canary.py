@@ -1,4 +1,4 @@
-"""A canary collects each hospital's facts and shows them to the lead. No patient data leave."""
+"""A canary is a test job that collects technical facts from each hospital for the lead. No patient data leave."""
 
 import os
 from contextlib import nullcontext
@@ -51,7 +51,7 @@ def test_data_that_can_not_be_read_are_told_as_such_and_no_more(tmp_path: Path) 
     states = [data_state(settings_with(tmp_path / name)) for name in ("empty", "absent")]
     assert states == ["not readable", "not readable"]
     assert data_state(make_settings({"device": "cpu"}, "x")) == "not set"
-    os.mkfifo(tmp_path / "empty/pipe")  # nobody writes to the pipe, so opening it would wait forever
+    os.mkfifo(tmp_path / "empty/pipe")  # opening a pipe without a writer would wait forever
     assert data_state(settings_with(tmp_path / "empty")) == "not readable"
 
 
@@ -68,7 +68,7 @@ def test_a_hospital_that_lies_about_its_time_changes_no_more_than_its_own_line(s
     going = StudyMessage(facts={"task": "deliver"})
     LineMeter(Lying()).ask(["a"], lambda site: going, heard.__setitem__, 1.0)
     line = heard["a"].facts["readiness"]["line"]
-    assert 0 < line <= 1000 * BYTES  # a millisecond is the least possible time
+    assert 0 < line <= 1000 * BYTES  # the measured time is at least a millisecond
 
 
 def test_the_lead_reads_what_is_wrong_at_each_hospital() -> None:
@@ -90,14 +90,16 @@ def test_a_canary_is_for_synthetic_data(tmp_path: Path) -> None:
         load_plan("jobs/fedavg/plans/image-folder.yaml", ['layers=[{"name": "canary"}]'])
     plan = _plan_for(["one"], [])
     assert plan.participation.when_missing == "stop" and plan.study.title and plan.study.purpose
-    assert not [line for line in left_in_short(plan) if "patients" in line], "an officer who approves it reads so"
+    assert not [line for line in left_in_short(plan) if "patients" in line], (
+        "the officer who approves a canary reads that no patient data leave"
+    )
     own = load_plan("jobs/fedavg/plans/image-folder.yaml")
     assert "this hospital's patients" in left_in_short(own)[0]
     assert _plan_for(["one", "two"], []).participation.when_missing == "continue"
 
 
 class TooLate:
-    """A server whose job has not ended in time, and was cancelled."""
+    """Replaces a server whose job did not end in time and was cancelled."""
 
     def __init__(self) -> None:
         self.aborted: list[str] = []
@@ -126,12 +128,14 @@ def test_a_canary_that_took_too_long_says_so_and_not_that_somebody_ended_it(
 
 
 def test_a_hospital_lets_canaries_in_by_one_line_and_nothing_else() -> None:
-    """A study on synthetic data that claims to be a canary waits for a decision, like every study."""
+    """A single setting lets a hospital run canaries without an approval. A study on synthetic data that claims to be a
+    canary still needs an approval.
+    """
     canary = _plan_for(["a"], [])
     assert is_canary(canary)
     assert not is_canary(_plan_for(["a"], ["training.rounds=2"])) and not is_canary(make_plan("fedavg"))
     values = canary.resolved()
-    begun = {"file": "x.pt", "sha256": "0" * 64, "bytes": 1 << 30}  # the server would send this file
+    begun = {"file": "x.pt", "sha256": "0" * 64, "bytes": 1 << 30}  # a canary must not bring a file from the server
     assert not is_canary(parse_plan({**values, "network": {"name": "tuned", "of": values["network"], "from": begun}}))
     asked = AskingPlan(plan=canary.resolved(), hash=canary.hash, at=0)
     assert asked.is_canary and not AskingPlan(plan={"layers": []}, hash=canary.hash, at=0).is_canary

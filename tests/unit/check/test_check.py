@@ -1,4 +1,6 @@
-"""medsilo check finds every planted fault and accepts a good site, and its text for mail names nobody."""
+"""`medsilo check` finds every planted fault, accepts a good site, and prints no names in the text
+that may be mailed.
+"""
 
 import json
 import os
@@ -75,7 +77,7 @@ NOW = datetime.now(UTC)
 
 
 def visit(**changes: object) -> Visit:
-    """Return the visit of a good site, with changes."""
+    """Return the check's input for a good site, with these changes."""
     good = Visit(
         SITES[0],
         PLAN,
@@ -92,7 +94,7 @@ def found(report: Report, where: str, severity: str) -> list[Finding]:
 
 @pytest.fixture
 def local(tmp_path: Path) -> Path:
-    """Return the local/ folder of a good site."""
+    """Return the folder of settings of a good site."""
     folder = tmp_path / "kit/local"
     folder.mkdir(parents=True)
     (folder / "medsilo.yaml").write_text("device: cpu\n")
@@ -140,12 +142,12 @@ def parts(data: object) -> list:
     "arguments",
     [
         ["nowhere"],
-        ["JOB"],  # it does not say which site
+        ["JOB"],  # the site is missing from the command
         ["JOB", "--site", "a/b"],
         ["JOB", "--site", "hospital-a", "--kit", "EMPTY"],
         ["JOB", "--site", "hospital-a", "--settings", "nowhere"],
         ["JOB", "--site", "hospital-a", "--set", "training.rounds=0"],
-        ["--set", "training.rounds=2"],  # it does not say which plan
+        ["--set", "training.rounds=2"],  # the plan is missing from the command
         ["--plan", "nowhere.yaml", "--site", "hospital-a"],
         ["--unknown"],
         ["--kit", "EMPTY", "--settings", "EMPTY"],
@@ -212,19 +214,21 @@ def test_packages_that_are_missing_or_others() -> None:
 
 
 def test_what_is_tested_is_among_what_may_be_there(root: Path) -> None:
-    """The package comes with a list of exact versions and a list of bounds. Both have the same packages."""
+    """The list of exact versions and the list of version ranges name the same packages."""
     tested = required_versions()
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     bounds = [Requirement(line) for line in project["dependencies"]]
-    assert {own.name for own in bounds} == tested.keys() and "pyedflib" not in tested, "an extra is not required"
+    assert {own.name for own in bounds} == tested.keys() and "pyedflib" not in tested, (
+        "an optional package must not be required"
+    )
     for own in bounds:
         assert own.specifier.contains(tested[own.name]) and ">=" in str(own.specifier), own
-        assert "==" not in str(own.specifier), f"{own}: an exact version stands beside no other package"
+        assert "==" not in str(own.specifier), f"{own}: give a range of versions instead of an exact version"
 
 
 @over_all("file", dependencies.WRITTEN)
 def test_each_version_is_said_once(file: str, root: Path) -> None:
-    """It stands in pyproject.toml. The lists for pip and the package are generated from it."""
+    """Each version is written only in pyproject.toml, and the other lists of versions are generated from this file."""
     assert (root / file).read_text("utf-8") == dependencies.text_of(file), "run: python tools/dependencies.py"
     pins = [line.partition("==")[0].lower() for line in dependencies.group_of("dev")]
     assert len(pins) == len(set(pins)) > 50
@@ -244,19 +248,21 @@ def test_what_a_run_keeps_is_no_more_than_foretold(tmp_path: Path) -> None:
     inprocess.run(plan, folder=tmp_path, settings=CPU)
     files = list((tmp_path / "sites" / SITES[0]).rglob("*.safetensors"))
     assert len(files) >= 8
-    heads = sum(int.from_bytes(path.read_bytes()[:8], "little") + 8 for path in files)  # names and facts
+    heads = sum(int.from_bytes(path.read_bytes()[:8], "little") + 8 for path in files)  # bytes of the files' headers
     assert 0.2 * kept(plan) < sum(path.stat().st_size for path in files) - heads <= kept(plan)
 
 
 def test_too_little_memory_stops_before_anything_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("medsilo.check.job_visit.rehearse", lambda *_: pytest.fail("it was tried"))
+    monkeypatch.setattr(
+        "medsilo.check.job_visit.rehearse", lambda *_: pytest.fail("the rehearsal started without enough memory")
+    )
     report = check(visit(free_memory=lambda compute: 1000))
     (finding,) = found(report, "memory", "stops")
     assert "1.0 kB are free" in finding.what and not report.go
 
 
 def test_the_sites_own_limit_counts_this_process(local: Path) -> None:
-    for limit, go in ((256, False), (100_000, True)):  # MiB; torch alone takes more than the first limit
+    for limit, go in ((256, False), (100_000, True)):  # limits in MiB; torch alone needs more than 256 MiB
         (local / "medsilo.yaml").write_text(f"device: cpu\nmemory_limit: {limit}\n")
         report = check(visit(local=local))
         assert report.go is go and bool(found(report, "memory", "stops")) is not go
@@ -328,7 +334,9 @@ def test_what_the_plan_and_the_policy_say_of_the_site(local: Path, root: Path) -
 )
 @pytest.mark.parametrize("promise", ["approval: required\n", "privacy: {epsilon: 3, delta: 1.0e-5}\n", ""])
 def test_a_list_that_makes_promises_void_stops(local: Path, name: str, values: dict, words: str, promise: str) -> None:
-    """NVFlare's MetricRelay deletes any file that a job names, also medsilo.yaml with the hospital's promise."""
+    """NVFlare's MetricRelay deletes any file that a job names, even medsilo.yaml with the
+    hospital's privacy settings.
+    """
     (local / "medsilo.yaml").write_text(f"device: cpu\n{promise}")
     (local / f"{name}.json").write_text(json.dumps(values))
     stops = [one.what for one in found(check(visit(plan=None, local=local)), "policy", "stops")]
@@ -349,7 +357,7 @@ def test_an_average_of_too_few_images_stops(local: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- kits
 class Root:
-    """A consortium's root that signs certificates for a test."""
+    """A certificate authority of a consortium for the tests."""
 
     def __init__(self) -> None:
         self.key = ec.generate_private_key(ec.SECP256R1())
@@ -381,7 +389,7 @@ def pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def kit_of(folder: Path, name: str = SITES[0], port: int = 1, root: Root = ROOT, **dates: datetime) -> Path:
-    """Make a hospital's kit in NVFlare's layout."""
+    """Make a hospital's startup kit in NVFlare's layout."""
     (folder / "startup").mkdir(parents=True)
     (folder / "local").mkdir()
     (folder / "local/medsilo.yaml").write_text("device: cpu\n")
@@ -464,7 +472,7 @@ def test_what_is_no_kit(tmp_path: Path) -> None:
 
 @contextmanager
 def serving(root: Root | None) -> Iterator[int]:
-    """Start a server on a free port: with a certificate of this root, or without TLS."""
+    """Start a server on a free port, with a certificate of this authority or without TLS."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -522,7 +530,7 @@ def test_the_server_at_the_other_end(tmp_path: Path) -> None:
 def test_the_whole_check_with_a_kit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # it writes its private file there
+    monkeypatch.chdir(tmp_path)  # the check writes its private file into this folder
     job = job_of(tmp_path / "job")
     with serving(ROOT) as port:
         kit = kit_of(tmp_path / "kit", port=port)
@@ -535,12 +543,13 @@ def test_the_whole_check_with_a_kit(
     assert "STOPS  environment   NVFlare starts nothing where a path has ' '" in capsys.readouterr().out
 
 
-# ---------------------------------------------------------------------------------------------------- a few batches
+# ------------------------------------------------------------------------------------- rehearsal with a few batches
 def test_the_time_and_memory_of_a_round_by_hand() -> None:
     plan = make_plan("fedavg", "training.local_epochs=3", "training.batch_size=16", "training.rounds=5")
     one = Rehearsal("train", 5, 0.5, 0.1, 1000)
     cases = {"train": 40, "validation": 20, "test": 7}
-    assert round_seconds(one, plan, cases) == pytest.approx(3 * 3 * 0.5 + 20 * 0.1)  # batches of 16 + 16 + 8 cases
+    # an epoch has batches of 16, 16 and 8 cases
+    assert round_seconds(one, plan, cases) == pytest.approx(3 * 3 * 0.5 + 20 * 0.1)
     memory, time = rehearsal_findings([one], plan, cases, 10_000)
     assert (memory.severity, time.severity) == ("ok", "ok") and "about 6.5 s" in time.what and "32 s" in time.what
     assert [f.severity for f in rehearsal_findings([one], plan, cases, 1100)] == ["note", "ok"]
@@ -555,7 +564,7 @@ def test_the_time_and_memory_of_a_round_by_hand() -> None:
 # ---------------------------------------------------------------------------------------------------- data
 def test_small_counts_are_not_told() -> None:
     assert shown_counts([10, 4, 3, 0], 5, exclusive=True) == [10, "fewer than 5", "fewer than 5", 0]
-    # Otherwise, the part's number of cases would reveal the single suppressed count, so the next smallest is
+    # If only one count were suppressed, it would follow from the total. Therefore, the next smallest count is
     # suppressed, too.
     assert shown_counts([10, 7, 3, 0], 5, exclusive=True) == [10, SUPPRESSED, "fewer than 5", 0]
     assert shown_counts([10, 7, 3], 5, exclusive=False) == [10, 7, "fewer than 5"]
@@ -564,7 +573,7 @@ def test_small_counts_are_not_told() -> None:
 
 
 def test_few_patients_of_a_part_are_not_on_the_screen() -> None:
-    """The screen may be mailed."""
+    """The screen output may be mailed, so small numbers of patients are suppressed."""
     plan = parse_plan({"algorithm": {"name": "fedavg"}, "task": BALLS, "participation": {"sites": ["a"]}})
     parts = {"train": (26, 24), "validation": (4, 4), "test": (30, 3)}
     survey = Survey({name: PartFacts(cases, patients, {}) for name, (cases, patients) in parts.items()})
@@ -576,7 +585,7 @@ def test_few_patients_of_a_part_are_not_on_the_screen() -> None:
 
 
 def windows(folder: Path, **changes: np.ndarray) -> Path:
-    """Write a person's windows. The check does not judge whether numbers look synthetic."""
+    """Write a site's windows of random numbers, since the check does not test whether values are plausible."""
     random = np.random.default_rng(0)
     content = {
         "x_train": random.normal(size=(60, 9, 16)).astype(np.float32),
@@ -605,7 +614,8 @@ def test_good_windows_go(tmp_path: Path) -> None:
     report = look(windows(tmp_path / "d"), WINDOWS, "hospital-a")
     assert report.go, [finding for finding in report.findings if finding.severity == "stops"]
     (finding,) = found(report, "data", "note")
-    assert "patients are in two parts" in finding.what and "has it so" in finding.remedy  # a site is a person
+    # each site has the data of one person
+    assert "patients are in two parts" in finding.what and "has it so" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -628,7 +638,7 @@ def test_faults_of_windows(changes: dict, severity: str, words: str, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize(("own", "counts"), [({}, []), ({"naevus": "benign"}, ["benign", "malignant"])])
 def test_labels_that_the_plan_lacks_are_no_class_of_it(own: dict, counts: list[str], tmp_path: Path) -> None:
-    """The screen may be mailed. It names the fault, but not the classes without patients."""
+    """The check reports labels that the plan does not contain, but does not report which class has no patients."""
     folder = tmp_path / "photos"
     for number in range(40):
         path = folder / ("naevus" if number % 2 else "melanoma") / f"{number}.png"
@@ -652,7 +662,7 @@ SECRETS = [f"Müller Johann {number}" for number in range(12)]
 
 @pytest.fixture
 def balls(tmp_path: Path) -> Path:
-    """Write twelve patients whose names are in their file names."""
+    """Write volumes of twelve patients, whose names are part of the file names."""
     return write_balls(tmp_path / "Klinik Dr. Geheim", SECRETS)
 
 
@@ -674,7 +684,7 @@ def test_small_parts_are_said_to_be_small(patients: int, words: str) -> None:
 
 
 def spoil(folder: Path) -> None:
-    """Give one patient after another a fault."""
+    """Give each of the first patients a different fault."""
     images, labels = ([folder / kind / f"{name}.nii.gz" for name in SECRETS] for kind in ("images", "labels"))
     images[0].write_bytes(images[0].read_bytes()[:900])
     volume, mask = ball((12, 24, 20), (1.5, 1.5, 2.5), 1)
@@ -692,11 +702,12 @@ def spoil(folder: Path) -> None:
 
 def test_every_fault_of_a_folder_is_in_the_table_without_a_name(balls: Path, tmp_path: Path) -> None:
     spoil(balls)
-    report = look(balls, {**BALLS, "split": 1}, "hospital-a")  # with some other splits, a part has only faulty cases
+    # with another split, a part might contain only faulty cases
+    report = look(balls, {**BALLS, "split": 1}, "hospital-a")
     notes = " | ".join(finding.what for finding in report.findings if finding.severity == "note")
     for words in ("damaged", "NaN", "masks are empty", "no label", "there twice", "lead out of it", "different sizes"):
         assert words in notes, (words, notes)
-    assert report.go  # seven patients are good
+    assert report.go  # seven patients have correct files
     mailed = json.dumps(report.as_json(), ensure_ascii=False) + report.as_text()
     for name in ("Müller", "M\u00fcller", "Johann", "Geheim", "outside", str(tmp_path), ".nii"):
         assert name not in mailed, name
@@ -716,7 +727,9 @@ def test_a_hospital_with_too_few_patients_reads_what_to_do(balls: Path) -> None:
 
 @pytest.mark.slow
 def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
-    """The check runs before any study, and after a study. Then another lead learns counts but no name."""
+    """The check reports a hospital's quotas and the remaining answers, before and after a study. A plan with almost no
+    training is rejected.
+    """
     photos, kit = write_photos(tmp_path / "photos", NAMES), tmp_path / "kit"
     (kit / "local").mkdir(parents=True)
     own = f"device: cpu\ndata: {photos}\nanswers: 12\n"
@@ -727,7 +740,7 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
         return check(visit(site="a", plan=plan, local=kit / "local"))
 
     before = looked()
-    assert before.go and not (kit / "medsilo").exists()  # the check leaves no file
+    assert before.go and not (kit / "medsilo").exists()  # the check leaves no file in the kit
     settings = SiteSettings.read(kit / "local")
     inprocess.run(plan, folder=kit / "medsilo/study", settings=settings)
     after = looked()
@@ -804,7 +817,7 @@ def test_an_unexpected_error_tells_its_kind_alone(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_site_is_checked_with_its_own_settings(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """'medsilo init' writes such settings: a folder for each hospital whose settings differ."""
+    """A site is checked with its own settings if the folder of settings has a subfolder for this site."""
     for site in ("north", "south"):
         rows = [{"age": number, "label": number % 2, "patient": f"{site}{number}"} for number in range(30)]
         write_table(tmp_path / site / "own.csv", rows)
@@ -819,13 +832,13 @@ def test_a_site_is_checked_with_its_own_settings(tmp_path: Path, capsys: pytest.
     command = ["check", str(tmp_path / "job"), "--settings", str(tmp_path / "study"), "--site"]
     private = ["--private", str(tmp_path / "private.txt")]
     assert cli.main([*command, "south", *private]) == 0
-    assert cli.main([*command, "elsewhere", *private]) == 1, "its settings name no data"
+    assert cli.main([*command, "elsewhere", *private]) == 1, "the settings of this site name no data"
     capsys.readouterr()
 
 
 def test_the_split_that_is_checked_is_the_one_that_runs(tmp_path: Path) -> None:
-    """One person who owns all sites has the plan's split. A hospital has its own split, which is drawn once and
-    kept.
+    """If one person owns all sites, the check uses the plan's split. A hospital uses its own split, which is drawn once
+    and then kept.
     """
     plan = parse_plan(STUDY)
     settings = SiteSettings(data=tmp_path)
@@ -841,19 +854,19 @@ def test_the_split_that_is_checked_is_the_one_that_runs(tmp_path: Path) -> None:
 def test_the_hospital_s_guide_works_on_a_fresh_kit(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """The test types every command up to the study as printed, after the hospital has named its data folder."""
+    """All commands of the hospital's guide up to the study work as printed, once the data folder is set."""
     monkeypatch.chdir(tmp_path)
     for name in ("jobs", "provisioning", "site_configs"):
         Path(name).symlink_to(root / name)
     assert cli.main(["kits", "make", "provisioning/consortium.yaml", "-o", "kits"]) == 0
     write_balls(tmp_path / "data/kidney", NAMES[:20])
-    Path("st-anna").symlink_to("kits/st-anna")  # the unpacked kit
+    Path("st-anna").symlink_to("kits/st-anna")  # this folder is the unpacked kit
     Path("job").symlink_to(root / "jobs/fedavg")
     settings = tmp_path / "kits/st-anna/local/medsilo.yaml"
     text = settings.read_text().replace("/srv/medsilo/data", str(tmp_path / "data/sets/kidney-2026"))
     settings.write_text(text.replace("/srv/medsilo/results", str(tmp_path / "results")))
     typed = [line for line in dict.fromkeys(commands(root / "docs/study/join.md")) if "study/job" not in line]
-    # commands about plans that wait for a decision
+    # These commands do not need the hash of a waiting plan.
     asked = [line for line in typed if not re.match("approve [0-9a-f]{8}", line)]
     acts = ["data", "data", "check", "disclosure", "run", "predict", "ledger", "prune", "approve"]
     assert [line.partition(" ")[0] for line in asked] == acts and len(asked) + 2 == len(typed)
@@ -862,21 +875,21 @@ def test_the_hospital_s_guide_works_on_a_fresh_kit(
         capsys.readouterr()
         words = shlex.split(line.replace(" /data/", f" {tmp_path}/data/"))
         words += ["--set", "patients=each image is a patient"] * (words[0] == "data" and words[1] != "accept")
-        if words[0] == "predict":  # it needs a model that only a study leaves
+        if words[0] == "predict":  # prediction needs a model, which only a study creates
             continue
         code = cli.main([*words, *(["--json"] if words[0] == "check" else [])])
         if words[0] == "check":
             stops = [
                 one["where"] for one in json.loads(capsys.readouterr().out)["findings"] if one["severity"] == "stops"
             ]
-            assert set(stops) <= {"network"}, "no server answers"
+            assert set(stops) <= {"network"}, "only the missing server may stop the check"
         else:
             assert code == 0, line
 
 
 @pytest.mark.slow
 def test_a_kit_is_checked_without_what_trains(tmp_path: Path) -> None:
-    """PyTorch alone takes a second of processor time."""
+    """`medsilo check --kit` runs without PyTorch, whose import takes a second of processor time."""
     kits_of(tmp_path)
     program = "import sys; from medsilo import cli; cli.main(sys.argv[1:]); print('torch' in sys.modules)"
     before = os.times()

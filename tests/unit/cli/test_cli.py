@@ -1,4 +1,4 @@
-"""The command line: wrong use gives one line with the remedy, --json prints JSON, and --help is complete and quick."""
+"""Test the command line: errors in one line with the remedy, JSON from --json, and complete and fast --help."""
 
 import io
 import json
@@ -103,7 +103,9 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.Capt
 def test_a_path_that_nvflare_would_tear_apart_is_told_before_anything_starts(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """NVFlare puts paths into command lines without quotes. The engine in one process uses no command lines."""
+    """NVFlare puts paths into command lines without quotes, so such a path is rejected. The engine without NVFlare
+    accepts the path.
+    """
     told = one_line(capsys, 1, "run", "fedavg", "--out", tmp_path / name)
     assert "choose another --out, or give --engine inprocess" in told and str(tmp_path / name) in told
     assert not list(tmp_path.rglob("*.yaml"))
@@ -112,7 +114,9 @@ def test_a_path_that_nvflare_would_tear_apart_is_told_before_anything_starts(
 
 @pytest.mark.parametrize("line", ["run fedavg", "submit fedavg --kit KIT", "kits make consortium.yaml -o kits"])
 def test_another_nvflare_is_told_with_what_to_install(line: str, root: Path, tmp_path: Path) -> None:
-    """pip leaves such a version installed if another package requires it."""
+    """With another version of NVFlare, the error names the version to install. A wrong version stays installed if
+    another package requires that version.
+    """
     told = tmp_path / "packages/nvflare-2.8.0.dist-info/METADATA"
     told.parent.mkdir(parents=True)
     told.write_text("Metadata-Version: 2.1\nName: nvflare\nVersion: 2.8.0\n")
@@ -196,7 +200,7 @@ def place(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_wrong_lines_are_one_line_with_the_remedy(place: Path, capsys: pytest.CaptureFixture) -> None:
-    """With --json, the error is a JSON document of the usual form. The command writes no file."""
+    """A wrong command gives one line with the remedy, or a JSON document with --json. No file is written."""
     before = sorted(place.iterdir())
     for row in WRONG:
         line, _, wanted = row.partition(" | ")
@@ -248,8 +252,10 @@ def test_help_names_every_command_whole(capsys: pytest.CaptureFixture) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     first = {name.partition(" ")[0] for name in NAMES}
-    most = 25  # most keys, without those of plug-ins
-    assert len(first - {"nnunet"}) <= most, "the help is full: make it an act of another command (Command's `of`)"
+    most = 25  # the largest number of commands, without commands of plug-ins
+    assert len(first - {"nnunet"}) <= most, (
+        "too many commands: make the new command an action of another command (Command's `of`)"
+    )
     for name in first:
         assert re.search(rf"^  {name}  ", text, re.MULTILINE), name
     assert "..." not in text.replace("[ARGS]...", "")
@@ -264,7 +270,9 @@ def test_examples_of_help_are_right(root: Path, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
 def test_help_is_quick(arguments: list[str]) -> None:
-    """It takes less than 0.3 s of processor time, as the best of three runs, with a margin for slow machines."""
+    """Help takes less than 0.3 s of processor time, as the best of three runs. The limit has a margin for slow
+    machines.
+    """
     assert processor_seconds(arguments) < 0.6 * pace()
 
 
@@ -276,7 +284,7 @@ def test_names_are_completed(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         [sys.executable, "-m", "medsilo"], env={**os.environ, **environment}, capture_output=True, text=True
     )
     assert done.stdout.split() == ["plan"]
-    # a test may have no shell as its parent process
+    # The test may run without a shell as its parent process.
     named = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     words = [sys.executable, "-m", "medsilo", "--show-completion", "bash"]
     shown = subprocess.run(words, env=named, capture_output=True)
@@ -327,7 +335,7 @@ def test_a_folder_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- progress
 def record(number: int, score: float | None) -> Round:
-    """Return a round in which one of three sites answers."""
+    """Return a round in which only one of three sites answers."""
     own = SiteRound(validation=score, train_loss=0.5, seconds=1.5, samples=4, bytes_up=8, bytes_down=8)
     states: dict[str, Any] = {"refused": {"b": "no data"}, "lost": {"c": "no answer"}, "warnings": {"a": ["slow disk"]}}
     return Round(round=number, asked=["a", "b", "c"], answered=["a"], sites={"a": own}, **states)
@@ -349,7 +357,7 @@ def test_progress_knows_the_sites_and_the_time_left() -> None:
 
 @pytest.mark.slow
 def test_a_run_on_a_terminal_is_live(root: Path, tmp_path: Path) -> None:
-    """A pseudo-terminal shows the first words at once, then each round and the progress."""
+    """`medsilo run` on a pseudo-terminal prints its first words at once, and then each round and the progress."""
     import pty
 
     main_end, own_end = pty.openpty()
@@ -361,14 +369,14 @@ def test_a_run_on_a_terminal_is_live(root: Path, tmp_path: Path) -> None:
     try:
         while part := os.read(main_end, 4096):
             seen += part
-    except OSError:  # the other end is closed
+    except OSError:  # the process has closed the other end
         pass
     assert process.wait() == 0
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
-    text = re.sub(r"reading the plan of fedavg \(\d+ s\)\r\n", "", text)  # a line that appears on slow machines only
+    text = re.sub(r"reading the plan of fedavg \(\d+ s\)\r\n", "", text)  # this line appears only on slow machines
     assert re.match("reading the plan of fedavg\r\n.*3 hospitals, 2 rounds\r\n", text)
     assert all(f"round {number}/2  hospital-a  " in text for number in (1, 2)) and "report: " in text
-    assert "still starting" in text or "round 1 of 2" in text  # below these lines
+    assert "still starting" in text or "round 1 of 2" in text  # the progress is below the other lines
 
 
 # ---------------------------------------------------------------------------------------------------- a shell

@@ -1,4 +1,4 @@
-"""`medsilo docs` works for a person who has the wheel and no repository."""
+"""`medsilo docs` prints the documentation of an installed package, also without the repository."""
 
 import json
 import os
@@ -17,12 +17,12 @@ from provisioning.wheels import write_pages
 from tools.words import helps, messages, templates
 
 PASSAGES = all_passages()
-TWO_CLICKS = 18  # fewest of 20 questions that the table of contents and the first search results must answer
+TWO_CLICKS = 18  # at least 18 of 20 questions must be answered within the table of contents or the first search results
 FIRST = 5
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return the command's output."""
+    """Return the output of `medsilo docs`."""
     assert main(["docs", *words]) == 0
     return capsys.readouterr().out
 
@@ -38,7 +38,7 @@ def test_a_command_shows_its_options(capsys: pytest.CaptureFixture[str]) -> None
     for words in (["kits", "make"], ["medsilo", "kits", "make"], ["medsilo kits make"]):
         text = said(capsys, *words)
         assert "--renew NAME" in text and "for its new members" in text
-    assert "medsilo docs research/compare" in said(capsys, "compare"), "a page of the same name is named"
+    assert "medsilo docs research/compare" in said(capsys, "compare"), "the output must name the page of the same name"
 
 
 def test_a_page_is_printed_whole_with_places_for_its_links(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +72,7 @@ def test_formulas_are_readable_in_a_terminal() -> None:
 
 @pytest.mark.slow
 def test_each_pointer_of_the_program_is_to_a_page_that_is_there(root: Path) -> None:
-    """Errors, help and pages point to `medsilo docs PLACE`, and never to paths in the repository."""
+    """Errors, help and pages name `medsilo docs PLACE` as their reference, and never paths in the repository."""
     texts = [one.text for one in (*helps(), *messages(), *templates())]
     code = [path.read_text("utf-8") for path in root.glob("custom/**/*.py")]
     pointers = {place for text in code for place in re.findall(r"medsilo docs ([a-z]+(?:[/#-][a-z-]+)*)", text)}
@@ -82,7 +82,7 @@ def test_each_pointer_of_the_program_is_to_a_page_that_is_there(root: Path) -> N
 
 
 def test_pages_come_with_the_wheel(root: Path, tmp_path: Path) -> None:
-    """The package runs with its pages, in a folder without the repository. A checkout prints the same."""
+    """`medsilo docs` prints the same pages from an installed package and from a checkout of the repository."""
     for name in ("medsilo", "nvflare_reliability"):
         shutil.copytree(root / "custom" / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
 
@@ -123,7 +123,9 @@ def test_each_place_of_an_answer_is_there(root: Path) -> None:
 
 @pytest.mark.slow
 def test_the_readme_s_python_runs(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The code runs unchanged, except for one round instead of a job's. The recipe names in it exist, too."""
+    """The README's Python code runs unchanged, except that the test trains one round only. The README's recipe exists,
+    too.
+    """
     import medsilo
     import medsilo.client
     from medsilo.recipes import FedBNRecipe

@@ -1,4 +1,4 @@
-"""House rules about the package's source: forbidden calls, imports, and required documentation."""
+"""Check rules for the package's source code: allowed imports, forbidden calls, and required documentation."""
 
 import ast
 import importlib
@@ -33,20 +33,20 @@ from medsilo.tasks.task import Task
 from tests.rooms import BENEATH, DOCUMENT, PLUGINS, ROOMS, document, layers
 from tests.sources import tree_of
 
-pytestmark = pytest.mark.xdist_group("house rules")  # one process reads each file once
+pytestmark = pytest.mark.xdist_group("house rules")  # one process runs all these tests and reads each file once
 
 PACKAGE = Path(medsilo.__file__).parent
 
-CLASS_IN_TEXT = re.compile(r"(medsilo(?:\.\w+)+):(\w+)")  # a class as the registry names it, for all packages
-# Modules that are loaded by a name that the source does not show.
+CLASS_IN_TEXT = re.compile(r"(medsilo(?:\.\w+)+):(\w+)")  # a class's name in the registry's form, in any package
+# These modules load other modules by names that are not constants.
 LOADERS = {
-    "registry": "one of its own table, or an installed package's entry point",
-    "federation.process.worker": "the participant's class, by the process that started this one",
-    "extend": "one of its own table, when it is first used",
-    "nvflare_reliability.compatibility": "NVFlare's, whose code a part was made for",
-    "medsilo_lab.extend": "one of its own table, when it is first used",
-    "medsilo_lab.jobs": "the classes that a job names",
-    "medsilo_script.recipes": "the class of a model, on the lead's own machine",
+    "registry": "a class in the registry's table, or an entry point of an installed package",
+    "federation.process.worker": "the participant's class, which the parent process chooses",
+    "extend": "a public name, when it is first used",
+    "nvflare_reliability.compatibility": "an NVFlare module that a patch changes",
+    "medsilo_lab.extend": "a public name, when it is first used",
+    "medsilo_lab.jobs": "a class that a job names",
+    "medsilo_script.recipes": "the class of a model, on the lead's machine",
 }
 
 
@@ -72,7 +72,7 @@ def part_of(path: Path) -> str:
 
 @cache
 def imports_of(path: Path) -> tuple[tuple[str, int], ...]:
-    """Return the dotted name and line of every module that a file imports, also in functions."""
+    """Return the dotted name and the line of each import in a file, including imports in functions."""
     return tuple(imports_in(tree_of(path), path))
 
 
@@ -82,7 +82,7 @@ def imports_in(tree: ast.AST, path: Path) -> Iterator[tuple[str, int]]:
             for alias in node.names:
                 yield alias.name, node.lineno
         if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: imports say the whole name"
+            assert node.level == 0, f"{path}:{node.lineno}: use an absolute import"
             for alias in node.names:
                 yield f"{node.module}.{alias.name}", node.lineno
         if isinstance(node, ast.Call) and loads_a_module(node) and isinstance(node.args[0], ast.Constant):
@@ -97,13 +97,15 @@ def loads_a_module(call: ast.Call) -> bool:
 
 
 def loads_by_name(tree: ast.AST) -> bool:
-    """True if a file loads a module by a name that is not a constant."""
+    """True if the code loads a module by a name that is not a constant."""
     loading = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and loads_a_module(node)]
     return any(not isinstance(node.args[0], ast.Constant) for node in loading)
 
 
 def test_who_may_import_whom(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The contracts in pyproject.toml also see imports inside functions. Each package is in one of them."""
+    """The contracts on imports in pyproject.toml hold, also for imports inside functions. Each package of medsilo is
+    part of a contract.
+    """
     monkeypatch.syspath_prepend(root)
     assert lint_imports(str(root / "pyproject.toml"), no_cache=True) == 0
     assert {name for layer in layers() for name in layer} == ROOMS.keys() - {"extend"}
@@ -115,7 +117,9 @@ def test_modules_are_loaded_by_name_in_few_places_only() -> None:
 
 
 def test_the_course_knows_no_method() -> None:
-    """A schedule neither imports nor names a method. A method declares its own abilities."""
+    """The packages schedule, learning and mixing do not contain the name of any method, because methods declare their
+    own needs.
+    """
     for path in sources():
         if part_of(path) in ("schedule", "learning", "mixing"):
             texts = {node.value for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant)}
@@ -123,7 +127,7 @@ def test_the_course_knows_no_method() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- plug-ins
-MOST_NAMES, MOST_OF_METHODS, MOST_OF_NETWORKS = 34, 59, 4  # these limits must only be lowered
+MOST_NAMES, MOST_OF_METHODS, MOST_OF_NETWORKS = 34, 59, 4  # these limits may be lowered, but never raised
 FURTHER = {"methods": extend_methods, "networks": extend_networks}
 
 
@@ -152,9 +156,9 @@ def test_extend_gives_few_names_and_loads_them_when_they_are_used() -> None:
 
 
 def test_a_task_is_three_things_and_overrides_none() -> None:
-    """A task has a source, an objective and an inference part, which stay separate.
+    """A task consists of a source, an objective and an inference part without common attributes.
 
-    No subclass breaks its base's promises.
+    No subclass overrides a method with an incompatible signature.
     """
 
     def members(kind: type) -> set[str]:
@@ -171,7 +175,7 @@ def test_contributing_tells_the_rooms() -> None:
 
 
 def test_no_text_stands_alone() -> None:
-    """A continuation line outside of the message's parentheses would be a statement without effect."""
+    """A text outside of the parentheses of its message would be a statement without effect."""
     alone = []
     for path in everything():
         for node in ast.walk(tree_of(path)):
@@ -189,13 +193,13 @@ def is_text(node: ast.stmt) -> bool:
     return isinstance(node.value, ast.JoinedStr) or isinstance(getattr(node.value, "value", None), str)
 
 
-# -------------------------------------------------------------------------------------------------------------- circles
+# ----------------------------------------------------------------------------------------------------- circular imports
 def module_of(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 def imported_files(paths: Mapping[str, Path]) -> dict[str, set[str]]:
-    """Return the modules that each module imports, also in functions and under `if TYPE_CHECKING`."""
+    """Return the modules that each module imports, including imports in functions and under `if TYPE_CHECKING`."""
     found = {}
     for module, path in paths.items():
         names = [name for name, _ in imports_of(path)]
@@ -204,11 +208,13 @@ def imported_files(paths: Mapping[str, Path]) -> dict[str, set[str]]:
     return found
 
 
-MOST_IN_CIRCLE = 3  # files of one folder about one subject
+MOST_IN_CIRCLE = 3  # the most files that may import each other in a circle
 
 
 def test_files_have_small_circles_within_a_folder_and_folders_none() -> None:
-    """Imports in functions and for type checkers count."""
+    """At most three files of one folder import each other in a circle, counting imports in functions and for type
+    checkers.
+    """
     known = {module_of(path): path for path in [PACKAGE / "__init__.py", *everything()]}
     uses = imported_files(known)
     assert len(uses) > 100 and "medsilo.core.errors" in uses["medsilo.deploy.supermodel"]
@@ -219,7 +225,9 @@ def test_files_have_small_circles_within_a_folder_and_folders_none() -> None:
 
 
 def test_folders_of_other_packages_have_no_circles() -> None:
-    """A module beside folders, such as medsilo_lab.api, counts as a folder. medsilo's packages have a contract."""
+    """No folders of other packages import each other in a circle. A module beside folders, such as medsilo_lab.api,
+    counts as a folder.
+    """
     known = {module_of(path): path for path in everything()}
     folders = {name.rpartition(".")[0] for name in known}
 
@@ -239,10 +247,10 @@ def dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-# ---------------------------------------------------------------------------------------------------------------- light
+# ---------------------------------------------------------------------------------------------------------- few imports
 def modules_after(root: Path, *commands: list[str], code: int = 0) -> set[str]:
-    """Return the modules that one process has loaded after these commands, each of which must end with this exit
-    code.
+    """Run commands in one process, and return the modules that are then loaded. Each command must end with the given
+    exit code.
     """
     program = (
         "import json, runpy, sys\n"
@@ -282,9 +290,9 @@ def test_help_answers_at_once(root: Path) -> None:
 
 
 def test_methods_are_listed_without_torch(root: Path) -> None:
-    """Titles of methods are read from the source.
+    """`medsilo list` reads the titles of methods from the source code, without importing torch.
 
-    The list, and the answer to a mistyped command, take half a second.
+    The list and the error for a mistyped command take half a second.
     """
     assert modules_after(root, ["list"]) & {"torch", "monai", "numpy", "scipy", "nvflare", "medsilo.plan"} == set()
     assert (
@@ -294,9 +302,9 @@ def test_methods_are_listed_without_torch(root: Path) -> None:
 
 
 def test_a_lead_s_command_loads_nothing_that_trains(root: Path) -> None:
-    """`medsilo status` and similar commands only talk to a server.
+    """`medsilo status` and similar commands only send requests to a server, and load no package for training.
 
-    Without torch, they take a fifth of the processor time.
+    Without torch, these commands take a fifth of the processor time.
     """
     commands = (["status"], ["status", "job", "--watch"], ["cancel", "job"], ["download", "job"])
     loaded = modules_after(root, *([*command, "--kit", str(root)] for command in commands), code=1)
@@ -305,7 +313,9 @@ def test_a_lead_s_command_loads_nothing_that_trains(root: Path) -> None:
 
 
 def test_a_lead_s_command_looks_for_no_garbage_among_nvflare_s_modules(root: Path) -> None:
-    """Garbage collection took a tenth of a poll's processor time. It is enabled again afterwards."""
+    """A lead's command excludes NVFlare's modules from garbage collection, which took a tenth of the processor time.
+    Garbage collection of other objects stays enabled.
+    """
     program = (
         "import gc\nfrom medsilo.cli import main\n"
         f"main(['status', '--kit', {str(root)!r}])\n"
@@ -317,7 +327,9 @@ def test_a_lead_s_command_looks_for_no_garbage_among_nvflare_s_modules(root: Pat
 
 
 def test_what_reads_a_hospital_s_files_loads_nothing_that_trains(root: Path, tmp_path: Path) -> None:
-    """A command that waits for no server answers within half a second of processor time."""
+    """Commands that only read a hospital's files load no package for training, and answer within half a second of
+    processor time.
+    """
     kit = ["--kit", str(tmp_path)]
     commands = (["approve", *kit], ["ledger", *kit], ["prune", str(tmp_path / "none")])
     loaded = modules_after(root, *commands, code=1)
@@ -325,14 +337,14 @@ def test_what_reads_a_hospital_s_files_loads_nothing_that_trains(root: Path, tmp
 
 
 def test_a_plan_is_read_without_torch_s_compiler(root: Path) -> None:
-    """Loading torch's compiler takes a second, and loading MONAI three."""
+    """A plan is read without torch's compiler, which takes a second to load, and without MONAI, which takes three."""
     loaded = modules_after(root, ["disclosure", str(root / "jobs/fedavg")])
     assert "medsilo.plan" in loaded and loaded & {"torch._dynamo", "sympy", "monai", "scipy.stats", "nvflare"} == set()
 
 
 @pytest.mark.slow
 def test_a_site_trains_without_torch_s_compiler(root: Path, tmp_path: Path) -> None:
-    """The compiler would cost every training process a second and 70 MB."""
+    """A training process does not load torch's compiler, which would take a second and 70 MB."""
     sizes = (
         "task={name: synthetic-activity, persons: 6, windows: 6, steps: 32}",
         "training={rounds: 1, batch_size: 8}",
@@ -357,17 +369,17 @@ def test_every_fault_of_the_page_has_tests_that_exist(root: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- small rules
 def test_nothing_is_committed_that_git_ignores(root: Path) -> None:
-    """One example is the private file that `medsilo check` writes for one hospital."""
+    """The repository contains no file that git ignores, such as the private file of `medsilo check`."""
     assert "medsilo-check-private.txt" in (root / ".gitignore").read_text().splitlines()
     listed = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
     assert not subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout
 
 
 def test_every_error_of_ours_is_a_medsilo_error() -> None:
-    """The command line can print every error that the package raises on purpose as one line."""
+    """Every error that the package raises on purpose is a MedsiloError, which the command line prints as one line."""
     allowed = {"ValueError", "TypeError", "typer.BadParameter", "PydanticCustomError", "KeyError", "AttributeError"}
     allowed |= {"SkipTest", "AssertionError"}  # medsilo_lab.testing raises these errors in tests
-    # errors for a missing package, and errors that nvflare_reliability turns into one line
+    # These errors report a missing package, or nvflare_reliability turns them into one line.
     allowed |= {"ImportError", "Rejected"}
     kinds = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
     own_errors = {name for name, kind in kinds.items() if issubclass(kind, MedsiloError)}

@@ -1,4 +1,4 @@
-"""Names and arguments that others' scripts import must stay."""
+"""Classes, functions and arguments that users' scripts import keep their names."""
 
 import inspect
 from importlib import import_module

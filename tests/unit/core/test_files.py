@@ -1,4 +1,6 @@
-"""Files are complete or absent, names are safe, and failed reading or writing gives one line, also on a full disk."""
+"""Files are complete or absent, and file names are safe. A failed read or write gives an error of one line, also on a
+full disk.
+"""
 
 import errno
 import json
@@ -67,7 +69,7 @@ def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
     tensors, read = load_tensors(path)
     assert_same(tensors, TENSORS)
     assert read == facts
-    assert read["best"][0] == 0.1 + 0.2  # equal to the last bit
+    assert read["best"][0] == 0.1 + 0.2  # the floating-point number is equal to the last bit
 
 
 @pytest.mark.parametrize("dtype", list(TYPES))
@@ -90,7 +92,7 @@ def test_tensors_on_the_disk_are_written_like_those_in_memory(tmp_path: Path) ->
     save_tensors(tmp_path / "plain", {**vectors, "c": torch.tensor(7)}, {"round": 1})
     assert (tmp_path / "stored").read_bytes() == (tmp_path / "plain").read_bytes()
     assert_same(load_tensors(tmp_path / "stored")[0], {**vectors, "c": torch.tensor(7)})
-    assert listed(tmp_path) == ["plain", "stored"]  # the temporary file has no name
+    assert listed(tmp_path) == ["plain", "stored"]  # the temporary file has no name in the folder
 
 
 @pytest.mark.usefixtures("fresh_spills")
@@ -103,7 +105,7 @@ def test_a_file_is_handed_on_when_nobody_reads_it_any_more_and_not_before() -> N
     number = file_of(one)
     part = one[500:]
     del one
-    (other,) = stored([torch.zeros(1000, dtype=torch.int64)])  # the part is still read
+    (other,) = stored([torch.zeros(1000, dtype=torch.int64)])  # another tensor still uses a part of the first file
     assert file_of(other) != number and torch.equal(part, torch.arange(500, 1000))
     del part
     (third,) = stored([torch.full((10,), 7)])
@@ -173,7 +175,9 @@ def test_of_a_file_that_is_no_text_the_line_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
-    """Processes are killed at any moment of writing. safetensors writes to a temporary name first."""
+    """A process that is killed during a write leaves the old or the new file, and a temporary file that is removed
+    later.
+    """
     script = (
         "import sys, torch; from pathlib import Path; from medsilo.core.files import save_tensors\n"
         "big = {'w': torch.zeros(4 << 20)}\n"
@@ -276,7 +280,7 @@ def test_a_study_goes_on_from_the_greatest_round(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- full disks
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Limit the size of files that this process may write."""
+    """Limit the size of the files that this process writes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -299,7 +303,7 @@ def test_a_disk_that_is_full_leaves_the_former_file(tiny_disk: Path) -> None:
 
 
 def test_a_disk_without_room_for_a_name(tiny_disk: Path) -> None:
-    """The last block is taken, so that even a small file does not fit."""
+    """On a disk without any free block, even a small file gives the error for a full disk."""
     (tiny_disk / "filler").write_bytes(b"x" * resource.getpagesize() * (os.statvfs(tiny_disk).f_bavail))
     with pytest.raises(MedsiloError, match="the disk is full"):
         write_text(tiny_disk / "s.json", "x")
@@ -316,7 +320,9 @@ def test_a_folder_that_cannot_be_made_is_one_line(folder: str) -> None:
 def test_a_line_that_cannot_be_added_says_whether_the_disk_is_full(
     why: int, raised: type[MedsiloError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A study on a full disk continues by itself, and any other error needs a person. Whole files behave alike."""
+    """A failed write on a full disk raises a separate error, because a study waits for disk space but not after other
+    errors.
+    """
 
     def fails(descriptor: int) -> None:
         raise OSError(why, "no")

@@ -1,4 +1,4 @@
-"""The most memory that a process has held."""
+"""A process reports the largest amount of memory that it has used."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Texts of others cannot control a terminal or flood it."""
+"""Texts from other parties cannot control a terminal or fill it."""
 
 from pathlib import Path
 

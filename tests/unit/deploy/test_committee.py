@@ -1,4 +1,6 @@
-"""Ensembles: their mean, its scores at every site, its predictions, and their rejected plans."""
+"""Ensembles average the models of several runs, score every site, predict images, and reject runs that do not fit
+together.
+"""
 
 import json
 from pathlib import Path
@@ -24,7 +26,7 @@ from tests.hospital import Volume, write_volume
 from tests.unit.deploy.test_predict import drawn, oblique, small_plan, write_run
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]
-METHODS = ("local", "fedavg", "fedsm")  # separate models, one for all, and a super model
+METHODS = ("local", "fedavg", "fedsm")  # separate models, one shared model, and a super model
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +96,9 @@ def test_what_does_not_fit_together_is_one_line(runs: list[Path], tmp_path: Path
 
 
 def test_a_mask_is_what_the_mean_of_all_models_says(tmp_path: Path) -> None:
-    """The models are a hospital's own and a shared model, used by the command and in Python."""
+    """The mask of an ensemble follows from the mean of a hospital's own model and a shared model. The command and the
+    Python interface give the same mask.
+    """
     own, shared = tmp_path / "own", tmp_path / "shared"
     one = write_run(own, small_plan("fedbn"), "best.safetensors")
     other = write_run(shared, plan := small_plan(), "global/best.safetensors")

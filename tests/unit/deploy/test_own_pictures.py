@@ -1,4 +1,4 @@
-"""Pictures and names of the findings in a hospital's own images: in its report, and by `medsilo predict`."""
+"""A hospital sees pictures of predicted structures in its own report and from `medsilo predict`."""
 
 import base64
 import csv
@@ -24,7 +24,7 @@ from tests.hospital import photograph, write_balls, write_pixels
 from tests.unit.deploy.test_predict import write_run
 
 PATIENTS = [f"p{number}" for number in range(9)]
-pytestmark = pytest.mark.usefixtures("known_key")  # a test could depend on the patients' parts
+pytestmark = pytest.mark.usefixtures("known_key")  # the test needs a fixed split, which depends on this key
 U_NET = {"name": "unet", "features": [4, 8]}
 TASKS = {
     "volumes": {"name": "nifti-folder", "labels": ["ball", "tumour"], "size": [16, 16, 8], "target_spacing": [2, 2, 3]},
@@ -66,7 +66,7 @@ def test_a_hospital_sees_its_best_median_and_worst_test_case(kind: str, tmp_path
     assert set(pictures) == {"test-best", "test-median", "test-worst"}
     for pixels in pictures.values():
         assert (pixels == THERE).all(2).any() and min(pixels.shape[:2]) >= 192
-    if kind != "slices":  # after one round, it finds nothing in slices
+    if kind != "slices":  # after one round, the network predicts nothing in slices
         assert any((pixels == FOUND).all(2).any() for pixels in pictures.values())
     scores = read_measures(folder)[0]["dice"].sort().values
     page = write([tmp_path / "run"], tmp_path / "page.html", "A run").read_text()
@@ -101,7 +101,7 @@ def test_structures_have_their_names_everywhere(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.slow
 def test_masks_have_the_hospitals_own_values(tmp_path: Path) -> None:
-    """Pixel values above 255 are read as well."""
+    """Predicted masks have the hospital's own pixel values, which may exceed 255."""
     data_of("volumes", tmp_path / "data")
     (tmp_path / "local").mkdir()
     (tmp_path / "local/medsilo.yaml").write_text("data: {folder: /x, label_map: {7: ball, 300: tumour, 301: tumour}}\n")
@@ -131,9 +131,9 @@ def test_a_tile_shows_the_fullest_slice_in_the_right_proportions() -> None:
     labels[3, 5:15, 10:30] = 1
     labels[1, 5:8, 10:12] = 2
     pixels = tile(values, labels, (1.0, 1.0, 5.0))
-    assert pixels.shape == (TILE, TILE, 3) and not pixels[: TILE // 4 - 1].any()  # half as high as wide
+    assert pixels.shape == (TILE, TILE, 3) and not pixels[: TILE // 4 - 1].any()  # the image is half as high as wide
     places = np.argwhere((pixels == COLOURS[0]).all(2))
     assert np.abs(places.min(0) - [64 + 32, 64]).max() <= 2 and np.abs(places.max(0) - [64 + 95, 191]).max() <= 2
     assert not (pixels == COLOURS[1]).all(2).any()
-    tall = tile(values, labels, (0.5, 2.0, 5.0))  # 40 mm high, 20 mm wide
+    tall = tile(values, labels, (0.5, 2.0, 5.0))  # the image is 40 mm high and 20 mm wide
     assert not tall[:, : TILE // 4 - 1].any() and tall[0, TILE // 2].any()

@@ -1,4 +1,6 @@
-"""Prediction on files: the image's own grid, the direct model's own labels, and a fault in one image alone."""
+"""Predictions have the image's own grid and equal the network's direct output. A fault in one image does not affect
+other images.
+"""
 
 import csv
 import json
@@ -35,7 +37,7 @@ def small_plan(method="fedavg", *changes):
 
 
 def make_super_model() -> SuperModel:
-    """Return networks with random weights. The selector's scores depend on the brightness of a slice."""
+    """Return a super model with random weights, whose selector reacts to the brightness of a slice."""
     plan, section = small_plan(), SmallCnn(width=2, norm="group")
     torch.manual_seed(4)
 
@@ -57,7 +59,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def oblique(spacing, tilt=17.0, turn=8.0) -> np.ndarray:
-    """Return an affine [4, 4] in LPS: turned about two axes and off the scanner's centre."""
+    """Return an affine matrix [4, 4] in LPS coordinates with rotations about two axes and a shifted origin."""
     a, b = np.deg2rad([tilt, turn])
     about_x = np.array([[1, 0, 0], [0, np.cos(a), -np.sin(a)], [0, np.sin(a), np.cos(a)]])
     about_z = np.array([[np.cos(b), -np.sin(b), 0], [np.sin(b), np.cos(b), 0], [0, 0, 1]])
@@ -68,7 +70,7 @@ def oblique(spacing, tilt=17.0, turn=8.0) -> np.ndarray:
 
 
 def drawn(shape, seed=0) -> np.ndarray:
-    """Draw slices of different brightness and contrast, [D, H, W]."""
+    """Return random slices [D, H, W] of different brightness and contrast."""
     random = np.random.default_rng(seed)
     steps = np.linspace(-2, 2, shape[0])[:, None, None]
     return (random.normal(size=shape) * (0.3 + abs(steps)) + steps).astype(np.float32)
@@ -77,7 +79,7 @@ def drawn(shape, seed=0) -> np.ndarray:
 GRIDS = [
     ((6, 32, 32), (0.6, 0.6, 3.0), "LPS"),
     ((5, 32, 32), (0.5, 0.7, 3.3), "RAS"),
-    ((19, 37, 41), (0.5, 0.8, 3.3), "PIR"),  # more slices than one batch of the network
+    ((19, 37, 41), (0.5, 0.8, 3.3), "PIR"),  # the volume has more slices than one batch
     ((7, 25, 61), (0.7, 0.45, 2.5), "ASL"),
     ((1, 33, 29), (0.6, 0.6, 3.0), "SRA"),
 ]
@@ -105,7 +107,7 @@ def test_the_mask_is_the_models_and_lies_where_the_image_lies(shape, spacing, st
         output = functional.interpolate(output, shape[1:], mode="bilinear")
     expected = output.argmax(1).numpy()
     assert 0.02 < expected.mean() < 0.98
-    found = Scan.of_mask(tmp_path / "out" / "scan_mask.nii.gz").values[0]  # turned to LPS
+    found = Scan.of_mask(tmp_path / "out" / "scan_mask.nii.gz").values[0]  # the mask is converted to LPS
     assert np.array_equal(found, expected)
 
     (row,) = json.loads((tmp_path / "out" / "predictions.json").read_text())["cases"]
@@ -197,7 +199,9 @@ def test_bad_files_stop_no_other_and_no_name_reaches_the_screen(folder, tmp_path
 
 
 def test_a_broken_image_is_refused_in_training_too(tmp_path) -> None:
-    """SimpleITK alone reads it as zeros."""
+    """A truncated image is rejected in training, too. SimpleITK would read the missing part as
+    zeros without an error.
+    """
     for name in ("cut.nii", "cut.nii.gz"):
         write_volume(tmp_path / name, Volume(drawn((6, 32, 32)), np.eye(4)))
         content = (tmp_path / name).read_bytes()
@@ -226,8 +230,8 @@ def write_run(folder: Path, plan, file: str):
     [
         ("fedavg", "global/best.safetensors", []),
         ("fedbn", "sites/hospital-b/best.safetensors", ["--site", "hospital-b"]),
-        ("harmofl", "global/best.safetensors", []),  # the file contains its input layer
-        ("fedbn", "best.safetensors", []),  # a hospital's own folder, in its own kit
+        ("harmofl", "global/best.safetensors", []),  # this file contains the method's input layer
+        ("fedbn", "best.safetensors", []),  # the hospital predicts with the folder in its own kit
     ],
 )
 def test_every_methods_model_predicts(method, file, options, tmp_path) -> None:
@@ -244,7 +248,7 @@ def test_every_methods_model_predicts(method, file, options, tmp_path) -> None:
 
 
 def test_a_models_test_score_stands_beside_what_it_predicts(tmp_path, capsys) -> None:
-    """A model with a Dice of .15 draws masks that look like others."""
+    """The command prints the model's test score, because masks of a poor model look like any other masks."""
     write_run(tmp_path / "run", small_plan("fedbn"), "sites/hospital-b/best.safetensors")
     site = {"test": {"dice": 0.152, "loss": 1.0, "cases": 9}}
     summary = {"status": "finished", "method": "fedbn", "title": "FedBN", "metric": "dice", "pooled_test": 0.31}
@@ -258,7 +262,7 @@ def test_a_models_test_score_stands_beside_what_it_predicts(tmp_path, capsys) ->
 
 @pytest.mark.parametrize("there", ["scan_mask.nii", "predictions.csv"])
 def test_masks_that_are_there_stay(there: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """An expert's masks often have this name."""
+    """`medsilo predict` never overwrites existing masks, because an expert's masks often have the same name."""
     write_run(tmp_path / "run", small_plan("fedavg"), "global/best.safetensors")
     write_volume(tmp_path / "scan.nii", Volume(drawn((6, 32, 32)), oblique((0.6, 0.6, 3.0))), "PIR")
     out = tmp_path / "masks"

@@ -1,5 +1,5 @@
-"""The super model chooses a model for each image, checked by separate computations. Its folder restores the same
-model.
+"""The super model's choice of a model for each image is compared with separate computations. A saved super model is
+restored unchanged.
 """
 
 import json
@@ -15,18 +15,18 @@ from medsilo.deploy.supermodel import Origin, SuperModel, assemble, tune
 from medsilo.models.architectures import SmallCnn
 from tests.conftest import make_plan
 
-SITES = ["a.b", "c", "d"]  # a site's name may hold dots
+SITES = ["a.b", "c", "d"]  # a site's name may contain dots
 GLOBAL = "global"
 
 
 def line(channels: int, classes: int, seed: int) -> nn.Conv2d:
-    """Return a network that numpy can compute: a 1x1 convolution in float64."""
+    """Return a 1x1 convolution in double precision, which numpy can compute."""
     torch.manual_seed(seed)
     return nn.Conv2d(channels, classes, 1).double()
 
 
 def selector(outputs: int, scale: float = 1.0) -> nn.Sequential:
-    """Return a selector whose outputs are each the greatest for some images."""
+    """Return a selector in which every output is the largest for some images."""
     angles = 2 * torch.pi * torch.arange(outputs) / outputs + 0.1
     linear = nn.Linear(2, outputs).double()
     linear.weight.data = scale * torch.stack([angles.cos(), angles.sin()], 1).double()
@@ -79,7 +79,7 @@ def test_each_image_goes_where_alg_2_says(threshold: float, agreed: list[str]) -
     right = np.stack([of_conv(EXPERTS[name], x.numpy()[[i]])[0] for i, name in enumerate(expected)])
     np.testing.assert_allclose(model(x).detach(), right, rtol=0, atol=1e-12)
     if threshold == 0.5 and agreed == SITES:
-        assert set(names) == {GLOBAL, *SITES}  # the batch has images of all models
+        assert set(names) == {GLOBAL, *SITES}  # the batch contains images for all models
 
 
 @pytest.mark.parametrize("rule", ["threshold", "argmax", "mixture"])
@@ -123,7 +123,8 @@ def test_above_the_threshold_is_strictly_above(scores: tuple[float, ...], thresh
     model = SuperModel(line(2, 3, 0).float(), experts, fixed(*scores), threshold)
     assert model.choose(images(2).float())[0] == [chosen, chosen]
     if scores[1] == 120.0:
-        assert torch.tensor(scores).softmax(0)[1] == 1.0  # so the strict sign matters
+        # the probability is exactly 1, so only a strict comparison is right
+        assert torch.tensor(scores).softmax(0)[1] == 1.0
 
 
 def test_argmax_counts_the_global_model_as_output_0() -> None:
@@ -143,7 +144,7 @@ def test_the_mixture_mixes_probabilities(agreed: list[str]) -> None:
     )
     output = model(x)
     np.testing.assert_allclose(output.detach().exp(), mixed, rtol=0, atol=1e-12)
-    output[:, 1].sum().backward()  # Sec. 3.1.1: the selector learns through the mixture
+    output[:, 1].sum().backward()  # Sec. 3.1.1 of the paper: the selector is trained through the mixture
     assert model.selector[2].weight.grad.abs().max() > 0  # type: ignore[index,union-attr]
     model.selector.zero_grad()
 
@@ -174,10 +175,11 @@ def test_a_selector_of_other_sites_or_without_numbers_is_refused() -> None:
         super_model(0.5).choose(images() * float("nan"))
 
 
-# ---------------------------------------------------------------------------------------------------- gamma
+# -------------------------------------------------------------------------------------- the threshold gamma
 def test_gamma_is_the_middle_of_the_widest_plateau() -> None:
     tuning = tune({1.0: (8, 5.0), 0.0: (8, 6.0), 0.9: (8, 6.0), 0.5: (8, 5.5)})
-    assert (tuning.threshold, tuning.plateau) == (0.9, (0.9, 0.9))  # each value occurs twice, and the larger wins
+    # each plateau has one value, and the larger value wins
+    assert (tuning.threshold, tuning.plateau) == (0.9, (0.9, 0.9))
     assert tuning.curve == ((0.0, 8, 0.75), (0.5, 8, 0.6875), (0.9, 8, 0.75), (1.0, 8, 0.625))
     assert tune({0.0: (1, 0.2), 1.0: (1, 0.1)}).threshold == 0.0
     wide = tune({0.0: (8, 5.0), 0.5: (8, 6.0), 0.7: (8, 6.0), 0.9: (8, 6.0), 0.95: (8, 5.0), 1.0: (8, 6.0)})

@@ -1,4 +1,4 @@
-"""Dishonest answers cost their sender the answer, and cost nobody else anything."""
+"""A site's invalid answer is rejected, and the study continues without effects on any other site."""
 
 import random
 from collections.abc import Callable
@@ -43,7 +43,7 @@ A, B, C = SITES
 LONG = "x" * 30_000_000
 STEERS = "\x1b[2J\x1b]0;owned\x07\r\n"
 METHODS = ["fedavg", "fedsm"]
-pytestmark = pytest.mark.xdist_group("hostile-answers")  # honest studies are run once
+pytestmark = pytest.mark.xdist_group("hostile-answers")  # tests in one group share the results of honest studies
 Falsify = Callable[[StudyMessage], Any]
 Key = tuple[str, str, int]
 
@@ -68,7 +68,7 @@ def honest_answers(method: str) -> dict[Key, StudyMessage]:
 def again(
     method: str, folder: Path, change: Callable[[str, str, int, StudyMessage], StudyMessage | Missing]
 ) -> list[str]:
-    """Send the same answers again, some of them changed on their way; return the rejections."""
+    """Repeat a study with recorded answers, some of which are changed on their way, and return the rejections."""
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         task, number = task_and_round(asked)
@@ -84,14 +84,14 @@ def again(
 
 @cache
 def without(method: str, task: str) -> Path:
-    """Run the study in which C's answers to one kind of request were lost."""
+    """Run a study in which all answers of site C to one kind of request are lost, and return its folder."""
     folder = Path(mkdtemp()) / "run"
     again(method, folder, lambda site, asked, number, reply: LOST if (site, asked) == (C, task) else reply)
     return folder
 
 
 def numbers(summary: Summary) -> dict[str, Any]:
-    """Return a summary without times and without the reports of C's absence."""
+    """Return a summary's values without durations, memory and the reasons for C's absence."""
     values = summary.as_json()
     for name in ("seconds", "memory", "started", "ended"):
         del values[name]
@@ -101,7 +101,7 @@ def numbers(summary: Summary) -> dict[str, Any]:
 
 
 def assert_sound(folder: Path) -> Summary:
-    """Assert that a finished study has all its files, and that texts are short and harmless for a terminal."""
+    """Assert that a finished study has all files, and that its texts are short and have only printable characters."""
     summary = read_summary(folder)
     assert summary.status == "finished"
     assert [summary.sites[site].contributed for site in (A, B)] == [2, 2]
@@ -131,7 +131,7 @@ def outcome(**changes: Any) -> Falsify:
 
 
 def both(cases: dict[str, Any], **changes: Any) -> Falsify:
-    """Combine cases with further changes that make them consistent."""
+    """Return a function that changes numbers of cases, and also other facts so that both agree."""
 
     def falsify(reply: StudyMessage) -> None:
         reply.facts["cases"].update(cases)
@@ -140,11 +140,11 @@ def both(cases: dict[str, Any], **changes: Any) -> Falsify:
     return falsify
 
 
-LAST, COUNTER = "6.weight", "0.1.num_batches_tracked"  # tensors; all before them are correct
+LAST, COUNTER = "6.weight", "0.1.num_batches_tracked"  # names of a tensor and of a counter in the model
 
 
 def tensor(change: Callable[[Any], Any], name: str = LAST) -> Falsify:
-    """Change one tensor of each group."""
+    """Return a function that changes one tensor in each group that contains it."""
 
     def falsify(reply: StudyMessage) -> None:
         for own in reply.groups.values():
@@ -155,7 +155,7 @@ def tensor(change: Callable[[Any], Any], name: str = LAST) -> Falsify:
 
 
 def names(change: Callable[[dict[str, Any]], Any]) -> Falsify:
-    """Change the names in the first group."""
+    """Return a function that changes the tensors of the first group."""
     return lambda reply: change(next(iter(reply.groups.values())))
 
 
@@ -166,7 +166,7 @@ def nested(depth: int) -> Any:
     return value
 
 
-DEEP = nested(5_000)  # deeper than Python's limit of recursion
+DEEP = nested(5_000)  # the nesting exceeds Python's recursion limit
 
 
 UNTOLD = {"train": None, "validation": None, "test": None}
@@ -329,7 +329,7 @@ SUPER_TEST = {
     "a stranger": (outcome(chosen={"nobody": 3}), "'nobody', which is not a site of the study"),
     "sums": (outcome(sums=[0.0] * len(THRESHOLDS)), "it does not give 0 sums of scores"),
 }
-TABLES = [JOIN, ROUND, DELIVER, TEST]  # one method in `make test`, the other before a release
+TABLES = [JOIN, ROUND, DELIVER, TEST]  # tests of the second method run only before a release
 HOSTILE = [
     pytest.param(
         method,
@@ -371,7 +371,7 @@ def test_a_hostile_answer_costs_its_sender_that_answer_and_nobody_else_anything(
         assert_equal(load_tensors(tmp_path / "run/global" / model.name)[0], load_tensors(model)[0])
 
 
-# ---------------------------------------------------------------------------------------------------- at random
+# ----------------------------------------------------------------------------------------------- random answers
 ODD: list[Any] = [
     *(None, True, False, 0, -1, 1, 2, 7, 10**9, 10**18, 2**64, -(2**63), 10**400, 0.5, -0.5, 1e308, -1e308, 5e-324),
     *(NAN, float("inf"), float("-inf"), "", "x", "\ud800", STEERS, "x" * 5_000, b"x", [], {}, [[]], {"": None}, (1, 2)),
@@ -385,7 +385,7 @@ def odd(drawn: random.Random) -> Any:
     return value if value is DEEP else deepcopy(value)
 
 
-# ---------------------------------------------------------------------------------------------------- the wire
+# --------------------------------------------------------------------------------------- messages over NVFlare
 def test_a_refusal_of_many_megabytes_is_cut_where_it_comes_in() -> None:
     with pytest.raises(Refused) as caught:
         to_parcel(refusal(STEERS + LONG))
@@ -407,7 +407,9 @@ def test_a_refusal_that_is_no_text_is_one_all_the_same(reason: Any) -> None:
 
 @pytest.mark.parametrize("code", [ReturnCode.TASK_ABORTED, ReturnCode.EXECUTION_EXCEPTION])
 def test_a_training_that_stops_without_an_answer_is_told_as_such(code: str) -> None:
-    """NVFlare answers so if a script raised an error, or returned, which ends it. Our executor gives a reason."""
+    """If training ends without an answer, the error says so. An error of NVFlare, such as a full disk, may pass, but an
+    error in a training script is final.
+    """
     for of_script in (True, False):
         with pytest.raises(Refused, match="training (stopped|ended).*log") as caught:
             to_parcel(make_reply(code), of_script)

@@ -1,4 +1,4 @@
-"""Compare the disclosure report with the data that really leave a site, and with the site's own policy."""
+"""Compare the disclosure report with the values that a site really sends, and with the site's policy."""
 
 import json
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ SMALL = ["training.rounds=3", "task.persons=6", "task.windows=6", "task.steps=32
 
 
 class Listening(Loop):
-    """Records every answer on its way."""
+    """An engine that records every answer on its way to the server."""
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         def hear(site: str, reply: StudyMessage) -> None:
@@ -44,7 +44,9 @@ class Listening(Loop):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedsm"])
 def test_it_names_all_that_is_told_beside_tensors(method: str, tmp_path: Path) -> None:
-    """A developer who lets a site disclose more must name it in the report, and here."""
+    """The disclosure report names every value that an answer contains. A new value must be added to the report and to
+    this test.
+    """
     plan, settings = make_plan(method, *SMALL), SiteSettings(device="cpu")
     loop = Listening(sites_of(plan, tmp_path, settings=settings))
     loop.heard = []
@@ -126,11 +128,11 @@ def test_a_folder_of_settings_that_is_not_there_is_no_folder_of_defaults(
 
 def test_the_scope_decides_on_filters(tmp_path: Path) -> None:
     scopes = '{"scopes": [{"name": "a"}, {"name": "b", "task_result_filters": [{"name": "X"}]}], "default_scope": "a"}'
-    # without a kit, the policy has no limits
+    # a folder without privacy.json sets no limits
     assert Policy.read(tmp_path).starts and Policy.read(tmp_path).filters == ()
     (tmp_path / "privacy.json").write_text(scopes)
     assert Policy.read(tmp_path).filters == () and Policy.read(tmp_path, "b").filters == (("X", {}),)
-    assert Policy.read(tmp_path, "b").lets_out("model")  # for any other effect of their filter
+    assert Policy.read(tmp_path, "b").lets_out("model")  # this filter changes values, but does not remove the model
     (tmp_path / "privacy.json").write_text("[")
     with pytest.raises(MedsiloError, match=r"privacy\.json cannot be read"):
         Policy.read(tmp_path)

@@ -1,4 +1,6 @@
-"""Every number that leaves a hospital passes its disclosure: exact numbers from below it are in no message."""
+"""Every number that a site sends passes through the class Disclosure, so no message contains an
+exact score or count.
+"""
 
 import math
 from collections.abc import Iterator
@@ -19,9 +21,9 @@ from tests.hospital import NAMES, write_photos
 from tests.unit.exchange.test_leaks import Listening
 from tests.unit.federation.test_protection import STUDY
 
-LOSS, SCORE, EACH = 0.7310585786, 0.6180339887, 0.5772156649  # values that occur nowhere else
+LOSS, SCORE, EACH = 0.7310585786, 0.6180339887, 0.5772156649  # values that occur nowhere else in the messages
 pytestmark = pytest.mark.usefixtures("known_key")
-MACHINE = {"seconds", "memory", "packages", "task", "round", "study"}  # facts that depend on no patient
+MACHINE = {"seconds", "memory", "packages", "task", "round", "study"}  # fields of an answer that depend on no patient
 
 
 def numbers(told: Any, name: str = "") -> Iterator[tuple[str, float]]:
@@ -42,7 +44,7 @@ def hospital(folder: Path) -> SiteSettings:
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[StudyMessage]:
-    """Record all answers of the studies of a test, whose scores and losses are exact numbers that must not leave."""
+    """Record all answers of the sites, whose scores and losses are replaced by known exact numbers."""
     evaluate, heard = Evaluation.evaluate, []
 
     def exact(self: Evaluation, *given: Any, **more: Any) -> Any:
@@ -75,7 +77,7 @@ def test_no_exact_number_is_in_any_message(heard: list[StudyMessage], tmp_path: 
 def test_a_field_of_an_answer_is_made_in_disclosure_alone(
     heard: list[StudyMessage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Disclosure makes every field except those of the machine, so no number goes past it."""
+    """The class Disclosure writes every field of an answer, except fields that depend on no patient."""
     told: list[set[str]] = []
     tell = Disclosure.disclose
 
@@ -89,10 +91,10 @@ def test_a_field_of_an_answer_is_made_in_disclosure_alone(
     inprocess.run(parse_plan(STUDY), folder=tmp_path / "study", settings=settings)
     assert len(heard) == len(told) == 4
     for parcel, own in zip(heard, told, strict=True):
-        beside = {"ledger", "readiness"}  # fields of the layers for the ledger (its signed head) and for a canary
+        beside = {"ledger", "readiness"}  # the privacy ledger adds `ledger` to an answer, and a canary adds `readiness`
         assert set(ANSWERS[parcel.facts["task"]].model_fields) == own | MACHINE | beside
 
 
 def test_no_message_is_forgotten() -> None:
-    """A new kind of answer has a test above, or holds messages of secure aggregation."""
+    """The test of exact numbers covers each kind of answer, except the messages of secure aggregation."""
     assert set(ANSWERS) == {"join", "round", "deliver", "test", *LETTERED}

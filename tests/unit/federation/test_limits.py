@@ -1,4 +1,4 @@
-"""Limits on a plan: general limits, and those of a hospital."""
+"""A plan must respect medsilo's general limits and a hospital's limits."""
 
 import time
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ def test_parameters_are_those_of_the_networks() -> None:
 PLAN = make_plan("fedavg", "participation.timeout=600", "training.rounds=12", "training.batch_size=32")
 ASKED = [
     ("MOST_MINUTES", 10, 9, r"participation\.timeout"),
-    ("MOST_DISK", 40_800, 38_600, "smaller network"),  # bytes for 1000 parameters
+    ("MOST_DISK", 40_800, 38_600, "smaller network"),  # bytes on the disk for a network of 1000 parameters
 ]
 
 
@@ -119,7 +119,7 @@ GO_ON = ["participation.when_missing=continue", "participation.minimum=1", "part
 
 
 def study(folder: Path, on_round: OnRound, *changes: str):
-    """Run a study that continues without a hospital."""
+    """Run a study that continues if a hospital drops out."""
     plan, settings = make_plan("fedavg", *SMALL, *GO_ON, *changes), SiteSettings(device="cpu")
     sites = {site: site_of(plan, site, SITES, settings, folder / "sites" / site) for site in SITES}
     return Coordinator(plan, SITES, Loop(sites), Record(folder), "in-process", on_round).run()
@@ -132,7 +132,7 @@ def test_a_round_that_takes_too_long_is_stopped_and_harms_nobody_else(tmp_path: 
     plans = dict.fromkeys(SITES, fast) | {"hospital-a": plan}
     settings = SiteSettings(device="cpu")
     loop = Loop({site: site_of(own, site, SITES, settings, tmp_path / site) for site, own in plans.items()})
-    loop.clocks["hospital-a"].most = 0.034  # two seconds; the round would take minutes
+    loop.clocks["hospital-a"].most = 0.034  # the limit is two seconds, but the round would take minutes
     summary = Coordinator(plan, SITES, loop, Record(tmp_path / "run"), "in-process").run()
     assert summary.status == "finished" and summary.sites["hospital-b"].contributed == 1
     reason = "refused: this answer took longer than the 0.034 minutes that a hospital gives"
@@ -141,7 +141,7 @@ def test_a_round_that_takes_too_long_is_stopped_and_harms_nobody_else(tmp_path: 
 
 
 class Hurried(Loop):
-    """Gives little time once the study has begun."""
+    """An engine that gives every site only 0.02 minutes for a round."""
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         for site in sites:
@@ -152,7 +152,7 @@ class Hurried(Loop):
 
 @pytest.mark.slow
 def test_a_trainer_that_hears_nothing_is_ended_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs in a separate process, in the middle of a batch that never ends."""
+    """A separate training process whose batch never ends is ended at the hospital's time limit."""
     monkeypatch.setattr(isolated, "STOP_LIMIT", 0.5)
     plan = make_plan("fedavg", *SMALL, "training.rounds=1", sites=["hospital-a"])
     settings = SiteSettings(device="cpu")
@@ -194,7 +194,7 @@ def test_learning_counts_steps_over_all_rounds_of_scores() -> None:
 def test_a_disk_cache_has_its_bound_and_all_cases_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_photos(tmp_path / "photos", NAMES)
     plan = parse_plan(STUDY)
-    size = 3 * 8 * 8 * 4  # bytes of a prepared image
+    size = 3 * 8 * 8 * 4  # bytes of one prepared image
     monkeypatch.setattr("medsilo.tasks.cache.MOST", 10 * (size + 8))
     data = {"folder": str(tmp_path / "photos"), "cache_folder": str(tmp_path / "cache")}
     source = make_settings({"data": data}, "x").data
@@ -206,7 +206,8 @@ def test_a_disk_cache_has_its_bound_and_all_cases_are_there(tmp_path: Path, monk
 
 def test_the_memory_has_a_limit_by_default() -> None:
     machine = psutil.virtual_memory().total
-    assert SiteSettings().most_memory == pytest.approx(0.4 * machine, rel=0.01)  # room for two studies at once
+    # the default limit lets two studies run at the same time
+    assert SiteSettings().most_memory == pytest.approx(0.4 * machine, rel=0.01)
     assert SiteSettings(studies=1).most_memory == pytest.approx(0.8 * machine, rel=0.01)
     assert SiteSettings(memory_limit=1024).most_memory == 2**30
 

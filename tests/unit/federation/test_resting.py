@@ -1,4 +1,4 @@
-"""Sites in one process that hold no networks between their answers."""
+"""In one process, sites remove their networks from memory between their answers."""
 
 import gc
 from pathlib import Path
@@ -50,7 +50,9 @@ def test_only_the_site_that_works_has_networks_and_every_bit_is_the_same(
 def test_what_a_resting_site_let_go_of_is_free_at_once(
     circle: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python's slow search for cycles runs only if a network of the hospital's own makes a cycle."""
+    """The memory of a site's networks is free at once. Python's slow search for reference cycles runs only if a network
+    contains a cycle.
+    """
     state = SiteState(make_plan(), "hospital-a", tmp_path, Compute())
     if circle:
         state.modules["model"].register_forward_hook(state.modules["model"].forward)

@@ -1,4 +1,4 @@
-"""A hospital that does not train may have one patient, or patients for the test alone."""
+"""A hospital that does not train may have a single patient, or patients in the test part only."""
 
 import shutil
 from pathlib import Path
@@ -85,9 +85,10 @@ def test_a_small_or_test_only_hospital_is_tested(
 
 
 def test_who_was_tested_is_not_trained_on_when_more_patients_come(tmp_path: Path) -> None:
-    """The hospital trains in a later study, by its own memory of parts."""
+    """Patients who were tested stay in the test part if the hospital trains in a later study with more patients."""
     root = write_hospital(tmp_path / "data", 2, "classification")
-    described = {"folder": str(root), "label_map": {"0": "no", "1": "yes"}}  # so that labels with few patients are read
+    # the map also reads labels with few patients
+    described = {"folder": str(root), "label_map": {"0": "no", "1": "yes"}}
     settings = make_settings({"device": "cpu", "data": described}, "x")
     unseen = plan_of("fedavg", "classification")
     site = site_of(unseen, SMALL, [A, B, SMALL], settings, tmp_path / "one/sites" / SMALL)
@@ -107,7 +108,7 @@ def test_who_trains_needs_all_parts_still(tmp_path: Path) -> None:
 
 
 def test_a_hospital_that_does_not_train_refuses_to(tmp_path: Path) -> None:
-    """This holds for any request of a server, since the checks for updates were not made there."""
+    """A hospital that does not train rejects every training request, because its data were not checked for training."""
     settings = SiteSettings(device="cpu", data=DataSource(folder=write_hospital(tmp_path / "d", 9, "classification")))
     plan = plan_of("fedavg", "classification")
     site = site_of(plan, SMALL, [A, B, SMALL], settings, tmp_path / "run/sites" / SMALL)

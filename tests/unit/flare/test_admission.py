@@ -74,7 +74,9 @@ def test_status_says_for_whom_a_job_waits(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_hospital_whose_heartbeats_end_is_not_connected() -> None:
-    """The server lists it for ten minutes. Only its clock counts, since the lead's clock may be wrong."""
+    """A hospital without recent heartbeats counts as not connected, although the server still lists the hospital. Ages
+    are measured on the server's clock, because the lead's clock may be wrong.
+    """
     clients = [SimpleNamespace(name=name, last_connect_time=at) for name, at in (("a", 9e9), ("b", 9e9 - SILENCE + 1))]
     clients.append(SimpleNamespace(name="c", last_connect_time=9e9 - SILENCE))
     assert lead.heard_lately(SimpleNamespace(client_info=clients)) == {"a", "b"}  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""events.log of a kit: the lines of its processes, its size, and its output by `medsilo logs`."""
+"""Several processes of a kit write events.log, which has a limited size. `medsilo logs` prints this log."""
 
 import hashlib
 import json
@@ -61,7 +61,7 @@ def test_who_joins_goes_away_and_comes_back_is_told_once() -> None:
         look(now, north=Seen(True, now), relayed=Seen(False, now))
     assert told == [("joined", "north", False), ("joined", "relayed", False)]
     told.clear()
-    look(4.0, north=Seen(False, 2.0), relayed=Seen(False, 2.0))  # a broken connection often returns
+    look(4.0, north=Seen(False, 2.0), relayed=Seen(False, 2.0))  # a broken connection often returns within seconds
     look(6.0, north=Seen(True, 2.0), relayed=Seen(False, 2.0))
     assert told == []
     for now in (8.0, 9.0 + GRACE, 10.0 + GRACE, 3.0 + SILENCE, 4.0 + SILENCE):
@@ -69,13 +69,13 @@ def test_who_joins_goes_away_and_comes_back_is_told_once() -> None:
     assert told == [("away", "north", True), ("away", "relayed", True)]
     told.clear()
     look(200.0, north=Seen(True, 200.0), relayed=Seen(False, 200.0))
-    look(202.0, north=Seen(True, 200.0, "another"))  # its new processes register
+    look(202.0, north=Seen(True, 200.0, "another"))  # the hospital's new processes register
     look(204.0, north=Seen(True, 200.0, "another"))
     assert [what for what, *_ in told] == ["back", "back", "away"]
     look(270.0, north=Seen(True, 200.0, "a third"))
     assert told.pop() == ("back", "north", False)
     told.clear()
-    for now in (272.0, 201.0 + SILENCE, 203.0 + SILENCE):  # its machine stopped, but the connection remains
+    for now in (272.0, 201.0 + SILENCE, 203.0 + SILENCE):  # the hospital's machine stopped, but the connection remains
         look(now, north=Seen(True, 200.0, "a third"))
     look(300.0, north=Seen(True, 300.0, "a third"))
     assert told == [("away", "north", True), ("back", "north", False)]
@@ -87,11 +87,11 @@ def test_who_is_silent_is_called_and_away_where_it_does_not_answer() -> None:
     assert not attendance.late(seen, 2.0 + LATE)
     assert attendance.late(seen, 2.1 + LATE) == {"north": "relay.north", "south": "relay.south"}
     assert [one.who for one in attendance.look(seen, 3.0 + LATE, deaf=["south"])] == ["south"]
-    assert [one.what for one in attendance.look(seen, 5.0 + LATE)] == ["back"]  # it has answered another call
+    assert [one.what for one in attendance.look(seen, 5.0 + LATE)] == ["back"]  # the hospital has answered another call
 
 
 def test_a_clock_that_is_set_makes_nobody_away_and_hides_nobody() -> None:
-    """last_heard is by NVFlare's clock, which somebody changes by two hours."""
+    """A change of NVFlare's clock by two hours makes no hospital absent, and does not hide an absent hospital."""
     attendance, told = Attendance(), list[tuple[str, str]]()
     for now, heard, connected in (
         (0.0, 5000.0, True),
@@ -126,11 +126,13 @@ def test_a_study_tells_who_falls_out_and_is_back(tmp_path: Path) -> None:
 
 
 def test_who_is_asked_again_and_has_answered_is_told_for_a_few_times_an_hour(tmp_path: Path) -> None:
-    """The study waits for a hospital with a full disk. A trainer that dies in each round does not fill the file."""
+    """The log reports each problem of a hospital and its end, but only a few times an hour. A trainer that dies in each
+    round therefore does not fill the log.
+    """
     study, full = StudyEvents(tmp_path, "job-1", "lungs"), {"a": "the disk is full"}
     for again in (full, full, {}, full, full | {"b": "killed"}):
         study.on_asking(again)
-    study.on_round(7, {"a": "refused: the disk is full"})  # the time for repeating the request is over
+    study.on_round(7, {"a": "refused: the disk is full"})  # the hospital did not recover within the retry time
     study.on_asking({})
     told = [("refused", "a"), ("back", "a"), ("refused", "a"), ("refused", "b"), ("refused", "a"), ("back", "b")]
     assert columns(tmp_path, 2, 3) == told
@@ -141,7 +143,9 @@ def test_who_is_asked_again_and_has_answered_is_told_for_a_few_times_an_hour(tmp
 
 
 def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a full disk, another file fails each time, and a file in between may succeed."""
+    """A site reports a full disk only once, although another file fails each time, and some writes
+    succeed in between.
+    """
     study, now = SiteEvents(tmp_path, "job-1", "lungs"), 0.0
     monkeypatch.setattr(executing.time, "monotonic", lambda: now)
     monkeypatch.setattr(executing.time, "time", lambda: 1e9 + now)
@@ -155,7 +159,7 @@ def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path, monk
     assert [(what, text.split()[0]) for what, text in columns(tmp_path, 2, 6)] == told
     now = executing.QUIET + 1
     study.on_answer("state-43.safetensors could not be written: the disk is full", passing=True)
-    assert len(columns(tmp_path, 1)) == 3  # it never answered
+    assert len(columns(tmp_path, 1)) == 3  # no answer has succeeded in the meantime
     now = 2 * events.AGAIN
     study.on_answer()
     study.on_answer("state-44.safetensors could not be written: the disk is full", passing=True)
@@ -164,7 +168,7 @@ def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path, monk
 
 
 def test_a_server_that_provokes_many_errors_does_not_fill_the_log(tmp_path: Path) -> None:
-    """Otherwise, it could displace the evidence of earlier requests."""
+    """A server that provokes many errors cannot remove the evidence of earlier requests from a site's log."""
     study = SiteEvents(tmp_path, "job-1", "lungs")
     for number in range(1000):
         study.on_answer(f"the surplus tensor {chr(97 + number % 26) * (1 + number // 26)}")
@@ -183,8 +187,8 @@ def test_a_site_says_once_that_its_part_is_over_also_where_the_study_was_cancell
     for answered in (True, False):
         executor, back = MedsiloExecutor(), list[int]()
         executor.events = SiteEvents(tmp_path, f"job-{answered}", "lungs")
-        executor.folder = tmp_path / f"site-{answered}"  # the hospital's page shows its log
-        executor.handle_event(EventType.END_RUN, FLContext())  # the end of a rejected job
+        executor.folder = tmp_path / f"site-{answered}"  # the hospital's page shows the log in this folder
+        executor.handle_event(EventType.END_RUN, FLContext())  # a rejected job ends without an entry
         executor.give_back = lambda back=back: back.append(1)
         executor.events.begin("FedAvg")
         if answered:
@@ -222,7 +226,7 @@ def test_a_kit_that_was_started_twice_is_told_and_goes_on_when_one_process_ends(
     engine: Any = SimpleNamespace(get_clients=lambda: list(known.clients.values()), server=server)
 
     def heartbeat(token: str, at: float) -> bool:
-        """Return True if the server accepts a process that it did not know."""
+        """Send a heartbeat, and return True if the server registers the process as new."""
         now[0], said = at, FLContext()
         said.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(tmp_path)), private=True, sticky=False)
         monkeypatch.setattr(said, "get_engine", lambda: engine)
@@ -233,12 +237,13 @@ def test_a_kit_that_was_started_twice_is_told_and_goes_on_when_one_process_ends(
     assert heartbeat("second", 0.0)
     own.attendance.there["north"] = True
     assert not any(heartbeat("first", at) for at in (1.0, 11.0))
-    assert not any(heartbeat("first", at) for at in range(100, 100 + int(TWICE)))  # it happened on another day
+    # two processes on different days are no duplicate
+    assert not any(heartbeat("first", at) for at in range(100, 100 + int(TWICE)))
     assert columns(tmp_path, 1, 2) == []
     assert not any(heartbeat("first", 105.0 + TWICE + at) for at in range(9))
     ((level, what, text),) = columns(tmp_path, 1, 2, 6)
     assert (level, what) == ("WARNING", "refused") and "kit of north" in text
-    own.attendance.there["north"] = False  # the second is silent
+    own.attendance.there["north"] = False  # the second process is silent
     assert not heartbeat("first", 200.0) and heartbeat("first", 210.0)
 
 
@@ -251,7 +256,7 @@ def test_processes_write_one_after_the_other_and_the_file_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "LARGEST", 4000)
-    fork = get_context("fork")  # the child then has the same small limits of files
+    fork = get_context("fork")  # a forked child keeps the small size limit of this test
     started = [fork.Process(target=_write_many, args=(str(tmp_path), number)) for number in range(3)]
     for process in started:
         process.start()
@@ -263,13 +268,13 @@ def test_processes_write_one_after_the_other_and_the_file_is_bounded(
     assert (tmp_path / "events.log").stat().st_mode & 0o077 == 0
     lines = list(event_reading.read(tmp_path))
     assert len(lines) > 50 and all(line.count("\t") == 7 and line.split("\t")[6].endswith("x" * 100) for line in lines)
-    for number in range(3):  # the newest lines remain, in order
+    for number in range(3):  # each process's newest lines remain in order
         own = [int(words[1]) for line in lines if (words := line.split("\t")[6].split())[0] == str(number)]
         assert own == sorted(own)
 
 
 def job_of(kit: Path, lead: str, named: str) -> FLContext:
-    """Return the context of a lead's job in the server's own process."""
+    """Return the context of a job in the server's process; the lead submits the job for the named hospital."""
     said, engine = FLContext(), SimpleNamespace(get_clients=list)
     said.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(kit)), private=True, sticky=False)
     meta = {"deploy_map": {"app": ["server", named]}, "submitter_name": lead}
@@ -279,11 +284,10 @@ def job_of(kit: Path, lead: str, named: str) -> FLContext:
 
 
 def test_many_refused_jobs_push_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test is at the server and at a hospital, where each job is a process. There are enough jobs to fill all
-    files.
+    """Many rejected jobs of one lead do not remove older entries from the log, neither at the server nor at a hospital.
 
-    A line reports the first rejection, then a number at most once a minute. Another lead's rejection is reported at
-    once.
+    The log contains the first rejection, and then their number at most once a minute. Another lead's rejection is
+    logged at once.
     """
     monkeypatch.setattr(events, "LARGEST", 4000)
     for kit in (tmp_path / "server", tmp_path / "hospital"):
@@ -310,7 +314,7 @@ def test_many_refused_jobs_push_nothing_out(tmp_path: Path, monkeypatch: pytest.
 def test_a_party_that_is_refused_for_ever_new_reasons_pushes_nothing_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The words differ each time, many names are claimed, and it lasts for a day."""
+    """A lead whose jobs are rejected all day does not fill the log, even with changing reasons and changing names."""
     now = [1e9]
     monkeypatch.setattr(events.time, "time", lambda: now[0])
     for number in range(300):
@@ -320,9 +324,9 @@ def test_a_party_that_is_refused_for_ever_new_reasons_pushes_nothing_out(
     assert (tmp_path / events.NAME).stat().st_size < events.LARGEST / 8 and not (tmp_path / "events.log.1").exists()
 
 
-# ---------------------------------------------------------------------------------------------------- the chain
+# ---------------------------------------------------------------------------------------- signatures of the log
 def findings_of(home: Home, *more: str) -> list[str]:
-    """Return the lines of 'medsilo check --kit' about events.log."""
+    """Return the findings of 'medsilo check --kit' about events.log."""
     given = ["check", "--kit", str(home.folder), "--private", str(home.folder / "private.txt"), "--json", *more]
     with redirect_stdout(StringIO()) as out:
         main(given)
@@ -336,7 +340,9 @@ def told(home: Home, *texts: str) -> None:
 
 
 def test_a_changed_log_is_noticed(tmp_path: Path) -> None:
-    """The test changes, removes and exchanges each signed line, adds a line, and removes or forges the head."""
+    """The check finds every changed, removed, exchanged or added line of a signed log, and a missing or forged
+    signature file.
+    """
     home = Home(tmp_path / "kit")
     assert findings_of(home) == []
     chain = EventChain(home.kit)
@@ -358,7 +364,7 @@ def test_a_changed_log_is_noticed(tmp_path: Path) -> None:
         head.unlink() if kept is None else head.write_bytes(kept)
         with pytest.raises(MedsiloError):
             chain.check()
-        for process in (chain, EventChain(home.kit)):  # a later process does not sign over it either
+        for process in (chain, EventChain(home.kit)):  # neither this process nor a later process signs the changed log
             with pytest.raises(MedsiloError):
                 process.sign()
     (found,) = findings_of(home)
@@ -388,7 +394,9 @@ def test_a_chain_goes_on_when_files_are_set_aside_and_processes_die(
 
 @pytest.mark.parametrize("how", ["signal", "stop_fl.sh", "console"])
 def test_a_kit_that_stops_signs_what_it_wrote(tmp_path: Path, how: str) -> None:
-    """An engineer stops the kit of a separate process, as systemd, NVFlare's script and its console do."""
+    """An engineer stops a kit by a signal, by NVFlare's stop script or by the console, and the log is signed at the
+    end.
+    """
     home = Home(tmp_path / "kit")
     reading, writing = os.pipe()
     child = os.fork()

@@ -1,4 +1,4 @@
-"""The executor notices aborts at once, and no error text of others leaves the site."""
+"""The executor at a site reacts to aborts at once, and sends no error text of other packages."""
 
 import signal
 import subprocess
@@ -30,7 +30,7 @@ from tests.unit.site.test_approvals import make_kit
 
 
 class Abort(Signal):
-    """Triggers by itself after a while."""
+    """An abort signal that is triggered after some seconds."""
 
     def __init__(self, after: float) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Abort(Signal):
 
 @pytest.mark.slow
 def test_training_that_stands_still_is_given_up_and_slow_training_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes train: one works in a loop, and the other is stopped like a frozen machine."""
+    """A process that computes counts as busy, and a stopped process counts as stalled."""
     monkeypatch.setattr("medsilo.flare.executor.LOOK", 0.2)
     monkeypatch.setattr("medsilo.flare.executor.STOOD_STILL", 1.0)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinning:
@@ -63,7 +63,8 @@ def test_training_that_stands_still_is_given_up_and_slow_training_is_not(monkeyp
 
 def test_an_abort_is_honoured_within_a_second_of_a_long_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     executor = MedsiloExecutor()
-    slow = SimpleNamespace(answer=lambda parcel, stop: time.sleep(3))  # a batch that cannot be interrupted
+    # the answer comes from a batch that cannot be interrupted
+    slow = SimpleNamespace(answer=lambda parcel, stop: time.sleep(3))
     monkeypatch.setattr(executor, "_begin", lambda parcel, fl_ctx, stop: (slow, Clock()))
     started = time.monotonic()
     reply = executor.execute("medsilo", to_shareable(StudyMessage()), FLContext(), Abort(after=0.2))
@@ -72,7 +73,9 @@ def test_an_abort_is_honoured_within_a_second_of_a_long_batch(monkeypatch: pytes
 
 
 def test_work_that_nobody_waits_for_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """After participation.timeout, the server stops waiting. The site stops, too, and is free for the next round."""
+    """A site stops its training after participation.timeout, when the server no longer waits, and is free for the next
+    round.
+    """
     executor = MedsiloExecutor()
     slow = SimpleNamespace(answer=lambda parcel, stop: time.sleep(3))
     monkeypatch.setattr(executor, "_begin", lambda parcel, fl_ctx, stop: (slow, Clock()))
@@ -106,7 +109,7 @@ NAMELESS = ["participation.sites=[]", "participation.minimum=2"]
 
 
 def at_site(folder: Path, plan: Plan, site: str = "site-1") -> FLContext:
-    """A job's context at a site."""
+    """Return a job's NVFlare context at a site."""
     for place in ("startup", "local"):
         (folder / place).mkdir(parents=True, exist_ok=True)
     workspace = Workspace(str(folder), site_name=site)
@@ -139,9 +142,9 @@ def test_a_site_completes_a_plan_without_names_by_who_takes_part(tmp_path: Path)
 
 
 def test_a_rejection_is_evidence_in_the_kits_own_log(tmp_path: Path) -> None:
-    """The line has the requester, the study and job, and the hospital's reason."""
+    """A site's log records each rejection with the requester, the study, the job and the hospital's reason."""
     plan, kit = make_plan("fedavg"), tmp_path / SITES[0]
-    make_kit(kit, SITES[0])  # with approval: required
+    make_kit(kit, SITES[0])  # the kit's settings contain `approval: required`
     context = at_site(kit, plan, SITES[0])
     Path(context.get_prop(FLContextKey.WORKSPACE_OBJECT).get_job_meta_path("job")).write_text(
         '{"submitter_name": "lead@clinic.org"}'
@@ -162,11 +165,14 @@ def test_a_study_goes_on_with_those_who_were_there_when_it_began(tmp_path: Path)
     record.begin(plan.among(began))
     assert MedsiloController._among(plan, None, ["a", "x"]).participation.sites == ("a", "x")
     assert MedsiloController._among(plan, record, ["a", "x"]) == plan.among(began)
-    assert MedsiloController._among(plan, None, ["a"]) is plan  # there are too few, which the coordinator reports
+    # the plan stays unchanged, and the coordinator reports that too few sites joined
+    assert MedsiloController._among(plan, None, ["a"]) is plan
 
 
 def test_a_kit_without_settings_runs_nobodys_data_only(tmp_path: Path) -> None:
-    """NVFlare's POC mode makes kits without settings. At a hospital, somebody removed the file."""
+    """Without a settings file, a site accepts plans with synthetic data, as in NVFlare's POC mode. The site rejects
+    plans with real data.
+    """
     folder = tmp_path / "site-1"
     make_kit(folder, "site-1")
     (folder / "local/medsilo.yaml").unlink()
@@ -177,12 +183,12 @@ def test_a_kit_without_settings_runs_nobodys_data_only(tmp_path: Path) -> None:
         settings_of_site(at_site(folder, parse_plan(real)))
     (folder / "local/medsilo.yaml").write_text("approval: required\ndevice: cpu\n")
     context = at_site(folder, make_plan("fedavg", *NAMELESS))
-    settings_of_site(context)  # the hospital's promise is recorded
+    settings_of_site(context)  # the site records that a plan needs an approval
     (folder / "local/medsilo.yaml").unlink()
     with pytest.raises(Refused, match=r"medsilo\.yaml \(missing\) changed"):
         settings_of_site(context)
     context = at_site(folder, make_plan("fedavg", *NAMELESS))
     (folder / "local/medsilo.yaml").write_text("approval: required\ndata: {folder: /x, columns: {secret: [a, b]}}\n")
-    with pytest.raises(MedsiloError, match=r"medsilo\.yaml can't be used") as refused:  # this text goes to the server
+    with pytest.raises(MedsiloError, match=r"medsilo\.yaml can't be used") as refused:  # the server receives this text
         settings_of_site(context)
     assert "secret" not in str(refused.value) and "secret" in refused.value.private

@@ -1,4 +1,4 @@
-"""Hospitals' filters: medsilo's filters are right for every dtype, and messages survive NVFlare's filters."""
+"""medsilo's filters are correct for every dtype, and NVFlare's filters keep messages intact."""
 
 import sys
 from collections.abc import Callable
@@ -22,7 +22,7 @@ FACTS = {"round": 3, "task": "round", "packages": {"medsilo": {"version": "1"}}}
 
 
 def parcel(dtype: torch.dtype = torch.float32, samples: int = 20) -> StudyMessage:
-    """Return a message with a model with a counter, and an amplitude."""
+    """Return a message with a model, which contains a counter, and with an amplitude."""
     chance = torch.Generator().manual_seed(0)
     model = {
         "weight": torch.randn(40, 5, generator=chance).to(dtype),
@@ -42,7 +42,9 @@ def through(sent: StudyMessage, *filters: Filter) -> StudyMessage:
 
 # ---------------------------------------------------------------------------------------------------- NVFlare's
 def quantising(monkeypatch: pytest.MonkeyPatch, back: bool) -> list[Filter]:
-    """Return NVFlare's quantisation to half of the bytes. It imports bitsandbytes, which only its other kinds call."""
+    """Return NVFlare's filters for float16 quantisation. The unused package bitsandbytes is replaced by an empty
+    module.
+    """
     unused = ("QuantState", "dequantize_4bit", "dequantize_blockwise", "quantize_4bit", "quantize_blockwise")
     absent = SimpleNamespace(**dict.fromkeys(unused))
     monkeypatch.setitem(sys.modules, "bitsandbytes", absent)
@@ -69,7 +71,7 @@ def test_a_parcel_stays_a_parcel_under_nvflares_filters(
 ) -> None:
     theirs = make(monkeypatch)
     sent = parcel()
-    if any(type(one).__name__ == "ModelQuantizer" for one in theirs):  # it raises an error for integers
+    if any(type(one).__name__ == "ModelQuantizer" for one in theirs):  # this filter raises an error for integers
         del sent.groups["model"]["bn.num_batches_tracked"]
     before = {name: tensor.clone() for name, tensor in sent.groups["model"].items()}
     got = through(sent, *theirs)

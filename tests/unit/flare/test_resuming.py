@@ -1,4 +1,6 @@
-"""Studies whose job died restart by themselves: the times, the number of restarts, and the entries of events.log."""
+"""A study resumes automatically after its job died. The tests check the times, the number of resumptions, and the
+entries of events.log.
+"""
 
 import json
 import os
@@ -35,7 +37,7 @@ TINY = ("training.rounds=2", "participation.resume=2")
 
 
 class Books:
-    """A server's engine and its job manager."""
+    """Replaces the engine and the job manager of an NVFlare server."""
 
     def __init__(self, *jobs: dict[str, Any]) -> None:
         self.jobs = {job["job_id"]: SimpleNamespace(job_id=job["job_id"], meta=job) for job in jobs}
@@ -91,7 +93,7 @@ def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def after(kit: Path, books: Books) -> list[str]:
-    """Start a server with these jobs; return the jobs that it submitted within a moment."""
+    """Start a server with these jobs, and return the jobs that the server submits within 0.3 s."""
     known = set(books.jobs)
     own = Resuming(books, kit, kit / "medsilo")
     own.begin()
@@ -107,7 +109,7 @@ def told(kit: Path) -> list[tuple[str, str, str]]:
 
 
 def failed(kit: Path, passing: bool) -> None:
-    """Write the study's own report of its failure, which is later than its job's start."""
+    """Write a summary of a failed study that is newer than the start of its job."""
     values = {"schema": 1, "status": "failed", "reason": "why", "metric": "accuracy", "method": "fedavg"}
     values |= {"title": "FedAvg", "rounds": {"planned": 2, "done": 1}, "sites": {}, "passing": passing}
     (kit / "medsilo/lungs/summary.json").write_text(json.dumps(values))
@@ -121,12 +123,14 @@ def test_a_study_whose_server_died_goes_on_under_the_same_lead(kit: Path) -> Non
     [(at, done)] = new["resumed"]
     assert abs(at - time.time()) < 60 and done == 0
     assert not {"job_clients", "schedule_history", "goes_on"} & set(new)
-    assert books.jobs["job-1"].meta["goes_on"]["turn"] == "1 of 2"  # a watcher waits for it
+    # a command that watches the study waits for the new job
+    assert books.jobs["job-1"].meta["goes_on"]["turn"] == "1 of 2"
     level, what, text = told(kit)[-1]
     assert (level, what) == ("INFO", "failed") and "1 of 2" in text
     books.server.shutdown = False
-    assert after(kit, books) == []  # the new job waits for its hospitals
-    for wrong in (-1_000_000, "x", [[None, 1]], [7], {"at": 1}):  # a lead wrote it into the job's meta.json
+    assert after(kit, books) == []  # the new job still waits for its hospitals
+    # a lead wrote an invalid value into the job's meta.json
+    for wrong in (-1_000_000, "x", [[None, 1]], [7], {"at": 1}):
         books = Books(job(resumed=wrong))
         assert after(kit, books) == ["job-1+"] and len(books.jobs["job-1+"].meta["resumed"]) == 1
 
@@ -151,8 +155,9 @@ def test_it_goes_on_so_many_times_and_then_somebody_is_told(kit: Path) -> None:
     level, what, text = told(kit)[-1]
     assert (level, what) == ("WARNING", "failed") and "2 times within a day" in text
     before = told(kit)
-    assert after(kit, Books(job(), *dead)) == [] and told(kit) == before  # after the server's next start, it is known
-    # A lead typed `medsilo resume`. NVFlare's copy does not count.
+    # the server reports the end only once, also after another start
+    assert after(kit, Books(job(), *dead)) == [] and told(kit) == before
+    # A lead resumed the study by `medsilo resume`, so the earlier automatic resumptions no longer count.
     by_hand = job("job-4", submit_time=4.0, cloned_from="job-3")
     (kit / "medsilo/lungs/jobs.txt").write_text("job-1\njob-2\njob-3\njob-4\n")
     assert after(kit, Books(job(), *dead, by_hand)) == ["job-4+"]
@@ -162,7 +167,7 @@ def test_what_a_person_has_to_mend_or_ended_does_not_go_on(kit: Path) -> None:
     failed(kit, passing=False)
     assert after(kit, Books(job())) == []
     old = time.time() - 60
-    os.utime(kit / "medsilo/lungs/summary.json", (old, old))  # a file of the job before
+    os.utime(kit / "medsilo/lungs/summary.json", (old, old))  # this summary belongs to the job before
     assert after(kit, Books(job())) == ["job-1+"]
     failed(kit, passing=True)
     assert after(kit, Books(job())) == ["job-1+"]
@@ -181,7 +186,7 @@ def test_a_study_that_waits_to_go_on_can_be_cancelled(kit: Path, monkeypatch: py
     own = Resuming(books, kit, kit / "medsilo")
     own.begin()
     assert "goes on in" in lead.waits_to_go_on(books.jobs["job-1"].meta)
-    own.cancel("job-2", "somebody")  # it does not know this job
+    own.cancel("job-2", "somebody")  # the server does not know this job
     own.cancel("job-1", "lead@clinic")
     time.sleep(0.5)
     books.server.shutdown = True
@@ -189,11 +194,12 @@ def test_a_study_that_waits_to_go_on_can_be_cancelled(kit: Path, monkeypatch: py
     assert not lead.waits_to_go_on(books.jobs["job-1"].meta)
     assert told(kit)[-1] == ("INFO", "ended", "lead@clinic cancelled it while it waited to go on")
     books.server.shutdown = False
-    assert after(kit, books) == []  # also after the server's next start
+    assert after(kit, books) == []  # the cancelled study stays cancelled after the server's next start
 
 
 def test_nvflares_own_command_for_an_abort_tells_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JobCommandModule, "abort_job", JobCommandModule.abort_job)  # monkeypatch restores it
+    # monkeypatch restores this attribute after the test
+    monkeypatch.setattr(JobCommandModule, "abort_job", JobCommandModule.abort_job)
     heard = list[tuple[str, str]]()
     hear_of_aborts(lambda job, who: heard.append((job, who)))
     known = ServerCommandRegister(None)
@@ -220,7 +226,7 @@ def test_a_job_that_dies_is_told_once_unless_its_study_said_so(kit: Path) -> Non
 
 
 def test_a_study_that_waits_says_what_ended_it(kit: Path) -> None:
-    """Its summary could not be written on the full disk. NVFlare knows only that a process died."""
+    """The log gives the study's own reason, a full disk, because NVFlare only knows that a process died."""
     events.write(kit, events.Event("failed", "the disk is full", study="lungs", job="job-1", needs_somebody=True))
     own = Resuming(Books(job()), kit, kit / "medsilo")
     for _ in range(2):
@@ -235,7 +241,7 @@ def test_it_waits_for_hospitals_and_for_room(kit: Path, monkeypatch: pytest.Monk
     assert after(kit, books) == []
     books.server.shutdown = False
     monkeypatch.setattr(resuming, "GATHER", 0.0)
-    assert after(kit, books) == ["job-1+"]  # then the plan allows it
+    assert after(kit, books) == ["job-1+"]  # after this time, the plan allows fewer hospitals
     monkeypatch.setattr(resuming.shutil, "disk_usage", lambda path: SimpleNamespace(free=resuming.LEAST_ROOM))
     assert after(kit, Books(job())) == []
 
@@ -248,7 +254,9 @@ def test_a_job_that_never_led_goes_on_with_the_study_it_was_for(kit: Path) -> No
 
 
 def test_a_time_counts_for_a_day_and_until_ten_more_rounds_are_done(kit: Path) -> None:
-    """So a study of months survives as many nights, but a study without progress ends."""
+    """An automatic resumption counts for a day, or until ten more rounds are complete. A study without progress ends,
+    but a long study survives many interruptions.
+    """
 
     def with_rounds(number: int) -> None:
         line = {"seconds": 1.0, "asked": [], "answered": [], "refused": {}, "lost": {}, "sites": {}, "phase": "train"}
@@ -296,13 +304,13 @@ def test_whoever_watches_is_led_into_the_job_that_goes_on() -> None:
     assert watching.look(session) == "FINISHED:COMPLETED" and watching.job_id == "job-2"
     cancelled = lead._Watching("job-2", lambda line, study: None, said.append)
     jobs["job-2"]["status"] = "FINISHED:ABORTED"
-    assert cancelled.look(session) == "FINISHED:ABORTED"  # at once
+    assert cancelled.look(session) == "FINISHED:ABORTED"  # an aborted job ends the watch at once
     jobs["job-3"] = job("job-3", "SUBMITTED", cloned_from="job-2", submit_time=3.0)
     assert cancelled.look(session) is None and cancelled.job_id == "job-3"
 
 
 def test_status_lists_what_runs_first_and_says_when_a_study_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A running job is shown even if more than a page of newer jobs have ended."""
+    """`medsilo status` lists a running job first, even if many newer jobs have ended."""
     waits = {"at": time.time() + 20, "turn": "2 of 30"}
     jobs = [job(f"done-{number}", "FINISHED:COMPLETED") for number in range(30)]
     jobs += [job("waits", goes_on=waits), job("went-on", goes_on=waits), job("long", "RUNNING")]
@@ -353,7 +361,7 @@ def test_a_hospital_that_is_slow_or_back_is_a_line_with_its_level(
     caplog.set_level("INFO")
     study = StudyEvents(tmp_path, "job-1", "lungs")
     sites = SlowSites(study)
-    sites.look(turns(1, north=(500.0, None), south=(500.0, None)), [])  # the duration of its rounds is still unknown
+    sites.look(turns(1, north=(500.0, None), south=(500.0, None)), [])  # the usual duration of a round is still unknown
     sites.look(turns(1, north=(60.0, None), south=(61.0, 20.0)), [])
     for seconds in (61.0, 300.0):
         sites.look(turns(1, north=(seconds, None), south=(seconds, 20.0)), [])
@@ -362,7 +370,7 @@ def test_a_hospital_that_is_slow_or_back_is_a_line_with_its_level(
     study.on_round(3, {"north": None, "south": None})
     assert [(level, what) for level, what, _ in told(tmp_path)] == [
         ("WARNING", "slow"),
-        ("INFO", "slow"),  # it has answered
+        ("INFO", "slow"),  # the slow hospital has answered
         ("WARNING", "away"),
         ("INFO", "back"),
     ]

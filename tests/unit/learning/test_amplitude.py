@@ -1,4 +1,4 @@
-"""AmplitudeNorm against the paper's equations in float64 numpy, image by image, with angles."""
+"""Compare AmplitudeNorm with the paper's equations, which numpy computes image by image in double precision."""
 
 from itertools import product
 
@@ -15,19 +15,19 @@ TOLERANCE = {"rtol": 0, "atol": 1e-6}
 
 
 def amplitude_by_hand(batch: np.ndarray) -> np.ndarray:
-    """Return the mean of |F(x)| over the batch, for the whole spectrum: [C, ...]."""
+    """Return the batch's mean of |F(x)| for the whole spectrum, with the shape [C, ...]."""
     return np.mean([[np.abs(np.fft.fftn(channel)) for channel in image] for image in batch], axis=0)
 
 
 def low(size: tuple[int, ...], band: float | None) -> np.ndarray:
-    """Return a mask of the frequencies in a whole spectrum that get the shared amplitude."""
+    """Return a mask of the spectrum's frequencies that get the shared amplitude."""
     reach = max(size) if band is None else np.floor(min(size) * band)
     frequencies = np.meshgrid(*(np.fft.fftfreq(length) * length for length in size), indexing="ij")
     return np.all([np.abs(frequency) <= reach for frequency in frequencies], axis=0)
 
 
 def normalise_by_hand(batch: np.ndarray, amplitude: np.ndarray, band: float | None) -> np.ndarray:
-    """Compute Eq. 4: Re F⁻¹(A exp(j P))."""
+    """Compute the paper's Eq. 4, Re F⁻¹(A exp(j P))."""
     mask = low(batch.shape[2:], band)
     out = np.empty_like(batch)
     for number, image in enumerate(batch):
@@ -84,7 +84,7 @@ def test_evaluation_never_updates_and_passes_images_unchanged_before_the_first_b
     before = norm.amplitude.clone()
     other = norm.eval()(images + 1)
     assert torch.equal(norm.amplitude, before)
-    assert not torch.equal(other, images + 1)  # it is normalised with its own running average
+    assert not torch.equal(other, images + 1)  # outside of training, an image is normalised with the running average
 
 
 def test_frozen_survives_saving_and_freezes_what_is_given() -> None:
@@ -115,7 +115,7 @@ def test_constant_and_empty_images_give_finite_output(value: float, band: float 
 
 
 def test_a_frequency_without_amplitude_has_phase_zero() -> None:
-    """numpy's angle of 0 is 0, so an empty image becomes the inverse transform of A."""
+    """The phase of a zero is 0, as in numpy, so the output for an empty image is the inverse transform of A."""
     norm = AmplitudeNorm((1, 6, 6)).double()
     batch = draw((1, 6, 6))[0]
     norm(torch.from_numpy(batch))
@@ -139,7 +139,7 @@ def test_the_mean_alone_needs_no_transform_once_frozen(monkeypatch: pytest.Monke
     norm = AmplitudeNorm((3, 8, 8), band=0.0)
     norm(torch.rand(2, 3, 8, 8))
     norm.freeze()
-    monkeypatch.setattr(torch.fft, "rfftn", lambda *_, **__: pytest.fail("a transform"))
+    monkeypatch.setattr(torch.fft, "rfftn", lambda *_, **__: pytest.fail("the code computed a transform"))
     norm(torch.rand(2, 3, 8, 8))
 
 
@@ -189,7 +189,7 @@ def test_wrong_numbers_are_refused(wrong: dict) -> None:
 @pytest.mark.parametrize("start", ["batch", "zero"])
 @pytest.mark.parametrize("decay", [0.0, 0.1, 0.5, 1.0])
 def test_how_many_images_an_average_covers(images: int, batch: int, epochs: int, decay: float, start: str) -> None:
-    """The reference adds one image after the other: its share in the average, then 1 / Σ share²."""
+    """The expected number is 1 / Σ share², where each share is the weight of one image in the running average."""
     whole = [list(range(place, min(place + batch, images))) for place in range(0, images, batch)]
     whole = [one for one in whole if len(one) > 1 or images <= batch] * epochs
     shares: list[float] = []

@@ -1,4 +1,6 @@
-"""Compare the training loop with separate loops, and the proximal step with numpy. Check a site's device."""
+"""Compare the training loop with separate loops, and the proximal step with numpy. Check the choice
+of a site's device.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -24,7 +26,9 @@ CPU = Compute()
 
 
 class Listed(Dataset):
-    """The same cases as a TensorDataset, but one at a time, which is the loader's other path."""
+    """A data set that returns its cases one by one, unlike a TensorDataset, from which the loader
+    reads whole batches.
+    """
 
     def __init__(self, tensors: TensorDataset) -> None:
         self.tensors = tensors
@@ -111,7 +115,7 @@ def test_the_loop_equals_one_written_by_hand(training: Training, kind: type) -> 
     for epoch in range(2):
         order = torch.randperm(19, generator=generator_for(0, "shuffle", epoch))
         total.zero_()
-        for start in (0, 6, 12):  # the 19th case alone is left out
+        for start in (0, 6, 12):  # training leaves out the 19th case, which would be alone in a batch
             inputs, targets = data[order[start : start + 6]]
             own.zero_grad()
             loss = functional.cross_entropy(mine(inputs), targets)
@@ -171,8 +175,8 @@ def test_with_batches_of_one_no_case_is_left_out() -> None:
 
 
 def test_seeds_are_the_same_on_every_machine() -> None:
-    """The numbers come from `printf '0\\x1finitial weights' | sha256sum`. A change would change every published
-    number.
+    """The expected seeds come from `printf '0\\x1finitial weights' | sha256sum`. Any change of a seed would change all
+    published numbers.
     """
     assert seed_for(0, "initial weights") == 5343337840799183452
     assert seed_for(7, "hospital-a", "shuffle", 3, 0) == 4985410627636056251
@@ -329,7 +333,7 @@ def test_the_learning_rate_of_a_round_does_not_depend_on_those_before() -> None:
 
 
 def rates(training: Training, order: Sequence[int]) -> dict[int, float]:
-    """Return the learning rate of each round, in this order of rounds."""
+    """Return each round's learning rate if the rounds are requested in this order."""
     optimizer, found = training.make_optimizer([nn.Parameter(torch.zeros(1))]), {}
     for number in order:
         begin_round(training, optimizer, number, training.rounds)
@@ -343,7 +347,7 @@ def test_schedules_are_torchs(schedule: str, warmup: int) -> None:
     rounds, rate = 8, 0.2
     training = Training(rounds=rounds, learning_rate=rate, schedule=schedule, warmup=warmup)
     with catch_warnings():
-        simplefilter("ignore")  # torch warns of a scheduler that steps without its optimizer
+        simplefilter("ignore")  # torch warns if a scheduler steps without its optimizer
         own = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=rate)
         after = {
             "constant": lambda: torch.optim.lr_scheduler.ConstantLR(own, 1.0),
@@ -360,7 +364,8 @@ def test_schedules_are_torchs(schedule: str, warmup: int) -> None:
             scheduler.step()
     found = rates(training, range(1, rounds + 1))
     assert [found[number] for number in range(1, rounds + 1)] == pytest.approx(expected)
-    assert rates(training, [5, 2, 8, 1]).items() <= found.items()  # earlier calls have no effect
+    # the learning rate of a round does not depend on earlier calls
+    assert rates(training, [5, 2, 8, 1]).items() <= found.items()
 
 
 def test_nesterovs_momentum_is_torchs() -> None:

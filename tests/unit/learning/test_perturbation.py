@@ -1,4 +1,4 @@
-"""Test the state and the hooks of PerturbedOptimizer as an optimizer. Eqs. 6 and 7 are in test_harmofl."""
+"""Test the state and the hooks of PerturbedOptimizer. The tests of HarmoFL compare its equations 6 and 7."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -50,7 +50,7 @@ def test_state_goes_there_and_back(name: str) -> None:
         own.step(closure_of(one, own))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     plain = make(linear().parameters())
-    plain.load_state_dict(optimizer.state_dict())  # the state is that of the base optimizer
+    plain.load_state_dict(optimizer.state_dict())  # the base optimizer can load this state
     assert twin.param_groups is twin.base.param_groups and twin.state is twin.base.state
 
 
@@ -78,7 +78,7 @@ def test_parameters_without_gradient_stay_out_and_in_place() -> None:
 
 
 class WithoutTruth(nn.Sequential):
-    """A network without a truth value, like compiled networks."""
+    """A network that raises an error if code asks for its truth value, as a compiled network does."""
 
     def __bool__(self) -> bool:
         raise TypeError

@@ -1,7 +1,7 @@
-"""Waits for a GPU in training, and the choice of the GPU, as far as a machine without one shows them.
+"""Test on a machine without a GPU that training does not wait for a GPU, and which GPU a site chooses.
 
-Tensors on torch's meta device have no values, so each question about a value is an error there. The meta device
-replaces the GPU.
+torch's meta device replaces the GPU. Tensors on the meta device have no values, so code that reads a value raises an
+error.
 """
 
 import os
@@ -40,12 +40,12 @@ META = torch.device("meta")
 
 
 class Waiting(TorchDispatchMode):
-    """Raises an error if code copies to the meta device and waits, as it would for a GPU."""
+    """Raises an error if code waits for a copy to the meta device, because the same code would wait for a GPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         if func is torch.ops.aten._to_copy.default and given.get("device") == META and args[0].device != META:
-            assert given.get("non_blocking"), "copied to a card, and waited for"
+            assert given.get("non_blocking"), "the code waits for a copy to the GPU"
         return func(*args, **given)
 
 
@@ -55,7 +55,7 @@ def on_card(labels: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------- no batch waits
 def test_no_loss_asks_a_card_for_its_labels() -> None:
-    """The losses are for masks and classes, with and without weights. Labels without values raise errors here."""
+    """No loss for masks or classes reads the values of its labels, with or without class weights."""
     masks, classes = torch.randint(2, (3, 8, 8)), torch.randint(2, (3,))
     goal = make_plan("fedavg", "task.name=synthetic-prostate").task.goal
     output = torch.rand(3, 2, 8, 8, device=META)
@@ -95,7 +95,7 @@ def test_no_step_asks_a_card(perturbed: bool) -> None:
 
 @pytest.mark.parametrize("private", [False, True])
 def test_batches_for_a_card_are_the_same_cases(private: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batches lie in memory that the GPU reads by itself. Copies from other memory wait for the running
+    """Batches lie in pinned memory, which the GPU reads directly. A copy from other memory would wait for the running
     computation.
     """
     empty, pinned = torch.empty, []
@@ -121,7 +121,7 @@ def test_batches_for_a_card_are_the_same_cases(private: bool, monkeypatch: pytes
 
 
 def test_a_card_adds_the_same_loss_up_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For masks, torch's mean over places adds in a changing order on a GPU, and warns of each mean."""
+    """The sum over a mask's pixels has a fixed order. On a GPU, torch's mean adds the pixels in a changing order."""
     output, labels = torch.rand(3, 2, 8, 8), torch.randint(2, (3, 8, 8))
     expected, seen = dice_and_entropy(output, labels), []
 
@@ -133,7 +133,7 @@ def test_a_card_adds_the_same_loss_up_in_one_order(monkeypatch: pytest.MonkeyPat
 
     with Sums():
         dice_and_entropy(output.to(META), labels.to(META))
-    assert seen == [0]  # it has no reduction
+    assert seen == [0]  # 0 means that torch computes no mean
     card = type("Output", (Tensor,), {"device": property(lambda _: META)})
     assert torch.isclose(dice_and_entropy(output.as_subclass(card), labels).as_subclass(Tensor), expected)
 
@@ -150,7 +150,7 @@ def test_a_study_that_ended_holds_no_networks() -> None:
 
 
 def test_what_a_card_found_wrong_is_told_when_the_pass_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test runs on the processor: the counts that a GPU collects exist before the pass ends."""
+    """A GPU counts invalid pixels during a pass, and the error is raised when the pass ends."""
     norm, passed = AmplitudeNorm((1, 4, 4)), []
     images = torch.rand(2, 1, 4, 4)
     data = iter([(images, torch.zeros(2))] * 2)
@@ -164,18 +164,18 @@ def test_what_a_card_found_wrong_is_told_when_the_pass_ends(monkeypatch: pytest.
     with pytest.raises(DataError, match="3 pixels in 1 of 4 images"):
         train_epoch(passed_through(norm, data), [learn], Compute())
     assert passed == [2, 2]
-    norm.end_pass()  # reported once
+    norm.end_pass()  # the error is raised only once
 
 
-# ---------------------------------------------------------------------------------------------------- which card
+# --------------------------------------------------------------------------------------------- choice of the GPU
 class Card:
-    """Replaces torch's CUDA, and records the GPUs in use."""
+    """Replaces torch's CUDA functions, and records which GPUs are used."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.touched: list[Any] = []
         self.emptied = 0
         patch.setattr(torch.random, "fork_rng", self.fork)
-        patch.setattr(torch.cuda, "manual_seed_all", lambda _: pytest.fail("all cards were seeded"))
+        patch.setattr(torch.cuda, "manual_seed_all", lambda _: pytest.fail("the code seeded all GPUs"))
         patch.setattr(torch.cuda, "manual_seed", lambda _: None)
         patch.setattr(torch.cuda, "device", self.device)
         patch.setattr(torch.cuda, "empty_cache", self.empty)
@@ -204,7 +204,7 @@ def test_a_site_touches_its_own_card_alone(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv(compute.ONE_WORKSPACE[0], raising=False)
     own = Compute.choose("cuda:2")
     with own.reproducible(0):
-        assert torch.get_deterministic_debug_mode() == 1  # operations without a fixed order of sums warn
+        assert torch.get_deterministic_debug_mode() == 1  # torch warns of operations without a fixed order of sums
         assert not torch.utils.deterministic.fill_uninitialized_memory
     assert set(card.touched) == {own.device} and card.emptied == 1
     assert torch.get_deterministic_debug_mode() == 0 and torch.utils.deterministic.fill_uninitialized_memory
@@ -215,7 +215,9 @@ def test_a_site_touches_its_own_card_alone(monkeypatch: pytest.MonkeyPatch) -> N
 def test_studies_take_a_card_each_where_they_ask_for_its_memory(
     memory: int, given: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare assigns a hospital's two GPUs to jobs. Only the output of nvidia-smi is simulated."""
+    """NVFlare assigns a hospital's two GPUs to jobs by the memory that each job requests. Only the output of nvidia-smi
+    is simulated.
+    """
     monkeypatch.setattr(gpu_resource_consumer, "get_host_gpu_ids", lambda: [0, 1])
     monkeypatch.setattr(gpu_resource_consumer, "get_host_gpu_memory_free", lambda unit: [49152, 49152])
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
@@ -231,7 +233,8 @@ def test_studies_take_a_card_each_where_they_ask_for_its_memory(
     assert seen == given
     Card(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # a job that was assigned one GPU, of any number
+    # torch sees only the GPU that NVFlare assigned to the job
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert Compute.choose("auto").device == torch.device("cuda")
     with pytest.raises(MedsiloError, match=r"cuda:1.* 1 CUDA devices.* cpu or auto"):
         Compute.choose("cuda:1")

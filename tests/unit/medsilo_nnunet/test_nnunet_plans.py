@@ -1,4 +1,4 @@
-"""Compare nnU-Net's planner over hospitals with the same planner over all data in one place."""
+"""Compare nnU-Net's plans from several hospitals' fingerprints with its plans for the pooled data."""
 
 import json
 import os
@@ -37,7 +37,7 @@ INTENSITIES = "foreground_intensity_properties_per_channel"
 
 
 def holdings_of(drawn: Federation, **memory: float) -> dict[str, MeasuredSite]:
-    """Return each hospital's measured data in a federation."""
+    """Return the image reader and the GPU memory that each hospital reports."""
     return {
         site: MeasuredSite.model_construct(reader="SimpleITKIO", memory=memory.get(site.replace("-", "_")))
         for site in drawn.hospitals
@@ -45,7 +45,7 @@ def holdings_of(drawn: Federation, **memory: float) -> dict[str, MeasuredSite]:
 
 
 def merged(drawn: Federation) -> Fingerprint:
-    """Return the fingerprint of all hospitals from their disclosures."""
+    """Merge the fingerprints that all hospitals of a federation disclose."""
     return Fingerprint.merged(
         Fingerprint.received(json.loads(Fingerprint.of(cases, drawn.samples).model_dump_json()))
         for cases in drawn.hospitals.values()
@@ -54,7 +54,7 @@ def merged(drawn: Federation) -> Fingerprint:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return nnU-Net's working folder."""
+    """Return a working folder for nnU-Net."""
     for key in ("raw", "preprocessed", "results"):
         (tmp_path / key).mkdir()
         monkeypatch.setenv(f"nnUNet_{key}", str(tmp_path / key))
@@ -64,7 +64,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def plans_in_one_place(
     home: Path, question: SegmentationQuestion, fingerprint: Mapping[str, Any], planner: str
 ) -> dict[str, Any]:
-    """Return nnU-Net's plans for all data in one place."""
+    """Return nnU-Net's plans for the pooled data."""
     from nnunetv2.experiment_planning.experiment_planners.default_experiment_planner import ExperimentPlanner
     from nnunetv2.experiment_planning.experiment_planners.residual_unets import residual_encoder_unet_planners
 
@@ -89,14 +89,14 @@ def plans_in_one_place(
 
 
 def without_intensities(plans: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of the plans that must be equal."""
+    """Return the plans without the intensity statistics, which are only nearly equal."""
     return {key: value for key, value in plans.items() if key != INTENSITIES}
 
 
 def plans_are_those_of_one_place(home: Path, number: int, larger: float = 1) -> list[str]:
-    """Compare the plans of a generated federation, with volumes enlarged, with those of its data in one place.
+    """Compare the plans of a synthetic federation, whose volumes may be enlarged, with the plans for its pooled data.
 
-    It returns the configurations.
+    The result lists the names of the planned configurations.
     """
     drawn, planner = enlarged(federation(number), larger), PLANNERS[number // len(KINDS) % 3]
     pooled = plans_in_one_place(home, drawn.question, pooled_fingerprint(drawn.cases), planner)
@@ -118,7 +118,9 @@ def enlarged(drawn: Federation, times: float) -> Federation:
 
 @pytest.mark.long
 def test_where_numbers_cover_cases_the_keys_that_this_may_change_are_named() -> None:
-    """These are the keys that differ from the plans of exact numbers, on federations that mix two protocols."""
+    """If disclosed numbers cover several cases, medsilo lists the keys that may differ from the plans of exact numbers.
+    The tested federations mix two protocols.
+    """
     differ, missed, named, told = 0, 0, 0, 0
     for drawn in map(federation, range(12)):
         if min(map(len, drawn.hospitals.values())) < 5:
@@ -148,7 +150,7 @@ def test_plans_are_those_of_data_in_one_place(home: Path, number: int) -> None:
 
 @pytest.mark.long
 def test_there_is_a_cascade_where_nnunet_plans_one(home: Path) -> None:
-    """Volumes grow until nnU-Net plans two stages."""
+    """Plans for small volumes have one stage, and plans for larger volumes have a cascade of two stages."""
     asked = [(KINDS.index(kind), times) for kind in ("ct", "two modalities") for times in (1, 1.2, 1.35, 2)]
     planned = [plans_are_those_of_one_place(home, *one) for one in asked]
     cascades = ["3d_cascade_fullres" in own for own in planned]
@@ -169,8 +171,8 @@ def test_the_plan_fits_the_smallest_hospital_or_says_who_is_too_small(home: Path
     assert (fitting.memory, fitting.too_small) == (5.5, ())
     fixed = make_plans(drawn.question, fingerprint, small, memory=12)
     assert (fixed.memory, fixed.too_small) == (12, ("hospital-0",))
-    assert make_plans(drawn.question, fingerprint, holdings_of(drawn)).memory == 8  # nnU-Net's own number
-    assert Path(os.environ[FOLDERS[0]]) == home / "raw"  # the variable is restored
+    assert make_plans(drawn.question, fingerprint, holdings_of(drawn)).memory == 8  # nnU-Net's default memory is 8 GB
+    assert Path(os.environ[FOLDERS[0]]) == home / "raw"  # the environment variable is restored
     other = dict(small) | {"hospital-1": MeasuredSite.model_construct(reader="NibabelIO")}
     with pytest.raises(MedsiloError, match="NibabelIO and SimpleITKIO; agree on one"):
         make_plans(drawn.question, fingerprint, other)
@@ -178,7 +180,7 @@ def test_the_plan_fits_the_smallest_hospital_or_says_who_is_too_small(home: Path
 
 # ------------------------------------------------------------------------------------------------------ real volumes
 def question_of(number: int) -> SegmentationQuestion:
-    """Return the task of a federation with real volumes."""
+    """Return the segmentation task of a federation with image files."""
     channels = [("CT",), ("FLAIR",), ("T1", "T2")][number % 3]
     return SegmentationQuestion(name="Dataset007_Volumes", channels=channels, labels={"background": 0, "lesion": 1})
 
@@ -223,7 +225,7 @@ def test_volumes_are_measured_as_by_nnunet_in_one_place(home: Path, number: int)
 
     extractor = fingerprint_extractor.DatasetFingerprintExtractor
     question, pool = question_of(number), home / "raw" / "Dataset007_Volumes"
-    few = 2000  # intensities per case; nnU-Net draws 10^8 over all cases
+    few = 2000  # number of intensities per case; nnU-Net draws 10^8 over all cases
     folders = {}
     for site, spacing in {"a": (0.9, 0.9, 3.0), "b": (1.0, 1.0, 1.2 + number), "c": (0.7, 0.8, 5)}.items():
         folders[site] = home / "hospitals" / site

@@ -1,4 +1,4 @@
-"""The task nnunet runs nnU-Net's own training in an ordinary study."""
+"""The task nnunet uses nnU-Net's own training in an ordinary study."""
 
 import json
 import pickle
@@ -32,7 +32,7 @@ pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
 pytestmark = pytest.mark.slow
 
 QUESTION = SegmentationQuestion(name="Dataset007_Volumes", channels=("FLAIR",), labels={"background": 0, "lesion": 1})
-HOSPITALS = {"north": 2.5, "st-anna": 3.0, "west": 3.5}  # mm between slices
+HOSPITALS = {"north": 2.5, "st-anna": 3.0, "west": 3.5}  # distance between slices in mm
 CASES = 4
 SHORT = {"rounds": 2, "batch_size": 2, "local_steps": 1, "momentum": 0.9}
 AS_NNUNET = {"momentum": 0.99, "nesterov": True, "weight_decay": 3e-5, "clip": 12.0, "schedule": "poly"}
@@ -40,7 +40,7 @@ AS_NNUNET = {"momentum": 0.99, "nesterov": True, "weight_decay": 3e-5, "clip": 1
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with each hospital's volumes, and the plans for all of them."""
+    """Return a folder with each hospital's volumes, and with nnU-Net's plans for all these volumes."""
     folder, told, holdings = tmp_path_factory.mktemp("hospitals"), [], {}
     for site, between in HOSPITALS.items():
         write_volumes(folder / site, QUESTION, [f"{site}{case}" for case in range(CASES)], 1, (1, 1, between), 48)
@@ -53,7 +53,7 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan_of(hospitals: Path, training: Mapping[str, Any] = SHORT, **task: Any) -> Plan:
-    """Return a study."""
+    """Return the plan of a study with these data."""
     plans = json.loads((hospitals / "plans.json").read_text())
     own = {"name": "nnunet", "question": QUESTION.model_dump(mode="json"), "plans": plans, "mirror": False, **task}
     return parse_plan(
@@ -101,13 +101,14 @@ def test_batches_are_drawn_as_by_nnunets_loader(plan: Plan, data: SiteData) -> N
 
     for batch in (2, 3, 7, 19):
         drawn = plan.task.draw_batches(data.train, batch, 40, 0)
-        loader = SimpleNamespace(batch_size=batch, oversample_foreground_percent=0.33)  # nnU-Net's number
+        loader = SimpleNamespace(batch_size=batch, oversample_foreground_percent=0.33)  # nnU-Net's default share
         rule = partial(nnUNetDataLoader._oversample_last_XX_percent, loader)
         assert [place >= drawn.certain for place in range(batch)] == [rule(place) for place in range(batch)]
         assert len(drawn) == 40 * batch
     counts = torch.bincount(torch.tensor(drawn.chosen), minlength=len(data.train))
-    assert (counts / len(drawn) - 1 / len(data.train)).abs().max() < 0.1  # with replacement, so that no batch is short
-    few = Subset(data.train, [len(data.train) - 1])  # `truncate` selects cases like this
+    # cases are drawn with replacement, so that every batch is full
+    assert (counts / len(drawn) - 1 / len(data.train)).abs().max() < 0.1
+    few = Subset(data.train, [len(data.train) - 1])  # `training.truncate` selects cases in this way
     pairs = ((few, 0), (data.train, len(data.train) - 1))
     one, other = (held.kept(place) for held, place in (held_case(*pair) for pair in pairs))
     assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
@@ -121,7 +122,7 @@ def test_volumes_are_learned_in_three_dimensions(hospitals: Path, configuration:
     plans = json.loads((hospitals / "plans.json").read_text())
     own = dict(plans["configurations"]["3d_fullres"])
     lower = {"spacing": [1.5 * along for along in own["spacing"]], "next_stage": "3d_cascade_fullres"}
-    plans["configurations"]["3d_lowres"] = own | lower  # the planner writes this for larger volumes
+    plans["configurations"]["3d_lowres"] = own | lower  # nnU-Net's planner writes this configuration for larger volumes
     plan = plan_of(hospitals, plans=plans, configuration=configuration)
     data = plan.task.site_data("north", plan.participation.sites, 0, DataSource(folder=hospitals))
     image, labels = plan.task.draw_batches(data.train, 2, 1, 0)[1]
@@ -166,7 +167,7 @@ def trainer(hospitals: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def batch_of(plan: Plan, data: SiteData, trainer: Any, seed: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-    """Return three patches from our training, and from nnU-Net's trainer."""
+    """Return three patches with their labels for medsilo's training, and the same patches for nnU-Net's trainer."""
     from batchgeneratorsv2.transforms.utils.deep_supervision_downsampling import DownsampleSegForDSTransform
 
     drawn = plan.task.draw_batches(data.train, 3, 1, seed)
@@ -215,7 +216,7 @@ def test_a_variant_of_the_trainer_has_its_loss_its_augmentation_and_its_mirrorin
     with pytest.raises(PlanError, match="trainer"):
         plan_of(hospitals, trainer="nnUNetTrainerAdam")
     volumes = plan_of(hospitals, configuration="3d_fullres")
-    assert volumes.task.tests_as(plan.task)  # so that a comparison can choose
+    assert volumes.task.tests_as(plan.task)  # `medsilo compare` can therefore choose between 2d and 3d configurations
     assert not volumes.task.tests_as(plan_of(hospitals, fold={"number": 1, "of": 4}).task)
     changed = plan.with_changes(["task.configuration=3d_fullres", "network=null"])
     assert changed.network == volumes.network != plan.network

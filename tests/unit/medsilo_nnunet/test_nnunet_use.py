@@ -1,5 +1,5 @@
-"""Models of task nnunet in use: predictions of medsilo and of nnU-Net itself; and studies that are interrupted,
-or have folds.
+"""Models of the task nnunet predict the same masks in medsilo and in nnU-Net. Studies can be interrupted or use
+cross-validation folds.
 """
 
 from dataclasses import replace
@@ -44,7 +44,9 @@ SITES = ("brno", "graz")
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Return the folder of two hospitals' volumes in the layout of nifti-folder, and the plans for all of them."""
+    """Return a folder with two hospitals' volumes in the layout of nifti-folder, and nnU-Net's plans for all these
+    volumes.
+    """
     folder = tmp_path_factory.mktemp("brains")
     write_hospitals(folder, SITES, 4, width=32)
     return folder, plans_of(folder, SITES, 2000)
@@ -52,7 +54,7 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 
 @pytest.fixture(scope="module")
 def trained(hospitals: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run whose network predicts structures at some places."""
+    """Return a run whose network has learned enough to predict some structures."""
     folder, plans = hospitals
     run = tmp_path_factory.mktemp("run") / "run"
     training = {"rounds": 2, "batch_size": 8, "local_steps": 10, "learning_rate": 0.02, "momentum": 0.9}
@@ -62,7 +64,7 @@ def trained(hospitals: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with new images: turned, and with an empty rim, so that nnU-Net crops them."""
+    """Return a folder with new images that are rotated and have an empty border, so that nnU-Net crops them."""
     folder = tmp_path_factory.mktemp("new")
     for number, site in enumerate(SITES):
         write_brain(folder, f"{site}_0000", HOSPITALS[site], 100 + number, 40)
@@ -97,7 +99,7 @@ def test_so_do_they_in_three_dimensions(images: Path, tmp_path: Path) -> None:
 
 
 def masks_are_nnunets(trained: Path, images: Path, tmp_path: Path) -> None:
-    """Compare medsilo's masks with those of nnU-Net's predictor for the exported model folder."""
+    """Compare medsilo's masks with the masks of nnU-Net's predictor, which uses the exported model."""
     from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
     model, own, theirs = tmp_path / "model", tmp_path / "own", tmp_path / "theirs"
@@ -154,7 +156,7 @@ def test_the_checkpoint_runs_no_code(trained: Path, tmp_path: Path) -> None:
     assert main(["release", "export", str(trained), "--to", "nnunet", "-o", str(model)]) == 0
     held = torch.load(model / "fold_all" / "checkpoint_final.pth", weights_only=True)
     assert held["init_args"] == {"configuration": "2d"} and held["inference_allowed_mirroring_axes"] == [0, 1]
-    # the folder exists already
+    # The second export fails, because the folder exists already.
     assert main(["release", "export", str(trained), "--to", "nnunet", "-o", str(model)]) == 1
 
 
@@ -175,7 +177,7 @@ def test_each_tensor_travels_once(hospitals: tuple[Path, Any]) -> None:
 
 
 class Watched(Trainer):
-    """A site that records the beginning and end of each round's training; it dies within a round on demand."""
+    """A trainer that records the start and the end of each round. A test can let the trainer die within one round."""
 
     dies_in = 0
     begins: dict[int, Tensors]
@@ -185,7 +187,7 @@ class Watched(Trainer):
         return {name: tensor for name, tensor in self._all().items() if name.startswith("optimizer")}
 
     def _all(self) -> Tensors:
-        """Copy all tensors from which training starts, and which it changes."""
+        """Copy all tensors of the networks and optimizers."""
         found = {
             f"module/{module}/{name}": tensor.clone()
             for module, network in self.state.modules.items()
@@ -215,7 +217,9 @@ class Watched(Trainer):
 def test_a_site_that_dies_within_a_round_loses_that_round_alone(
     hospitals: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It continues with the common model, its earlier momentum, the round's learning rate and patches."""
+    """A site that dies within a round continues in the next round. The site uses the shared model, its saved momentum,
+    and the scheduled learning rate and patches.
+    """
     patches: dict[str, list[Tensor]] = {}
     draw = NnUNetFolder.draw_batches
 
@@ -255,7 +259,7 @@ def test_a_site_that_dies_within_a_round_loses_that_round_alone(
     assert all(torch.equal(tensor, brno.begins[3][name]) for name, tensor in model.items())
     assert any(not torch.equal(tensor, graz.begins[2][name]) for name, tensor in model.items())
     assert rate == pytest.approx(plan.training.learning_rate * (1 - 2 / 4) ** 0.9)
-    # the patches of brno and graz in each round; the round of its death had begun
+    # In each round, Brno and Graz draw their patches. Graz also drew patches in the round in which its process died.
     whole, lost = patches["whole"], patches["lost"]
     assert len(whole) == len(lost) == 8 and all(map(torch.equal, whole, lost))
 
@@ -283,7 +287,7 @@ def test_folds_are_exported_into_one_model_whose_networks_answer_together(
         run = tmp_path / str(number)
         medsilo.run(study(plans, SITES, {"name": "fedavg"}, training, {"fold": fold}), data=folder, folder=run)
         assert main(["release", "export", str(run), "--to", "nnunet", "-o", str(model)]) == 0
-        # the folder has this fold
+        # The folder already contains this fold.
         assert main(["release", "export", str(run), "--to", "nnunet", "-o", str(model)]) == 1
     assert sorted(path.name for path in model.glob("fold_*/checkpoint_final.pth")) == ["checkpoint_final.pth"] * 2
     other = study(plans, SITES, {"name": "fedavg"}, training, {"fold": {"number": 3, "of": 4}, "mirror": False})

@@ -1,4 +1,6 @@
-"""Studies with secure aggregation: sites drop out, the server restarts, and its disk is searched."""
+"""Test studies with secure aggregation in which sites drop out, the server restarts, or its disk is searched for
+models.
+"""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,7 +30,7 @@ from tests.unit.medsilo_server.test_coordinator import LOST, SMALL, Answers, Scr
 
 HOSPITALS = ["a", "b", "c", "d"]
 CPU = SiteSettings(device="cpu", public_data=True)
-WIDE = [  # its last convolution has 460 800 weights: no stretch of so many numbers is similar by chance
+WIDE = [  # in a convolution with 460 800 weights, no long run of numbers is similar by chance
     "task.name=synthetic-histology",
     "task.size=32",
     "task.patients=5",
@@ -53,7 +55,7 @@ def participants_of(plan: Plan, folder: Path) -> dict[str, TrainingSite]:
 
 
 def lead(plan: Plan, folder: Path, script: Script = honest, resume: bool = False) -> Coordinator:
-    """Run a study whose sites have separate processes now."""
+    """Run a study whose transport changes some answers by this script."""
     transport = Scripted(participants_of(plan, folder), script)
     coordinator = Coordinator(plan, HOSPITALS, transport, Record(folder), "scripted", settings=CPU)
     coordinator.run(resume)
@@ -74,7 +76,7 @@ def furthest(one: Path, other: Path) -> float:
 
 
 def at(task: str, number: int, does: Callable[[Callable[[], StudyMessage]], Answers], site: str = "d") -> Script:
-    """Return a script that changes one site's answer to one task."""
+    """Return a script that changes one site's answer to one task of one round."""
 
     def script(who: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         if who == site and (asked.facts["task"], asked.facts["round"]) == (task, number):
@@ -100,8 +102,8 @@ def stops(work: Callable[[], StudyMessage]) -> Answers:
 # ------------------------------------------------------------------------------------------------------------- dropouts
 @cache
 def clear(method: str, how: str) -> Path:
-    """Run a study without masks in which d is not in round 2: it did not begin it, its answer was lost, or it is
-    lost then.
+    """Run a study without secure aggregation as a reference. In round 2, site d does not train, loses its answer, or
+    takes part.
     """
     folder = Path(mkdtemp()) / "run"
     script = {"never": at("round", 2, never), "too late": at("round", 2, too_late), "there": honest}[how]
@@ -144,7 +146,9 @@ def test_too_few_to_open_a_sum_end_the_study_with_the_reason(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_hospital_that_comes_late_is_in_the_next_sum(tmp_path: Path) -> None:
-    """It has not received the first weights, and its masks cancel, both for means and for personal models."""
+    """A hospital that was absent from the start joins a later round, and its masks cancel in the sum. The test covers
+    shared and personal models.
+    """
 
     def away(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         gone = site == "d" and asked.facts["round"] in (1, 2) and asked.facts["task"] != "join"
@@ -157,7 +161,9 @@ def test_a_hospital_that_comes_late_is_in_the_next_sum(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_silent_hospital_s_features_still_count_for_fedsm_s_selector(tmp_path: Path) -> None:
-    """The server reads none of them alone, and finds each hospital's means in the opened sum."""
+    """FedSM's selector uses the features of an absent hospital. The server computes each hospital's means from the
+    opened sum, and reads no single hospital's features.
+    """
 
     def away(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         return LOST if site == "d" and asked.facts["round"] in (2, 3) else honest(site, asked, work)
@@ -173,7 +179,9 @@ def test_a_silent_hospital_s_features_still_count_for_fedsm_s_selector(tmp_path:
 
 # ------------------------------------------------------------------------------------------------ answers that are lost
 def first_time(task: str, number: int, gone: Missing, works: bool) -> Script:
-    """Return a script that loses d's first answer to one task, before or after it is made."""
+    """Return a script that loses site d's first answer to one task, before or after the site has
+    computed the answer.
+    """
     lost: list[str] = []
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -210,7 +218,8 @@ def test_a_process_that_died_is_asked_once_more_where_the_plan_stops(tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task, number", slow_but([("round", 2)], LETTERS[:3], ()))  # three sites are enough to unmask
+# unmasking is not tested, because three sites are enough
+@pytest.mark.parametrize("task, number", slow_but([("round", 2)], LETTERS[:3], ()))
 def test_a_lost_answer_ends_a_study_that_stops_and_it_goes_on_from_there(
     task: str, number: int, tmp_path: Path
 ) -> None:
@@ -220,7 +229,7 @@ def test_a_lost_answer_ends_a_study_that_stops_and_it_goes_on_from_there(
     assert furthest(tmp_path / "run", clear("fedsm", "there")) <= 1e-5
 
 
-# ------------------------------------------------------------------------------------------------------- starting again
+# ------------------------------------------------------------------------------------------------------------- restarts
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedsm"])
 def test_a_server_and_sites_that_start_again_end_with_the_same_models(method: str, tmp_path: Path) -> None:
@@ -235,7 +244,9 @@ def test_a_server_and_sites_that_start_again_end_with_the_same_models(method: st
 
 
 def stopped_while_unmasking(folder: Path) -> None:
-    """Leave a study whose server ends after two of three sites have helped to open the sum of round 2, without d."""
+    """Stop the server in round 2, after two of the three remaining sites have helped to open the sum. Site d is missing
+    from this round.
+    """
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         if (site, asked.facts["task"], asked.facts["round"]) == ("d", "round", 2):
@@ -250,7 +261,9 @@ def stopped_while_unmasking(folder: Path) -> None:
 
 
 def test_a_round_whose_sum_was_opened_is_repeated_with_the_same_hospitals(tmp_path: Path) -> None:
-    """d, which was not in it, is back. It must wait for the next round, or the two sums would reveal its model."""
+    """After a restart, an opened round is repeated without site d, which was absent then. Two sums, with and without
+    site d, would reveal this site's model.
+    """
     stopped_while_unmasking(tmp_path / "run")
     coordinator = lead(plan_of("fedavg", "pairwise", *GO_ON), tmp_path / "run", resume=True)
     assert [line.answered for line in coordinator.rounds] == [HOSPITALS, ["a", "b", "c"], HOSPITALS]
@@ -258,7 +271,9 @@ def test_a_round_whose_sum_was_opened_is_repeated_with_the_same_hospitals(tmp_pa
 
 
 def back_up(checkpoints: Path, folder: Path) -> None:
-    """Copy the checkpoints once round 1 is there; the server may remove an older checkpoint meanwhile."""
+    """Copy the server's checkpoints as soon as round 1 is complete. The server may delete an older checkpoint at the
+    same time.
+    """
     while not (checkpoints / "round-1.safetensors").exists():
         sleep(0.01)
     folder.mkdir()
@@ -268,7 +283,9 @@ def back_up(checkpoints: Path, folder: Path) -> None:
 
 
 def test_rounds_that_a_restored_server_repeats_have_the_same_hospitals_as_before(tmp_path: Path) -> None:
-    """Its backup is older than round 2, in which d was missing. Rounds 2 and 3 were opened since."""
+    """The server restores a backup from before round 2, in which site d was absent. The repeated round 2 again has no
+    site d.
+    """
     folder, backup = tmp_path / "run", tmp_path / "backup"
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -311,13 +328,14 @@ def test_a_site_goes_on_with_no_keys_but_those_that_were_agreed_on_last(tmp_path
 # ------------------------------------------------------------------------------------------------- models at the server
 @pytest.mark.slow
 def test_the_servers_disk_holds_no_model_of_a_site(tmp_path: Path) -> None:
-    """The largest weight of a site's personal model is nowhere on the server's disk. Without masks, it is there.
+    """No weights of a site's personal model are on the server's disk. Without secure aggregation, the same search finds
+    them there.
 
-    The server may know the part that the mean determines.
+    The test ignores the part of a model that follows from the published mean.
     """
 
     def led(how: str) -> tuple[list[bytes], Tensor, Tensor, Tensor]:
-        """Return the server's files, a's weight at the end, the first weight, and the mean."""
+        """Run a study, and return the server's files with site a's final weight, the initial weight and the mean."""
         folder = tmp_path / how
         plan = make_plan("fedsm", "model_selection.keep=last", *WIDE, f"secure_aggregation.mode={how}", sites=HOSPITALS)
         personal: dict[str, dict[str, Tensor]] = {}

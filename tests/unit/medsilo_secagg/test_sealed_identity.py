@@ -1,4 +1,6 @@
-"""A site's certificate signs its keys. A wrong certificate or exchanged keys are rejected, and the site is named."""
+"""A site signs its keys with its certificate. A wrong certificate or exchanged keys give an error
+that names the site.
+"""
 
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -68,7 +70,7 @@ def certified(site: str, key: PrivateKey | None = None, **kind: object) -> Certi
 
 
 def test_a_study_with_the_certificates_of_a_kit() -> None:
-    """NVFlare provisions such certificates: RSA, signed by a root of RSA."""
+    """Certificates from NVFlare's provisioning use RSA keys and an RSA root, and also work for secure aggregation."""
     root_key, root_public = generate_keys()
     authority = Identity("consortium", "org")
     above = generate_cert(authority, authority, root_key, root_public, ca=True)
@@ -121,7 +123,7 @@ def test_certificates_that_are_not_believed() -> None:
 
 def test_a_certificate_of_another_root() -> None:
     key, own_key = fresh(), fresh()
-    foreign = certificate("root", key, "root", key, ca=True)  # a root with the same name
+    foreign = certificate("root", key, "root", key, ca=True)  # another root certificate with the same name
     stranger = Certified.read(pem(certificate("site-0", own_key, "root", key)), pem(own_key), pem(foreign))
     with pytest.raises(Refused, match="site-0: (the signature|its certificate)"):
         certified("site-1").check("site-0", stranger.certificates, stranger.sign(b"this"), b"this")
@@ -129,7 +131,9 @@ def test_a_certificate_of_another_root() -> None:
 
 @pytest.mark.parametrize("ca", [True, False])
 def test_a_chain_holds_if_those_between_may_sign(ca: bool) -> None:
-    """A hospital's own certificate cannot sign certificates for others."""
+    """A chain of certificates is valid only if each certificate in between may sign others. A hospital's certificate
+    must not sign other certificates.
+    """
     (above, signs), between_key, own_key = root(), fresh(), fresh()
     between = certificate("between", between_key, "root", signs, ca=ca)
     own = certificate("site-0", own_key, "between", between_key)
@@ -153,7 +157,9 @@ def test_a_kit_that_does_not_fit_together() -> None:
 
 
 def test_a_server_that_swaps_keys_is_noticed() -> None:
-    """It puts other keys under a site's name, with and without another certificate."""
+    """A site rejects keys that the server exchanged for another site's keys, whatever certificate comes with these
+    keys.
+    """
     study = Hospitals(terms(3), {site: certified(site) for site in names(3)})
     fresh_members = {site: Member.begin(study.terms, site, study.signer(site)) for site in names(3)}
     honest = [member.introduction() for member in fresh_members.values()]
@@ -162,7 +168,7 @@ def test_a_server_that_swaps_keys_is_noticed() -> None:
         "the signature on its keys": honest[2].model_copy(update={"channel": attacker.channel}),
         "its keys are not signed": attacker,
         "is that of site-1": Member.begin(study.terms, "site-2", certified("site-1")).introduction(),
-        # The site itself signed it, in another study.
+        # The site itself signed these keys in another study.
         "signature": Member.begin(terms(3, study="other"), "site-2", study.signer("site-2")).introduction(),
     }
     for said, false in swapped.items():
@@ -176,7 +182,9 @@ def test_a_server_that_swaps_keys_is_noticed() -> None:
 
 
 def test_sites_that_were_told_different_keys_can_read_nothing_of_each_other() -> None:
-    """Without certificates a server could exchange keys. The two sides then have no key in common."""
+    """Without certificates, a server can send different keys to two sites, which then cannot decrypt each other's
+    shares.
+    """
     study, models = Hospitals(terms(3)), numbers(3)
     honest = study.assembly.introductions
     other = Member.begin(study.terms, "site-2", Unsigned()).introduction()

@@ -1,4 +1,6 @@
-"""Masked rounds give the right sums for any dropouts at any time, or end with the reason if too few sites are left."""
+"""Masked rounds give correct sums for any dropouts at any time. If too few sites are left, the round ends with the
+reason.
+"""
 
 from itertools import combinations
 
@@ -22,7 +24,9 @@ MOMENTS = ("before the upload", "after the upload", "during unmasking")
     "count", [3, 4, pytest.param(5, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.slow)]
 )
 def test_any_dropouts_at_any_moment(count: int) -> None:
-    """Up to the threshold, dropouts cost only their own answers. One more ends the round with the reason."""
+    """While enough sites remain for the threshold, each dropout costs only the site's own answer. One more dropout ends
+    the round with the reason.
+    """
     study = Hospitals(terms(count))
     models, sites, number = numbers(count), names(count), 0
     own = block(models)
@@ -60,7 +64,7 @@ def test_the_sum_does_not_depend_on_the_order_or_the_masks() -> None:
 
 
 def test_weights_that_nobody_is_told() -> None:
-    """Counts of cases are masked, too: their sum divides the sum of the weighted models."""
+    """The numbers of cases are masked, too. The sum of the weighted models is divided by the sum of these numbers."""
     study, models = Hospitals(terms(4)), numbers(4)
     cases = {"site-0": 10, "site-1": 25, "site-2": 3, "site-3": 40}
     ones = {site: {"cases": torch.ones(1)} for site in models}
@@ -104,8 +108,8 @@ def test_a_value_out_of_range_is_refused_by_name_before_anything_is_sealed() -> 
 
 
 def test_one_sum_of_a_round_whatever_the_server_forgets() -> None:
-    """The server stops and repeats the round, with fresh keys of the round or of the study: with the same sites
-    or none.
+    """A server that stops and repeats a round can open a sum over the same sites only, whether it keeps its keys or
+    not.
     """
     study, models = Hospitals(terms(5)), numbers(5)
     own, groups = block(models), as_groups(models)
@@ -149,7 +153,9 @@ def test_what_is_asked_to_be_unmasked_must_be_of_the_round() -> None:
     with pytest.raises(Refused, match="round 2, in which this site masked nothing"):
         site.unmask(UnmaskingRequest(round=2, sites=names(5)))
     reveal = site.unmask(UnmaskingRequest(round=1, sites=names(4)))
-    assert set(reveal.added) == set(names(4)) and set(reveal.dropped) == {"site-4"}, "of each site one share"
+    assert set(reveal.added) == set(names(4)) and set(reveal.dropped) == {"site-4"}, (
+        "the answer must have one share for each site"
+    )
     assert site.unmask(UnmaskingRequest(round=1, sites=names(4))) == reveal
 
 
@@ -202,7 +208,7 @@ def test_what_a_site_seals_must_have_the_form_that_was_agreed_on() -> None:
 
 
 def test_a_round_that_is_dealt_otherwise_than_it_was_offered() -> None:
-    """Boxes open with their own offer and round alone, so keys that were changed on their way are detected."""
+    """A site can decrypt key shares only together with the matching offer and round, so a changed key is detected."""
     study, models = Hospitals(terms(4)), numbers(4)
     own, groups = block(models), as_groups(models)["site-0"]
     old = study.begin(1, [own]).deals()["site-0"]

@@ -1,4 +1,6 @@
-"""Studies with secure aggregation give the same models as without; plans that cannot be masked give the reason."""
+"""Studies with and without secure aggregation give the same models. Plans that cannot be masked are rejected with the
+reason.
+"""
 
 from pathlib import Path
 
@@ -16,14 +18,14 @@ from tests.conftest import PERSONAL, PLAIN, SITES, SMALL, make_plan
 from tests.inprocess import StudyResult
 
 SETTINGS = SiteSettings(device="cpu", public_data=True)
-# Training amplifies a difference in the last digit to the third digit, also without masks, for example at a rectifier
-# that just opens. With short steps, only aggregation makes a difference.
+# Even without masks, training amplifies a difference in the last digit to the third digit, for example at a ReLU near
+# zero. With a small learning rate, only aggregation causes differences.
 STEADY = ["training.learning_rate=0.001", "training.momentum=0.0"]
 IMAGES = ["task.name=synthetic-histology", "task.size=32", "task.patients=5", "task.patches=4", "training.batch_size=8"]
 OWN: dict[str, list[str]] = {
     "harmofl": IMAGES,
     "moon": [],
-    # A longer τ reduces the first step's effect on the last digit, which is 0.01 an element.
+    # A larger τ reduces the first step's effect on the last digit, which is 0.01 for each number.
     "fedadam": ["algorithm.tau=0.1"],
     "fedyogi": ["algorithm.tau=0.1"],
     "fedadagrad": ["algorithm.tau=0.1"],
@@ -43,7 +45,9 @@ def run(method: str, mode: str, *changes: str, folder: Path | None = None) -> St
 
 
 def furthest(one: StudyResult, other: StudyResult) -> float:
-    """Return the largest difference of two studies' models, relative where numbers are larger than one."""
+    """Return the largest difference between two studies' models, relative to the tensor's largest value if that exceeds
+    one.
+    """
     worst = 0.0
     for site, model in one.models.items():
         theirs = other.models[site].state_dict()
@@ -66,7 +70,9 @@ ALONE = SiteSettings(device="cpu", public_data=True, share_personal_model=False)
     ],
 )
 def test_personal_models_never_leave_and_the_super_model_has_the_sites_own(method: str, tmp_path: Path) -> None:
-    """The result is that without masks, if no hospital shares its personal model."""
+    """With secure aggregation, personal models stay at their sites, and the super model equals that of a study without
+    sharing.
+    """
     rules = ["training.rounds=3"]
     clear, sealed = tmp_path / "clear", tmp_path / "sealed"
     one = inprocess.run(plan_of(method, "none", *rules), settings=ALONE, folder=clear)
@@ -108,7 +114,9 @@ def test_what_cannot_be_sealed_is_refused_with_the_reason(method: str, changes: 
 def test_a_plan_is_refused_where_nothing_that_is_installed_seals(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error is one line, before anything runs. A plan without masks needs no such package."""
+    """Without the package for secure aggregation, a plan that requires masks is rejected in one line. A plan without
+    masks does not need this package.
+    """
     every = registry._entries
     without = {"medsilo.aggregations": {}}
     monkeypatch.setattr(registry, "_entries", lambda group, path: without.get(group, every(group, path)))
@@ -133,7 +141,8 @@ def test_a_plan_that_says_nothing_of_sealing_is_not_sealed() -> None:
 def test_by_default_two_hospitals_may_help_the_server(count: int) -> None:
     plan = make_plan("fedavg", "secure_aggregation.mode=pairwise", sites=[f"site-{place:02}" for place in range(count)])
     threshold = terms_of(plan, "study", plan.participation.sites).threshold
-    assert threshold - 1 >= 2 and count - threshold == (count - 1) // 3  # the bound in docs/trust/secure-aggregation.md
+    # docs/trust/secure-aggregation.md states this bound
+    assert threshold - 1 >= 2 and count - threshold == (count - 1) // 3
 
 
 def test_numbers_beyond_the_bound_cost_the_site_its_round() -> None:
@@ -142,15 +151,14 @@ def test_numbers_beyond_the_bound_cost_the_site_its_round() -> None:
 
 
 def test_sums_over_features_keep_their_digits() -> None:
-    """They are masked up to the plan's bound. Within their own range, little of "present" would be left."""
+    """Sums over features are scaled by the plan's bound, so that small values in these sums keep their digits."""
     plan = plan_of("fedsm", "pairwise", "secure_aggregation.clip=1000")
     blocks = Blocks(plan, terms_of(plan, "study", plan.participation.sites), 1)
     sums = [blocks.of(phase, plan.build_networks()).get("sums") for phase in plan.course.phases]
     assert [own.block.fixed.bound for own in sums if own] == [1000]
 
 
-# ------------------------------------------------------------------------------------------------ the place of each
-# stored value
+# ------------------------------------------------ record and stored files
 
 
 def test_the_record_says_what_was_sealed_and_against_whom(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Compare the package with fixed inputs and outputs from code that was written from the protocol's page."""
+"""Compare the package with fixed inputs and outputs from a second implementation, which was written from the documented
+protocol.
+"""
 
 import json
 from typing import Any
@@ -44,7 +46,7 @@ def parts(own: Vectors) -> tuple[SealedBlock, letters.Roster, dict[str, letters.
 
 
 def member_of(own: Vectors, site: str, assembly: letters.Roster, offer: letters.Offer) -> Member:
-    """Return a hospital with the secrets of the vectors."""
+    """Return a hospital's protocol state with the fixed secrets."""
     keys = {kind: bytes.fromhex(value) for kind, value in expected()["secrets"][site].items()}
     both = own.shares(site, site)
     shares = {site: (both[:SHARE], both[SHARE:])}
@@ -60,8 +62,8 @@ def tensors_of(site: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("gone", [(), (DROPPED,)], ids=["all", "one dropped out"])
 def test_the_package_makes_the_same(gone: tuple[str, ...]) -> None:
-    """Each hospital's messages and the sum agree bit for bit. The package opens boxes that the other code has
-    closed.
+    """Each hospital's messages and the sum equal the second implementation's bit for bit. The package also decrypts
+    that implementation's shares.
     """
     own, wanted = Vectors(), expected()
     block, assembly, offers = parts(own)

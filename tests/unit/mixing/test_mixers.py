@@ -1,5 +1,5 @@
-"""Compare aggregators with separately computed numbers, and check their promises about rounds, rejections, disk
-and memory.
+"""Compare aggregators with separately computed numbers, and check rounds, rejections, and their use
+of disk and memory.
 """
 
 import errno
@@ -36,7 +36,7 @@ every_mixer = pytest.mark.parametrize("kind", MAKERS)
 
 
 def model(value, steps=3, dtype=torch.float32):
-    """Return floats around `value`, a counter and a mask."""
+    """Return a model with a weight tensor around `value`, a counter and a mask."""
     return {
         "body.weight": torch.tensor([[value, -value, 2.0 * value]], dtype=dtype),
         "norm.steps": torch.tensor(steps),
@@ -52,7 +52,9 @@ def copy(tensors):
 
 
 def play(mixer, contributions, sites="abc", initial=None):
-    """Play one round: contributions are (site, tensors, weight) in the order of arrival. Returns the sites' results."""
+    """Play one round, and return the sites' results. The contributions are (site, tensors, weight) in the order of
+    arrival.
+    """
     mixer.start(list(sites), initial)
     for site, tensors, weight in contributions:
         mixer.add(site, copy(tensors), weight)
@@ -64,7 +66,7 @@ def play(mixer, contributions, sites="abc", initial=None):
 
 
 def first_of(tensors):
-    """Return the first number, which stands for the whole model."""
+    """Return the model's first number, from which all its other numbers follow."""
     return tensors["body.weight"].flatten()[0].item()
 
 
@@ -73,7 +75,7 @@ def values(results):
 
 
 def assert_same(one, two):
-    """Assert equality to the last bit, types and shapes included."""
+    """Assert that two models have the same types, shapes and bits."""
     assert one.keys() == two.keys()
     for name, tensor in one.items():
         assert (tensor.dtype, tensor.shape) == (two[name].dtype, two[name].shape)
@@ -85,7 +87,9 @@ def assert_same(one, two):
 
 
 def test_half_precision_is_summed_in_double():
-    """256 times 1 in bfloat16 would stop at 256 (its next number is 258). The mean of 300 times 1 and one 302 is 2."""
+    """A sum in bfloat16 would stop at 256, because the next larger number is 258. The mean of 300 values of 1 and one
+    value of 302 is 2.
+    """
     sites = [f"{place:03}" for place in range(301)]
     sent = [(s, {"w": torch.tensor([302.0 if s == "300" else 1.0], dtype=torch.bfloat16)}, 1) for s in sites]
     assert play(WeightedMean(), sent, sites)["000"]["w"].item() == 2.0
@@ -108,7 +112,9 @@ def test_numbers_that_are_none_do_not_stop_a_round(kind):
 
 
 def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
-    """All data that still fit are written before the step fails."""
+    """On a full disk, adding an answer fails after all free space is used. The same call succeeds
+    once space is free.
+    """
     sent = [(site, {"v": torch.randn(50), "w": torch.randn(300)}, w) for site, w in (("a", 1), ("b", 2), ("c", 3))]
     wanted = play(WeightedMean(), sent)["a"]
     room, write = [400], os.pwritev
@@ -147,13 +153,13 @@ def test_what_waits_goes_to_the_disk_once_it_is_too_much_together(monkeypatch):
 
 
 def test_rows_of_different_sizes_wait_on_the_disk_in_places_of_their_own(monkeypatch):
-    """A site's weights may be a number for each tensor, and another site's for each element."""
+    """One site may have one weight per tensor, and another site one weight per element."""
     monkeypatch.setattr(contributions, "MEMORY", 0)
     rows = contributions.Contributions()
     sent = {site: {"w": torch.full((size,), float(size))} for site, size in zip("abc", (10, 5000, 20), strict=True)}
     for site, own in sent.items():
         rows.put(site, own, own)
-    rows.drop("ab")  # a free place may be too small
+    rows.drop("ab")  # the free space of a removed row may be too small for the next row
     sent |= {site: {"w": torch.full((5000,), number)} for site, number in (("a", 1.0), ("b", 2.0))}
     for site in "ab":
         rows.put(site, sent[site], sent[site])
@@ -162,20 +168,23 @@ def test_rows_of_different_sizes_wait_on_the_disk_in_places_of_their_own(monkeyp
 
 
 def test_a_mixer_that_computes_otherwise_is_not_sealed_as_its_base_class_is():
-    """Otherwise, the server would take a mean of values that only it can make, without a notice."""
+    """A subclass that computes a different mean must declare its form for secure aggregation. Otherwise, the server
+    would compute the wrong mean without an error.
+    """
 
     class Otherwise(WeightedMean):
         def _merge(self):
             super()._merge()
 
     class More(Otherwise):
-        """The base class of this class does not declare it either."""
+        """An aggregator whose base class declares no form either."""
 
     class SaysSo(Otherwise):
         sealed = MeanForm(weighted=False)
 
     assert form_of(WeightedMean()) == MeanForm(weighted=True)
-    assert form_of(UniformMean()) == MeanForm(weighted=False)  # it changes no mathematics
+    # UniformMean computes sums in the same way as its base class
+    assert form_of(UniformMean()) == MeanForm(weighted=False)
     assert all(isinstance(form_of(mixer), ServerReadable) for mixer in (Otherwise(), More()))
     assert form_of(SaysSo()) == MeanForm(weighted=False)
 
@@ -188,24 +197,26 @@ def test_nobody_sends_others_models_back():
 
 
 def test_what_lies_in_files_when_it_comes_is_not_written_again(monkeypatch):
-    """Answers over NVFlare arrive like this. Memory releases tensors after their use."""
+    """Tensors from NVFlare already lie in files, so the server does not write them again, and frees their memory after
+    use.
+    """
     sent = [(site, {"v": torch.randn(50), "w": torch.randn(1 << 20)}, w) for site, w in (("a", 1), ("b", 2), ("c", 3))]
     wanted = play(WeightedMean(), sent)["a"]
     filed = [(site, dict(zip(own, stored(own.values()), strict=True)), weight) for site, own, weight in sent]
     monkeypatch.setattr(contributions, "MEMORY", 0)
-    monkeypatch.setattr(os, "pwritev", lambda *_: pytest.fail("written again"))
+    monkeypatch.setattr(os, "pwritev", lambda *_: pytest.fail("the tensors were written again"))
     mixer = WeightedMean()
     mixer.start(list("abc"))
     before = in_files()
     for site, tensors, weight in reversed(filed):
-        assert tensors["w"].isfinite().all()  # the server checks this before it accepts them
+        assert tensors["w"].isfinite().all()  # the server also reads all values before it accepts an answer
         mixer.add(site, tensors, weight)
         assert in_files() - before < 1 << 20
     assert_same(result_of(mixer, "a"), wanted)
 
 
 def in_files():
-    """Return the bytes of files that this process has in memory."""
+    """Return the bytes of files that are mapped into this process's memory."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssFile"))
 
@@ -264,7 +275,7 @@ def test_current_is_the_round_start_until_the_round_closes(kind):
     assert_same(mixer.current("c"), before["c"])
     if kind in MEANS:
         assert_same(mixer.current("a"), before["a"])
-    else:  # its old model made room for the new model
+    else:  # the site's new model has replaced its old model
         with pytest.raises(MedsiloError, match="a: it has answered"):
             mixer.current("a")
     mixer.finish()
@@ -310,7 +321,9 @@ def test_neither_what_came_in_nor_what_was_given_out_ever_changes(kind):
 
 @every_mixer
 def test_results_do_not_hang_together(kind):
-    """Each tensor has its own memory (it may be sent alone), and a returned dictionary belongs to the caller."""
+    """Each returned tensor has separate memory, because it may be sent alone. A returned dictionary belongs to the
+    caller.
+    """
     mixer = MAKERS[kind]()
     results = play(mixer, THREE)
     for tensors in results.values():
@@ -367,7 +380,7 @@ def test_the_state_holds_one_mean_and_every_shared_model_once():
         mixer = make()
         play(mixer, THREE[:1], initial=initial)
         tensors, _ = mixer.state()
-        groups = [""] if kind in MEANS else ["a/", "b/"]  # b and c still share the initial model
+        groups = [""] if kind in MEANS else ["a/", "b/"]  # sites b and c still share the initial model
         assert sorted(tensors) == sorted(group + name for group in groups for name in initial)
 
 
@@ -407,7 +420,7 @@ small.start(sites)
 small.add(sites[0], {"w": torch.ones(5)}, 1)
 small.finish()
 before = most_held()
-play(mixer, sites, sites[::2])  # what was given in an earlier round is held, too
+play(mixer, sites, sites[::2])  # tensors of an earlier round are held, too
 play(mixer, sites, sites[::-1])
 print((most_held() - before) / PARCEL)
 """
@@ -420,25 +433,28 @@ print((most_held() - before) / PARCEL)
     [
         pytest.param(
             "WeightedMean", 12, 1 + 1 + 1, marks=pytest.mark.long
-        ),  # the last mean, the mean so far, the arriving message
-        pytest.param("FedAdam", 12, 1 + 1 + 1, marks=pytest.mark.long),  # the optimizer's two vectors lie on the disk
+        ),  # memory for the last mean, the running mean and the arriving message
+        # the optimizer's two vectors are stored on the disk
+        pytest.param("FedAdam", 12, 1 + 1 + 1, marks=pytest.mark.long),
         pytest.param(
             "SoftPull", 8, 8 + 1 + 1, marks=pytest.mark.long
-        ),  # every site's model, the arriving message, its copy
+        ),  # memory for every site's model, the arriving message and its copy
         ("SimilarityMix", 8, 8 + 1 + 1),
         ("Identity", 8, 8 + 1),
     ],
 )
 def test_peak_memory(kind, sites, parcels):
-    """Freed memory is returned at once here, so that the peak does not depend on fragmentation."""
+    """Memory that the test process frees returns to the system at once, so that the peak does not depend on
+    fragmentation.
+    """
     command = [sys.executable, "-c", PEAK, kind, str(sites)]
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) <= parcels + 0.6  # it includes code that is loaded during the test
+    assert float(done.stdout) <= parcels + 0.6  # the margin covers code that is loaded during the test
 
 
-# ---------------------------------------------------------------------------------------------------- the server's step
+# ----------------------------------------------------------------------------------------------- the server's step size
 @pytest.mark.parametrize("kind", [WeightedMean, UniformMean])
 @pytest.mark.parametrize("rate", [0.25, 1.0, 1.5])
 def test_the_server_steps_towards_the_mean(kind: type[WeightedMean], rate: float) -> None:
@@ -456,7 +472,8 @@ def test_the_server_steps_towards_the_mean(kind: type[WeightedMean], rate: float
         for site in "zyx":
             mixer.add(site, sent[site], weights[site])
     result = result_of(stepping, "y")
-    for name, step in (("a", rate), ("norm.running_var", 1.0)):  # beyond its mean, a variance may be negative
+    # batch-norm statistics take the full step, because a step beyond the mean may give a negative variance
+    for name, step in (("a", rate), ("norm.running_var", 1.0)):
         mean = sum(weights[site] * sent[site][name].double() for site in "xyz") / sum(weights.values())
         expected = theta[name].double() + step * (mean - theta[name].double())
         torch.testing.assert_close(result[name].double(), expected, rtol=0, atol=1e-6)

@@ -1,6 +1,4 @@
-"""Robust rules in place of means: values compared with numpy and brute force, and the plans for which they are
-allowed.
-"""
+"""Compare robust aggregation rules with numpy and brute force, and check which plans may use these rules."""
 
 import itertools
 import math
@@ -57,11 +55,11 @@ def shield_of(rule, max_weight=None):
     return Shield(rule, max_weight, frozenset({"norm.running_var"}))
 
 
-# -- against values worked out independently -------------------------------------------------------------------------
+# -- comparison with independently computed values -------------------------------------------------------------------
 
 
 def by_numpy(rule, matrix):
-    """Compute the combined numbers of [sites, numbers], as the papers describe."""
+    """Combine the sites' updates of shape [sites, numbers] as the rule's paper describes."""
     count = len(matrix)
     if rule.name == "norm-bound":
         norms = np.linalg.norm(matrix, axis=1)
@@ -84,20 +82,25 @@ def by_numpy(rule, matrix):
     ids=lambda rule: str(rule),
 )
 def test_every_rule_gives_what_its_paper_says(rule):
-    """Five sites answered, or four: the median is then the mean of the two middle values."""
+    """Every rule is tested with five and with four sites. With four sites, the median is the mean of the two middle
+    values.
+    """
     for sites in (FIVE, FIVE[:4]):
         if len(sites) < rule.fewest:
             continue
         result = mixed(WeightedMean(), shield_of(rule), {site: SENT[site] for site in sites})
-        # separately, since the scale of one hides the other
+        # Weights and statistics are compared separately, since the larger values would hide the smaller values.
         for names in (("conv.weight", "head.bias"), ("norm.running_var",)):
             wanted = by_numpy(rule, np.stack([flat(UPDATES[site], names) for site in sites]))
             assert np.allclose(flat(result, names) - flat(GIVEN, names), wanted, atol=3e-7)
-        assert result["norm.num_batches_tracked"] == (12 if sites == FIVE else 11)  # the lower middle of 10 and more
+        # the lower of the two middle values, or the middle value
+        assert result["norm.num_batches_tracked"] == (12 if sites == FIVE else 11)
 
 
 def test_multi_krum_picks_the_best_of_all_choices():
-    """By brute force, the kept updates have the smallest scores over all sets of neighbours."""
+    """Multi-Krum keeps the update with the smallest score over all sets of neighbours, which a brute-force search
+    finds.
+    """
     draw = np.random.default_rng(5)
     points = draw.normal(size=(7, 3))
     sites = list("abcdefg")
@@ -122,7 +125,7 @@ def test_multi_krum_picks_the_best_of_all_choices():
 def test_shares_are_cut_at_the_cap_and_the_rest_goes_to_the_others(cap):
     cases = np.array(list(CASES.values()), dtype=float)
     found = capped(torch.tensor(cases), cap).numpy()
-    # By bisection, find the scale at which min(cap, scale x cases) sums to one.
+    # Bisection finds the scale at which the sum of min(cap, scale x cases) is one.
     low, high = 0.0, 1.0
     for _ in range(200):
         middle = (low + high) / 2
@@ -137,7 +140,7 @@ def test_share_cap_alone_is_a_mean_with_other_weights():
     assert np.allclose(flat(result) - flat(GIVEN), wanted, atol=3e-7)
 
 
-# -- what holds for all ------------------------------------------------------------------------------------------------
+# -- properties of all rules -------------------------------------------------------------------------------------------
 
 
 @every_rule
@@ -169,7 +172,7 @@ def test_other_types_of_numbers(rule, dtype):
     }
     found = mixed(UniformMean(), Shield(rule), sent, given=given)
     result, wanted = found["w"], by_numpy(rule, np.stack([sent[site]["w"].double().numpy() for site in FIVE]))
-    assert found["mask"].tolist() == [True, False]  # the value of the majority
+    assert found["mask"].tolist() == [True, False]  # the majority's value for each element of the mask
     assert result.dtype == dtype
     assert np.allclose(result.double().numpy(), wanted, atol=1e-12 if dtype == torch.float64 else 1e-2)
 
@@ -199,7 +202,8 @@ def test_scaffolds_control_goes_as_far_as_sites_answered():
 def test_shares_tell_who_counted():
     mixer = WeightedMean()
     far = {site: dict(own) for site, own in SENT.items()}
-    far["a"]["norm.running_var"] = far["a"]["norm.running_var"] * 1e6  # a statistic; shares are of the weights
+    # an extreme statistic of site a does not change the sites' shares, which depend on the weights only
+    far["a"]["norm.running_var"] = far["a"]["norm.running_var"] * 1e6
     far["e"] |= {name: far["e"][name] * 1e6 for name in ("conv.weight", "head.bias")}
     mixed(mixer, shield_of(MultiKrum()), far)
     assert mixer.shares == {"a": 0.25, "b": 0.25, "c": 0.25, "d": 0.25, "e": 0.0}

@@ -1,4 +1,4 @@
-"""Compare AdaFed's equations with numpy in double precision, and check the cases that must never end in a NaN."""
+"""Compare AdaFed's equations with numpy in double precision, and check that extreme cases give no NaN."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def draw(sites: int, seed: int) -> list[Site]:
 
 
 def test_small_distances_beside_large_values_are_exact() -> None:
-    """With matrix products, the distance of 1e-6 would be lost beside squares of 1e8."""
+    """A distance of 1e-6 between vectors with squares of 1e8 is exact. Matrix products would lose this distance."""
     mean = torch.full((50,), 1e4, dtype=torch.float64)
     near = mean.clone()
     near[0] += 1e-6
@@ -78,7 +78,7 @@ def test_the_smallest_distances_overflow_nothing(tiny: float) -> None:
     np.testing.assert_allclose(weights[0], [0.5, 0.5, 0], atol=1e-12)
 
 
-# ---------------------------------------------------------------------------------------------- the methods it becomes
+# -------------------------------------------------------------------------------------- special cases of other methods
 def mixed(mixer, models: dict[str, dict[str, Tensor]], samples: dict[str, int]) -> list[dict[str, Tensor]]:
     mixer.start(sorted(models))
     for site, model in models.items():
@@ -88,7 +88,9 @@ def mixed(mixer, models: dict[str, dict[str, Tensor]], samples: dict[str, int]) 
 
 @over_all("seed", SEEDS)
 def test_rows_of_shares_are_fedavg_and_uniform_rows_are_equal_weights(seed: int) -> None:
-    """With W = p in every row (batch norm among the tensors) it is FedAvg; with 1/N it is FedBN with equal weights."""
+    """With the sites' shares in every row of W, AdaFed equals FedAvg. With 1/N in every row, AdaFed equals FedBN with
+    equal weights.
+    """
     generator = torch.Generator().manual_seed(seed)
     shapes = {"conv.weight": (6, 1, 5, 5), "norm.running_var": (6,), "norm.weight": (6,), "head.bias": ()}
     models = {

@@ -1,5 +1,5 @@
-"""FedDG-GA, FedLWS, FedAWA, FedCE: rounds against separate computations, a dishonest hospital's gain, and the
-rejections.
+"""Compare rounds of FedDG-GA, FedLWS, FedAWA and FedCE with separate computations, and test dishonest hospitals and
+rejected plans.
 """
 
 from collections.abc import Mapping
@@ -39,12 +39,13 @@ SERVER = ServerSide(
     ["s0", "s1", "s2"], {}, {}, frozenset, make_plan().task, Training(), 0, Compute(), None, lambda: None
 )
 CPU = SiteSettings(device="cpu", public_data=True)
-NO_BATCH_NORM = ["network.name=activity-cnn", "network.norm=group"]  # then only trained weights travel
+# without batch norm, sites send trained weights only
+NO_BATCH_NORM = ["network.name=activity-cnn", "network.norm=group"]
 
 
-# ---------------------------------------------------------------------------------------------------- late means
+# ------------------------------------------------------------ means whose weights are computed after all answers
 def contributions(seed: int, sites: int = 3) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """Return a model and the sites' tensors, in double precision."""
+    """Return a model and three sites' models in double precision."""
     draw = torch.Generator().manual_seed(seed)
 
     def model() -> dict[str, Tensor]:
@@ -138,7 +139,7 @@ def flat(tensors: dict[str, Tensor], layer: str) -> np.ndarray:
 
 
 def shrunk(given: dict[str, Tensor], sent: dict[str, dict[str, Tensor]], p: dict[str, float]) -> Arrays:
-    """Return FedLWS's next model, tensor by tensor, in loops over layers and sites."""
+    """Compute FedLWS's next model by loops over layers and sites."""
     result = {}
     for layer in ("a.", "b."):
         w = flat(given, layer)
@@ -153,7 +154,8 @@ def shrunk(given: dict[str, Tensor], sent: dict[str, dict[str, Tensor]], p: dict
     return result
 
 
-@pytest.mark.parametrize("spread", [0.01, 0.3, 3.0])  # below, between and above the bounds of τ
+# the three values test τ at its lower bound, between its bounds and at its upper bound
+@pytest.mark.parametrize("spread", [0.01, 0.3, 3.0])
 def test_fedlws_equals_its_equations_written_by_hand(spread: float) -> None:
     mixer, samples = FedLWS().step(SERVER), {"s0": 5.0, "s1": 7.0, "s2": 3.0}
     given = contributions(1)[0]
@@ -171,7 +173,7 @@ def test_fedlws_equals_its_equations_written_by_hand(spread: float) -> None:
 
 # ---------------------------------------------------------------------------------------------------- FedAWA
 def loss_of(t: np.ndarray, w: np.ndarray, sent: list[np.ndarray]) -> float:
-    """Return FedAWA's loss of the logits t, from whole vectors."""
+    """Compute FedAWA's loss of the logits t from vectors of the whole models."""
     weights = np.exp(t) / np.exp(t).sum()
     mixed = sum(weight * (own - w) for weight, own in zip(weights, sent, strict=True))
     turned = [1 - own @ w / np.linalg.norm(own) / np.linalg.norm(w) for own in sent]
@@ -207,7 +209,7 @@ def test_fedawa_equals_its_algorithm_written_by_hand(steps: int) -> None:
 
 # ---------------------------------------------------------------------------------------------------- FedCE
 def fedce_server() -> Mapping[str, Any]:
-    """Return FedCE's aggregators, which know each other."""
+    """Return FedCE's two aggregators, which read each other's results."""
     mixers: dict[str, Any] = {}
     server = replace(SERVER, mixers=mixers)
     model, _, contribution = FedCE(largest_share=1.0).phases(2)[0].groups
@@ -260,7 +262,7 @@ def test_fedce_s_model_without_a_site_is_the_mixture_of_the_others() -> None:
 
 
 def test_fedce_s_sites_score_the_model_without_them(tmp_path: Path) -> None:
-    """The reference uses the models of two rounds. A hospital that discloses no score is rejected."""
+    """In each round, each site scores the mixture of the other sites' models on its validation part."""
     plan = make_plan(
         "fedce", *SMALL, *NO_BATCH_NORM, "training.rounds=2", "participation.evaluation_sites=[hospital-z]"
     )

@@ -1,4 +1,6 @@
-"""The weight of each hospital: disclosed and true shares, for patients with one case, many, or some."""
+"""Each hospital's share in the mean is correct, although hospitals have one, many, or different numbers of cases per
+patient.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from tests.sites import sites_of
 from tests.unit.federation.test_protection import STUDY
 
 CASES = {"one": [1], "forty": [40], "fourteen": [14], "fifteen": [15], "mixed": [1, 2, 5, 10, 30]}
-# Counts are multiples of five of the largest patient: half a step is at most 1.6 % of each of these hospitals' cases.
+# Disclosed counts are multiples of five times the largest number of cases per patient. Half such a step is at most 1.6
+# % of each hospital's cases.
 PATIENTS = {"one": 903, "forty": 251, "fourteen": 402, "fifteen": 307, "mixed": 703}
 SLOPES = {"one": 0.2, "forty": 1.4, "fourteen": 0.5, "fifteen": 0.9, "mixed": -0.3}
 FURTHEST, SLOPE = 0.03, 0.02
@@ -34,7 +37,7 @@ def plan_of(weighting: str) -> Plan:
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a table for each hospital: y is x times the hospital's own slope."""
+    """Write a table for each hospital, in which y is x times the hospital's slope."""
     folder, drawn = tmp_path_factory.mktemp("weights"), np.random.default_rng(0)
     for site, cases in CASES.items():
         rows: list[dict[str, Any]] = [
@@ -53,8 +56,8 @@ def settings_of(folder: Path) -> Any:
 
 @pytest.mark.parametrize("weighting", ["patients", "cases"])
 def test_shares_are_what_the_declared_rule_says(weighting: str, hospitals: Path, tmp_path: Path) -> None:
-    """Before, disclosed over true was .05 to 1.8, because counts of patients times the median patient's cases
-    replaced cases.
+    """The shares that follow from the disclosed counts are close to the true shares. With an earlier rule, the ratio of
+    both was between 0.05 and 1.8.
     """
     plan = plan_of(weighting)
     told, true = {}, {}
@@ -68,7 +71,9 @@ def test_shares_are_what_the_declared_rule_says(weighting: str, hospitals: Path,
 
 
 def test_a_pooled_slope_is_that_of_the_pool(hospitals: Path, tmp_path: Path) -> None:
-    """Before, wrong weights made 1.088 of a slope of .634. Gradient steps over all cases lead to the pooled slope."""
+    """Federated gradient steps over all cases lead to the slope of the pooled data. Wrong weights once gave a slope of
+    1.088 instead of 0.634.
+    """
     plan = plan_of("cases")
     sites = sites_of(plan, tmp_path / "look", [*CASES], settings_of(hospitals))
     pairs = [site.participant.data.train for site in sites.values()]

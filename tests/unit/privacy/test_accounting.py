@@ -1,4 +1,6 @@
-"""The cost of releases is never below that of dp-accounting's own accountant. Also test the noise itself."""
+"""The computed cost of private releases is never below the cost that dp-accounting computes. The noise has the stated
+distribution.
+"""
 
 import math
 from itertools import combinations
@@ -19,7 +21,7 @@ from medsilo.privacy.noise import NoiseSource
 from medsilo.site.settings import PrivacyRequirements
 from tests.conftest import slow_but
 
-# noise, rate, steps, delta: each noise, with large and small samples, many and few times
+# Each case gives the noise, the sampling rate, the number of steps and delta.
 SAMPLED = [(0.7, 0.01, 1000, 1e-3), (1.0, 0.3, 40, 1e-5), (3.0, 0.01, 1000, 1e-5)]
 
 
@@ -54,7 +56,9 @@ def test_gaussian_releases_cost_what_the_closed_form_says(noise: float, count: i
 
 
 def test_steps_that_lose_little_are_counted_on_a_finer_grid() -> None:
-    """dp-accounting's usual grid is five times as coarse, and turns ε = 0.060 into 0.061."""
+    """For steps with a small privacy loss, ε is computed on a finer grid. The default grid of dp-accounting is five
+    times as coarse, and gives 0.061 instead of 0.060.
+    """
     accountant = PLDAccountant(value_discretization_interval=2e-5)
     accountant.compose(sampled_event(5.0, 0.001, 10_000))
     ours = epsilon([charge(SampledGaussian(noise=5.0, rate=0.001, steps=10_000))], 1e-5)
@@ -62,7 +66,9 @@ def test_steps_that_lose_little_are_counted_on_a_finer_grid() -> None:
 
 
 def test_steps_over_all_units_are_releases() -> None:
-    """With other releases, they count as one Gaussian, by the closed form and without a grid."""
+    """Steps that use all units count as Gaussian releases. Together with other Gaussian releases, a closed formula
+    gives their cost.
+    """
     steps = charge(SampledGaussian(noise=4.0, rate=1.0, steps=3))
     assert epsilon([steps], 1e-5) == pytest.approx(get_epsilon_gaussian(4.0 / math.sqrt(3), 1e-5), rel=1e-12)
     both = epsilon([steps, charge(Gaussian(noise=2.0, count=3))], 1e-5)
@@ -141,7 +147,7 @@ def test_the_noise_for_one_gaussian_release_is_hardly_more_than_needed(target: f
 
 
 def test_less_noise_than_1_in_128_is_not_looked_for() -> None:
-    """Less noise would give an ε of thousands, which plans cannot have; the search keeps the limit, too."""
+    """The search for the necessary noise stops at 1/128, where ε is already far above any plan's limit."""
     noise = noise_for(20_000, 1e-5, 1.0, 1)
     assert 1 <= noise * 128 <= 1.001 and epsilon([charge(Gaussian(noise=noise))], 1e-5) < 9000
 
@@ -172,7 +178,7 @@ def test_of_what_is_offered_and_demanded_the_stricter_holds() -> None:
     demands = PrivacyRequirements(epsilon=1, delta=1e-6)
     assert offer.under(demands) == PrivacyGuarantee(epsilon=1, delta=1e-6, unit="patient")
     loose = PrivacyRequirements(epsilon=10, delta=1e-3)
-    # a hospital's units are patients
+    # a hospital's privacy unit is the patient
     assert offer.under(loose) == PrivacyGuarantee(epsilon=2, delta=1e-5, unit="patient")
 
 

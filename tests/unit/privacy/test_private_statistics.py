@@ -1,4 +1,6 @@
-"""AdaFed's statistics and HarmoFL's amplitude with privacy: clipped, with noise, once before training."""
+"""With differential privacy, AdaFed's statistics and HarmoFL's amplitude are clipped and sent once with noise before
+training.
+"""
 
 import math
 from pathlib import Path
@@ -37,14 +39,14 @@ def test_one_unit_moves_the_sum_by_the_bound_at_most() -> None:
     with_a = releasing(units, 1e-9).noisy_mean([vectors[:1], vectors[1:]]) * 3
     without = releasing(units[2:], 1e-9).noisy_mean([vectors[2:]]) * 2
     assert float((with_a - without).norm()) == pytest.approx(1.0, abs=1e-5)
-    # values that are not finite become zero
+    # Values that are not finite count as zero.
     assert torch.allclose(without, torch.tensor([0.1, 0.2], dtype=torch.float64), atol=1e-6)
 
 
 def test_noise_on_a_release_has_the_scale_of_its_account() -> None:
     found = torch.stack([releasing(["a", "b"], 3.0, 0.5, size=10).noisy_mean([torch.zeros(2, 40)]) for _ in range(200)])
     assert float(found.std()) == pytest.approx(3.0 * 0.5 / 10, rel=0.05)
-    # without noise, the mean is zero
+    # Without noise, the mean of zeros is zero.
     assert float(releasing(["a"], 0.0).noisy_mean([torch.zeros(1, 40)]).abs().max()) == 0
 
 

@@ -1,4 +1,4 @@
-"""Compare private steps with separate loops: gradients of single cases, the bound, the noise and the sample."""
+"""Compare private training steps with separate loops: the gradients of single cases, clipping, noise and sampling."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ COMPUTE = Compute()
 
 
 class KnownNumbers:
-    """Random numbers and noise from a seed, with a record of all requests."""
+    """A source of random numbers with a fixed seed, which records the requested noise."""
 
     def __init__(self, seed: int = 0, silent: bool = False) -> None:
         self.generator, self.silent = torch.Generator().manual_seed(seed), silent
@@ -42,7 +42,7 @@ class KnownNumbers:
 
 
 def narrow_vgg() -> nn.Module:
-    """Return VGG-11 with fewer features: the real network has 129 million weights."""
+    """Return VGG-11 with fewer features, because the full network has 129 million weights."""
     real = Vgg11().build(1, 2)
     kinds = {type(layer) for layer in real.modules()}
     small = nn.Sequential(
@@ -86,7 +86,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @pytest.fixture(params=slow_but([name for name in NETWORKS if name not in BIG], NETWORKS))
 def network(request: pytest.FixtureRequest) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
-    """Return each of medsilo's networks, with cases and their targets."""
+    """Return each of medsilo's networks with five cases and their targets."""
     build, shape = NETWORKS[request.param]
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -97,7 +97,7 @@ def network(request: pytest.FixtureRequest) -> Iterator[tuple[nn.Module, Tensor,
 
 
 def one_by_one(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor]:
-    """Return the gradient of every case, by autograd and a loop."""
+    """Compute the gradient of each case separately by autograd."""
     found = []
     for case in range(len(inputs)):
         loss = functional.cross_entropy(model(inputs[case : case + 1]), targets[case : case + 1])
@@ -116,7 +116,7 @@ def flat_gradient(model: nn.Module) -> Tensor:
 
 def test_gradients_of_cases_are_those_of_a_loop(network: tuple[nn.Module, Tensor, Tensor]) -> None:
     single, inputs, targets = network
-    model, inputs = copy.deepcopy(single).double(), inputs.double()  # to avoid a processor's rounding
+    model, inputs = copy.deepcopy(single).double(), inputs.double()  # double precision avoids rounding differences
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     by_hand = one_by_one(model, inputs, targets)
     losses, found = gradients_of_cases(model, functional.cross_entropy, inputs, targets)
@@ -124,14 +124,14 @@ def test_gradients_of_cases_are_those_of_a_loop(network: tuple[nn.Module, Tensor
     for case, expected in enumerate(by_hand):
         own = torch.cat([gradient[case].flatten() for gradient in found])
         assert torch.allclose(own, expected, rtol=1e-7, atol=1e-9 * float(expected.norm()))
-    assert before.keys() == model.state_dict().keys()  # no attribute remains on the network
+    assert before.keys() == model.state_dict().keys()  # no additional attributes remain in the network
     assert all(weight.grad is None for weight in model.parameters())
 
 
 @pytest.mark.slow
 def test_no_case_moves_the_sum_by_more_than_the_bound(network: tuple[nn.Module, Tensor, Tensor]) -> None:
-    """For every network, it compares the sum with and without each case. One bound clips all cases, another clips
-    some.
+    """Removing one case changes the sum of gradients by at most the clipping bound. The test uses bounds that clip all
+    cases or only some.
     """
     model, inputs, targets = network
     lengths = torch.stack([gradient.norm() for gradient in one_by_one(model, inputs, targets)])
@@ -145,13 +145,13 @@ def test_no_case_moves_the_sum_by_more_than_the_bound(network: tuple[nn.Module, 
             sums.append(flat_gradient(model) * 5)
         moved = torch.stack([(without - sums[0]).norm() for without in sums[1:]])
         assert (moved <= bound * (1 + 1e-4)).all()
-        assert moved.max() > 0.99 * min(bound, float(lengths.max()))  # the bound is reached
+        assert moved.max() > 0.99 * min(bound, float(lengths.max()))  # the largest change reaches the bound
         expected = torch.stack([min(1.0, bound / float(g.norm())) * g for g in one_by_one(model, inputs, targets)])
         assert torch.allclose(sums[0], expected.sum(0), rtol=1e-3, atol=1e-4 * bound)
 
 
 def linear(inputs: int = 4) -> nn.Module:
-    """Return a layer with zero weights, whose gradients are known: x · (p − y)."""
+    """Return a linear layer with zero weights, whose gradient is known to be x · (p − y)."""
     model = nn.Linear(inputs, 2)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
@@ -159,7 +159,7 @@ def linear(inputs: int = 4) -> nn.Module:
 
 
 def test_the_noise_has_the_scale_that_is_charged_and_is_new_in_every_step() -> None:
-    """A step without any case has only noise, of noise × bound / expected cases."""
+    """A step without any case consists of noise alone, with a standard deviation of noise × bound / expected cases."""
     model, secret = nn.Linear(200, 50), KnownNumbers(3)
     steps = steps_for(model, secret, bound=0.5, noise=3.0)
     steps.sample.owners = torch.zeros(0, dtype=torch.int64)
@@ -208,7 +208,7 @@ def test_a_case_whose_gradient_is_not_finite_changes_nothing_of_the_others() -> 
         sums.append(model.weight.grad.clone())
     assert torch.equal(sums[1], sums[2])
     assert sums[1].isfinite().all()
-    assert torch.allclose(sums[0], sums[1])  # zero inputs give a zero gradient of the weight
+    assert torch.allclose(sums[0], sums[1])  # a case of zeros has a zero gradient
 
 
 def test_a_patient_s_gradients_are_cut_together_however_they_are_portioned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_a_patient_s_gradients_are_cut_together_however_they_are_portioned(monke
     together = [sum(each[case] for case in range(7) if owners[case] == patient) for patient in range(3)]
     expected = sum(min(1.0, bound / float(g.norm())) * g for g in together) / 5
     for at_once in (1, 2, 3, 7):
-        monkeypatch.setattr("medsilo.learning.private.AT_ONCE", at_once * 10)  # ten weights
+        monkeypatch.setattr("medsilo.learning.private.AT_ONCE", at_once * 10)  # the layer has ten weights
         steps = steps_for(model, KnownNumbers(silent=True), bound)
         steps.sample.owners = owners
         steps.gradient(model, functional.cross_entropy, inputs, targets)
@@ -227,8 +227,8 @@ def test_a_patient_s_gradients_are_cut_together_however_they_are_portioned(monke
 
 
 def test_losses_that_mix_a_batch_are_taken_case_by_case() -> None:
-    """With a Dice loss over the batch, the gradients of cases would depend on each other. Here, each has its own
-    loss.
+    """A Dice loss over the whole batch would make the gradients of cases depend on each other, so each case has a
+    separate loss.
     """
 
     def of_batch(output: Tensor, targets: Tensor) -> Tensor:
@@ -245,9 +245,9 @@ def test_losses_that_mix_a_batch_are_taken_case_by_case() -> None:
     assert float((sums[0] - sums[1]).norm()) <= 1e-3 * (1 + 1e-4)
 
 
-# ---------------------------------------------------------------------------------------------------- the sample
+# --------------------------------------------------------------------------------------------- the random sample
 def test_each_unit_is_drawn_by_itself_with_its_cases_together() -> None:
-    """In 4000 steps, each unit's count is binomial, units are independent, and sizes vary."""
+    """Over 4000 steps, each patient is drawn independently at the expected rate, always with all cases."""
     patients = ["a", "b", "a", "c", "b", "a", "d", "e"]
     data = TensorDataset(torch.arange(8.0)[:, None], torch.arange(8))
     sample = PoissonSample(patients, 8, 2.0, NoiseSource.from_seed(1, "sample"))
@@ -255,7 +255,8 @@ def test_each_unit_is_drawn_by_itself_with_its_cases_together() -> None:
     seen = torch.zeros(4000, 5)
     for step, (_, cases) in enumerate(sample.batches(data, 4000, COMPUTE)):
         names = [patients[case] for case in cases.tolist()]
-        assert all(patients.count(name) == names.count(name) for name in names)  # whole patients
+        # patients are drawn with all their cases
+        assert all(patients.count(name) == names.count(name) for name in names)
         assert len(set(names)) == len(sample.owners.unique()) and len(sample.owners) == len(cases)
         assert sample.owners.tolist() == sorted(sample.owners.tolist())
         for name in set(names):
@@ -263,7 +264,7 @@ def test_each_unit_is_drawn_by_itself_with_its_cases_together() -> None:
     assert torch.allclose(seen.mean(0), torch.full((5,), 0.25), atol=4 * (0.25 * 0.75 / 4000) ** 0.5)
     together = torch.corrcoef(seen.T) - torch.eye(5)
     assert float(together.abs().max()) < 4 / 4000**0.5
-    assert float((seen.sum(1) == 0).double().mean()) == pytest.approx(0.75**5, abs=0.03)  # empty batches occur
+    assert float((seen.sum(1) == 0).double().mean()) == pytest.approx(0.75**5, abs=0.03)  # some batches are empty
 
 
 def test_where_a_batch_has_all_cases_every_unit_is_in_every_step() -> None:
@@ -274,7 +275,7 @@ def test_where_a_batch_has_all_cases_every_unit_is_in_every_step() -> None:
 
 
 class Twice(nn.Module):
-    """A network that uses its layer's weights a second time outside of the layer, and has an unused layer."""
+    """A network that also uses a layer's weights outside of the layer, and has an unused layer."""
 
     def __init__(self) -> None:
         super().__init__()

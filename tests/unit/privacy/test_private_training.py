@@ -1,4 +1,4 @@
-"""Private studies: private tensors, rejected plans, charges, and the agreement of engines."""
+"""Test private studies: allowed plans, the cost of each round, and equal tensors in repeated and resumed runs."""
 
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def test_who_declares_an_account_keeps_a_promise_and_others_are_told_of_them() -
 
 def test_a_method_that_derives_from_one_that_can_has_to_say_so_itself() -> None:
     class Other(FedAvg):
-        """A method that could send anything."""
+        """A method that derives from FedAvg, and could send any numbers."""
 
     with pytest.raises(PlanError, match="numbers without noise"):
         Other().privacy_mechanism(ABLE)
@@ -121,7 +121,7 @@ def test_what_all_rounds_are_charged_is_what_was_promised(method: str) -> None:
     assert plan.gradients == gradients
     of = charges[-1].of
     assert isinstance(of, SampledGaussian)
-    assert site.noise == pytest.approx(of.noise * gradients**0.5)  # this many gradients of a batch count together
+    assert site.noise == pytest.approx(of.noise * gradients**0.5)  # several gradients of one batch share the noise
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def tensors_of(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 def run(plan: Plan, folder: Path, resume: bool = False) -> dict[str, dict[str, torch.Tensor]]:
     settings = SiteSettings(device="cpu")
-    if "adafed" in plan.algorithm.name:  # a network that was trained on other data
+    if "adafed" in plan.algorithm.name:  # adafed needs a network that was trained on other data
         folder.mkdir(parents=True, exist_ok=True)
         data = folder.parent / "server"
         save_tensors(data / "pretrained.safetensors", dict(plan.build_networks()["pretrained"].state_dict()))
@@ -163,7 +163,7 @@ def same(one: dict[str, dict[str, torch.Tensor]], other: dict[str, dict[str, tor
 @pytest.mark.slow
 @pytest.mark.parametrize("method", slow_but(["fedavg", "fedsm", "harmofl"], ABLE, ()))
 def test_every_method_trains_and_gives_the_same_tensors_again(method: str, tmp_path: Path) -> None:
-    plan = promised(method, "training.batch_size=64")  # all cases in every step
+    plan = promised(method, "training.batch_size=64")  # every step uses all cases
     one = run(plan, tmp_path / "one")
     assert same(one, run(plan, tmp_path / "two"))
     other = run(plan.with_changes(["seed=1"]), tmp_path / "three")
@@ -171,7 +171,9 @@ def test_every_method_trains_and_gives_the_same_tensors_again(method: str, tmp_p
 
 
 def test_a_hospital_s_model_hardly_depends_on_one_record_where_the_promise_is_strict(tmp_path: Path) -> None:
-    """With ε near zero, the model learns only noise. Without privacy, the same steps learn."""
+    """With ε near zero, the model's weights follow the noise, and change far more than by the same steps without
+    privacy.
+    """
     noisy = promised("fedavg", "privacy.epsilon=0.01", "training.batch_size=64", "training.rounds=3")
     plain = make_plan("fedavg", *GROUP, *SMALL, "training.batch_size=64", "training.rounds=3")
     start, private, open_ = (
@@ -183,7 +185,9 @@ def test_a_hospital_s_model_hardly_depends_on_one_record_where_the_promise_is_st
 
 
 def test_a_resumed_study_gives_the_same_tensors(tmp_path: Path) -> None:
-    """A later round needs rounds, bounds and noise. They are on the disk, or follow from the round's number."""
+    """A resumed study continues with the same clipping bounds and noise, which are saved or follow from the round's
+    number.
+    """
     plan = promised("mr-mtl", "training.rounds=3", "training.batch_size=64")
     whole = run(plan, tmp_path / "whole")
 
@@ -200,7 +204,7 @@ def test_a_resumed_study_gives_the_same_tensors(tmp_path: Path) -> None:
 
 
 def test_ditto_s_own_model_learns_exactly_and_the_shared_one_does_not_see_it(tmp_path: Path) -> None:
-    """Another pull changes the personal models, and no bit of the messages."""
+    """Ditto's pull changes only the personal models, and no bit of the shared model."""
     one, other = (
         run(promised("ditto", "training.batch_size=64", f"algorithm.pull={pull}"), tmp_path / pull)
         for pull in ("0.1", "5.0")

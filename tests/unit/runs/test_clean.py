@@ -1,4 +1,6 @@
-"""Only one account can read private files. `medsilo prune` removes old files without those still needed."""
+"""Only the account that runs medsilo can read private files. `medsilo prune` removes old files, except files that are
+still needed.
+"""
 
 import os
 import shutil
@@ -22,7 +24,7 @@ from tests.sites import CPU
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    before = os.umask(0o000)  # the most permissive mode
+    before = os.umask(0o000)  # the most permissive file mode
     try:
         folder = tmp_path_factory.mktemp("clean") / "runs" / "one"
         inprocess.run(make_plan(), folder=folder, settings=CPU)
@@ -62,7 +64,7 @@ def test_what_a_finished_run_no_longer_needs_is_listed_and_then_goes(
     shutil.copytree(run, tmp_path / "runs/one")
     (tmp_path / "runs/one/.summary.json.7.part").write_text("half")
     (tmp_path / "runs/one/sites/hospital-a/state-9.safetensors").symlink_to("/etc/passwd")
-    assert find_old(tmp_path / "runs", 7) == []  # it is new
+    assert find_old(tmp_path / "runs", 7) == []  # the run is too new to be pruned
     aged(tmp_path / "runs")
     kept = {path for path in (tmp_path / "runs").rglob("*") if path.is_file() and "state-" not in path.name}
     kept = {path for path in kept if path.parent.name != "checkpoints" and not path.name.endswith(".part")}
@@ -88,7 +90,7 @@ def test_what_a_run_goes_on_from_stays(summary: str | None, run: Path, tmp_path:
 
 
 def test_a_hospitals_own_part_goes_by_its_test(run: Path, tmp_path: Path) -> None:
-    """A hospital has no summary. The test is its last request."""
+    """A hospital's part of a study is complete once it has the test's results, because a hospital has no summary."""
     for site in ("hospital-a", "hospital-b"):
         shutil.copytree(run / "sites" / site, tmp_path / "study/sites" / site)
     (tmp_path / "study/sites/hospital-b/test.csv").unlink()
@@ -103,12 +105,14 @@ def test_what_a_run_that_was_left_would_go_on_from_goes_when_asked(run: Path, tm
     assert find_old(aged(tmp_path), 7, 30) == []
     places = {one.path.parent.name for one in find_old(tmp_path, 7, 9)}
     assert places == {"checkpoints", *SITES}
-    (tmp_path / "one/sites/hospital-a/metrics.csv").touch()  # somebody continued it
+    (tmp_path / "one/sites/hospital-a/metrics.csv").touch()  # somebody has continued the run
     assert find_old(tmp_path, 7, 9) == []
 
 
 def test_a_servers_kit_gives_back_what_jobs_left(run: Path, tmp_path: Path) -> None:
-    """It removes ended things. It keeps things that wait or run, or that a study needs to continue."""
+    """`medsilo prune` removes the files of ended jobs from a server's kit. Files of waiting or running jobs stay, and
+    so do files for resuming a study.
+    """
     kit, names = tmp_path / "kit", ("done", "open", "left", "waits", "runs")
     ids = {name: str(uuid.uuid4()) for name in names}
     write_json(kit / "startup/fed_server.json", {})
@@ -137,7 +141,7 @@ def test_a_servers_kit_gives_back_what_jobs_left(run: Path, tmp_path: Path) -> N
     assert ids["open"] in {one.path.name for one in find_in_kit(kit, 7, 9) if one.path.parent.name == "jobs"}
     remove(old)
     assert (kit / ids["runs"]).exists() and (kit / "medsilo/done/global").exists()
-    assert [path.name for path in (kit / ids["done"]).iterdir()] == ["audit.log"], "evidence goes"
+    assert [path.name for path in (kit / ids["done"]).iterdir()] == ["audit.log"], "the audit log must stay"
     assert ids["done"] not in {one.path.name for one in find_in_kit(kit, 0)}
 
 

@@ -1,4 +1,4 @@
-"""`resume` and `report` end in one line for run folders that a disk or a person damaged."""
+"""`medsilo resume` and `medsilo report` end with one line if a file of the run is damaged."""
 
 import json
 import shutil
@@ -56,7 +56,7 @@ def folder(name: str) -> Damage:
 
 
 def facts(**changes: object) -> Damage:
-    """Change facts in the newest checkpoint."""
+    """Change values in the newest checkpoint's metadata."""
 
     def damage(run: Path) -> None:
         (path,) = run.glob("checkpoints/round-*.safetensors")
@@ -116,7 +116,7 @@ def test_resume_says_in_one_line_what_is_damaged(
 
 
 def assert_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Assert that a command ends with one line of medsilo's."""
+    """Assert that a command fails with one line from medsilo."""
     assert main(command) == 1
     told = capsys.readouterr().err
     assert told.startswith("medsilo: ") and told.count("\n") == 1

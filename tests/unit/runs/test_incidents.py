@@ -1,4 +1,4 @@
-"""One outage is one message, and its end is another, in all states of the watch."""
+"""The watch program of a server or hospital sends one message for the start of an outage and one for its end."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ FIVE = ["a", "b", "c", "d", "e"]
 
 
 class Clock:
-    """Both clocks of the module, under the test's control."""
+    """Replaces the clocks of the module with a clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Told:
-    """The lead's messages, second by second."""
+    """The messages that a lead receives as time passes second by second."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.incidents, self.got = clock, Incidents(), list[tuple[float, str]]()
@@ -107,7 +107,7 @@ def test_a_server_that_is_off_and_its_study_are_one_message_and_one(told: Told, 
 
 
 def test_a_study_that_failed_and_goes_on_by_itself_says_both(told: Told) -> None:
-    """Before, the message only said that it failed, and to type a command."""
+    """The message on an interrupted study also says that the study resumes automatically."""
     told.happens(Event("failed", "the disk is full", study="night", job="1", needs_somebody=True))
     told.passes(5)
     told.happens(Event("waits", "the disk is full; goes on in 10 s, 1 of 3", study="night", job="1"))
@@ -186,7 +186,9 @@ def let(watch: metrics.Watch, clock: Clock, seconds: int) -> None:
 
 
 def test_watches_with_one_webhook_tell_an_outage_once(kit: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server is off for a while, and a hospital's machine notices it; then that hospital's disk is full."""
+    """The watches of the server and of a hospital share a webhook, and send one message for an outage that both see. A
+    full disk at the hospital is a second outage.
+    """
     home, got = kit.with_name("hospital-a"), list[str]()
     both = [watching(kit, got), watching(home, got, beside_server=True)]
     wrong: dict[Path, metrics.Trouble] = {kit: {}, home: {}}
@@ -223,7 +225,9 @@ def test_watches_with_one_webhook_tell_an_outage_once(kit: Path, clock: Clock, m
 def test_a_server_that_is_off_with_its_watch_is_reported_by_a_hospital(
     kit: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A restart of the hospital's watch in between forgets nothing. Then the server is away for a short time."""
+    """A restart of the hospital's watch during a long outage loses no message. A short outage of the server causes no
+    message.
+    """
     monkeypatch.setattr(metrics, "time", clock)
     home, got = kit.with_name("st-anna"), list[str]()
     watch = watching(home, got, beside_server=True)
@@ -258,15 +262,15 @@ def test_a_watch_that_starts_again_repeats_and_forgets_nothing(kit: Path, clock:
     assert len(got) == 1
     watch = watching(kit, got)
     let(watch, clock, 20)
-    assert len(got) == 1  # it is known
+    assert len(got) == 1  # the outage is not reported again
     watch = watching(kit, got, refuses)
     let(watch, clock, 2)
     write(kit, Event("back", "connected", "a"))
-    let(watch, clock, 40)  # the webhook is dead
+    let(watch, clock, 40)  # the webhook cannot be reached
     watch = watching(kit, got)
     let(watch, clock, 2)
     assert len(got) == 2 and "back" in got[1]
-    write(kit, away("b")[0])  # while no watch runs
+    write(kit, away("b")[0])  # the event happens while no watch runs
     watch = watching(kit, got)
     let(watch, clock, 20)
     assert len(got) == 3 and " b: " in got[2] and not watch.incidents.open[0].over
@@ -285,7 +289,7 @@ def test_what_happened_while_nobody_looked_says_so(kit: Path, clock: Clock, monk
 
 @pytest.mark.slow
 def test_a_full_disk_ends_no_watch(kit: Path, tmp_path: Path, clock: Clock) -> None:
-    """The full disk affects neither its reading nor its messages."""
+    """On a full disk, the watch program still reads events and sends messages."""
     with mounted(tmp_path / "disk", "1m") as disk:
         kit, got = Path(shutil.copytree(kit, disk / "kit")), list[str]()
         write(kit, Event("began", "FedAvg", study="night"))
@@ -307,7 +311,9 @@ def test_a_full_disk_ends_no_watch(kit: Path, tmp_path: Path, clock: Clock) -> N
 def test_a_full_disk_at_a_hospital_is_told_by_the_server_while_a_study_waits_for_it(
     kit: Path, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, two messages began and two ended one outage. Without a study, only the hospital knows."""
+    """While a study waits, only the server reports a hospital's full disk, so that the outage gives one message.
+    Without a study, the hospital's watch program reports the full disk.
+    """
     monkeypatch.setattr(metrics, "LOOK", -1.0)
     with mounted(tmp_path / "disk", "4m") as disk:
         home = Path(shutil.copytree(kit.with_name("st-anna"), disk / "kit"))
@@ -357,7 +363,7 @@ def test_messages_that_are_too_many_let_the_oldest_go(capsys: pytest.CaptureFixt
 
 
 def test_a_hospital_that_is_slow_and_then_away_is_one_message_and_its_end_another(clock: Clock) -> None:
-    """Before, a night's webhook reported a slow hospital beside its absence, and no message ended the slowness."""
+    """A hospital that is first slow and then absent causes one message for the start and one for the end."""
     told = Told(clock)
     told.happens(Event("slow", "round 70: no answer for 35 s", "a", "study", "job", True))
     assert told.passes(50) == []
@@ -370,8 +376,8 @@ def test_a_hospital_that_is_slow_and_then_away_is_one_message_and_its_end_anothe
 
 
 def test_what_a_hospital_mends_itself_is_told_too(told: Told) -> None:
-    """A process that died is back before the message is sent. A full disk and its end are two messages, a renewal
-    is one.
+    """A restarted process and a renewed certificate cause one message each. A full disk that lasts longer causes a
+    message for its start and one for its end.
     """
     told.happens(Event("away", "its process died; it is started again", "a", "lungs", "job-1", needs_somebody=True))
     told.passes(3)

@@ -1,4 +1,4 @@
-"""A server is restored from last night's backup, in the middle of a study whose hospitals have continued."""
+"""A server is restored from an older backup, while its hospitals have already continued the study."""
 
 import shutil
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", f"training.rounds=
 
 
 class Killed(BaseException):
-    """Stops a process like a kill: it writes no summary."""
+    """Stops a process without a summary, as a kill does."""
 
 
 def plan_of(method: str) -> Plan:
@@ -32,7 +32,9 @@ def plan_of(method: str) -> Plan:
 
 @contextmanager
 def killed(after: int, run: Path, backup: Path | None = None) -> Iterator:
-    """Return a function for each round that backs up the server's part after the first, or ends the run."""
+    """Return a function that kills the run after this round, and first copies the server's files if
+    a backup is wanted.
+    """
 
     def follow(line: Round) -> None:
         if line.round == after:
@@ -46,9 +48,9 @@ def killed(after: int, run: Path, backup: Path | None = None) -> Iterator:
 
 
 def restored(method: str, backed_up: int, run: Path, backup: Path) -> None:
-    """Run a study, back the server up on the way, kill it, restore the backup, and finish the study."""
+    """Run a study, copy the server's files, kill the server, restore the copy, and finish the study."""
     plan = plan_of(method)
-    with killed(backed_up + 1, run, backup) as follow:  # its checkpoint is then after `backed_up`
+    with killed(backed_up + 1, run, backup) as follow:  # the server's last checkpoint is then from round `backed_up`
         inprocess.run(plan, folder=run, settings=CPU, on_round=follow)
     with killed(KILLED, run) as follow:
         inprocess.run(plan, folder=run, settings=CPU, on_round=follow, resume=True)
@@ -66,7 +68,9 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("fedsm", "adafed
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedbn", *SLOW])
 def test_the_numbers_are_the_undisturbed_ones_where_the_state_is_there(method: str, tmp_path: Path) -> None:
-    """Batch norms, personal networks and optimizers of every hospital are those after the tenth round."""
+    """A restored study gives the same results as an undisturbed study, because each hospital returns to its saved state
+    of round 10.
+    """
     inprocess.run(plan_of(method), folder=tmp_path / "whole", settings=CPU)
     restored(method, 10, tmp_path / "run", tmp_path / "backup")
     assert_same_outcome(tmp_path / "whole", tmp_path / "run")

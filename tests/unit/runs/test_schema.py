@@ -1,4 +1,4 @@
-"""The record of a study can be read again, values out of range are rejected, and old folders are known."""
+"""A study's record is read as it was written. Values out of range are rejected, and old run folders remain readable."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from medsilo_lab.report.read import cases_tested, read, read_all
 from medsilo_server.record import Record
 from tests.unit.medsilo_lab.test_report import round_line, save, summary_of
 
-OLD = Path(__file__).parents[2] / "fixtures" / "run-of-schema-1"  # written before there were models
+OLD = Path(__file__).parents[2] / "fixtures" / "run-of-schema-1"  # a folder from before the record had a schema
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -53,11 +53,11 @@ def test_progress_travels_as_json() -> None:
     assert Progress.model_validate(json.loads(json.dumps(told.as_json(), allow_nan=False))) == told
 
 
-# Folders from before
+# run folders of earlier versions
 
 
 def says(new: Any, old: Any) -> bool:
-    """True if the new value contains all of the old value; it may have further keys."""
+    """True if the new value contains everything in the old value. The new value may have additional keys."""
     if isinstance(old, dict):
         return all(key in new and says(new[key], value) for key, value in old.items())
     if isinstance(old, list):

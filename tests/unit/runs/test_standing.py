@@ -1,4 +1,4 @@
-"""Figures about every site's updates: sketches, the record's numbers, and outliers."""
+"""Test figures about every site's updates: sketches, values in the record, and outliers."""
 
 import math
 from collections.abc import Callable
@@ -74,11 +74,11 @@ def test_huge_updates_keep_their_norm_and_no_change_has_no_direction():
     assert standings({"a": huge, "b": still})["a"].cosine is None
 
 
-# -- who stands out ----------------------------------------------------------------------------------------------------
+# -- outliers ----------------------------------------------------------------------------------------------------------
 
 
 def rounds_of(count, cosine=0.5, agreement=0.5, norm=1.0, share=0.2, times=None):
-    """Return rounds of five sites in which "b" has these numbers, in `times` of them."""
+    """Return rounds of five sites in which site b has unusual values in the first `times` rounds."""
     usual = SiteRound(updates={"model": SentUpdate(norm=1.0, cosine=0.5, agreement=0.5)}, share=0.2)
     odd = SiteRound(updates={"model": SentUpdate(norm=norm, cosine=cosine, agreement=agreement)}, share=share)
     names = list("abcde")
@@ -108,7 +108,7 @@ def test_who_points_away_is_named_in_calm_words():
 
 
 def test_two_who_share_the_mean_are_both_named():
-    """Neither is most of the mean, but each has more than usual."""
+    """Two sites with half of the mean each are outliers, although neither has the majority."""
     shares = {"a": 0.5, "b": 0.5, "c": 1e-6, "d": 2e-6, "e": 1e-6}
     sites = {name: SiteRound(share=share) for name, share in shares.items()}
     rounds = [Round(round=number, asked=list(shares), answered=list(shares), sites=sites) for number in (1, 2, 3)]
@@ -119,12 +119,12 @@ def test_two_who_share_the_mean_are_both_named():
     "rounds",
     [
         rounds_of(10),
-        rounds_of(10, cosine=-0.9, times=5),  # at most half of the rounds
+        rounds_of(10, cosine=-0.9, times=5),  # at most half of the rounds are unusual
         rounds_of(FEWEST - 1, cosine=-0.9),
         rounds_of(10, cosine=AWAY + 0.01),
         rounds_of(
             10, cosine=-0.9, agreement=AGREE + DOUBT / 6 - 0.01
-        ),  # the others disagree, too: the hospitals differ
+        ),  # the other sites disagree among themselves, because the hospitals differ
         rounds_of(10, cosine=None, agreement=None),
         rounds_of(10, norm=LONG * 0.99),
         rounds_of(10, share=HEAVY - 0.01),
@@ -137,7 +137,7 @@ def test_nobody_is_named_without_a_reason(rounds):
 
 
 def test_of_two_nobody_is_said_to_point_away():
-    """A single other site agrees with nobody, even by a changed file."""
+    """With only one or two sites, no site is an outlier, even if a manipulated record claims agreement."""
     odd = SiteRound(updates={"model": SentUpdate(norm=1.0, cosine=-0.9, agreement=0.9)})
     for names in (["b"], ["a", "b"]):
         line = Round(round=1, asked=names, answered=names, sites=dict.fromkeys(names, odd))
@@ -154,7 +154,7 @@ def test_whoever_watches_is_told_once():
 
 # -- in the engine -----------------------------------------------------------------------------------------------------
 
-# Similar hospitals, which learn something in four rounds.
+# The hospitals have similar data, and training improves the model within four rounds.
 ALIKE = [
     *("task.shift=none", "task.persons=12", "task.windows=40", "task.steps=32"),
     *("training.batch_size=16", "training.rounds=4"),
@@ -163,7 +163,7 @@ DIFFERENT = ["task.shift=feature", "task.persons=6", "task.windows=10", *ALIKE[3
 
 
 def flipped(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
-    """Let B train honestly and send the opposite."""
+    """Let site B train honestly, and send the opposite of its update."""
     reply = work()
     if site == B and task_and_round(asked)[0] == "round":
         given = asked.groups["model"]
@@ -202,7 +202,7 @@ FIVE = [f"hospital-{letter}" for letter in "abcde"]
 
 
 def bent(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
-    """Let B send four times the opposite of its update."""
+    """Let site B send four times the opposite of its update."""
     reply = work()
     if site == B and task_and_round(asked)[0] == "round":
         given, own = asked.groups["model"], reply.groups["model"]
