@@ -45,6 +45,7 @@ from nvflare_reliability.patches import (
     NEXT,
     PIECES,
     AskedPiece,
+    LostWaits,
     asked_for,
     end_reply,
     has_stopped,
@@ -489,10 +490,18 @@ class _Wanted:
 
 
 class RetryingRequests:
-    """Sends the requests of a job's process, and repeats lost requests as long as the plan allows."""
+    """Sends the requests of a job's process, and repeats lost requests as long as the plan allows.
 
-    def __init__(self, cell: Cell, patience: Timeouts) -> None:
+    Args:
+        cell: The process's cell.
+        patience: The time limits of the plan.
+        sees_fetching: True if `FETCHING` shows when another process fetches this process's tensors. Otherwise, NVFlare
+            limits the time of an answer.
+    """
+
+    def __init__(self, cell: Cell, patience: Timeouts, sees_fetching: bool = True) -> None:
         self.patience, self.cell, self.send = patience, cell, send_requests_by(cell, self.request)
+        self.sees_fetching, self.waits = sees_fetching, LostWaits(cell)
         reply_once(cell, (OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC))
         self.fetchers = ThreadPoolExecutor(256, "pieces")
         # speed of each connection, by the process that sends the tensors
@@ -510,9 +519,14 @@ class RetryingRequests:
         if asked.get("channel") == OBJ_DOWNLOADER_CHANNEL:
             return self._fetch(**asked)
         if asked.get("topic") == ServerCommandNames.GET_TASK:
-            asked["timeout"] = 2 * self.patience.again
+            with self.waits.of(asked["request"], lambda: False):
+                return self.send(*given, **asked | {"timeout": 2 * self.patience.again})
         if asked.get("topic") == ServerCommandNames.SUBMIT_UPDATE:
-            asked |= {"timeout": self.patience.again, "progress_wait_cb": self._is_being_fetched}
+            began = monotonic()
+            if self.sees_fetching:
+                asked |= {"timeout": self.patience.again, "progress_wait_cb": self._is_being_fetched}
+            with self.waits.of(asked["request"], lambda: FETCHING.last > began):
+                return self.send(*given, **asked)
         return self.send(*given, **asked)
 
     def _fetch(self, request: Message, **asked: Any) -> Message:

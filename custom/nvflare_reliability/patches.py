@@ -12,8 +12,8 @@ import gc
 import logging
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from time import monotonic
 from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
@@ -23,8 +23,10 @@ from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
-from nvflare.fuel.f3.cellnet.cell import Adapter, Cell
+from nvflare.fuel.f3.cellnet.cell import Adapter, Cell, SimpleWaiter
+from nvflare.fuel.f3.cellnet.core_cell import CellAgent
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.drivers.connector_info import ConnectorInfo
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
@@ -430,9 +432,7 @@ class Replies:
         """Answer a request with another reply instead of the announced stream."""
         waiter = self.cell.requests_dict.get(stream.get_headers().get(StreamHeaderKey.STREAM_REQ_ID))
         if waiter:
-            waiter.stream_error = "it is not read"
-            waiter.result = reply
-            waiter.in_receiving.set()
+            _settle(waiter, reply)
         return 0
 
 
@@ -487,6 +487,54 @@ def received(cell: Cell, request: Message) -> int:
 
 def _request_of(task: RxTask) -> str | None:
     return (task.headers or {}).get(StreamHeaderKey.STREAM_REQ_ID)
+
+
+@made_for(
+    "nvflare.fuel.f3.cellnet.cell:Cell._send_one_request",
+    "nvflare.fuel.f3.cellnet.core_cell:CoreCell.set_cell_disconnected_cb",
+    "nvflare.fuel.f3.cellnet.core_cell:CoreCell.state_change",
+)
+class LostWaits:
+    """Ends a request when the connection is lost on which it waits for a reply; its sender then repeats it.
+
+    NVFlare itself waits until the request's time limit, because it sends a request only once. A request to which a
+    reply has begun to arrive continues, because NVFlare sends the rest of a reply again.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+        # For each waiting request, whether the other process is known to have received it.
+        self.waiting: dict[int, tuple[Message, Callable[[], bool]]] = {}
+        cell.core_cell.set_cell_disconnected_cb(self._lost)
+
+    @contextmanager
+    def of(self, request: Message, has_arrived: Callable[[], bool]) -> Iterator[None]:
+        """Within this context, the request ends when its connection is lost.
+
+        Args:
+            request: The request, which is sent within this context.
+            has_arrived: True if the other process is known to have received the request. The request then continues.
+        """
+        self.waiting[id(request)] = request, has_arrived
+        try:
+            yield
+        finally:
+            del self.waiting[id(request)]
+
+    def _lost(self, other: CellAgent) -> None:
+        if FQCN.is_ancestor(self.cell.get_fqcn(), other.get_fqcn()):
+            return  # Requests do not go through the cells below this cell, such as a training script's.
+        for request, has_arrived in [*self.waiting.values()]:
+            waiter = self.cell.requests_dict.get(request.get_header(StreamHeaderKey.STREAM_REQ_ID))
+            if waiter and not waiter.in_receiving.is_set() and not has_arrived():
+                _settle(waiter, make_reply(ReturnCode.COMM_ERROR, error="the connection was lost"))
+
+
+def _settle(waiter: SimpleWaiter, reply: Message) -> None:
+    """Answer a waiting request with this reply."""
+    waiter.stream_error = "it is not read"
+    waiter.result = reply
+    waiter.in_receiving.set()
 
 
 def ping() -> Message:

@@ -16,6 +16,7 @@ import torch
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ConfigVarName
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet.defs import ReturnCode
 from nvflare.fuel.f3.streaming.download_service import ProduceRC
 from nvflare.fuel.f3.streaming.transfer_progress import STREAMING_IDLE_TIMEOUT
@@ -141,6 +142,48 @@ def test_a_cut_costs_no_more_than_the_piece_that_it_cut(cells: Cells) -> None:
     sent, came = LARGE.groups["model"], to_parcel(cells.got[-1]).groups["model"]
     assert all(torch.equal(sent[name], came[name]) for name in sent)
     assert cells.relay.up.passed < 1.5 * LARGE.size()  # a restarted transfer would give 1.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topic", ["get_task", "submit_update"])
+def test_a_request_that_a_cut_swallowed_is_over_at_once_and_can_be_made_again(cells: Cells, topic: str) -> None:
+    """NVFlare alone waits until the request's time limit, which is five minutes in a job with a training script."""
+    codes: list[str] = []
+
+    def ask(timeout: float) -> None:
+        codes.append(cells.send(Shareable(), topic, timeout=timeout))
+
+    def lose(timeout: float) -> threading.Thread:
+        """Send a request that the connection loses, break the connection, and restore it."""
+        asking, before = threading.Thread(target=ask, args=(timeout,)), cells.relay.up.passed
+        cells.relay.hush()
+        asking.start()
+        wait_until(lambda: cells.site.requests_dict and cells.relay.up.passed > before, 30, "the request")
+        cells.relay.cut()
+        cells.relay.speak()
+        wait_until(lambda: not cells.site.core_cell.agents, 30, "the end of the connection")
+        cells.relay.mend()
+        wait_until(lambda: bool(cells.site.core_cell.agents), 30, "the connection")
+        return asking
+
+    alone = lose(timeout=20.0)
+    assert codes == [] and cells.site.requests_dict
+    alone.join()
+    assert codes == [ReturnCode.TIMEOUT]
+    RetryingRequests(cells.site, timeouts_of(make_plan("fedavg", "participation.timeout=600")), sees_fetching=False)
+    lose(timeout=300.0).join(5.0)
+    assert codes[1:] == [ReturnCode.COMM_ERROR] and not cells.commands
+    ask(timeout=300.0)
+    assert codes[2:] == [ReturnCode.OK] and cells.commands == [topic] and not cells.site.requests_dict
+
+
+def test_a_request_for_work_is_over_soon_if_another_connection_lost_it(cells: Cells) -> None:
+    """A relay's connection breaks without a sign to the site, whose own connection stays open."""
+    RetryingRequests(cells.site, Timeouts(silence=120.0, again=1.0), sees_fetching=False)
+    cells.relay.hush()
+    began = time.monotonic()
+    assert cells.send(Shareable(), "get_task", timeout=300.0) == ReturnCode.TIMEOUT
+    assert time.monotonic() - began < 60
 
 
 def test_when_a_piece_is_late_follows_from_what_its_line_does() -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import torch
 
 from medsilo.core.files import load_tensors
 from medsilo.runs import paths
+from medsilo_server.record import Record
 from tests.secure.consortium import Consortium, wait_until
+from tests.secure.relay import Relay
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("scripts over TLS")]
 HOSPITALS, ROUNDS = ["hospital-1", "hospital-2", "hospital-3"], 6
@@ -107,5 +110,54 @@ def test_a_hospital_that_dies_and_comes_back_ends_with_the_same_tensors(
     (disturbed,) = studies(teaching) - before
     summary = json.loads((teaching.kit("localhost") / "medsilo" / disturbed / paths.SUMMARY).read_text())
     assert summary["status"] == "finished" and summary["rounds"]["done"] == ROUNDS
+    for one, other in zip(models(teaching, undisturbed), models(teaching, disturbed), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("external", [(), ("hospital-2",)], ids=["in the job's process", "in its own process"])
+def test_a_message_that_a_cut_swallowed_does_not_hold_up_the_study(
+    external: Sequence[str], undisturbed: str, teaching: Consortium, root: Path, tmp_path: Path
+) -> None:
+    """Before, the study continued 295 s after the connection was restored, because NVFlare waits five minutes for a
+    reply.
+    """
+    before, startup = studies(teaching), teaching.kit("hospital-2") / "startup"
+    job = exported(root, tmp_path / "work", "FedBN", ROUNDS, external=external)
+    shutil.copytree(startup, tmp_path / "startup")
+    session, server = teaching.session(), teaching.kit("localhost") / "medsilo"
+    known = {path.name for path in server.iterdir()}
+
+    def rounds() -> int:
+        (study,) = [path.parent for path in server.glob(f"*/{paths.PLAN}") if path.parent.name not in known] or [None]
+        return len(Record(study).rounds()) if study else 0
+
+    with Relay(teaching.port) as relay:
+        relay.take_in(startup)
+        teaching.restart("hospital-2")
+        try:
+            job_id = session.submit_job(str(job))
+            wait_until(lambda: rounds() >= 1, 240, "the first round")
+            relay.hush()
+            time.sleep(3.0)  # whatever the hospital sends now is lost
+            relay.cut()
+            relay.speak()
+            time.sleep(5.0)
+            done, back = rounds(), time.monotonic()
+            assert done < ROUNDS
+            relay.mend()
+            wait_until(lambda: rounds() > done, 400, "the next round")
+            seconds = time.monotonic() - back
+            wait_until(lambda: str(session.get_job_status(job_id)).startswith("FINISHED"), 300, "the job's end")
+            assert str(session.get_job_status(job_id)) == "FINISHED:COMPLETED"
+        finally:
+            session.close()
+            shutil.copytree(tmp_path / "startup", startup, dirs_exist_ok=True)
+            teaching.restart("hospital-2")
+    print(f"the next round ended {seconds:.1f} s after the connection was restored")
+    assert seconds < 60
+    (disturbed,) = studies(teaching) - before
+    summary = json.loads((server / disturbed / paths.SUMMARY).read_text())
+    assert summary["rounds"]["done"] == ROUNDS and not any(own["missed"] for own in summary["sites"].values())
     for one, other in zip(models(teaching, undisturbed), models(teaching, disturbed), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)

@@ -28,11 +28,13 @@ from medsilo.federation.permission import Permission
 from medsilo.federation.script_bits import MOST_LOGGED, STEP, logged_names
 from medsilo.federation.site_context import SiteContext
 from medsilo.flare.code_gate import place_of_job
+from medsilo.flare.timeouts import timeouts_of
 from medsilo.flare.wire import let_tensors_travel
 from medsilo.flare.workspace import file_of_job, kit_in, kit_of
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.site.settings import SiteSettings
+from nvflare_reliability.chunking import RetryingRequests
 from nvflare_reliability.message_limits import Gate
 from nvflare_reliability.patches import audit_without_fail, hear_of_killed_script
 
@@ -138,14 +140,16 @@ def hospital_of(app: Path, site: str, plan: Plan) -> SiteContext | None:
 
 
 def guard(cell: Cell, plan: Path) -> None:
-    """Limit the messages that this process accepts from the server to the sizes in the plan. The answer to "join"
-    reports faults of the plan."""
+    """Limit the messages that this process accepts from the server to the sizes in the plan, and repeat lost requests.
+    The answer to "join" reports faults of the plan."""
     let_tensors_travel(plainly=True)
     gate = Gate(cell, Bounds())
     gate.guard_site()
     _gates[:] = [gate]
     with suppress(Exception):
-        take_next(load_plan(plan))
+        own = load_plan(plan)
+        take_next(own)
+        RetryingRequests(cell, timeouts_of(own), sees_fetching=False)
 
 
 def take_next(plan: Plan) -> None:
