@@ -21,12 +21,25 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "site_configs"
 SERVER = "localhost"  # the server listens on the loopback address only
 LEAD, RIVAL, MEMBER = "lead@consortium.org", "rival@consortium.org", "member@consortium.org"
 REGISTERED = "Successfully registered client"
+PORTS = iter(range(12_000, 32_000))
+TAKEN: list[socket.socket] = []
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a port that no other test uses, in any process of this machine, until this process ends.
+
+    The system gives ports of a higher range to other sockets, so nobody takes a server's port while it is restarted.
+    Linux's abstract names say which ports are taken.
+    """
+    for port in PORTS:
+        taken = socket.socket(socket.AF_UNIX)
+        with suppress(OSError), socket.socket() as probe:
+            taken.bind(f"\0medsilo-test-{port}")
+            probe.bind(("127.0.0.1", port))
+            TAKEN.append(taken)
+            return port
+        taken.close()
+    raise AssertionError("no port is free")
 
 
 def write_consortium(
