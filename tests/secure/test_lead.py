@@ -232,7 +232,7 @@ def test_a_study_is_resumed_at_once_after_its_job_was_aborted(consortium: Consor
 def test_a_poll_is_cheap_and_reads_no_other_folder(
     consortium: Consortium, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One poll uses about 0.5 s of processor time; the limit has a margin for slow machines.
+    """One poll uses about 0.5 s of processor time; the limit has a margin for slow and loaded machines.
 
     By default, NVFlare searches the current folder for its files.
     """
@@ -242,7 +242,7 @@ def test_a_poll_is_cheap_and_reads_no_other_folder(
     status = ["status", "--kit", str(consortium.kit(LEAD)), "--require", ",".join(SITES)]
     loaded = modules_after(root, status)
     assert "nvflare.fuel.flare_api.flare_api" in loaded and loaded & {"torch", "numpy", "aiohttp"} == set()
-    assert processor_seconds(status) < 1.0 * pace()
+    assert processor_seconds(status) < 2.5 * pace()
 
 
 def test_the_server_is_named_when_it_does_not_answer(

@@ -43,6 +43,7 @@ def numbers(folder: Path, patients: int = 40, plan: Plan | None = None, **demand
 
 
 # ---------------------------------------------------------------------------------------------------- the noise
+@pytest.mark.usefixtures("known_noise")
 @pytest.mark.slow
 def test_the_noise_on_a_score_has_the_scale_of_its_account(tmp_path: Path) -> None:
     own, values = numbers(tmp_path, public={"counts": "known"}), torch.full((40,), 0.5)
@@ -54,6 +55,7 @@ def test_the_noise_on_a_score_has_the_scale_of_its_account(tmp_path: Path) -> No
     assert found[inside].mean() == pytest.approx(0.5, abs=4 * math.sqrt(2 / len(found)) * scale)  # Laplace's deviation
 
 
+@pytest.mark.usefixtures("known_noise")
 def test_the_noise_on_counts_has_the_scale_of_its_account_and_is_drawn_once(tmp_path: Path) -> None:
     found, plan = [], parse_plan(NOISY)
     for number in range(600):
@@ -249,6 +251,7 @@ def test_a_plans_noise_lowers_no_floor_of_a_hospital(private: dict | None, tmp_p
     )  # the answers are counted
 
 
+@pytest.mark.usefixtures("known_noise")
 @pytest.mark.slow
 def test_noise_beside_rounding_can_not_be_averaged_away(tmp_path: Path) -> None:
     """A lead who requests the same score again and again learns the rounded score, and no further digit."""
@@ -282,6 +285,7 @@ def test_a_plans_noise_does_not_make_a_hospital_forget_earlier_groups(tmp_path: 
     assert any("fewer than 5 patients" in line for line in told.warnings["join"])
 
 
+@pytest.mark.usefixtures("known_noise")
 @pytest.mark.slow
 def test_noise_that_the_hospital_demands_stands_in_the_place_of_its_floors(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", NAMES, parts_of(3, 17))
