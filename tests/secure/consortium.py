@@ -117,7 +117,7 @@ class Consortium:
         resources["components"][0]["args"]["num_of_gpus"] = 0
         (local / "resources.json").write_text(json.dumps(resources))
 
-    def start(self, within: float = 120) -> None:
+    def start(self, within: float = 240) -> None:
         self.start_party(SERVER)
         # The server rejects registrations before it has started, and the hospitals do not repeat them in this test.
         self.wait_for_log(SERVER, "Server started")
@@ -125,7 +125,7 @@ class Consortium:
             self.start_party(party)
         self.await_hospitals(within)
 
-    def await_hospitals(self, within: float = 120) -> None:
+    def await_hospitals(self, within: float = 240) -> None:
         session = self.session()
         try:
             wait_until(lambda: len(session.get_system_info().client_info) == len(self.hospitals), within, "hospitals")
@@ -134,7 +134,7 @@ class Consortium:
 
     def wait_for_log(self, name: str, words: str, since: int = 0) -> str:
         """Wait for these words in a log after the offset `since`; return the text after them."""
-        wait_until(lambda: words in self.log(name)[since:], 60, f"{words!r} in the log of {name}")
+        wait_until(lambda: words in self.log(name)[since:], 180, f"{words!r} in the log of {name}")
         return self.log(name)[since:]
 
     def log(self, name: str) -> str:
@@ -206,11 +206,11 @@ class Consortium:
                     raise
                 time.sleep(0.3)
 
-    def run(self, job: Path, timeout: float = 240) -> str:
+    def run(self, job: Path, timeout: float = 600) -> str:
         """Submit a job and wait; return its final status."""
         return self.run_at_once([job], timeout)[0]
 
-    def run_at_once(self, jobs: Sequence[Path], timeout: float = 240) -> list[str]:
+    def run_at_once(self, jobs: Sequence[Path], timeout: float = 600) -> list[str]:
         """Submit jobs one after another and wait for all of them; return their final statuses."""
         session = self.session()
 

@@ -23,7 +23,7 @@ from tests.secure.test_resume import ended
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 A, B, LIAR = SITES
-GO_ON = ["participation.when_missing=continue", "participation.minimum=2", "participation.timeout=60"]
+GO_ON = ["participation.when_missing=continue", "participation.minimum=2", "participation.timeout=300"]
 CODE = Path(__file__).parent / "dishonest"
 LIES = "lies.json"
 
@@ -78,7 +78,7 @@ def study(
     kit = consortium.kit(LEAD)
     with dishonest(consortium, folder), Memory(consortium, record) as memory:
         job = lead.submit(folder / name, kit, print)
-        assert ended(kit, job) == "FINISHED:COMPLETED"
+        assert ended(kit, job, 600) == "FINISHED:COMPLETED"
     assert cli.main(["download", job, "--kit", str(kit), "--out", str(folder / "runs")]) == 0
     return read_summary(record.folder), memory, folder / "runs" / name
 
