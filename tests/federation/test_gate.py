@@ -112,7 +112,7 @@ class Cells:
         return make_reply(CellCode.OK)
 
     def send(
-        self, payload: Any, topic: str = "submit_update", headers: dict | None = None, timeout: float = 5.0
+        self, payload: Any, topic: str = "submit_update", headers: dict | None = None, timeout: float = 30.0
     ) -> str:
         """Send a message to the server and return the return code of its reply."""
         reply = self.site.send_request(
@@ -662,6 +662,7 @@ def test_without_the_gate_such_an_answer_ends_the_process(cells: Cells, no_exit:
     ours = found.reg.pop(f"{CellChannel.SERVER_COMMAND}:submit_update")
     with contextlib.suppress(Exception):
         cells.send(b"garbage", headers=FOBS, timeout=1.0)
+    wait_until(lambda: bool(no_exit), 60, "the end of the process")
     found.set(CellChannel.SERVER_COMMAND, "submit_update", ours)
     assert no_exit == [1]
 
@@ -716,7 +717,7 @@ def test_a_site_takes_no_more_than_belongs_to_a_task(cells: Cells) -> None:
     def fetch() -> Message:
         ask = new_cell_message({}, Shareable())
         return cells.site.send_request(
-            channel=CellChannel.SERVER_COMMAND, target=JOB, topic="get_task", request=ask, timeout=5.0
+            channel=CellChannel.SERVER_COMMAND, target=JOB, topic="get_task", request=ask, timeout=60.0
         )
 
     assert torch.equal(to_parcel(fetch().payload).groups["m"]["w"], torch.ones(5))
@@ -749,7 +750,7 @@ def test_a_site_of_a_script_takes_no_more_than_its_model_needs(
     def fetch() -> Message:
         ask = new_cell_message({}, Shareable())
         return cells.site.send_request(
-            channel=CellChannel.SERVER_COMMAND, target=JOB, topic="get_task", request=ask, timeout=5.0
+            channel=CellChannel.SERVER_COMMAND, target=JOB, topic="get_task", request=ask, timeout=60.0
         )
 
     script_process.guard(cells.site, tmp_path / "plan.yaml")

@@ -274,7 +274,8 @@ def test_a_webhook_gets_each_line_in_order_when_it_answers_again(
     assert got[5:] == [{"text": "south fell out"}] * 3 + [late]
 
 
-def test_however_many_ask_one_looks_at_a_time() -> None:
+def test_however_many_ask_one_looks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "FRESH", 600.0)
     looks = list[int]()
 
     def look() -> int:

@@ -31,6 +31,7 @@ from tests.hospital import NAMES, write_photos
 from tests.unit.privacy.test_private_training import promised
 from tests.unit.site.test_account import PRIVATE, ask, settings_of, site, standing, weights
 
+pytestmark = pytest.mark.usefixtures("known_key")
 NOISY = {**PRIVATE, "privacy": {**PRIVATE["privacy"], "scores": {"epsilon": 0.8}, "counts": {"epsilon": 0.4}}}
 
 
