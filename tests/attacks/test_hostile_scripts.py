@@ -149,7 +149,7 @@ def rounds(ran: Ran) -> list[dict]:
 
 
 def as_seconds(ran: Ran) -> bool:
-    bits = "".join(str(int(line["sites"]["a"]["seconds"] > 1.2)) for line in rounds(ran))
+    bits = "".join(str(int(line["sites"]["a"]["seconds"] > 5.0)) for line in rounds(ran))
     return bits == f"{SECRET[0]:08b}"[: len(bits)] and counted(ran, "times", 128)
 
 

@@ -112,7 +112,7 @@ class Cells:
         return make_reply(CellCode.OK)
 
     def send(
-        self, payload: Any, topic: str = "submit_update", headers: dict | None = None, timeout: float = 5.0
+        self, payload: Any, topic: str = "submit_update", headers: dict | None = None, timeout: float = 30.0
     ) -> str:
         """Send a message to the server and return the return code of its reply."""
         reply = self.site.send_request(
@@ -132,7 +132,7 @@ class Cells:
         """Send an answer that the job must reject, and return the reason."""
         before = len(self.got)
         self.send(payload, **how)
-        wait_until(lambda: len(self.got) > before, 5, "the answer")
+        wait_until(lambda: len(self.got) > before, 60, "the answer")
         answer = self.got[-1]
         assert len(self.got) == before + 1 and is_unread(answer)
         assert answer.get_peer_context().get_identity_name() == "hospital-a"
@@ -315,7 +315,7 @@ def test_a_surplus_tensor_is_not_fetched(cells: Cells, no_exit: list[int]) -> No
     text = cells.refused(answer_of(surplus), timeout=30)
     assert text.startswith("its message of 8.4 MB or more")  # it comes in pieces
     assert cells.gate.taken["hospital-a.job"] <= SLACK
-    assert time.monotonic() - started < 5  # it is not repeated
+    assert time.monotonic() - started < 25  # it is not repeated
     assert most_held() - before < 250e6  # this process is the sender, too
     assert cells.takes() and no_exit == []
 
@@ -486,7 +486,7 @@ def test_a_stream_that_is_not_what_it_announces_ends_nothing(
     before = len(cells.got)
     cells.throw(piece(next(NUMBERS), 0, StreamDataType.FINAL, announced, sent))
     if words:
-        wait_until(lambda: len(cells.got) > before, 5, "the refusal")
+        wait_until(lambda: len(cells.got) > before, 60, "the refusal")
         with pytest.raises(Refused, match=words):
             to_parcel(cells.got[-1])
     else:
@@ -499,12 +499,12 @@ def test_who_leaves_answers_hanging_keeps_few_readers(cells: Cells, no_exit: lis
     streams = [next(NUMBERS) for _ in range(3 * MOST_OPEN)]
     for stream in streams:
         cells.throw(piece(stream, 0, StreamDataType.CHUNK, 8, b"half"))
-    wait_until(lambda: cells.gate.open[SITE] == MOST_OPEN, 5, "the answers that are open")
+    wait_until(lambda: cells.gate.open[SITE] == MOST_OPEN, 60, "the answers that are open")
     time.sleep(0.2)
     assert cells.gate.open[SITE] == MOST_OPEN
     for stream in streams:
         cells.throw(piece(stream, 1, StreamDataType.FINAL, 8, b"half"))
-    wait_until(lambda: not cells.gate.open, 5, "the end of all of them")
+    wait_until(lambda: not cells.gate.open, 60, "the end of all of them")
     assert cells.takes() and no_exit == []
 
 
@@ -513,7 +513,7 @@ def test_readers_end_with_the_study_and_late_answers_are_still_read(cells: Cells
     assert cells.takes()
     begun = {*cells.gate.readers._threads}
     cells.gate.end_readers()
-    wait_until(lambda: not begun & {*threading.enumerate()}, 5, "the end of the readers")
+    wait_until(lambda: not begun & {*threading.enumerate()}, 60, "the end of the readers")
     assert begun and cells.takes() and no_exit == []
 
 
@@ -589,11 +589,11 @@ def test_streams_that_never_begin_are_few(cells: Cells, no_exit: list[int]) -> N
     streams = [next(NUMBERS) for _ in range(3 * MOST_STREAMS)]
     for stream in streams:
         cells.throw(piece(stream, 5, StreamDataType.CHUNK, 8, b"half"))
-    wait_until(lambda: unfinished() == {*streams[-MOST_STREAMS:]}, 5, "the oldest to go")
+    wait_until(lambda: unfinished() == {*streams[-MOST_STREAMS:]}, 60, "the oldest to go")
     assert cells.takes() and no_exit == []
     for stream in streams:  # the sender does the same when another stream ends
         cells.throw(piece(stream, 5, StreamDataType.ERROR, 8, b"", ERROR_MSG="ended"))
-    wait_until(lambda: not unfinished(), 5, "the end of all of them")
+    wait_until(lambda: not unfinished(), 60, "the end of all of them")
 
 
 def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -613,7 +613,7 @@ def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monke
     wide, streams = {"CHUNK_SIZE": 1, "WINDOW_SIZE": 10**6}, [next(NUMBERS) for _ in range(4)]
     for sequence, stream in itertools.product(range(1, 26), streams):
         cells.throw(piece(stream, sequence, StreamDataType.CHUNK, 8, b"x" * 50_000, **wide))
-    wait_until(lambda: len(held) >= 100, 30, "all pieces")
+    wait_until(lambda: len(held) >= 100, 60, "all pieces")
     assert 0.9 * most < max(held) <= most
 
 
@@ -641,12 +641,12 @@ def test_the_servers_own_process_takes_little_of_each_sender(cells: Cells) -> No
     assert MOST_KEPT - 10 < len(kept()) < MOST_KEPT + 10 and timers() <= seen + 9
     hanging = [send("hospital-a", what=(0, StreamDataType.CHUNK, 8, b"half")) for _ in range(2 * MOST_STREAMS)]
     other = send("hospital-b", what=(0, StreamDataType.CHUNK, 8, b"half"))
-    wait_until(lambda: unfinished() == {*hanging[-MOST_STREAMS:], other}, 5, "the oldest of hospital-a to go")
+    wait_until(lambda: unfinished() == {*hanging[-MOST_STREAMS:], other}, 60, "the oldest of hospital-a to go")
     huge = send("hospital-b", what=(0, StreamDataType.CHUNK, SERVERS_MOST + 1, b"x"))
-    wait_until(lambda: RxTask.rx_task_map[SITE, huge].failed, 5, "the end of a message that is too large")
+    wait_until(lambda: RxTask.rx_task_map[SITE, huge].failed, 60, "the end of a message that is too large")
     for number in [*hanging, other]:
         cells.throw(piece(number, 1, StreamDataType.ERROR, 8, b"", ERROR_MSG="ended"), SERVER)
-    wait_until(lambda: not unfinished(), 5, "the end of all of them")
+    wait_until(lambda: not unfinished(), 60, "the end of all of them")
     assert cells.takes()
 
 
@@ -662,6 +662,7 @@ def test_without_the_gate_such_an_answer_ends_the_process(cells: Cells, no_exit:
     ours = found.reg.pop(f"{CellChannel.SERVER_COMMAND}:submit_update")
     with contextlib.suppress(Exception):
         cells.send(b"garbage", headers=FOBS, timeout=1.0)
+    wait_until(lambda: bool(no_exit), 60, "the end of the process")
     found.set(CellChannel.SERVER_COMMAND, "submit_update", ours)
     assert no_exit == [1]
 
@@ -716,7 +717,7 @@ def test_a_site_takes_no_more_than_belongs_to_a_task(cells: Cells) -> None:
     def fetch() -> Message:
         ask = new_cell_message({}, Shareable())
         return cells.site.send_request(
-            channel=CellChannel.SERVER_COMMAND, target=JOB, topic="get_task", request=ask, timeout=5.0
+            channel=CellChannel.SERVER_COMMAND, target=JOB, topic="get_task", request=ask, timeout=60.0
         )
 
     assert torch.equal(to_parcel(fetch().payload).groups["m"]["w"], torch.ones(5))
@@ -749,7 +750,7 @@ def test_a_site_of_a_script_takes_no_more_than_its_model_needs(
     def fetch() -> Message:
         ask = new_cell_message({}, Shareable())
         return cells.site.send_request(
-            channel=CellChannel.SERVER_COMMAND, target=JOB, topic="get_task", request=ask, timeout=5.0
+            channel=CellChannel.SERVER_COMMAND, target=JOB, topic="get_task", request=ask, timeout=60.0
         )
 
     script_process.guard(cells.site, tmp_path / "plan.yaml")

@@ -327,7 +327,7 @@ def test_a_large_message_passes_nvflares_http_driver(monkeypatch: pytest.MonkeyP
         hold_less(end)
         end.core_cell.start()
     try:
-        wait_until(lambda: ends[1].core_cell.agents, 20, "the connection")
+        wait_until(lambda: ends[1].core_cell.agents, 60, "the connection")
         reply = ends[1].send_request(target="server", request=new_cell_message({}, {}), timeout=20, **asking)
         assert reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK and len(reply.payload) == 9 << 20
     finally:
@@ -350,7 +350,7 @@ def test_need_of_StreamLimits(cell: Cell) -> None:
         return task
 
     kept = comes(1, 0, StreamDataType.FINAL, b"x", wishes)
-    wait_until(lambda: kept.completed or bool(kept.chunks), 5, "the end of the stream")
+    wait_until(lambda: kept.completed or bool(kept.chunks), 60, "the end of the stream")
     assert kept.completed_task_ttl == 3505.0
     for sequence in range(1, 101):
         hoarded = comes(2, sequence, StreamDataType.CHUNK, b"x" * 100_000, wide)
@@ -375,12 +375,12 @@ def test_need_of_Replies(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Replies, "refuse", only_end)
     before = len(cells.got)
     cells.send(answer_of(StudyMessage({"model": {"w": torch.zeros(25_000_000)}})), timeout=1.0)
-    wait_until(lambda: bool(refused), 10, "the refusal of a piece")
+    wait_until(lambda: bool(refused), 60, "the refusal of a piece")
     time.sleep(1.0)
     assert len(cells.got) == before
     monkeypatch.undo()
     own(*refused[-1])
-    wait_until(lambda: len(cells.got) > before, 10, "the refusal of the answer")
+    wait_until(lambda: len(cells.got) > before, 60, "the refusal of the answer")
 
 
 def test_need_of_send_requests_by(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_hello_fedbn_keeps_each_sites_batch_norm(external: bool, root: Path, tmp
     script = (root / "examples/hello-fedbn/client.py").read_text()
     (line,) = (line for line in script.splitlines() if "flare.init()" in line)
     looks = "from medsilo.flare.script_process import _gates; assert 8 << 20 < _gates[0].most.size < 20 << 20"
-    changes = {line: f"{line}; {looks}"}
+    changes = {line: f"{line}; torch.manual_seed(0); {looks}"}
     run, summary = simulated(root, tmp_path, "hello-fedbn", *["--external"] * external, changes=changes)
     assert min(gains(summary)) > 0.1
     theirs = run.parents[1] / "simulate_job/metrics/round_metrics.jsonl"  # NVFlare's own recipes write this file
@@ -176,7 +176,8 @@ def lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_lightnings_trainer_trains_both_networks_of_ditto(root: Path, tmp_path: Path, lightning: None) -> None:
-    assert min(gains(simulated(root, tmp_path, "lightning")[1])) > 0.1
+    seeded = {"flare.init()": "flare.init(); torch.manual_seed(0)"}
+    assert min(gains(simulated(root, tmp_path, "lightning", changes=seeded)[1])) > 0.1
 
 
 @pytest.mark.long

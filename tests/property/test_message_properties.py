@@ -75,7 +75,7 @@ def refused_soon(read: Any, *given_to: Any) -> None:
         read(*given_to)
     except MedsiloError as error:
         assert str(error).isprintable() and 0 < len(str(error)) <= LONGEST
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 10
 
 
 # ---------------------------------------------------------------------------------------------------- parcels

@@ -21,12 +21,25 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "site_configs"
 SERVER = "localhost"  # the server listens on the loopback address only
 LEAD, RIVAL, MEMBER = "lead@consortium.org", "rival@consortium.org", "member@consortium.org"
 REGISTERED = "Successfully registered client"
+PORTS = iter(range(12_000, 32_000))
+TAKEN: list[socket.socket] = []
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a port that no other test uses, in any process of this machine, until this process ends.
+
+    The system gives ports of a higher range to other sockets, so nobody takes a server's port while it is restarted.
+    Linux's abstract names say which ports are taken.
+    """
+    for port in PORTS:
+        taken = socket.socket(socket.AF_UNIX)
+        with suppress(OSError), socket.socket() as probe:
+            taken.bind(f"\0medsilo-test-{port}")
+            probe.bind(("127.0.0.1", port))
+            TAKEN.append(taken)
+            return port
+        taken.close()
+    raise AssertionError("no port is free")
 
 
 def write_consortium(
@@ -104,7 +117,7 @@ class Consortium:
         resources["components"][0]["args"]["num_of_gpus"] = 0
         (local / "resources.json").write_text(json.dumps(resources))
 
-    def start(self, within: float = 120) -> None:
+    def start(self, within: float = 240) -> None:
         self.start_party(SERVER)
         # The server rejects registrations before it has started, and the hospitals do not repeat them in this test.
         self.wait_for_log(SERVER, "Server started")
@@ -112,7 +125,7 @@ class Consortium:
             self.start_party(party)
         self.await_hospitals(within)
 
-    def await_hospitals(self, within: float = 120) -> None:
+    def await_hospitals(self, within: float = 240) -> None:
         session = self.session()
         try:
             wait_until(lambda: len(session.get_system_info().client_info) == len(self.hospitals), within, "hospitals")
@@ -121,7 +134,7 @@ class Consortium:
 
     def wait_for_log(self, name: str, words: str, since: int = 0) -> str:
         """Wait for these words in a log after the offset `since`; return the text after them."""
-        wait_until(lambda: words in self.log(name)[since:], 60, f"{words!r} in the log of {name}")
+        wait_until(lambda: words in self.log(name)[since:], 180, f"{words!r} in the log of {name}")
         return self.log(name)[since:]
 
     def log(self, name: str) -> str:
@@ -193,11 +206,11 @@ class Consortium:
                     raise
                 time.sleep(0.3)
 
-    def run(self, job: Path, timeout: float = 240) -> str:
+    def run(self, job: Path, timeout: float = 600) -> str:
         """Submit a job and wait; return its final status."""
         return self.run_at_once([job], timeout)[0]
 
-    def run_at_once(self, jobs: Sequence[Path], timeout: float = 240) -> list[str]:
+    def run_at_once(self, jobs: Sequence[Path], timeout: float = 600) -> list[str]:
         """Submit jobs one after another and wait for all of them; return their final statuses."""
         session = self.session()
 

@@ -11,7 +11,7 @@ from medsilo import cli
 from medsilo.runs import event_reading
 from medsilo.site.accepted_settings import REMEMBERED
 from tests.conftest import SITES
-from tests.secure.consortium import LEAD, SERVER, Consortium
+from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
 ONE, OTHER = SITES[:2]
@@ -61,10 +61,15 @@ def test_a_canary_that_nobody_approved_is_said_to_be_refused(pair: Consortium, c
         assert cli.main(["canary", "--kit", kit, "--json"]) == 1
         found = json.loads(capsys.readouterr().out)["hospitals"]
         assert all("has not approved" in one["reason"] for one in found.values())
-        assert cli.main(["status", "--kit", kit, "--json"]) == 0
-        newest = json.loads(capsys.readouterr().out)["jobs"][0]
-        assert (newest["status"], newest["outcome"]) == ("FINISHED:EXECUTION_EXCEPTION", "refused: not approved")
-        assert cli.main(["status", newest["id"], "--kit", kit]) == 0
+
+        def newest() -> dict:
+            capsys.readouterr()
+            assert cli.main(["status", "--kit", kit, "--json"]) == 0
+            return json.loads(capsys.readouterr().out)["jobs"][0]
+
+        wait_until(lambda: newest().get("outcome") == "refused: not approved", 60, "the reason")
+        assert newest()["status"] == "FINISHED:EXECUTION_EXCEPTION"
+        assert cli.main(["status", newest()["id"], "--kit", kit]) == 0
         told = capsys.readouterr().out
         assert "refused: not approved" in told and "EXECUTION_EXCEPTION" not in told
     finally:

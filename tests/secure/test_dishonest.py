@@ -23,7 +23,7 @@ from tests.secure.test_resume import ended
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 A, B, LIAR = SITES
-GO_ON = ["participation.when_missing=continue", "participation.minimum=2", "participation.timeout=60"]
+GO_ON = ["participation.when_missing=continue", "participation.minimum=2", "participation.timeout=300"]
 CODE = Path(__file__).parent / "dishonest"
 LIES = "lies.json"
 
@@ -78,7 +78,7 @@ def study(
     kit = consortium.kit(LEAD)
     with dishonest(consortium, folder), Memory(consortium, record) as memory:
         job = lead.submit(folder / name, kit, print)
-        assert ended(kit, job) == "FINISHED:COMPLETED"
+        assert ended(kit, job, 600) == "FINISHED:COMPLETED"
     assert cli.main(["download", job, "--kit", str(kit), "--out", str(folder / "runs")]) == 0
     return read_summary(record.folder), memory, folder / "runs" / name
 
@@ -119,5 +119,6 @@ def test_no_answer_of_one_hospital_ends_or_fills_a_study(consortium: Consortium,
     assert LIAR in page and "was not taken: at most" in page and len(page) < 1_000_000
     assert (fetched / "global/best.safetensors").exists()
     last = min(number for number in memory.most if number >= 7)  # the peak never decreases
+    first = max(number for number in memory.most if number < 2)  # before the first of these answers
     # the hostile answers had 400 MB, 30 MB and two million values
-    assert memory.most[last] - memory.most[1] < 150e6, memory.most
+    assert memory.most[last] - memory.most[first] < 150e6, memory.most

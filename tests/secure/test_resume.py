@@ -26,7 +26,7 @@ TWO = SITES[:2]
 OF_JOB = "client.worker_process"  # part of the command line of a hospital's job process
 
 
-def ended(kit: Path, job: str, within: float = 240) -> str:
+def ended(kit: Path, job: str, within: float = 600) -> str:
     def over() -> bool:
         with lead.connected(kit) as session:
             return str(session.get_job_status(job)).startswith("FINISHED")

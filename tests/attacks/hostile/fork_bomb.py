@@ -7,8 +7,8 @@ for _ in range(11):
         os.fork()
     except OSError as error:
         print("held", type(error).__name__, flush=True)
-        time.sleep(10)
+        time.sleep(60)
         break
 else:
-    time.sleep(30)
+    time.sleep(60)
     print("GOT as many as it wanted", flush=True)

@@ -5,6 +5,6 @@ import time
 for _ in range(6):
     if not os.fork():
         mine = b"x" * (700 << 20)
-        time.sleep(25)
-time.sleep(20)
+        time.sleep(65)
+time.sleep(60)
 print("GOT 4 GiB", flush=True)

@@ -7,5 +7,5 @@ kept = []
 for _ in range(200):  # 3.2 GB in all
     kept.append(mmap.mmap(-1, len(block)))
     kept[-1].write(block)
-time.sleep(3)  # waits until the hospital has measured the memory
+time.sleep(60)  # waits until the hospital has measured the memory
 print("GOT 3 GB", flush=True)

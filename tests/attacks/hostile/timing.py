@@ -8,7 +8,7 @@ rounds = iter(range(8 * len(SECRET)))
 
 def wait(model, metrics) -> None:
     n = next(rounds)
-    time.sleep(1.5 * (SECRET[n // 8] >> (7 - n % 8) & 1))
+    time.sleep(8.0 * (SECRET[n // 8] >> (7 - n % 8) & 1))
 
 
 learn(wait)

@@ -466,19 +466,25 @@ def test_logs_shows_a_kits_events_and_those_of_one_job(tmp_path: Path, capsys: p
 def test_following_goes_on_when_the_file_is_set_aside_or_emptied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_reading, "POLL", 0.01)
+    looked = threading.Event()
+
+    def rest(seconds: float) -> None:
+        looked.set()
+        time.sleep(0.01)
+
+    monkeypatch.setattr(event_reading, "time", SimpleNamespace(sleep=rest))
     write(tmp_path, Event("joined", "before"))
     got, new = list[str](), event_reading.follow(tmp_path)
     reading = threading.Thread(target=lambda: got.extend(next(new).split("\t")[6] for _ in range(3)), daemon=True)
     reading.start()
-    reading.join(0.2)
+    assert looked.wait(60)
     write(tmp_path, Event("back", "first"))
     (tmp_path / events.NAME).rename(tmp_path / "events.log.1")
     write(tmp_path, Event("back", "second"))
-    wait_until(lambda: len(got) == 2, 10, "two lines")
+    wait_until(lambda: len(got) == 2, 60, "two lines")
     (tmp_path / events.NAME).write_text("")
     write(tmp_path, Event("back", "3"))
-    reading.join(10)
+    reading.join(60)
     assert got == ["first", "second", "3"]
 
 

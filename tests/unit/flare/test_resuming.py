@@ -4,6 +4,8 @@ entries of events.log.
 
 import json
 import os
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,12 +38,23 @@ DEAD = "FINISHED:ABNORMAL"
 TINY = ("training.rounds=2", "participation.resume=2")
 
 
+class Server:
+    """A server that reports its shutdown after `looks` queries."""
+
+    looks = sys.maxsize
+
+    @property
+    def shutdown(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
 class Books:
     """Replaces the engine and the job manager of an NVFlare server."""
 
     def __init__(self, *jobs: dict[str, Any]) -> None:
         self.jobs = {job["job_id"]: SimpleNamespace(job_id=job["job_id"], meta=job) for job in jobs}
-        self.server = SimpleNamespace(shutdown=False)
+        self.server = Server()
         self.here = list(SITES)
 
     def get_component(self, name: str) -> "Books":
@@ -92,15 +105,21 @@ def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def after(kit: Path, books: Books) -> list[str]:
-    """Start a server with these jobs, and return the jobs that the server submits within 0.3 s."""
-    known = set(books.jobs)
-    own = Resuming(books, kit, kit / "medsilo")
+def begun(own: Resuming) -> threading.Thread:
+    """Start the component, and return its thread."""
+    before = {*threading.enumerate()}
     own.begin()
-    deadline = time.monotonic() + 0.3
-    while time.monotonic() < deadline and not set(books.jobs) - known:
-        time.sleep(0.01)
-    books.server.shutdown = True
+    (watching,) = {*threading.enumerate()} - before
+    return watching
+
+
+def after(kit: Path, books: Books) -> list[str]:
+    """Start a server with these jobs; return the jobs that it submits at its first three checks."""
+    known, books.server = set(books.jobs), Server()
+    watching = begun(Resuming(books, kit, kit / "medsilo"))
+    books.server.looks = 3
+    watching.join(60)
+    assert not watching.is_alive()
     return sorted(set(books.jobs) - known)
 
 
@@ -127,7 +146,6 @@ def test_a_study_whose_server_died_goes_on_under_the_same_lead(kit: Path) -> Non
     assert books.jobs["job-1"].meta["goes_on"]["turn"] == "1 of 2"
     level, what, text = told(kit)[-1]
     assert (level, what) == ("INFO", "failed") and "1 of 2" in text
-    books.server.shutdown = False
     assert after(kit, books) == []  # the new job still waits for its hospitals
     # a lead wrote an invalid value into the job's meta.json
     for wrong in (-1_000_000, "x", [[None, 1]], [7], {"at": 1}):
@@ -181,19 +199,21 @@ def test_what_a_person_has_to_mend_or_ended_does_not_go_on(kit: Path) -> None:
 
 
 def test_a_study_that_waits_to_go_on_can_be_cancelled(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resuming, "PAUSE", 0.2)
+    monkeypatch.setattr(resuming, "PAUSE", 600.0)
     books = Books(job())
     own = Resuming(books, kit, kit / "medsilo")
-    own.begin()
+    watching = begun(own)
     assert "goes on in" in lead.waits_to_go_on(books.jobs["job-1"].meta)
     own.cancel("job-2", "somebody")  # the server does not know this job
     own.cancel("job-1", "lead@clinic")
-    time.sleep(0.5)
-    books.server.shutdown = True
+    later = time.monotonic() + 601.0
+    monkeypatch.setattr(resuming.time, "monotonic", lambda: later)
+    books.server.looks = 3
+    watching.join(60)
+    assert not watching.is_alive()
     assert list(books.jobs) == ["job-1"] and books.jobs["job-1"].meta["status"] == "FINISHED:ABORTED"
     assert not lead.waits_to_go_on(books.jobs["job-1"].meta)
     assert told(kit)[-1] == ("INFO", "ended", "lead@clinic cancelled it while it waited to go on")
-    books.server.shutdown = False
     assert after(kit, books) == []  # the cancelled study stays cancelled after the server's next start
 
 
@@ -239,7 +259,6 @@ def test_it_waits_for_hospitals_and_for_room(kit: Path, monkeypatch: pytest.Monk
     books = Books(job())
     books.here = SITES[:1]
     assert after(kit, books) == []
-    books.server.shutdown = False
     monkeypatch.setattr(resuming, "GATHER", 0.0)
     assert after(kit, books) == ["job-1+"]  # after this time, the plan allows fewer hospitals
     monkeypatch.setattr(resuming.shutil, "disk_usage", lambda path: SimpleNamespace(free=resuming.LEAST_ROOM))

@@ -101,7 +101,7 @@ def test_importing_it_loads_nothing_heavy() -> None:
     code = (
         "import time; started = time.process_time(); import medsilo; spent = time.process_time() - started\n"
         "import sys; heavy = {'torch', 'numpy', 'pydantic', 'yaml', 'pandas', 'nvflare'} & set(sys.modules)\n"
-        "assert not heavy, heavy; assert spent < 0.2, spent\n"
+        "assert not heavy, heavy; assert spent < 1, spent\n"
         "assert medsilo.MedsiloError.__name__ == 'MedsiloError' and 'torch' not in sys.modules\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(medsilo.__file__).parents[1])}

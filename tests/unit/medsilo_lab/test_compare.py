@@ -100,12 +100,12 @@ def test_a_comparison_is_filled_once_and_says_what_failed(
 @pytest.mark.slow
 def test_a_comparison_that_is_killed_goes_on_to_the_same_numbers(plan: Path, tmp_path: Path) -> None:
     command = ["compare", "--plan", str(plan), "--methods", "local,fedavg,fedbn"]
-    command += ["--seeds", "0", "--at-once", "1", "--set", "training.rounds=3", "--out"]
+    command += ["--seeds", "0", "--at-once", "1", "--set", "training.rounds=12", "--out"]  # the kill comes in a run
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main([*command, str(whole)]) == 0
     started = [sys.executable, "-m", "medsilo", *command, str(killed)]
     process = subprocess.Popen(started, stdout=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not (killed / "fedavg-0").exists():
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.01)

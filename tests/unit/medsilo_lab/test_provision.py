@@ -94,7 +94,7 @@ def test_policies_and_storage_are_in_place(tmp_path: Path) -> None:
     ("ours", "tries", "pause", "tried", "over"),
     [
         (True, 3, 31, True, False),
-        (True, 3, 29, False, False),
+        (True, 3, 20, False, False),
         (True, 10_000, 31, True, False),
         (True, 7 * 24 * 120, 31, True, True),
         (False, 3, 31, False, False),

@@ -259,7 +259,7 @@ def test_a_slow_sender_is_cut_off(visitor: Visitor, home: Home, monkeypatch: pyt
     for begin in (head, f"{head}\r\n"):
         with socket.create_connection(("127.0.0.1", visitor.port), timeout=60) as slow:
             slow.sendall(begin.encode())
-            slow.settimeout(0.05)
+            slow.settimeout(0.2)
             sent, told = 0, None
             while told is None and sent < 90:
                 with suppress(TimeoutError, ConnectionError):
@@ -275,13 +275,17 @@ def test_a_slow_sender_is_cut_off(visitor: Visitor, home: Home, monkeypatch: pyt
 
 def test_silent_connections_do_not_close_the_page(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
     """There are more than are served at once; those that stay are closed after a while."""
-    monkeypatch.setattr(page_server, "PATIENCE", 1.0)
     with ExitStack() as idle:
         address = ("127.0.0.1", visitor.port)
-        lines = [idle.enter_context(socket.create_connection(address, timeout=60)) for _ in range(MOST_AT_ONCE + 8)]
-        began = time.monotonic()
-        assert visitor.page("/") and time.monotonic() - began < 1.0
-        for line in lines:
+
+        def silent(many: int) -> list[socket.socket]:
+            return [idle.enter_context(socket.create_connection(address, timeout=60)) for _ in range(many)]
+
+        monkeypatch.setattr(page_server, "PATIENCE", 600.0)
+        silent(MOST_AT_ONCE + 8)
+        assert visitor.page("/")  # none of them has been given up yet
+        monkeypatch.setattr(page_server, "PATIENCE", 1.0)
+        for line in silent(8):
             with suppress(ConnectionError):
                 assert line.recv(10) == b""
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from time import sleep
+from time import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -298,12 +299,18 @@ def test_wait_asks_again_and_changes_nothing(task: str, tmp_path: Path) -> None:
     assert_equal(study.model("global/last"), undisturbed())
 
 
-def test_wait_ends_when_patience_is_over(tmp_path: Path) -> None:
+def test_wait_ends_when_patience_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("medsilo_server.requests.time", SimpleNamespace(monotonic=lambda: now[0], time=time))
+
+    def pause() -> None:
+        now[0] += 0.6
+
     rules = ["participation.when_missing=wait", "participation.retry_timeout=6"]
-    study = Study(make_plan("fedavg", *SMALL, *rules), tmp_path / "run", loses(99), pause=lambda: sleep(0.6))
+    study = Study(make_plan("fedavg", *SMALL, *rules), tmp_path / "run", loses(99), pause=pause)
     with pytest.raises(ParticipationError, match=f"{C} lost: no answer"):
         study.run()
-    assert 1 <= len(study.transport.pauses) <= 2
+    assert len(study.transport.pauses) == 2
 
 
 def test_wait_with_a_minimum_goes_on_when_patience_is_over(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_silent_connections_take_no_threads_and_close_nothing(kit: Path, monkeyp
         for line in lines:
             with suppress(ConnectionError):
                 assert line.recv(10) == b""
-        wait_until(lambda: threading.active_count() <= before, 30, "the threads' end")
+        wait_until(lambda: threading.active_count() <= before, 60, "the threads' end")
         assert asked(port) == 200
 
 

@@ -154,7 +154,7 @@ def test_a_probe_tells_who_is_up(tmp_path: Path) -> None:
             line = [CONNECTS, str(port), "nvflare.private.fed.app.client.client_train", "-m", str(file / kit)]
             with subprocess.Popen([sys.executable, "-c", *line]) as connected:
                 links = psutil.Process(connected.pid)
-                wait_until(lambda links=links: bool(links.net_connections("tcp")), 20, "its connection")
+                wait_until(lambda links=links: bool(links.net_connections("tcp")), 60, "its connection")
                 assert (probe(file / "st-anna") == (0, "")) == up
                 connected.kill()
         server.shutdown(socket.SHUT_RDWR)  # a thread that still accepts would keep it open

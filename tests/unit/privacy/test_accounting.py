@@ -185,6 +185,7 @@ def test_of_what_is_offered_and_demanded_the_stricter_holds() -> None:
 # ---------------------------------------------------------------------------------------------------- noise
 
 
+@pytest.mark.usefixtures("known_noise")
 def test_noise_is_added_in_the_type_of_the_tensor_with_its_deviation() -> None:
     exact = torch.full((300, 200), 3.0)
     noisy = NoiseSource().with_normal(exact, 0.25)
@@ -193,6 +194,7 @@ def test_noise_is_added_in_the_type_of_the_tensor_with_its_deviation() -> None:
     assert float(NoiseSource().with_normal(torch.tensor(1.0), 0.0)) == 1
 
 
+@pytest.mark.usefixtures("known_noise")
 def test_two_sources_are_independent_and_a_seed_gives_the_same_again() -> None:
     one, two = (NoiseSource().whole_normal(100_000) for _ in range(2))
     assert abs(np.corrcoef(one, two)[0, 1]) < 0.02
@@ -204,6 +206,7 @@ def test_two_sources_are_independent_and_a_seed_gives_the_same_again() -> None:
     assert np.array_equal(same, again) and not np.array_equal(same, other)
 
 
+@pytest.mark.usefixtures("known_noise")
 def test_each_case_is_drawn_by_itself_with_its_chance() -> None:
     source = NoiseSource()
     sizes = [len(source.poisson_sample(400, 0.1)) for _ in range(2000)]

@@ -31,6 +31,7 @@ from tests.hospital import NAMES, write_photos
 from tests.unit.privacy.test_private_training import promised
 from tests.unit.site.test_account import PRIVATE, ask, settings_of, site, standing, weights
 
+pytestmark = pytest.mark.usefixtures("known_key")
 NOISY = {**PRIVATE, "privacy": {**PRIVATE["privacy"], "scores": {"epsilon": 0.8}, "counts": {"epsilon": 0.4}}}
 
 
@@ -43,6 +44,7 @@ def numbers(folder: Path, patients: int = 40, plan: Plan | None = None, **demand
 
 
 # ---------------------------------------------------------------------------------------------------- the noise
+@pytest.mark.usefixtures("known_noise")
 @pytest.mark.slow
 def test_the_noise_on_a_score_has_the_scale_of_its_account(tmp_path: Path) -> None:
     own, values = numbers(tmp_path, public={"counts": "known"}), torch.full((40,), 0.5)
@@ -55,6 +57,7 @@ def test_the_noise_on_a_score_has_the_scale_of_its_account(tmp_path: Path) -> No
     assert found[inside].mean() == pytest.approx(0.5, abs=4 * math.sqrt(2 / len(found)) * scale)
 
 
+@pytest.mark.usefixtures("known_noise")
 def test_the_noise_on_counts_has_the_scale_of_its_account_and_is_drawn_once(tmp_path: Path) -> None:
     found, plan = [], parse_plan(NOISY)
     for number in range(600):
@@ -257,6 +260,7 @@ def test_a_plans_noise_lowers_no_floor_of_a_hospital(private: dict | None, tmp_p
     )  # the hospital counts these answers
 
 
+@pytest.mark.usefixtures("known_noise")
 @pytest.mark.slow
 def test_noise_beside_rounding_can_not_be_averaged_away(tmp_path: Path) -> None:
     """The mean of many requests for one noisy score is only the rounded score, so further digits stay hidden."""
@@ -290,6 +294,7 @@ def test_a_plans_noise_does_not_make_a_hospital_forget_earlier_groups(tmp_path: 
     assert any("fewer than 5 patients" in line for line in told.warnings["join"])
 
 
+@pytest.mark.usefixtures("known_noise")
 @pytest.mark.slow
 def test_noise_that_the_hospital_demands_stands_in_the_place_of_its_floors(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", NAMES, parts_of(3, 17))

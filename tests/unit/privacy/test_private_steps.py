@@ -173,6 +173,7 @@ def test_the_noise_has_the_scale_that_is_charged_and_is_new_in_every_step() -> N
     assert abs(float(torch.corrcoef(torch.stack(seen))[0, 1])) < 0.05
 
 
+@pytest.mark.usefixtures("known_noise")
 def test_the_package_s_own_noise_has_that_scale_and_no_two_attempts_share_it() -> None:
     model = nn.Linear(300, 100)
     seen = []

