@@ -1,11 +1,11 @@
-"""The files of results/ that compare methods.
+"""Create the files of results/ that compare methods.
 
     python -m results PAGE... [--write] [--minutes N] [--seeds N] [--cells DIR] [--data DIR] [--shift N]
 
-Runs the missing runs of the named studies ("all" names every study) and prints their result files. With --write, files
-with at least three finished seeds are written into results/. Finished runs are kept under --cells, so a stopped program
-continues with the next run. `--minutes 0` starts no run. A file always states its number of finished seeds. Exits with
-1 if a run is missing or has failed.
+The program runs the missing runs of the named studies ("all" names every study) and prints their result files. With
+--write, files with at least three finished seeds are written into results/. Finished runs are kept under --cells, so a
+stopped program continues with the next run. With `--minutes 0`, no run starts. A file always states its number of
+finished seeds. The program exits with 1 if a run is missing or has failed.
 """
 
 import argparse

@@ -4,7 +4,8 @@ figure.
     python -m results.analyses KIND RUN... -o FOLDER [--seed N] [--cases N] [--reach LENGTH] [--steps N]
         [--iterations N] [--network NETWORK] [--pictures] [--device DEVICE] [--data FOLDER] [--settings FOLDER]
 
-The machine must have the data of all sites. Exits with 1 if data are missing, or if a model should not be released.
+The machine must have the data of all sites. The program exits with 1 if data are missing, or if a model should not be
+released.
 """
 
 import argparse
@@ -40,7 +41,7 @@ def length(value: object) -> float:
 
 
 def told(check: Callable[[object], Any]) -> Callable[[str], Any]:
-    """Signal a wrong argument with a message that argparse prints."""
+    """Return an argument type that reports a wrong argument with a message which argparse prints."""
 
     def of(text: str) -> Any:
         try:

@@ -44,7 +44,9 @@ def features(network: nn.Module, data: Iterator[tuple[Tensor, Tensor]]) -> tuple
 
 
 def embed(values: Tensor, seed: int) -> Tensor:
-    """Map [cases, features] to [cases, 2] by t-SNE. The exact gradient makes the map reproducible from its seed."""
+    """Map [cases, features] to [cases, 2] by t-SNE. The exact gradient makes the t-SNE map reproducible from its
+    seed.
+    """
     from sklearn.manifold import TSNE  # scikit-learn is slow to import
 
     if len(values) < 4:

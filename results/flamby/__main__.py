@@ -1,10 +1,10 @@
-"""FLamby's published tables again, each cell held against the published one.
+"""Run FLamby's published tables again, and compare each cell with the published cell.
 
     python -m results.flamby --data DATA [--seeds 42,43,44,45,46]
 
-A cell agrees where the means over seeds are within two standard errors of their difference. Ends with 1 where one
-does not. One seed has no spread, so nothing is judged by it. Takes minutes. Nothing is downloaded: the sets' own
-folders lie in DATA.
+A cell agrees if the means over seeds are within two standard errors of their difference. The program exits with 1 if a
+cell disagrees. One seed has no standard deviation, so no cell is judged with one seed. The program takes minutes. The
+program downloads no data: DATA must contain the folders of the sets.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""FLamby's heart study under differential privacy, again and better.
+"""Run FLamby's heart study under differential privacy again, and compare better settings.
 
     python -m results.heart_dp [--write] [--minutes N] [--data DIR] [--published FILE] [--cells DIR]
 
-Runs the studies that are not done yet, one file each under --cells, and prints results/heart-dp.csv, which --write
-writes. Stopped at any time, it goes on with the next study. About half an hour on one free core. Exits with 1 where
-a goal is missed or something is left to be done.
+The program runs the missing studies, stores each result in a file under --cells, and prints results/heart-dp.csv, which
+--write also writes. A stopped program continues with the next study. The program takes about half an hour on one free
+core. The program exits with 1 if a goal is missed or a study is missing.
 """
 
 import argparse

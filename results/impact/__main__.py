@@ -1,9 +1,10 @@
-"""IMPACT, 15 studies of brain injury, each left out of training once: AUC and calibration by method.
+"""Compare methods on IMPACT, 15 studies of brain injury that are each left out of training once, by AUC and
+calibration.
 
     python -m results.impact [--write] [--data DIR] [--cells DIR] [--at-once N] [--quick]
 
-Prints results/impact.csv, which --write writes. Predictions are kept under --cells, so a stopped run continues.
-questions.md has the questions that were declared before the first run.
+The program prints results/impact.csv, which --write also writes. Predictions are stored under --cells, so a stopped run
+continues. questions.md lists the questions that were declared before the first run.
 """
 
 import argparse
@@ -26,7 +27,7 @@ FILE = result_files.FOLDER / "impact.csv"
 
 
 def drawn(studies: int, patients: int) -> Lines:
-    """Return patients who are nobody's."""
+    """Return synthetic patients."""
     draw = random.Random(0)
 
     def patient(place: int) -> dict[str, object]:
