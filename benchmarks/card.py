@@ -3,14 +3,15 @@
     python benchmarks/card.py [--device cuda] [--only NAME ...]
 
 Each part alternates with its reference, waits for the GPU before it reads the clock, and takes the fastest repetition.
-loop: an epoch of a U-Net on images in memory, by the engine's loop and by a loop as MONAI's tutorials have it, which
-    asks for every batch's loss. Images a second; the goal is at least the tutorial's where both add up alike.
-busy: the share of an epoch in which the GPU computes, and its slowest operations.
-harmofl: the milliseconds of AmplitudeNorm per batch and as a share of a training step, and a perturbed step relative to
-a plain step.
-fedsm: the training time of a site in a FedSM round, relative to three separate passes.
-volumes: an epoch on patches of volumes from files with augmentation, as in benchmarks/volumes.py.
-memory: the memory of a process after CUDA has started, and whether CUDA starts under a limit.
+
+- loop: images per second in an epoch of a U-Net on images in memory, by the engine's loop and by a loop as in MONAI's
+  tutorials, which reads every batch's loss. With the same order of summation, the engine's loop must be as fast.
+- busy: the share of an epoch in which the GPU computes, and its slowest operations.
+- harmofl: the milliseconds of AmplitudeNorm per batch and relative to a training step, and a perturbed step relative
+  to a plain step.
+- fedsm: the training time of a site in a FedSM round, relative to three separate passes.
+- volumes: an epoch on patches of volumes from files with augmentation, as in benchmarks/volumes.py.
+- memory: the memory of a process after CUDA has started, and whether CUDA starts under a limit.
 
 `python -m benchmarks.nnunet --device cuda` measures nnU-Net's epoch.
 """

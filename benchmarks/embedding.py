@@ -124,7 +124,7 @@ def main() -> int:
     arguments.add_argument("--images", type=int, default=150)
     arguments.add_argument("--rounds", type=int, default=30)
     arguments.add_argument("--device", default="cpu")
-    arguments.add_argument("--whole", action="store_true", help="run the reference to its end")
+    arguments.add_argument("--whole", action="store_true", help="run the reference for all rounds")
     arguments.add_argument("--once", help=argparse.SUPPRESS)
     arguments.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     asked = arguments.parse_args()

@@ -382,7 +382,7 @@ TABLES: dict[str, Callable[[], None]] = {"small": small, "large": large, "secure
 
 def main() -> int:
     """Print the requested tables."""
-    parser = argparse.ArgumentParser(description="The cost of the federation itself, against NVFlare's own FedAvg.")
+    parser = argparse.ArgumentParser(description="Measure the cost of the federation relative to NVFlare's FedAvg.")
     parser.add_argument("table", nargs="?", choices=(*TABLES, "all"), default="all")
     chosen = parser.parse_args().table
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, Python {sys.version.split()[0]}")

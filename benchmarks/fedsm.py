@@ -348,7 +348,7 @@ TABLES = {"time": times, "bytes": parcels, "memory": memories, "step": steps}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="The cost of FedSM's three networks.")
+    parser = argparse.ArgumentParser(description="Measure the cost of FedSM's three networks.")
     parser.add_argument("table", nargs="?", choices=(*TABLES, "all"), default="all")
     chosen = parser.parse_args().table
     if chosen != "all" or QUICKLY:

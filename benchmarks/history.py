@@ -45,7 +45,7 @@ def run_cheap(noted: Path) -> dict[str, float]:
         environment = {**os.environ, RATIOS: str(noted)}
         subprocess.run([sys.executable, *words], cwd=HERE.parent, env=environment, stdout=sys.stderr)
         if noted.stat().st_size == before:
-            sys.exit(f"{words[-1]} measured nothing; what it printed above says why")
+            sys.exit(f"{words[-1]} measured no ratio; its output above gives the reason")
     return read(noted.read_text("utf-8").splitlines())
 
 
@@ -76,8 +76,8 @@ def table(today: Mapping[str, float], released: Mapping[str, float]) -> tuple[li
 def main(arguments: list[str] | None = None) -> int:
     """Print the table, or store today's ratios as the release's."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", action="store_true", help="today's are the last release's from now on")
-    parser.add_argument("--now", action="store_true", help="measure those that take a minute or two, and only them")
+    parser.add_argument("--keep", action="store_true", help="store today's ratios as the ratios of the last release")
+    parser.add_argument("--now", action="store_true", help="measure only the benchmarks that take a minute or two")
     given = parser.parse_args(arguments)
     last = (
         json.loads(RELEASED.read_text("utf-8")) if RELEASED.exists() else {"commit": "none", "date": "", "ratios": {}}

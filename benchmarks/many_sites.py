@@ -158,7 +158,7 @@ class Ended:
         """Report the killed sites, if any."""
         if self.last:
             told = ", ".join(f"{site} after round {last}" for site, last in sorted(self.last.items()))
-            print(f"ended: {told}; the others finished, and every round named who was gone", file=sys.stderr)
+            print(f"killed: {told}; the others finished, and every round named the missing sites", file=sys.stderr)
 
 
 class Watch:
@@ -192,9 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--engine", choices=("inprocess", "simulator"), default="inprocess")
     parser.add_argument("--sites", type=int, nargs="+", default=GROWTH)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--large", action="store_true", help="a network of 29 million parameters")
-    parser.add_argument("--kills", type=int, default=0, help="sites to end in the middle (simulator)")
-    parser.add_argument("--row", action="store_true", help="measure here, and print nothing else")
+    parser.add_argument("--large", action="store_true", help="use a network of 29 million parameters")
+    parser.add_argument("--kills", type=int, default=0, help="number of sites to kill during the study (simulator)")
+    parser.add_argument("--row", action="store_true", help="measure in this process, and print only the numbers")
     given = parser.parse_args(arguments)
     if given.kills and (given.engine != "simulator" or given.rounds < 3 or given.kills >= min(given.sites)):
         parser.error("--kills needs --engine simulator, 3 rounds or more, and fewer than --sites")

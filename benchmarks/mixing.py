@@ -222,7 +222,7 @@ def in_a_fork(function: Callable[..., float], *arguments: Any) -> float:
         text = answer.read()
     os.waitpid(child, 0)
     if not text:
-        sys.exit("the measuring process failed: its error stands above")
+        sys.exit("the measuring process failed: see its error message above")
     return json.loads(text)
 
 

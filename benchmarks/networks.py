@@ -298,9 +298,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     parser.add_argument("--seeds", type=int, default=SIZE.seeds)
-    parser.add_argument("--share", type=float, default=SIZE.share, help="of the default's rounds")
-    parser.add_argument("--only", help="hippocampus or heads")
-    parser.add_argument("--steps", action="store_true", help="as many steps, not as many operations")
+    parser.add_argument("--share", type=float, default=SIZE.share, help="share of the default's rounds")
+    parser.add_argument("--only", help="measure only this set: hippocampus or heads")
+    parser.add_argument("--steps", action="store_true", help="compare at equal steps instead of equal operations")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")  # from MONAI and nnU-Net

@@ -97,7 +97,9 @@ def _peak(process: psutil.Process) -> float:
 
 def main() -> None:
     """Print a row for each number of sites, or for each method."""
-    parser = argparse.ArgumentParser(description="Server memory and round time over mutual TLS, without training.")
+    parser = argparse.ArgumentParser(
+        description="Measure server memory and round time over mutual TLS, without training."
+    )
     parser.add_argument("--sites", default=SITES)
     parser.add_argument("--features", default=FEATURES)
     parser.add_argument("--rounds", type=int)

@@ -103,8 +103,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", nargs="?", choices=(*SIZES, "all"), default="all")
     parser.add_argument("--sites", default=SITES)
-    parser.add_argument("--airlock", action="store_true", help="compare a script in a room with the same outside")
-    parser.add_argument("--times", type=int, default=1, help="run both sides so often, for medians")
+    parser.add_argument(
+        "--airlock", action="store_true", help="compare a script in an airlock with the same script outside"
+    )
+    parser.add_argument("--times", type=int, default=1, help="number of runs of both sides, for medians")
     asked = parser.parse_args()
     holds = True
     one, other = ("outside", "room") if asked.airlock else ("stock", "medsilo")

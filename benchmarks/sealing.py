@@ -3,10 +3,12 @@
     python benchmarks/sealing.py
 
 The program computes one mean of a model with a million numbers, in one process without a network. Times are the fastest
-of several rounds.
-  seal at one site: from the tensors to its message
-  server from all uploads to its answer, with the masks removed
-  read at one site: from the answer to the tensors
+of several rounds. The columns are:
+
+- `seal`: the time of one site from its tensors to its message
+- `server`: the time from all uploads to the answer, including the removal of the masks
+- `read`: the time of one site from the answer to the tensors
+
 LOM is the sum of pairwise masks that Fed-BioMed computes, with its own range and clipping, here with medsilo's random
 streams, without dropout and self-masks. CKKS is computed by NVFlare's filters and aggregator (app_opt/he), with the
 parameters of NVFlare's kits; it is measured if TenSEAL is installed (the extra `ckks`).

@@ -2,11 +2,11 @@
 
     python -m results.flamby_better --data DATA [--cells DIR] [--draws N]
 
-For each set, every candidate trains on three quarters of each hospital's training cases and is scored on the rest. This
-is repeated N times with new draws (without a region that has two deaths). The candidate with the best mean then trains
-on all training cases with FLamby's five seeds. The chosen candidate is tested once, next to the best published row,
-which runs again here. A third row follows FLamby's code for Cyclic: each hospital trains a copy of the model, and the
-first hospital's copy is tested.
+For each set, every candidate trains on three quarters of each hospital's training cases and is scored on the rest. The
+trial is repeated N times with new draws (without a region that has two deaths). The candidate with the best mean then
+trains on all training cases with FLamby's five seeds. The chosen candidate is tested once, next to the best published
+row, which runs again here. A third row follows FLamby's code for Cyclic: each hospital trains a copy of the model, and
+the first hospital's copy is tested.
 """
 
 import argparse
@@ -181,9 +181,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the sets whose files exist."""
     parser = argparse.ArgumentParser(prog="python -m results.flamby_better", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data"), help="the folder with heart_uci and tcga_brca")
-    parser.add_argument("--cells", type=Path, default=Path("runs/flamby_better"), help="where scores are kept")
-    parser.add_argument("--draws", type=int, default=3, help="of validation cases")
-    parser.add_argument("--quick", action="store_true", help="only show that it runs, on drawn patients")
+    parser.add_argument("--cells", type=Path, default=Path("runs/flamby_better"), help="folder for scores")
+    parser.add_argument("--draws", type=int, default=3, help="number of draws of validation cases")
+    parser.add_argument("--quick", action="store_true", help="only test that the program runs, on synthetic patients")
     asked = parser.parse_args(arguments)
     if asked.quick:
         with tempfile.TemporaryDirectory(prefix="medsilo-") as place:

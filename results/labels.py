@@ -253,9 +253,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m results.labels")
     parser.add_argument("--seeds", type=int, default=LEAST)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
-    parser.add_argument(
-        "--quick", action="store_true", help="one seed, few cases and a step or a round: only that it runs"
-    )
+    parser.add_argument("--quick", action="store_true", help="only test that the program runs: one seed, few cases")
     parser.add_argument("--write", action="store_true")
     chosen = parser.parse_args(arguments)
     seeds = range(1 if chosen.quick else chosen.seeds)

@@ -2,8 +2,8 @@
 part of results/intervals.csv.
 
 No number in this module was chosen by an interval's coverage. The worlds combine seven kinds of patients with four
-shapes of a study, from five patients of one hospital to a hundred patients of each of three. Seeds range from identical
-to as different as patients. In further worlds, each method fails completely on a share of the patients.
+shapes of a study, from five patients in all to three hospitals with a hundred each. Seeds range from identical to as
+different as patients. In further worlds, each method fails completely on a share of the patients.
 """
 
 import math

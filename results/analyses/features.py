@@ -26,7 +26,7 @@ def features(network: nn.Module, data: Iterator[tuple[Tensor, Tensor]]) -> tuple
     """
     heads = head_layers(network)
     if not heads:
-        raise MedsiloError("this network has no linear or convolution layer to take the features before")
+        raise MedsiloError("this network has no linear or convolution layer whose inputs could be the features")
     seen: list[Tensor] = []
 
     def keep(_: nn.Module, inputs: tuple[Tensor]) -> None:

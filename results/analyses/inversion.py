@@ -133,7 +133,7 @@ def aligned(image: Tensor, truth: Tensor) -> Tensor:
 def inversions(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
     """Attack some training images of each site, and compare the scores with guesses made without an attack."""
     if len(runs) > 1:
-        raise MedsiloError("inversion depends on the plan and the data, not on what was learned: give one run")
+        raise MedsiloError("inversion depends on the plan and the data, not on the training: give one run")
     run = runs[0]
     shape = run.plan.task.shape
     if shape is None or len(shape) != 3:

@@ -78,7 +78,7 @@ TINY = Setting(
 )
 
 
-# This setting lets FedSM use robust aggregation.
+# With `selector_sync: server-adam`, FedSM allows robust aggregation.
 NUMBERS: dict[str, dict[str, Any]] = {"fedsm": {"selector_sync": "server-adam"}}
 
 

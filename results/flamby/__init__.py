@@ -263,7 +263,7 @@ def compare(
         if wish := one.wish(data):
             say(wish)
     if not there:
-        raise MedsiloError("no set is there; put the files named above where they belong, or give --data")
+        raise MedsiloError("no data set was found; put the files named above into their folders, or give --data")
     theirs = published()
     for benchmark in there:
         with tempfile.TemporaryDirectory(prefix="medsilo-") as place:

@@ -30,13 +30,17 @@ FILE = result_files.FOLDER / "heart-dp.csv"
 
 def main(arguments: list[str] | None = None) -> int:
     """Make the file."""
-    parser = argparse.ArgumentParser(prog="python -m results.heart_dp", description="Heart disease under privacy.")
+    parser = argparse.ArgumentParser(
+        prog="python -m results.heart_dp", description="Run the heart study under differential privacy."
+    )
     parser.add_argument("--write", action="store_true", help="write results/heart-dp.csv")
-    parser.add_argument("--minutes", type=float, help="begin no study of the published table after so many minutes")
-    parser.add_argument("--data", type=Path, default=SHARED / "data" / "heart_uci", help="the four files")
+    parser.add_argument(
+        "--minutes", type=float, help="start no study of the published table after this time in minutes"
+    )
+    parser.add_argument("--data", type=Path, default=SHARED / "data" / "heart_uci", help="folder with UCI's four files")
     parser.add_argument("--published", type=Path, default=SHARED / "published" / "flamby_dp_heart.csv")
-    parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "heart-dp", help="where results are kept")
-    parser.add_argument("--quick", action="store_true", help="only show that it runs, on drawn patients")
+    parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "heart-dp", help="folder for results")
+    parser.add_argument("--quick", action="store_true", help="only test that the program runs, on synthetic patients")
     chosen = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
