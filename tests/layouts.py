@@ -1,4 +1,4 @@
-"""Small generated data sets in exactly the layouts of the public data sets."""
+"""Write small generated data sets in exactly the layouts of the public data sets."""
 
 import csv
 from collections.abc import Callable
@@ -203,7 +203,7 @@ def pamap2(folder: Path) -> Path:
         table[:, 0], table[:, 1] = 0.01 * np.arange(len(activity)), activity
         table[:, 3:] = RANDOM(subject).normal(0, 1, (len(activity), 51))
         table[:, CHANNELS] += activity[:, None]
-        table[5::7, 4:7] = np.nan  # as if the wrist sensor lost some packets
+        table[5::7, 4:7] = np.nan  # missing values, as if the wrist sensor lost some packets
         np.savetxt(folder / f"subject{subject}.dat", table, fmt="%.5g")
     return folder
 

@@ -77,7 +77,7 @@ def test_the_download_has_the_models_of_those_that_agreed_and_no_others(method: 
     download = published(study.folder, tmp_path / "server")
     assert SuperModel.load(download / "medsilo/run/supermodel").agreed == (A, B)
     assert [holds(download, personal[site]) for site in SITES] == [True, True, False]
-    assert holds(study.folder / "checkpoints", personal[C])  # these stay behind
+    assert holds(study.folder / "checkpoints", personal[C])  # these files stay at the server
 
 
 @pytest.mark.parametrize("method", ["ditto", "fedbn", "apfl", "adafed"])
@@ -121,7 +121,8 @@ def test_nvflares_download_finds_metrics_and_model_and_no_number_that_stays(
     assert model.keys() == best.keys() and all(torch.equal(model[name], best[name]) for name in best)
 
     lines = [json.loads(line) for line in Path(found["round_metrics"]).read_text().splitlines()]
-    assert lines == [MetricsArtifactWriter()._fit_round_record(line) for line in lines]  # NVFlare's own form
+    # the same form as NVFlare's lines
+    assert lines == [MetricsArtifactWriter()._fit_round_record(line) for line in lines]
     assert [line["round"] for line in lines] == [0, 1, 2]
     for line in lines:
         a, b, c = (numbers_of(site["metrics"]) for site in line["sites"])
