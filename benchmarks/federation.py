@@ -226,7 +226,8 @@ def run_secure(size: Size, sites: int, folder: Path, pollings: Sequence[float | 
     consortium = Consortium(folder, dict.fromkeys(SITES[:sites], "teaching-hospital"))
     for party in (SERVER, *SITES[:sites]):
         local = consortium.kit(party) / "local"
-        for settings in local.glob("*resources.json*"):  # allow the classes of NVFlare and of the idle site
+        # lets each site load the classes of NVFlare and of the idle site
+        for settings in local.glob("*resources.json*"):
             values = json.loads(settings.read_text())
             settings.write_text(json.dumps({key: own for key, own in values.items() if not key.startswith("class_")}))
         if party != SERVER:

@@ -6,7 +6,7 @@ The program simulates patients, seeds and scores, including scores of which a fe
 intervals of one model's score are simulated for accuracy, Dice, concordance and the area under the ROC curve. The
 intervals of differences between two methods are simulated in the worlds of results/worlds.py.
 The column "found" is the share of studies that find the difference which other studies report to be detectable with 80
-% power. The last table comes from results/power.py.
+% power. The module results/power.py computes the last table.
 
 The program prints results/intervals.csv, which --write also writes.
 """

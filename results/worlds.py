@@ -3,7 +3,7 @@ part of results/intervals.csv.
 
 No number in this module was chosen by an interval's coverage. The worlds combine seven kinds of patients with four
 shapes of a study, from five patients in all to three hospitals with a hundred each. Seeds range from identical to as
-different as patients. In further worlds, each method fails completely on a share of the patients.
+different as patients. In further worlds, the methods fail completely on a share of the patients.
 """
 
 import math

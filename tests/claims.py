@@ -5,7 +5,7 @@
 
 The tests run in `make test` and `make test-slow`, which write the result files. Some promises have an additional test
 in `make test-long`, which runs every night and before a release. The gate does not wait for the long tests, and prints
-the names of the tests that it left out.
+their names.
 """
 
 import argparse

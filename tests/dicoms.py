@@ -220,7 +220,7 @@ def _element_claims(files: list[Path]) -> None:
     files[0].write_bytes(bytes(data))
 
 
-# The mapping is from a name to a function that damages files, and the resulting message.
+# The mapping gives, by name, a function that damages files, and the resulting message.
 DAMAGE: dict[str, tuple[Callable[[list[Path]], None], str]] = {
     "missing": (lambda files: files[5].unlink(), "uneven distances|lack slices"),
     "end missing": (lambda files: files[-1].unlink(), "lack slices that their segmentation refers to"),

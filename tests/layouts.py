@@ -118,7 +118,7 @@ def tnbc(folder: Path) -> Path:
             mask[6:18, 8:20] = 255
             picture(folder / f"TNBC_NucleiSegmentation/Slide_{slide:02}/{name}", noise(slide, 32, 32, 4))
             picture(folder / f"TNBC_NucleiSegmentation/GT_{slide:02}/{name}", mask)
-            for kind in ("Slide", "GT"):  # macOS adds such files to archives
+            for kind in ("Slide", "GT"):  # macOS adds files with these names to archives
                 hidden = folder / f"__MACOSX/TNBC_NucleiSegmentation/{kind}_{slide:02}/._{name}"
                 hidden.parent.mkdir(parents=True, exist_ok=True)
                 hidden.write_bytes(b"Mac OS X")

@@ -99,7 +99,7 @@ class Work:
 
     def __init__(self, studies: Lines, tables: Path, training: Mapping[str, Any] = TRAINING) -> None:
         self.studies, self.tables, self.training = studies, tables, training
-        # every training site needs test cases: its validation patients serve again, and nobody reads their scores
+        # every training site needs test cases, so its validation patients serve again, but nobody reads their scores
         own = {
             study: [*lines, *(one | {"part": "test"} for one in lines if one["part"] == "validation")]
             for study, lines in studies.items()

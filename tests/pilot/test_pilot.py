@@ -95,7 +95,7 @@ class Machine:
             os.chown(other.home / file, other.uid, other.uid)
 
     def ends(self) -> None:
-        """End all processes of this account."""
+        """End all processes of the machine's account."""
         for process in psutil.process_iter(["uids"]):
             if process.info["uids"] and process.info["uids"].real == self.uid:
                 process.send_signal(signal.SIGKILL)

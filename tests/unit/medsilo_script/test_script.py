@@ -778,8 +778,8 @@ def test_who_brings_an_aggregator_reads_what_takes_its_place_and_that_works() ->
 def test_a_model_of_more_layers_than_a_plan_can_name_is_told_where_the_recipe_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """MONAI's DenseNet264 is such a model. In earlier versions, each site rejected the plan after the job had
-    started.
+    """MONAI's DenseNet264 has more layers than a plan can name. In earlier versions, each site rejected the plan after
+    the job had started.
     """
     monkeypatch.setattr(recipes, "LARGEST_YAML", 3000)
     small, large = (nn.Sequential(*(nn.Linear(1, 1) for _ in range(number))) for number in (3, 20))
@@ -837,7 +837,8 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
         recipe.execute(env)
     with pytest.raises(MedsiloError, match="min_clients: 2 is more than the 1 of"):
         recipe.execute(Simulator(num_clients=1, workspace_root="workspace"))
-    with pytest.raises(MedsiloError, match="name: 'again-earlier'"):  # NVFlare would empty this folder
+    # NVFlare would empty the folder of the earlier run
+    with pytest.raises(MedsiloError, match="name: 'again-earlier'"):
         recipes.FedAvgRecipe(name="again-earlier", model=nn.Linear(2, 2), min_clients=2, train_script="client.py")
     kept = tmp_path / "workspace/again-earlier/one"
     assert str(kept) in capsys.readouterr().out
@@ -1092,7 +1093,7 @@ def test_weights_besides_the_models_have_no_second_network(tmp_path: Path) -> No
 
 
 def test_a_script_may_send_the_differences_of_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVFlare's cifar10 example sends such differences."""
+    """NVFlare's cifar10 example sends differences of weights."""
     known = words(tmp_path, monkeypatch)
     model = known["model"]
     client.join(model, known["optimizer"], known["loader"])
@@ -1124,7 +1125,7 @@ def test_a_round_that_is_not_sent_or_sent_twice_is_told(
 
 
 def test_nvflares_arguments_of_the_loop_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In earlier versions, each of these arguments raised TypeError."""
+    """In earlier versions, NVFlare's arguments of the loop raised TypeError."""
     known = words(tmp_path, monkeypatch)
     client.join(known["model"], known["optimizer"], known["loader"])
     context = object()
@@ -1678,7 +1679,7 @@ def test_why_a_script_ended_is_in_the_sites_log(
     script = threading.Thread(target=TaskScriptRunner(str(tmp_path), "client.py", redirect_print_to_log=False).run)
     script.start()
     script.join()
-    # In each round, NVFlare returns these codes for a thread that has ended.
+    # The list has the codes that NVFlare returns in each round for a thread that has ended.
     for code in (ReturnCode.OK, *[ReturnCode.EXECUTION_EXCEPTION] * 2):
         context.set_prop(FLContextKey.TASK_RESULT, make_reply(code), private=True, sticky=False)
         process.handle_event(EventType.AFTER_TASK_EXECUTION, context)
@@ -2042,7 +2043,8 @@ def test_a_site_that_states_nearly_all_cases_is_named_to_all(
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_site_that_states_more_than_the_plans_part_of_all_cases_is_refused(late: bool, tmp_path: Path) -> None:
-    """In earlier versions, such a site was only named in a warning, and the aggregated mean was its model.
+    """In earlier versions, a site with too many reported cases was only named in a warning, and its model became the
+    mean.
 
     The server also rejects a site that answers without joining.
     """

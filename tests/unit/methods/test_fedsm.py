@@ -291,7 +291,7 @@ PATTERNS = ["".join(rounds) for size in (1, 2, 3) for rounds in combinations("12
 
 @pytest.mark.parametrize("silent", slow_but(["3", "123", "234"], PATTERNS))
 def test_a_silent_hospital_is_named_as_if_it_had_answered_in_every_round(silent: str, tmp_path: Path) -> None:
-    """A hospital's features do not change, so its last message counts until it sends again."""
+    """A hospital's features do not change, so the hospital's last message counts until the next message."""
     plan = planned("training.rounds=4", *GO_ON)
     study = Study(plan, tmp_path / "run", lost_in({int(number): [B] for number in silent}))
     study.run()

@@ -196,7 +196,7 @@ def test_a_super_model_s_experts_learn_with_the_step() -> None:
 
 
 def test_statistics_are_measured_on_images_as_the_network_will_see_them(tmp_path: Path) -> None:
-    """AdaFed measures its statistics before images are harmonised, so it measures unchanged images."""
+    """AdaFed measures its statistics before images are harmonised, so the measured images are unchanged."""
     transport, coordinator = listen(make_plan("adafed", *SMALL, "training.rounds=2", *HALVES[:1]), tmp_path / "run")
     assert [line.phase for line in coordinator.rounds] == ["measure", "harmonise", "train"]
     plain, _ = listen(make_plan("adafed", *SMALL, "training.rounds=2"), tmp_path / "plain")

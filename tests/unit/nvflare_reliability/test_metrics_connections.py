@@ -63,7 +63,9 @@ def asked(port: int, host: str = "") -> int:
 
 
 def test_silent_connections_take_no_threads_and_close_nothing(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 connections send nothing, and some send a letter now and then. The endpoint answers requests meanwhile."""
+    """300 connections send nothing, and some send a letter now and then. The endpoint answers requests while these
+    connections are open.
+    """
     monkeypatch.setattr(metrics, "trouble", lambda party: None)
     monkeypatch.setattr(metrics, "PATIENCE", 1.0)
     with endpoint(kit) as port, ExitStack() as idle:

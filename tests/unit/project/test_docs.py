@@ -57,7 +57,7 @@ def test_every_table_stands_on_a_page() -> None:
 
 
 def test_each_command_and_each_option_has_an_anchor(root: Path) -> None:
-    """Links and `medsilo docs` need these anchors. Reference pages stay short enough to read."""
+    """Links and `medsilo docs` need the anchors of commands and options. Reference pages stay short enough to read."""
     text = "".join(path.read_text("utf-8") for path in (root / "docs/reference").rglob("*.md"))
     for name in (one.name for group in all_commands().values() for one in group):
         assert f"\n## medsilo {name}\n" in text

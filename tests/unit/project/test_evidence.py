@@ -314,14 +314,14 @@ def test_intervals_of_a_score_cover_what_other_patients_give(name: str, patients
 @pytest.mark.slow
 @pytest.mark.parametrize("world", worlds.WORLDS, ids=lambda one: one.words)
 def test_intervals_of_a_difference_cover_it_as_often_as_they_say(world: worlds.World) -> None:
-    """The coverage of both ends is at least .95 for patients like these."""
+    """The coverage of both limits of the interval is at least .95 for the simulated patients."""
     few = world.kind == worlds.SKEWED and world.sizes == (5,)  # five patients give no verdict
     assert (0.88 if few else 0.92) <= worlds.covered(world, 400, 0)[0] <= 0.98
 
 
 @pytest.mark.slow
 def test_four_rows_without_a_difference_are_one_false_verdict_in_twenty_comparisons() -> None:
-    """400 comparisons of this kind gave .065, and 5,000 comparisons give .046."""
+    """400 comparisons of four equal methods gave .065, and 5,000 comparisons gave .046."""
     world = next(one for one in worlds.WORLDS if one.kind == worlds.SKEWED and one.sizes == (20,))
     assert worlds.false_verdicts(world, 1500) <= 0.06
 

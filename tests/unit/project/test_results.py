@@ -123,7 +123,7 @@ def waves(number: int, count: int) -> np.ndarray:
 
 
 def people(number: int) -> dict[str, np.ndarray]:
-    """Return one person's file in its stored form: [steps, sensors] under the shape [sensors, steps]."""
+    """Return one person's file as stored: numbers of [steps, sensors] under the shape [sensors, steps]."""
     stored = {}
     for part, count in (("train", 12), ("test", 6)):
         stored[f"x_{part}"] = waves(number, count).transpose(0, 2, 1).reshape(count, 9, 128).astype(np.float16)

@@ -1,4 +1,4 @@
-"""The tests of this very build must support the claims that a hospital reads."""
+"""Results of the same build's tests must support the claims that a hospital reads."""
 
 import subprocess
 import sys

@@ -63,7 +63,7 @@ def commands_of_page() -> list[list[str]]:
 
 
 def build(folder: Path, place: Path, **changed: str) -> Path:
-    """Build the page's package, and install it into `place` by pip."""
+    """Build the package of the page, and install the package into `place` by pip."""
     for name, text in {**files_of_page(), "acme_gait/__init__.py": "", **changed}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, "utf-8")
@@ -478,7 +478,7 @@ def test_a_name_in_two_packages_is_refused(acme: Path, seen: Callable[[Path], No
 
 
 def test_a_class_that_comes_from_elsewhere_is_refused(acme: Path, seen: Callable[[Path], None], tmp_path: Path) -> None:
-    """The hash covers the installed files, and an imported class must be from one of them."""
+    """The hash covers the installed files, and an imported class must be from one of the installed files."""
     place = shutil.copytree(acme / "acme_gait", tmp_path / "acme_gait").parent
     sys.path.insert(0, str(place))
     try:

@@ -30,8 +30,8 @@ NOBODY: Any = None
 
 @pytest.mark.slow
 def test_the_ledger_stands_outside_of_noise(tmp_path: Path) -> None:
-    """In this study, a hospital repeats its earlier answer. Noise outside of the ledger would be new in each
-    repetition, for the cost of one answer. Therefore, the mean of many answers would have no noise.
+    """In the test's study, a hospital repeats its earlier answer. Noise outside of the ledger would be new in each
+    repetition, for the cost of one answer. The mean of many repetitions would then have no noise.
     """
     photos = write_photos(tmp_path / "photos", NAMES)
     plan = parse_plan(PRIVATE, [NOISE % (60.0, 1.0)])
