@@ -5,9 +5,9 @@ registry.
 
 `scan` lists and hashes the files of a folder; a second scan after changes of 20 files reads only these files.
 `read_columns` reads a table as columns. The program compares `scan` and `read_columns` with a loop that reads and
-hashes the same bytes. Times are wall-clock times. The goals are at most 1.5 times that loop's time, and 20 files read
-in the second scan. Memory may be at most twice a table's columns, and 1 GiB for images. The table misses its goal:
-parsing the text and indexing each value takes pyarrow alone four times as long as a hash. The times of pyarrow and of
+hashes the same bytes. Times are wall-clock times. The goals are at most 1.5 times the loop's time, and 20 files read in
+the second scan. Memory may be at most twice a table's columns, and 1 GiB for images. The table misses its goal: parsing
+the text and indexing each value takes pyarrow alone four times as long as a hash. The times of pyarrow and of
 `pandas.read_csv(engine="pyarrow")` are printed for comparison.
 
 The measurement `registry` takes the processor time of whole commands on one table of 16 hospitals. The goals are at

@@ -10,7 +10,7 @@ A single run of either side can take half as long again. With --times, both side
 the figures are medians.
 
 With --airlock, the reference is medsilo's recipe with the same script outside, and the other side runs the script in an
-airlock. Memory is then the memory of a site's main process, in which no script runs.
+airlock. With --airlock, memory is measured in a site's main process, in which no script runs.
 """
 
 import argparse

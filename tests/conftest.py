@@ -69,7 +69,7 @@ NEWER = [
 AS_ANOTHER = ["condistfl", "fedrep", "fedbabu", "feddyn", "fedrod", "fedlws", "fedawa"]
 MOST = float(os.environ.get("MOST_SECONDS", 2.0))  # most processor seconds of a test in the default run
 BESIDE = 3.0  # tolerance factor for other processes that run at the same time
-QUIET = 0.024  # seconds that `pace` measures on the core to which MOST refers
+QUIET = 0.024  # seconds of the computation in `pace` on the reference core for MOST
 LOADED = 100  # a test that first imports this many modules is not charged for the import time
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
@@ -98,7 +98,7 @@ def processor_seconds() -> float:
 
 
 def pace() -> float:
-    """Return the factor by which this core is slower now than the core to which MOST refers."""
+    """Return the factor by which this core is now slower than the reference core for MOST."""
     before = time.process_time()
     sum(range(2_000_000))
     return max(1.0, (time.process_time() - before) / QUIET)

@@ -276,7 +276,7 @@ def test_checkpoints_of_others_are_read_without_code(tmp_path: Path) -> None:
     save_tensors(tmp_path / "a.safetensors", state)
     torch.save(state, tmp_path / "plain.pt")
     torch.save({"state_dict": under, "epoch": 3}, tmp_path / "wrapped.pt")
-    torch.save(  # nnU-Net and nnssl write such files, with numpy's numbers
+    torch.save(  # nnU-Net and nnssl write checkpoints that contain numpy's numbers
         {
             "network_weights": state,
             "init_args": plans,
