@@ -2,15 +2,15 @@
 
     python benchmarks/adafed.py
 
-Mixing: θ_i ← Σ_j w_ij θ_j for N sites with networks of the size of LeNet5. The reference is a double loop over sites
-and tensors, which looks up each number in W and in the networks' `state_dict()`. Medsilo's side is a whole round of the
-server's aggregator: it receives the models one by one, lays them out as rows, mixes them and sends them. Memory: a
-round with 20 networks of AlexNet's size, above what the process held before; must stay within the N models and one
-block beside them. Models are created one at a time and passed to the aggregator. Statistics: a pass over LeNet5's and
-the activity network's data with statistics against a plain evaluation pass.
+The first measurement is mixing, θ_i ← Σ_j w_ij θ_j, for N sites with networks of LeNet5's size. The reference is a
+double loop over sites and tensors, which looks up each number in W and in the networks' `state_dict()`. Medsilo's side
+is a whole round of the server's aggregator, which receives the models one by one, mixes them as rows and sends the
+results. The second measurement is the peak memory of a round with 20 networks of AlexNet's size, which must stay within
+N models and one block. Models are created one at a time and passed to the aggregator. The third measurement compares an
+evaluation pass that collects AdaFed's statistics with a plain evaluation pass, for LeNet5 and for the activity network.
 
-Both implementations use the same number of threads; the fastest of several calls counts. Exits with 1 if a bound is
-exceeded. Needs Linux (it forks, and reads the peak from /proc).
+Both implementations use the same number of threads; the fastest of several calls counts. The program exits with 1 if a
+bound is exceeded. The program needs Linux, because it forks and reads the peak from /proc.
 """
 
 import os
@@ -34,7 +34,7 @@ from medsilo.registry import NETWORKS
 FASTER = {20: 50.0, 100: 150.0}
 SLOWER = 1.3
 SITES, REPEATS = 20, 15
-SLACK = 64 << 20  # bytes: what torch itself takes for its calls, and the allocator's rounding
+SLACK = 64 << 20  # bytes that torch takes for its calls, and the allocator's rounding
 
 
 def matrix(count: int) -> Tensor:
@@ -84,7 +84,7 @@ def mixing(count: int) -> tuple[float, float]:
 
 
 def alexnet_memory() -> tuple[float, float]:
-    """Bytes above the start at the peak, and the bound: N models, one that arrives, and a block."""
+    """Return the peak memory above the start in bytes, and the bound: N models, one arriving model, and a block."""
     with torch.device("meta"):
         network = NETWORKS["alexnet"]().build(3, 4)
     shapes = {name: network.state_dict()[name].shape for name in shared_names(network)}
@@ -97,7 +97,8 @@ def alexnet_memory() -> tuple[float, float]:
     for place, site in enumerate(sites):
         mixer.add(site, {name: torch.full(shape, float(place)) for name, shape in shapes.items()}, 1)
     mixer.finish()
-    block = SITES * WIDEST * (4 + 8 + 8)  # received, and in double precision before and after mixing
+    # the received tensors, and their double-precision copies before and after mixing
+    block = SITES * WIDEST * (4 + 8 + 8)
     # An arriving model is briefly in memory twice: as received and as a row.
     return most_held() - before, SITES * size + size + block
 
@@ -154,7 +155,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # The process keeps freed memory, because getting it back from the system would add random costs.
+    # The process keeps freed memory, because returning memory to the system would add random costs.
     if "MALLOC_TOP_PAD_" not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "MALLOC_TOP_PAD_": str(64 << 20)})
     run(main, globals(), FASTER={2: 0.0}, SITES=3, NETWORKS={**NETWORKS, "alexnet": NETWORKS["lenet5"]}, REPEATS=1)

@@ -3,12 +3,13 @@
     python benchmarks/augmentation.py [--repeats N] [--device cuda]
 
 The program generates a hospital's volumes and writes them as NIfTI files. Both sides learn from the same cases, which
-medsilo has read into memory: whole slices of 96 x 96, or pieces of 64 x 64 x 32 of volumes. They have the same network,
-loss, optimizer and batches, and the same augmentation: flips, turns and scaling, intensities, noise. The MONAI side
-follows its tutorials: a Dataset with a Compose of transforms, a DataLoader, a loop. `notes off` is the same without the
-images' metadata (set_track_meta), which tutorials leave on. Times are processor times on one thread: medians of
-alternating repetitions. On a GPU they are wall-clock times, and there is also a MONAI side with four reading processes;
-medsilo has none. Goal: at least 1.5 times the images a second of the MONAI side.
+medsilo has read into memory: whole slices of 96 x 96, or pieces of 64 x 64 x 32 of volumes. Both sides have the same
+network, loss, optimizer and batches, and the same augmentation: flips, turns and scaling, intensities, noise. The MONAI
+side follows MONAI's tutorials: a Dataset with a Compose of transforms, a DataLoader, a loop.
+The row `notes off` measures the same MONAI loop without the images' metadata (set_track_meta), which MONAI's tutorials
+leave on. Times are processor times on one thread: medians of alternating repetitions. On a GPU, times are wall-clock
+times, and a second MONAI loop reads with four processes, while medsilo uses none. The goal is at least 1.5 times the
+images per second of the MONAI side.
 """
 
 import argparse
@@ -47,7 +48,7 @@ BATCHES = {"2-D slices": 16, "3-D pieces": 2}
 
 
 def plan_of(name: str, size: Size) -> Plan:
-    """The study whose site is measured."""
+    """Return the plan of the study whose site is measured."""
     grid = {"2-D slices": {"dimensions": 2, "size": size.grid[:0:-1]}, "3-D pieces": {"size": size.piece[::-1]}}[name]
     spacing = {} if "dimensions" in grid else {"target_spacing": SPACINGS[SITE]}
     task = {"name": "nifti-folder", "labels": ["ball"], "augmentation": AUGMENTATION, **grid, **spacing}
@@ -55,7 +56,7 @@ def plan_of(name: str, size: Size) -> Plan:
 
 
 class Plain:
-    """The same training with MONAI alone."""
+    """The same training, written with MONAI alone."""
 
     def __init__(self, plan: Plan, cases: Any, device: str) -> None:
         self.device, self.network = device, plan.build_networks()["model"].to(device)
@@ -108,8 +109,8 @@ class Plain:
 
 
 def sides(name: str, folder: Path, size: Size, device: str) -> tuple[Mapping[str, Callable[[], object]], int]:
-    """Return one epoch of each implementation, with its number of images. Both leave out the last images if they don't
-    fill a batch.
+    """Return one epoch of each implementation, with its number of images. Both implementations leave out the last
+    images if these do not fill a batch.
     """
     write_hospital(folder / SITE, 0, SPACINGS[SITE], size)
     plan = plan_of(name, size)

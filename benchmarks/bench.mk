@@ -1,6 +1,6 @@
 # Benchmarks. The Makefile includes this file.
 
-# A dash: what misses its bound does not stop the others.
+# With a dash, a benchmark that misses its bound does not stop the other benchmarks.
 bench: export MEDSILO_RATIOS = build/ratios.jsonl
 bench: $(VENV)/.test-ready
 	mkdir -p build && rm -f $(MEDSILO_RATIOS)
@@ -18,6 +18,6 @@ bench: $(VENV)/.test-ready
 	-$(BIN)/python -m benchmarks.nnunet
 	-$(BIN)/python -m benchmarks.networks
 
-# The ratios of the last 'make bench' beside those of the last release; without one, those of the cheap benchmarks.
+# Compare the ratios of the last 'make bench', or of the cheap benchmarks without such a run, with the last release's.
 bench-history: $(VENV)/.test-ready
 	$(BIN)/python -m benchmarks.history

@@ -1,6 +1,6 @@
-"""A generated federation like a real one: FLAIR volumes with lesions, five hospitals whose scanners differ.
+"""Generate a federation like a real one: FLAIR volumes with lesions at five hospitals with different scanners.
 
-Files lie as they do for nifti-folder: <site>/images/*.nii.gz and <site>/labels/*.nii.gz.
+The files have the layout of `nifti-folder`: <site>/images/*.nii.gz and <site>/labels/*.nii.gz.
 """
 
 import json
@@ -19,7 +19,7 @@ from medsilo_nnunet.planning import make_plans
 from medsilo_nnunet.question import SegmentationQuestion
 
 QUESTION = SegmentationQuestion(name="Dataset011_Brains", channels=("FLAIR",), labels={"background": 0, "lesion": 1})
-HEADS, WIDTH = 15, 64.0  # of each hospital, and their millimetres, in results/nnunet.csv
+HEADS, WIDTH = 15, 64.0  # number of heads of each hospital and their width in millimetres, in results/nnunet.csv
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def write_hospitals(folder: Path, sites: Iterable[str], cases: int, width: float
 
 
 def write_heads(folder: Path) -> Path:
-    """Write the volumes of results/nnunet.csv, unless they are there, and return their folder."""
+    """Write the volumes of results/nnunet.csv if they are missing, and return their folder."""
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent) as unfinished:
@@ -84,7 +84,7 @@ def write_heads(folder: Path) -> Path:
 def plans_of(
     folder: Path, sites: Iterable[str], samples: int | None = None, question: SegmentationQuestion = QUESTION
 ) -> dict[str, Any]:
-    """Return the plans for all hospitals' data; samples: intensities per case, nnU-Net's number by default."""
+    """Return nnU-Net's plans for the data of all hospitals; `samples` is the number of intensities per case."""
     held = {site: RawData.of(folder / site, question) for site in sites}
     samples = samples or samples_of(sum(len(data.listing.usable) for data in held.values()))
     told = [Fingerprint.of(facts_of(data, samples), samples) for data in held.values()]
@@ -93,7 +93,9 @@ def plans_of(
 
 
 def narrow(plans: dict[str, Any], first: int = 4, configuration: str = "2d") -> dict[str, Any]:
-    """Return plans whose network has few features, so that it learns in milliseconds; first: in its finest stage."""
+    """Return plans whose network has few features, so that it learns in milliseconds; `first` is the number in the
+    finest stage.
+    """
     plans = json.loads(json.dumps(plans))
     numbers = plans["configurations"][configuration]["architecture"]["arch_kwargs"]
     numbers["features_per_stage"] = [first * min(4, 2**stage) for stage in range(numbers["n_stages"])]

@@ -3,15 +3,17 @@
     python benchmarks/card.py [--device cuda] [--only NAME ...]
 
 Each part alternates with its reference, waits for the GPU before it reads the clock, and takes the fastest repetition.
-loop: an epoch of a U-Net on images in memory, by the engine's loop and by a loop as MONAI's tutorials have it, which
-    asks for every batch's loss. Images a second; the goal is at least the tutorial's where both add up alike.
-busy: the share of an epoch in which the GPU computes, and its slowest operations.
-harmofl: AmplitudeNorm in milliseconds a batch and as a share of a training step, and a perturbed step in plain steps.
-fedsm: a site's training in a round, against three passes.
-volumes: an epoch of pieces of volumes from files with augmentation, as benchmarks/volumes.py has it.
-memory: the memory of a process after CUDA has started, and whether CUDA starts under a limit.
 
-nnU-Net's epoch: `python -m benchmarks.nnunet --device cuda`.
+- loop: images per second in an epoch of a U-Net on images in memory, by the engine's loop and by a loop as in MONAI's
+  tutorials, which reads every batch's loss. With the same order of summation, the engine's loop must be as fast.
+- busy: the share of an epoch in which the GPU computes, and its slowest operations.
+- harmofl: the milliseconds of AmplitudeNorm per batch and relative to a training step, and a perturbed step relative
+  to a plain step.
+- fedsm: the training time of a site in a FedSM round, relative to three separate passes.
+- volumes: an epoch on patches of volumes from files with augmentation, as in benchmarks/volumes.py.
+- memory: the memory of a process after CUDA has started, and whether CUDA starts under a limit.
+
+`python -m benchmarks.nnunet --device cuda` measures nnU-Net's epoch.
 """
 
 import argparse
@@ -66,7 +68,7 @@ def plan_of(method: str, task: dict[str, Any], **sections: Any) -> Plan:
 
 
 def goal_of_masks() -> Objective:
-    """The objective with the loss of masks of one structure."""
+    """Return the objective with the loss for masks of one structure."""
     return plan_of("fedavg", {"name": "synthetic-prostate"}).task.goal
 
 
@@ -85,7 +87,9 @@ def data_of(cases: int, shape: tuple[int, ...]) -> TensorDataset:
 # ---------------------------------------------------------------------------------------------------- the loop
 @contextmanager
 def sums(order: str) -> Iterator[None]:
-    """Inside, a card adds up in any order, in one order as cuDNN can, or in one order as torch can as well."""
+    """Within this context, the GPU adds numbers in any order, in a fixed order by cuDNN, or in a fixed order by torch
+    as well.
+    """
     before = torch.backends.cudnn.deterministic, torch.get_deterministic_debug_mode()
     torch.backends.cudnn.deterministic = order != "any order"
     torch.set_deterministic_debug_mode("warn" if order == "one order" else "default")
@@ -100,7 +104,9 @@ def sums(order: str) -> Iterator[None]:
 
 
 def loop(device: str) -> Figures:
-    """Images a second of both loops, each adding up in any and in one order; and ours as a site runs it."""
+    """Return the images per second of both loops, each with any and with a fixed order of summation, and of medsilo's
+    loop at a site.
+    """
     goal, found = goal_of_masks(), {}
     for name, (cases, batch, shape) in SHAPES.items():
         data = data_of(cases, shape)
@@ -133,7 +139,7 @@ def reading(data: TensorDataset, batch: int, compute: Compute) -> Callable[[], o
 
 
 def busy(device: str) -> Figures:
-    """The seconds of an epoch in float32, those in which the GPU computes, and the milliseconds of its slowest
+    """Return the seconds of a float32 epoch, the seconds in which the GPU computes, and the milliseconds of its slowest
     operations.
     """
     from torch.autograd import DeviceType
@@ -205,7 +211,7 @@ def tutorial(data: TensorDataset, batch: int, shape: tuple[int, ...], compute: C
 
 # ---------------------------------------------------------------------------------------------------- HarmoFL
 def harmofl(device: str) -> Figures:
-    """Milliseconds of AmplitudeNorm and of steps."""
+    """Return the milliseconds of AmplitudeNorm and of training steps."""
     found: Figures = {}
     for name, (_, batch, shape) in SHAPES.items():
         images = torch.rand(batch, *shape, device=device)
@@ -258,7 +264,7 @@ def fedsm(device: str) -> Figures:
 
 
 def volumes(device: str) -> Figures:
-    """Pieces a second of an epoch and seconds of a round, from files, with augmentation."""
+    """Return the patches per second of an epoch and the seconds of a round, from files, with augmentation."""
     import volumes as bench
 
     size, found = bench.Size(**PIECES), {}
@@ -276,7 +282,7 @@ def volumes(device: str) -> Figures:
 
 
 def whole_round(device: str) -> Figures:
-    """The seconds of a site's whole answer and of its training, on slices in memory."""
+    """Return the seconds of a site's whole answer and of its training, on slices in memory."""
     from tests.sites import site_of
 
     task = {"name": "synthetic-prostate", "patients": 24, "slices": 10, "size": 128}
@@ -323,7 +329,7 @@ print(dict(before=before, after=held()))
 
 
 def memory(device: str) -> Figures:
-    """MiB of a process before and after CUDA begins, and under limits."""
+    """Return a process's memory in MiB before and after CUDA starts, and under memory limits."""
     found = {}
     for limit in (0, *LIMITS):
         command = [sys.executable, "-c", BEGINS, str(limit), device]

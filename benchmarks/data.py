@@ -3,10 +3,10 @@
     python benchmarks/data.py
 
 The program generates volumes and photographs and writes them as a hospital's files. An epoch of the training loop
-(MONAI's U-Net, Adam) takes a new piece of each volume, or each photograph, through the task's cache. Then the same
+(MONAI's U-Net, Adam) takes a new patch of each volume, or each photograph, through the task's cache. Then the same
 network trains on equal patches that are already tensors in memory. The first epoch, which has no cache yet, is listed
-separately. Times are processor times on one thread, so that other work of the machine counts little. Goal: from the
-second epoch on at least 0.8 of the tensors' samples per second.
+separately. Times are processor times on one thread, so that other work of the machine counts little. The goal is at
+least 0.8 of the samples per second of the tensors, from the second epoch on.
 """
 
 import tempfile
@@ -41,7 +41,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def volumes(folder: Path) -> tuple[FolderTask, DataSource]:
-    """CT-like volumes of 96 x 96 x 40 with a ball."""
+    """Return CT-like volumes of 96 x 96 x 40 that contain a ball."""
     random = np.random.default_rng(0)
     z, y, x = np.ogrid[:40, :96, :96]
     for number in range(PATIENTS):
@@ -56,7 +56,7 @@ def volumes(folder: Path) -> tuple[FolderTask, DataSource]:
 
 
 def photographs(folder: Path) -> tuple[FolderTask, DataSource]:
-    """RGB images of 320 x 240 with a square."""
+    """Return RGB images of 320 x 240 that contain a square."""
     random = np.random.default_rng(0)
     for number in range(4 * PATIENTS):
         mask = np.zeros((240, 320), np.uint8)
@@ -71,7 +71,7 @@ def photographs(folder: Path) -> tuple[FolderTask, DataSource]:
 
 
 def epoch_of(task: FolderTask, cases: Dataset, axes: int) -> Callable[[], object]:
-    """Train for one more pass over these cases."""
+    """Return a function that trains for one more pass over these cases."""
     torch.manual_seed(0)
     compute = Compute()
     network = UNet(dimensions=3 if axes == 3 else 2, features=(16, 32, 64)).build(task.channels, task.goal.classes)
@@ -80,7 +80,7 @@ def epoch_of(task: FolderTask, cases: Dataset, axes: int) -> Callable[[], object
 
 
 def compare(name: str, task: FolderTask, source: DataSource) -> bool:
-    """One line per cache; whether memory and disk keep up."""
+    """Print one line per cache; returns True if memory and disk are fast enough."""
     fine = True
     for cache in ("memory", "disk", "none"):
         memory = {} if cache == "memory" else {"cache_memory": 0}

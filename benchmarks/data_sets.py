@@ -1,18 +1,18 @@
-"""The cost of making a data set, against reading and hashing the same bytes: many small images, a long table, and a
-registry of many hospitals.
+"""Measure the cost of making a data set relative to reading and hashing the same bytes, for images, a table and a
+registry.
 
     python benchmarks/data_sets.py
 
-`scan` lists and hashes the files of a folder; a second scan, after changes of 20 files, reads these alone.
-`read_columns` reads a table as columns. Each is compared with a loop that reads and hashes the bytes. Times are
-wall-clock times. The goals are at most 1.5 times that loop's time, and 20 files read in the second scan. Memory may be
-at most twice a table's columns, and 1 GiB for images. The table's time misses: its text is parsed and each value found
-in an index, which takes pyarrow alone four times as long as a hash. The times of pyarrow and of
+`scan` lists and hashes the files of a folder; a second scan after changes of 20 files reads only these files.
+`read_columns` reads a table as columns. The program compares `scan` and `read_columns` with a loop that reads and
+hashes the same bytes. Times are wall-clock times. The goals are at most 1.5 times the loop's time, and 20 files read in
+the second scan. Memory may be at most twice a table's columns, and 1 GiB for images. The table misses its goal: parsing
+the text and indexing each value takes pyarrow alone four times as long as a hash. The times of pyarrow and of
 `pandas.read_csv(engine="pyarrow")` are printed for comparison.
 
-`registry` is one table of 16 hospitals, with the processor time of whole commands. Three rounds of a study take at most
-8 s, `medsilo data` at most 1 s more than starting Python with its libraries. Processor times grow when other processes
-use the machine. Modules are compiled beforehand, as in an installation.
+The measurement `registry` takes the processor time of whole commands on one table of 16 hospitals. The goals are at
+most 8 s for three rounds of a study, and for `medsilo data` at most 1 s more than starting Python with its libraries.
+Processor times grow when other processes use the machine. Modules are compiled beforehand, as in an installation.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ def images(folder: Path) -> bool:
 
 
 def table(folder: Path) -> bool:
-    """Compare the reading of a table's columns with the loop."""
+    """Compare the time of reading a table's columns with the loop."""
     drawn = np.random.default_rng(0)
     folder.mkdir()
     path = folder / "cases.csv"
@@ -96,14 +96,14 @@ def table(folder: Path) -> bool:
 
 
 def indices_of(path: Path) -> pyarrow.Table:
-    """Read a table with pyarrow alone, each column's values once and an index in each line."""
+    """Read a table with pyarrow alone: the distinct values of each column, and an index for each line."""
     kinds = {f"c{number}": pyarrow.dictionary(pyarrow.int32(), pyarrow.string()) for number in range(COLUMNS)}
     options = csv.ConvertOptions(column_types=kinds, strings_can_be_null=False)
     return csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True), convert_options=options)
 
 
 def registry(folder: Path) -> bool:
-    """Make a data set of one table of many hospitals, and run three rounds over them."""
+    """Make a data set of one table of many hospitals, and run three rounds of a study on it."""
     drawn, (data, study) = np.random.default_rng(0), (folder / "data", folder / "study")
     data.mkdir(parents=True)
     age = drawn.integers(18, 95, PATIENTS)

@@ -5,12 +5,12 @@ pass.
 
 The program generates one hospital's PNG files of 224 x 224 pixels, and random weights of ViT-S/16's size. The same plan
 runs in a separate process with `network.once` on and off. The reference also reads each image once and keeps it in
-memory. `in batches` is a loop that runs the frozen part over batches of 16 as often as the study does. This is the cost
-if an embedding may depend on the other images of its batch. The reference runs for 1 and 4 rounds, and its time is
-extrapolated to all rounds. With --whole it runs all rounds.
+memory. `in batches` is a loop that runs the frozen part over batches of 16 as often as the study does. The row `in
+batches` shows the cost if an embedding may depend on the other images of its batch. The reference runs for 1 and 4
+rounds, and its time is extrapolated to all rounds. With --whole, the reference runs all rounds.
 
-Times are processor times on one thread, on a GPU wall-clock times; memory is a process's peak above its memory after
-importing. Goal: 20 times less time over 30 rounds.
+Times are processor times on one thread, or wall-clock times on a GPU; memory is a process's peak above its memory after
+importing. The goal is a twentieth of the reference's time over 30 rounds.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def write_study(folder: Path, images: int) -> None:
 
 
 def plan_of(folder: Path, rounds: int, once: bool) -> Plan:
-    """The study."""
+    """Return the plan of the study."""
     file = folder / "vit.safetensors"
     model_folders.look_in(folder)
     begun = {"file": file.name, "sha256": weight_cache.hash_of_file(file), "bytes": file.stat().st_size}
@@ -124,7 +124,7 @@ def main() -> int:
     arguments.add_argument("--images", type=int, default=150)
     arguments.add_argument("--rounds", type=int, default=30)
     arguments.add_argument("--device", default="cpu")
-    arguments.add_argument("--whole", action="store_true", help="run the reference to its end")
+    arguments.add_argument("--whole", action="store_true", help="run the reference for all rounds")
     arguments.add_argument("--once", help=argparse.SUPPRESS)
     arguments.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     asked = arguments.parse_args()

@@ -3,14 +3,14 @@
     python benchmarks/federation.py [small|large|secure|import|all]
 
 Both sides run in NVFlare's simulator on this machine (`secure`: in one provisioned federation over mutual TLS), one
-after the other. Network (MONAI's U-Net), sites and tensors are the same, and nobody trains, so the rest is the
-framework's cost of a round. The reference ("stock") is `FedAvgRecipe` with `ExchangeFormat.PYTORCH`, exported and
-started as `SimEnv` does. Medsilo is its canonical job with the real controller, executor and participant, of which only
-training and evaluation are left out.
+after the other. Network (MONAI's U-Net), sites and tensors are the same, and nobody trains, so a round only costs the
+framework's work. The reference ("stock") is `FedAvgRecipe` with `ExchangeFormat.PYTORCH`, exported and started as
+`SimEnv` does. Medsilo is its canonical job with the real controller, executor and participant, of which only training
+and evaluation are left out.
 
-A round's time runs from the end of the previous round to its own end. For the reference, it runs from start to start.
-The result is the median over all rounds but the first. Memory is the peak resident size of the server's process (VmHWM
-of Linux).
+A round's time runs from the end of the previous round to its own end. A round of the reference runs from its start to
+the start of the next round. The reported time is the median over all rounds except the first. Memory is the peak
+resident size of the server's process (VmHWM of Linux).
 """
 
 import argparse
@@ -59,7 +59,7 @@ class Size:
 
     @property
     def unet(self) -> dict[str, Any]:
-        """Return MONAI's UNet of this size, as a recipe takes it."""
+        """Return MONAI's UNet of this size as a dictionary for a recipe."""
         numbers = {
             "spatial_dims": 2,
             "in_channels": 1,
@@ -91,7 +91,7 @@ class Outcome:
 
 
 class Peaks:
-    """The greatest resident size of the server's and of any site's process, among the processes below this one."""
+    """The greatest resident size of the server's process and of any site's process, among the child processes."""
 
     def __init__(self) -> None:
         self.server = self.site = 0.0
@@ -120,7 +120,7 @@ class Peaks:
 
 # ---------------------------------------------------------------------- the two sides
 def run_stock(size: Size, sites: int, folder: Path, polling: float | None) -> Outcome:
-    """Return the job of NVFlare's FedAvg recipe; `polling` None keeps NVFlare's default."""
+    """Run the job of NVFlare's FedAvg recipe; `polling` None keeps NVFlare's default."""
     job = _stock_job(size, sites, folder / "job", polling)
     return simulate(job, sites, folder, STOCK_ROUND, size.rounds)
 
@@ -166,7 +166,7 @@ def poll_every(seconds: float, job: Path) -> None:
 
 
 def run_ours(size: Size, sites: int, folder: Path, precision: str = "float32") -> Outcome:
-    """Medsilo's canonical job with idle sites."""
+    """Run medsilo's canonical job with idle sites."""
     from medsilo.site.settings import SiteSettings
     from medsilo_lab.engines import simulator
 
@@ -213,10 +213,11 @@ def idle_job(job: Path, plan: Any, study: str | None = None) -> Path:
 
 
 def run_secure(size: Size, sites: int, folder: Path, pollings: Sequence[float | None]) -> dict[str, float]:
-    """A median round of NVFlare's FedAvg and of medsilo's, one after the other in one federation over mutual TLS.
+    """Return the median round time of NVFlare's FedAvg and of medsilo, which run in turn in one federation over mutual
+    TLS.
 
-    pollings: NVFlare's FedAvg runs once with each; None leaves its default.
-    Between rounds: from the last answer's mixing to the next round's beginning, at medsilo's server.
+    pollings: the polling intervals with which NVFlare's FedAvg runs; None keeps NVFlare's default.
+    The time between rounds lasts at medsilo's server from the mixing of the last answer to the start of the next round.
     """
     sys.path.insert(0, str(ROOT))
     from medsilo_server.record import Record
@@ -225,7 +226,8 @@ def run_secure(size: Size, sites: int, folder: Path, pollings: Sequence[float | 
     consortium = Consortium(folder, dict.fromkeys(SITES[:sites], "teaching-hospital"))
     for party in (SERVER, *SITES[:sites]):
         local = consortium.kit(party) / "local"
-        for settings in local.glob("*resources.json*"):  # allow the classes of NVFlare and of the idle site
+        # lets each site load the classes of NVFlare and of the idle site
+        for settings in local.glob("*resources.json*"):
             values = json.loads(settings.read_text())
             settings.write_text(json.dumps({key: own for key, own in values.items() if not key.startswith("class_")}))
         if party != SERVER:
@@ -258,7 +260,7 @@ def run_secure(size: Size, sites: int, folder: Path, pollings: Sequence[float | 
 
 
 def _median_round(log: Path, mark: re.Pattern[str], rounds: int) -> float:
-    """The median time of a round, from a log file."""
+    """Return the median time of a round from a log file."""
     return _median_of(log.read_text(errors="replace"), mark, rounds)
 
 
@@ -299,7 +301,7 @@ def _started(command: list[str], output: IO[str]) -> Iterator[subprocess.Popen]:
 
 # ---------------------------------------------------------------------- the tables
 def small() -> None:
-    """Measure the round overhead (table a)."""
+    """Measure the round overhead of a small model (table a)."""
     from timing import note  # other benchmarks import this module without timing
 
     print(f"\nA round of {SMALL.title}, without training (seconds; ratios of medsilo to stock)")
@@ -314,7 +316,7 @@ def small() -> None:
 
 
 def secure() -> None:
-    """Round overhead over mutual TLS, at the size of a small model over a long line."""
+    """Measure the round overhead over mutual TLS, for a small model over a slow network."""
     print(f"\nA round of {LINE.title} over mutual TLS, 6 sites, without training (seconds)")
     with tempfile.TemporaryDirectory() as folder:
         found = run_secure(LINE, 6, Path(folder), (None, POLLING))
@@ -380,8 +382,8 @@ TABLES: dict[str, Callable[[], None]] = {"small": small, "large": large, "secure
 
 
 def main() -> int:
-    """Print the tables that were asked for."""
-    parser = argparse.ArgumentParser(description="The cost of the federation itself, against NVFlare's own FedAvg.")
+    """Print the requested tables."""
+    parser = argparse.ArgumentParser(description="Measure the cost of the federation relative to NVFlare's FedAvg.")
     parser.add_argument("table", nargs="?", choices=(*TABLES, "all"), default="all")
     chosen = parser.parse_args().table
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, Python {sys.version.split()[0]}")

@@ -1,18 +1,20 @@
-"""The cost of FedSM's three networks: a site's time, bytes on the network, the server's memory.
+"""Measure the cost of FedSM's three networks: a site's time, bytes on the network, and the server's memory.
 
     python benchmarks/fedsm.py [time|bytes|memory]
 
-Time: a site's training in a FedSM round, in which every batch is read once for all three networks, against three
-passes, one for each. The cases are read from files each time, like data that don't fit into memory: PNG tiles of 1000 x
-1000 pixels, and slices of compressed NIfTI volumes. Cases in memory leave little to save, so that row has no bound.
-Bytes: a site's bytes up and down in a round, by the run's summary, against two models and a selector. Memory: a whole
-study of the real coordinator, whose sites make up their answers, with the paper's U-Net and VGG-11. The peak above the
-process's memory before, against the results (one global model and selector, K personal models) and two messages of a
-site. With `server-adam` Adam's two moments of the selector are on the server's disk. Step: aggregating the VGG-11
-tensors of twelve sites, from the first contribution to the last result, in processor time, against plain loops over
-dictionaries. The fastest of three rounds.
+Time: a site's training in a FedSM round reads every batch once for all three networks; the reference makes three
+passes. The cases are read from files each time, like data larger than memory: PNG tiles of 1000 x 1000 pixels, and
+slices of compressed NIfTI volumes. With cases in memory there is little time to save, so the row for these cases has no
+bound.
+Bytes: a site's bytes up and down in a round, by the run's summary, relative to two models and a selector. Memory: the
+real coordinator runs a whole study with the paper's U-Net and VGG-11, and the sites send synthetic answers. The memory
+above the start is compared with the results (a global model, a selector, K personal models) and two messages of a site.
+With `server-adam`, the two moments of Adam for the selector are on the server's disk. Step: the processor time of
+aggregating the VGG-11 tensors of twelve sites in a round, relative to plain loops over dictionaries. The fastest of
+three rounds counts.
 
-Exits with 1 if a bound is exceeded. Needs Linux (it forks, and reads the peak from /proc).
+The program exits with 1 if a bound is exceeded. The program needs Linux, because it forks and reads the peak from
+/proc.
 """
 
 import argparse
@@ -59,13 +61,13 @@ from tests import inprocess
 
 SITES = ("hospital-a", "hospital-b")
 PAPER = {"name": "unet", "features": [16, 32, 64, 128, 256], "residual_units": 2, "norm": "instance"}
-ANY_SITES = {"name": "prostate"}  # a task of as many sites as one likes; nobody reads its data here
+ANY_SITES = {"name": "prostate"}  # a task for any number of sites, whose data are not read here
 LESS_TIME = 0.75
 QUICKLY: list[str] = []  # not empty with --quick, when this process measures all tables
 SELECTORS, LARGE, COUNTS, SYNCS = ("compact", "vgg11"), "vgg11", (3, 6, 12), ("none", "server-adam")
 KINDS = (("tiles", True), ("slices", True), ("slices", False))
 STEP_SECONDS = 2.0
-SLACK = 64  # MiB: what torch itself takes for its calls, and the allocator's rounding
+SLACK = 64  # MiB that torch takes for its calls, and the allocator's rounding
 
 
 def make_plan(task: dict[str, Any], sites: Sequence[str], **changes: Any) -> Plan:
@@ -133,7 +135,7 @@ def in_memory(cases: Dataset) -> Cases:
 
 
 def training_time(kind: str, from_files: bool, device: str = "cpu") -> tuple[float, float, float]:
-    """Seconds of three passes, of a round's one pass, and of reading all cases once."""
+    """Return the seconds of three passes, of the single pass of a round, and of reading all cases once."""
     task = {"tiles": {"name": "nuclei", "size": 128}, "slices": {"name": "synthetic-prostate", "size": 128}}[kind]
     network = {"name": "unet", "features": [16, 32, 64], "norm": "instance"}
     plan = make_plan(task, SITES, network=network, training={"batch_size": 4, "learning_rate": 0.001})
@@ -160,7 +162,7 @@ def training_time(kind: str, from_files: bool, device: str = "cpu") -> tuple[flo
 
 # ---------------------------------------------------------------------------------------------------- bytes
 def bytes_of_a_round(selector: str, sync: str) -> tuple[int, int, int]:
-    """A site's bytes up and down in a round, and the size of two models and a selector."""
+    """Return a site's bytes up and down in a round, and the size of two models and a selector."""
     task = {"name": "synthetic-prostate", "patients": 3, "slices": 3, "size": 32}
     method = {"name": "fedsm", "selector": selector, "selector_sync": sync}
     plan = make_plan(task, SITES, algorithm=method, network=PAPER, training={"rounds": 1, "learning_rate": 1e-5})
@@ -221,7 +223,7 @@ class MadeUp:
         }
 
     def pause(self, seconds: float) -> None:
-        """Wait for no site."""
+        """Return at once, because no site is late."""
 
 
 def server_memory(count: int, selector: str, sync: str) -> tuple[float, float, float]:
@@ -242,7 +244,7 @@ def server_memory(count: int, selector: str, sync: str) -> tuple[float, float, f
 
 # ---------------------------------------------------------------------------------------------------- the server's step
 def server_step(count: int, selector: str) -> tuple[float, float]:
-    """Seconds of a processor: of plain loops over what sites send in a round, and of the server's mixers."""
+    """Return the processor seconds of plain loops over the sites' messages of a round, and of the server's mixers."""
     sites = [f"site{place:02}" for place in range(count)]
     method = {"name": "fedsm", "selector": selector, "selector_sync": "none"}
     plan = make_plan(ANY_SITES, sites, algorithm=method, network=PAPER, training={"rounds": 9})
@@ -346,7 +348,7 @@ TABLES = {"time": times, "bytes": parcels, "memory": memories, "step": steps}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="The cost of FedSM's three networks.")
+    parser = argparse.ArgumentParser(description="Measure the cost of FedSM's three networks.")
     parser.add_argument("table", nargs="?", choices=(*TABLES, "all"), default="all")
     chosen = parser.parse_args().table
     if chosen != "all" or QUICKLY:

@@ -1,11 +1,12 @@
-"""HarmoFL's two pieces: AmplitudeNorm against numpy image by image, and the perturbed step against a plain one.
+"""Measure two parts of HarmoFL: AmplitudeNorm relative to numpy image by image, and the perturbed step relative to a
+plain step.
 
     python benchmarks/harmofl.py
 
-The numpy side is a direct implementation of the paper's equation: for every image and channel the transform, its
-absolute value, its angle, and back. Both sides get float32 images and the same amplitude. Their results are compared
-before they are timed, with as many threads as the machine has cores. Goals: the whole spectrum 5 times faster, the
-frozen mean 50 times, and a perturbed step at most 2.1 plain steps.
+The numpy side directly implements the paper's equation: for every image and channel the transform, its absolute value,
+its angle, and the inverse transform. Both sides get float32 images and the same amplitude. The program compares the
+results of both sides before it times them, with as many threads as the machine has cores. The goals are a speed-up of 5
+for the whole spectrum and of 50 for the frozen mean, and at most 2.1 plain steps for a perturbed step.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ MOST = 2.1
 
 
 def by_image(images: np.ndarray, amplitude: np.ndarray, decay: float, frozen: bool, band: float | None) -> np.ndarray:
-    """Eqs. 2 to 4 image by image; moves `amplitude` in place when it is not frozen."""
+    """Compute the paper's equations 2 to 4 image by image; moves `amplitude` in place if it is not frozen."""
     if not frozen:
         mean = np.mean([[np.abs(np.fft.fft2(channel)) for channel in image] for image in images], axis=0)
         amplitude *= 1 - decay

@@ -6,7 +6,7 @@
     python -m benchmarks.history --keep   # at a release: later ratios are compared with today's
 
 Each ratio is medsilo's time, memory or bytes divided by a reference's in the same run, so it also holds on another
-machine. Less is better. Exits with 1 if a ratio is more than a tenth above the release's ratio.
+machine. A smaller ratio is better. The program exits with 1 if a ratio is more than a tenth above the release's ratio.
 """
 
 import argparse
@@ -32,7 +32,7 @@ WORSE = 1.1
 
 
 def read(lines: Iterable[str]) -> dict[str, float]:
-    """Return the ratios that benchmarks recorded; a later record of a ratio replaces an earlier record."""
+    """Return the recorded ratios of the benchmarks; a later record of a ratio replaces an earlier record."""
     return {one["name"]: one["ratio"] for one in map(json.loads, lines)}
 
 
@@ -45,13 +45,13 @@ def run_cheap(noted: Path) -> dict[str, float]:
         environment = {**os.environ, RATIOS: str(noted)}
         subprocess.run([sys.executable, *words], cwd=HERE.parent, env=environment, stdout=sys.stderr)
         if noted.stat().st_size == before:
-            sys.exit(f"{words[-1]} measured nothing; what it printed above says why")
+            sys.exit(f"{words[-1]} measured no ratio; its output above gives the reason")
     return read(noted.read_text("utf-8").splitlines())
 
 
 def run_now(released: Mapping[str, float]) -> dict[str, float]:
-    """Return today's ratios of the cheap benchmarks. A worse ratio is measured twice, because a briefly busy machine
-    rarely affects both measurements.
+    """Return today's ratios of the cheap benchmarks. The program measures a worse ratio twice, because a briefly loaded
+    machine rarely affects both measurements.
     """
     with tempfile.TemporaryDirectory() as folder:
         today = run_cheap(Path(folder) / "first")
@@ -62,7 +62,7 @@ def run_now(released: Mapping[str, float]) -> dict[str, float]:
 
 
 def table(today: Mapping[str, float], released: Mapping[str, float]) -> tuple[list[str], bool]:
-    """Return the lines, and whether a ratio is worse than the release's."""
+    """Return the table's lines, and True if a ratio is worse than the release's."""
     lines, worse = [f"{'':<60} {'release':>8} {'today':>8}"], False
     for name in sorted({*today, *released}):
         before, now = released.get(name), today.get(name)
@@ -74,10 +74,10 @@ def table(today: Mapping[str, float], released: Mapping[str, float]) -> tuple[li
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the table, or keep today's ratios as the release's."""
+    """Print the table, or store today's ratios as the release's."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", action="store_true", help="today's are the last release's from now on")
-    parser.add_argument("--now", action="store_true", help="measure those that take a minute or two, and only them")
+    parser.add_argument("--keep", action="store_true", help="store today's ratios as the ratios of the last release")
+    parser.add_argument("--now", action="store_true", help="measure only the benchmarks that take a minute or two")
     given = parser.parse_args(arguments)
     last = (
         json.loads(RELEASED.read_text("utf-8")) if RELEASED.exists() else {"commit": "none", "date": "", "ratios": {}}

@@ -1,17 +1,17 @@
-"""Growth with the number of sites: time, memory and disk of a study in one process, or in NVFlare's simulator.
+"""Measure time, memory and disk of a study for growing numbers of sites, in one process or in NVFlare's simulator.
 
     python benchmarks/many_sites.py [--engine inprocess|simulator] [--sites 2 8 32 64 144 1000] [--rounds 3] [--large]
     python benchmarks/many_sites.py --engine simulator --sites 144 --rounds 20 --kills 6
 
-FedAvg over synthetic activity windows, few at each site, so that the cost of a site dominates. With --large, a round is
-one step of fully connected layers with 29 million parameters, on lines of a table. Every number of sites is measured in
-a separate process. Time is processor time in one process, and wall-clock time in the simulator, whose processes share
-the cores. Memory is the peak of the process above its start (in one process), or of all processes together (Linux's
-PSS, read every second), which counts shared memory once. Ratios compare the cost of a site with that in the smallest
-study of the same run, whose start is shared among its sites.
+The study is FedAvg over a few synthetic activity windows at each site, so that the cost of a site dominates. With
+--large, a round is one step of fully connected layers with 29 million parameters, on the lines of a table. Every number
+of sites is measured in a separate process. Time is processor time in one process, and wall-clock time in the simulator,
+whose processes share the cores. Memory is the peak above the start in one process, or the peak of all processes
+together in the simulator (Linux's PSS). A ratio compares the cost per site with the cost per site of the smallest study
+of the same run.
 
---kills ends so many sites for good, at random, during a study in the simulator. The others must finish it, and every
-round must name the missing sites.
+The option --kills ends this number of sites for good, at random times, during a study in the simulator. The other sites
+must finish the study, and every round must name the missing sites.
 """
 
 import argparse
@@ -39,8 +39,8 @@ from medsilo_lab.engines import inprocess, simulator
 
 GROWTH = (2, 8, 32, 64, 144, 1000)
 ROUNDS = 3
-SILENCE = 300  # seconds that a site may take for a round where some are ended
-LOOK = 1.0  # seconds between two looks at the processes' memory
+SILENCE = 300  # seconds that a site may take for a round if some sites are killed
+LOOK = 1.0  # seconds between two readings of the processes' memory
 HEAD = (
     "| sites | joining and first round, s | each further round, s | end, s | MB | disk, MB |\n|---|---|---|---|---|---|"
 )
@@ -51,7 +51,7 @@ class Cost:
     """The cost of one study."""
 
     sites: int
-    first: float  # seconds until the first round is over
+    first: float  # seconds until the end of the first round
     each: float  # seconds of a later round
     end: float  # seconds for the delivery and the test
     memory: float  # MB
@@ -64,7 +64,7 @@ class Cost:
         return f"| {self.sites} | {' | '.join(numbers)} | {self.memory:.0f} | {self.disk:.1f} |"
 
     def beside(self, fewest: "Cost") -> dict[str, float]:
-        """The cost of a site relative to that with the fewest sites."""
+        """Return the cost of a site relative to the cost of a site in the smallest study."""
         pairs = {name: (getattr(self, name), getattr(fewest, name)) for name in ("each", "memory", "disk")}
         return {name: own / self.sites * fewest.sites / other for name, (own, other) in pairs.items() if other}
 
@@ -74,11 +74,11 @@ LARGE = {
     "task": {"name": "table", "columns": ["x"], "labels": ["0", "1"], "standardise": "none", "partition": {}},
     "network": {"name": "mlp", "hidden": [4096, 4096, 3000], "norm": "none"},
 }
-LINES = 20  # of a site, where networks are large
+LINES = 20  # lines of a table at each site, for large networks
 
 
 def plan_of(sites: int, rounds: int, large: bool = False, lost: int = 0) -> Plan:
-    """The plan of a study with this number of sites, which continues when `kills` of them are gone."""
+    """Return the plan of a study with this number of sites, which continues after `kills` of them have stopped."""
     steps = {"local_steps": 1} if large else {}
     losing = {"when_missing": "continue", "minimum": sites - lost, "timeout": SILENCE} if lost else {"timeout": 3600}
     return parse_plan(
@@ -132,16 +132,16 @@ def write_lines(folder: Path, sites: int) -> str:
 class Ended:
     """The sites whose processes are killed in the simulator, each after another round."""
 
-    last: dict[str, int]  # by site: the round after which it ends
+    last: dict[str, int]  # by site: the last round before it is killed
 
     @classmethod
     def drawn(cls, plan: Plan, kills: int) -> "Ended":
-        """Draw sites and rounds, the same for the same numbers."""
+        """Draw sites and rounds; equal numbers give equal draws."""
         dice = random.Random(0)
         return cls({site: dice.randint(1, plan.rounds - 2) for site in dice.sample(plan.participation.everyone, kills)})
 
     def after(self, line: Round) -> None:
-        """End the sites whose last round this was; the round has to name those that ended before, and no others."""
+        """Kill the sites whose last round this was, and check that the round names exactly the sites killed earlier."""
         gone = {site for site, last in self.last.items() if last < line.round - 1}
         may_be = {site for site, last in self.last.items() if last < line.round}
         missing = set(line.asked) - set(line.answered)
@@ -158,11 +158,11 @@ class Ended:
         """Report the killed sites, if any."""
         if self.last:
             told = ", ".join(f"{site} after round {last}" for site, last in sorted(self.last.items()))
-            print(f"ended: {told}; the others finished, and every round named who was gone", file=sys.stderr)
+            print(f"killed: {told}; the others finished, and every round named the missing sites", file=sys.stderr)
 
 
 class Watch:
-    """The most memory that this process's family held, but for itself."""
+    """The greatest memory of all child processes together."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -192,9 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--engine", choices=("inprocess", "simulator"), default="inprocess")
     parser.add_argument("--sites", type=int, nargs="+", default=GROWTH)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--large", action="store_true", help="a network of 29 million parameters")
-    parser.add_argument("--kills", type=int, default=0, help="sites to end in the middle (simulator)")
-    parser.add_argument("--row", action="store_true", help="measure here, and print nothing else")
+    parser.add_argument("--large", action="store_true", help="use a network of 29 million parameters")
+    parser.add_argument("--kills", type=int, default=0, help="number of sites to kill during the study (simulator)")
+    parser.add_argument("--row", action="store_true", help="measure in this process, and print only the numbers")
     given = parser.parse_args(arguments)
     if given.kills and (given.engine != "simulator" or given.rounds < 3 or given.kills >= min(given.sites)):
         parser.error("--kills needs --engine simulator, 3 rounds or more, and fewer than --sites")

@@ -2,13 +2,14 @@
 
     python benchmarks/mixing.py
 
-The loops keep every site's dictionary and go over sites and names, in the most direct way. Every measurement runs in a
-separate process; the times are medians. Needs Linux (it forks, and reads the peak from /proc).
+The loops keep every site's dictionary and iterate over sites and names, in the most direct way. Every measurement runs
+in a separate process; the times are medians. The program needs Linux, because it forks and reads the peak from /proc.
 
 Time: from the first contribution to the last site's result. The contributions exist beforehand and arrive in sorted
-order. "reverse": in reverse order, so that all but the last must wait. "on the disk": as when they exceed the memory
-limit. "in files": all arrive in files, as over NVFlare. Memory: the peak above the start, with contributions made one
-at a time and handed over, and all results kept.
+order. "reverse": the contributions arrive in reverse order, so that all except the last must wait. "on the disk":
+waiting contributions are on the disk, as when they exceed the memory limit. "in files": all contributions arrive in
+files, as over NVFlare. Memory: the peak above the start, with contributions created one at a time and passed on, while
+all results are kept.
 """
 
 import json
@@ -93,7 +94,7 @@ def loop_identity(models: Iterable[Model], count: int) -> list[Any]:
 
 
 def loop_modules(models: Iterable[Model], count: int) -> list[Any]:
-    """The same double loop over networks, each number looked up in `state_dict()` where it is used."""
+    """Mix networks with the same double loop, which looks up each number in `state_dict()` when it is used."""
     networks = [network(model) for model in models]
     results = []
     for row in matrix(count).tolist():
@@ -137,7 +138,7 @@ def mixed_by(build: Callable[[int], Any], reverse: bool = False) -> Round:
 
 
 def in_files(play: Round) -> Round:
-    """Models stored in files; the time to write them is not part of the round."""
+    """Return a round with models stored in files; the time to write the files is not part of the round."""
     filed: dict[tuple[int, int], list[Model]] = {}
 
     def play_filed(models: Iterable[Model], count: int) -> list[Any]:
@@ -152,7 +153,7 @@ def in_files(play: Round) -> Round:
 
 
 def on_disk(play: Round) -> Round:
-    """A round in which all waiting tensors are on the disk, as those over 512 MiB are."""
+    """Return a round in which all waiting tensors are on the disk, like tensors over 512 MiB."""
 
     def play_on_disk(models: Iterable[Model], count: int) -> list[Any]:
         usual, contributions.MEMORY = contributions.MEMORY, 0
@@ -188,7 +189,7 @@ ROWS = [
 
 
 def milliseconds(play: Round, name: str, count: int) -> float:
-    """The median of up to five rounds, after one that does not count; of fewer if they are long."""
+    """Return the median of up to five rounds after a warm-up round, and of fewer rounds if they are long."""
     models = [make(name, float(place)) for place in range(count)]
     taken: list[float] = []
     while len(taken) < 6 and sum(taken) < 800:
@@ -221,7 +222,7 @@ def in_a_fork(function: Callable[..., float], *arguments: Any) -> float:
         text = answer.read()
     os.waitpid(child, 0)
     if not text:
-        sys.exit("the measuring process failed: its error stands above")
+        sys.exit("the measuring process failed: see its error message above")
     return json.loads(text)
 
 

@@ -1,18 +1,22 @@
-"""The network that `medsilo init` chooses for volumes, against nnU-Net's in 3-D and Auto3DSeg's, at equal work.
+"""Compare the network that `medsilo init` chooses for volumes with nnU-Net in 3-D and Auto3DSeg, at equal work.
 
     python -m benchmarks.networks [--data DIR] [--seeds N] [--share S] [--only NAME] [--steps]
 
-Two sets lie in one place: real hippocampus (two structures) and drawn heads of five scanners (benchmarks/brains.py).
-All sides train on the same cases and are scored on the same others, whole, on their own grids:
+Two data sets lie in one place: real hippocampus (two structures) and synthetic heads of five scanners
+(benchmarks/brains.py). All sides train on the same cases, and are scored on the same whole test cases in the images'
+original grids:
 
-- medsilo: the plan that `medsilo init` writes for the folder, as the engine drives it, with its last round's model.
-- nnU-Net: its planner's 3d_fullres and its own trainer, preprocessing, predictor (with mirroring) and metrics.
-- MONAI: Auto3DSeg's training of SegResNet, written as a MONAI script, with nnU-Net's patch and spacing. It has deep
+- medsilo: the plan that `medsilo init` writes for the folder, run by medsilo's engine, with the model of the last
+  round.
+- nnU-Net: its 3d_fullres plan with its standard trainer, preprocessing, predictor (with mirroring) and metrics.
+- MONAI: Auto3DSeg's training of SegResNet, written as a MONAI script, with nnU-Net's patch and spacing. The script has
+  deep
   supervision, AdamW with warm-up and cosine, crops by class, affine, noise, smoothing and flips.
 
-Equal work is the floating-point operations of all training steps, as torch counts them: those of medsilo's 40 rounds.
-With --steps it is as many steps of two patches, whatever they cost. So that a processor can do them, the others' first
-stage has 8 features instead of 32, and their batch is two. No side was tuned.
+Equal work means equal floating-point operations of all training steps, as torch counts them: the operations of
+medsilo's 40 rounds. With --steps, all sides make the same number of steps with two patches, whatever the steps cost. To
+fit a CPU, the first stage of the other two networks has 8 features instead of 32, and their batch is two. No side's
+settings were tuned.
 """
 
 import argparse
@@ -76,21 +80,21 @@ class Size:
     """The amount of work."""
 
     seeds: int = 3
-    share: float = 1.0  # of the default's rounds
-    volumes: int = 260  # of hippocampus
-    heads: int = 12  # of each scanner
-    width: float = 108.0  # of a head, in millimetres
+    share: float = 1.0  # share of the default's rounds
+    volumes: int = 260  # number of hippocampus volumes
+    heads: int = 12  # number of heads of each scanner
+    width: float = 108.0  # width of a head, in millimetres
 
 
 SIZE = Size()
-Dice = Mapping[str, float]  # of each case
+Dice = Mapping[str, float]  # Dice of each case
 
 
 @dataclass(frozen=True)
 class Set:
     """Cases in one place."""
 
-    folder: Path  # with SITE/images and SITE/labels
+    folder: Path  # folder with SITE/images and SITE/labels
     question: SegmentationQuestion
 
     def file(self, part: str, case: str) -> Path:
@@ -122,7 +126,7 @@ def default_of(own: Set) -> Plan:
 
 
 def operations(work: Callable[[], object]) -> int:
-    """Return the floating-point operations of one call."""
+    """Return the number of floating-point operations of one call."""
     with FlopCounterMode(display=False) as counter:
         work()
     return counter.get_total_flops()
@@ -130,7 +134,7 @@ def operations(work: Callable[[], object]) -> int:
 
 # ---------------------------------------------------------------------------------------------------- medsilo
 def train_ours(side: Ours, rounds: int) -> Dice:
-    """Train the study's site for so many rounds, and score its last model."""
+    """Train the study's site for this number of rounds, and score its last model."""
     for _ in range(rounds):
         side.epoch()
     part, evaluation = side.site.participant.data.test, side.site.participant.evaluation
@@ -140,7 +144,7 @@ def train_ours(side: Ours, rounds: int) -> Dice:
 
 
 def work_of(plan: Plan, cases: int) -> tuple[int, int]:
-    """Return the steps of a round, and the operations of one."""
+    """Return the number of steps in a round, and the operations of one step."""
     network = plan.build_networks()["model"]
     inputs = torch.zeros(plan.training.batch_size, *plan.task.shape)
     steps = plan.training.local_epochs * -(-cases // plan.training.batch_size)
@@ -204,7 +208,7 @@ class Segmenter:
         self.optimizer.step()
 
     def train(self, steps: int) -> None:
-        """Train so many steps."""
+        """Train for this number of steps."""
         schedule = WarmupCosineSchedule(self.optimizer, warmup_steps=max(1, steps // 100), t_total=steps)
         self.network.train()
         done = 0
@@ -218,7 +222,7 @@ class Segmenter:
 
     @torch.no_grad()
     def dice(self, cases: Sequence[str]) -> Dice:
-        """Return each case's Dice, on its own grid."""
+        """Return each case's Dice on the case's original grid."""
         self.network.eval()
         read, found, match = LoadImaged("label", ensure_channel_first=True), {}, ResampleToMatch(mode="bilinear")
         for case in cases:
@@ -239,14 +243,14 @@ def overlap(found: torch.Tensor, truth: torch.Tensor) -> float:
 # ---------------------------------------------------------------------------------------------------- all three
 @dataclass(frozen=True)
 class Outcome:
-    """One seed on one set: each side's steps and Dice."""
+    """The result of one seed on one set: each side's steps and Dice."""
 
     steps: Mapping[str, int]
     dice: Mapping[str, Dice]
 
 
 def compared(own: Set, plan: Plan, seed: int, share: float, by_steps: bool, place: Path) -> Outcome:
-    """Train and score all three."""
+    """Train and score all three sides."""
     plan = plan.with_changes([f"seed={seed}", f"model_selection.validate_every={EPOCHS}"])
     side = Ours(plan, own.folder, place / "study")
     trained, tested = side.cases("train"), side.cases("test")
@@ -277,7 +281,9 @@ def compared(own: Set, plan: Plan, seed: int, share: float, by_steps: bool, plac
 
 
 def difference(found: Sequence[Outcome], other: str) -> tuple[float, float, float]:
-    """Return medsilo's mean Dice above another's, in points, with its 95 % interval over patients (t)."""
+    """Return the difference between medsilo's and another side's mean Dice in points, with its 95 % interval over
+    patients (t).
+    """
     own: dict[str, list[float]] = {}
     for one in found:
         for case, dice in one.dice["medsilo"].items():
@@ -288,16 +294,16 @@ def difference(found: Sequence[Outcome], other: str) -> tuple[float, float, floa
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Zero when medsilo's default is at most one point behind each."""
+    """Return 0 if medsilo's default is at most one point behind each other side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     parser.add_argument("--seeds", type=int, default=SIZE.seeds)
-    parser.add_argument("--share", type=float, default=SIZE.share, help="of the default's rounds")
-    parser.add_argument("--only", help="hippocampus or heads")
-    parser.add_argument("--steps", action="store_true", help="as many steps, not as many operations")
+    parser.add_argument("--share", type=float, default=SIZE.share, help="share of the default's rounds")
+    parser.add_argument("--only", help="measure only this set: hippocampus or heads")
+    parser.add_argument("--steps", action="store_true", help="compare at equal steps instead of equal operations")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")  # of MONAI and nnU-Net
+    warnings.filterwarnings("ignore")  # from MONAI and nnU-Net
     behind = 0.0
     with tempfile.TemporaryDirectory(prefix="medsilo-bench-") as folder:
         for name, own in sets(Path(folder), chosen.data, SIZE).items():

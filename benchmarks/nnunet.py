@@ -1,14 +1,14 @@
-"""Training through task nnunet against nnU-Net's own trainer on the same volumes, in one run.
+"""Compare training with medsilo's task nnunet and with nnU-Net's trainer on the same volumes, in one run.
 
     python -m benchmarks.nnunet [--seeds N] [--epochs N] [--steps N] [--device cuda --features 32 --workers 8]
 
-Volumes of five hospitals are generated (benchmarks/brains.py) and lie in one place. Both sides have the same plans, the
-same cases, the same first weights for a seed, and as many epochs and steps. Ours is a study of one site, as its engine
-drives it. The other side is nnUNetTrainer as `nnUNetv2_train` makes it, on the files of nnU-Net's preprocessor, with
-augmentation in its own process. Neither side validates in an epoch. Epochs alternate; times are processor times on one
-thread, or wall-clock times with a GPU. The same code then scores both networks on cases that neither trained on; on a
-CPU nnU-Net's own predictor and metrics must agree with it.
-Goal: a ratio of at most 1.05.
+The program generates volumes of five hospitals (benchmarks/brains.py) in one place. Both sides have the same plans, the
+same cases, the same first weights for a seed, and as many epochs and steps. Medsilo's side is a study of one site, run
+by medsilo's engine. The other side is nnUNetTrainer as `nnUNetv2_train` creates it, on the files of nnU-Net's
+preprocessor, with augmentation in a separate process. Neither side validates in an epoch. The epochs of both sides
+alternate; times are processor times on one thread, or wall-clock times with a GPU. The same code then scores both
+networks on test cases; on a CPU, nnU-Net's predictor and metrics must give the same scores.
+The goal is a ratio of at most 1.05.
 """
 
 import argparse
@@ -54,14 +54,14 @@ AS_NNUNET = {"learning_rate": 0.01, "momentum": 0.99, "nesterov": True, "weight_
 class Size:
     """Sizes of data and training."""
 
-    cases: int = 6  # of each hospital
-    width: float = 64.0  # of a head, in millimetres
+    cases: int = 6  # number of cases of each hospital
+    width: float = 64.0  # width of a head, in millimetres
     batch: int = 4
     epochs: int = 14
     steps: int = 12
-    features: int = 8  # of the network's finest stage
+    features: int = 8  # features of the network's finest stage
     device: str = "cpu"
-    workers: int = 0  # processes that make patches, on either side
+    workers: int = 0  # processes that create patches, on either side
 
 
 SIZE, SEEDS = Size(), 3
@@ -69,15 +69,15 @@ SIZE, SEEDS = Size(), 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """One seed: Dice of both networks, and seconds of their epochs; ours first."""
+    """One seed: Dice of both networks, and seconds of their epochs; medsilo's values come first."""
 
     dice: tuple[float, float]
     seconds: Sequence[tuple[float, ...]]
-    said: float | None  # Dice of nnU-Net's network, as it finds it itself
+    said: float | None  # Dice of nnU-Net's network as nnU-Net computes it
 
     @property
     def ratio(self) -> float:
-        """Our median epoch by nnU-Net's."""
+        """Return medsilo's median epoch time divided by nnU-Net's."""
         ours, theirs = (median(side) for side in zip(*self.seconds, strict=True))
         return ours / theirs
 
@@ -111,7 +111,7 @@ def study(plans: dict[str, Any], size: Size, seed: int) -> Plan:
 
 
 class Ours:
-    """The study's site, as the engine drives it."""
+    """The study's site, as the engine runs it."""
 
     def __init__(self, plan: Plan, folder: Path, place: Path, device: str = "cpu", workers: int = 0) -> None:
         source = DataSource(folder=folder / SITE)
@@ -122,7 +122,7 @@ class Ours:
         self.round = 0
 
     def epoch(self) -> None:
-        """Take the server's model over, train a round and answer."""
+        """Load the server's model, train a round and answer."""
         self.round += 1
         asked = Request(
             task="round", round=self.round, study="s", plan=self.plan.hash, sites=(SITE,), last=self.round - 1
@@ -130,11 +130,11 @@ class Ours:
         self.groups = dict(self.site.answer(asked.parcel(self.groups)).groups)
 
     def cases(self, part: str) -> list[str]:
-        """Return the names of a part's cases."""
+        """Return the names of the cases in a part."""
         return list(patients_of(getattr(self.site.participant.data, part)))
 
     def dice(self, model: nn.Module) -> float:
-        """Return a network's mean Dice over the test's cases, on the images' own grids."""
+        """Return a network's mean Dice over the test cases, on the images' original grids."""
         return self.site.participant.evaluation.evaluate(
             self.site.participant.data.test, lambda: None, model, self.plan.task.goal.measuring
         )[1]
@@ -142,7 +142,7 @@ class Ours:
 
 @contextmanager
 def nnunet_folders(folder: Path, workers: int = 0) -> Iterator[None]:
-    """Let nnU-Net work in this folder, in one process or with so many that make patches."""
+    """Let nnU-Net work in this folder, in one process or with this number of patch processes."""
     before = dict(os.environ)
     os.environ |= {"nnUNet_n_proc_DA": str(workers)} | {
         f"nnUNet_{part}": str(folder / part) for part in ("raw", "preprocessed", "results")
@@ -162,12 +162,13 @@ def preprocess(
     question: SegmentationQuestion = QUESTION,
     configuration: str = "2d",
 ) -> None:
-    """Let nnU-Net prepare the cases for its trainer, divided as ours are."""
+    """Let nnU-Net preprocess the cases for its trainer, with medsilo's split."""
     from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
     from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
     place = folder / "preprocessed" / question.name
-    shutil.rmtree(place, ignore_errors=True)  # of another seed: nnU-Net overwrites no case
+    # remove the cases of another seed, because nnU-Net does not overwrite cases
+    shutil.rmtree(place, ignore_errors=True)
     manager = PlansManager(plans)
     own = manager.get_configuration(configuration)
     settings = question.in_nnunet() | {"file_ending": ".nii.gz"}
@@ -182,7 +183,7 @@ def preprocess(
 
 
 class Theirs:
-    """nnU-Net's trainer with shorter epochs; first: its initial weights."""
+    """nnU-Net's trainer with shorter epochs; `first` is its initial weights."""
 
     def __init__(
         self,
@@ -211,23 +212,23 @@ class Theirs:
 
     @property
     def network(self) -> nn.Module:
-        """The network itself: on a GPU nnU-Net compiles it, unless nnUNet_compile=f."""
+        """Return the network without the wrapper that nnU-Net's compilation on a GPU adds."""
         return getattr(self.trainer.network, "_orig_mod", self.trainer.network)
 
     def epoch(self) -> None:
-        """Train an epoch as run_training does."""
+        """Train an epoch in the same way as nnU-Net's run_training."""
         trainer = self.trainer
         trainer.on_train_epoch_start()
         trainer.on_train_epoch_end([trainer.train_step(next(trainer.dataloader_train)) for _ in range(self.steps)])
         trainer.current_epoch += 1
 
     def end(self) -> None:
-        """End the processes that make patches."""
+        """End the processes that create patches."""
         for loader in (self.trainer.dataloader_train, self.trainer.dataloader_val):
             getattr(loader, "_finish", lambda: None)()
 
     def said(self, folder: Path, cases: Sequence[str], labels: Sequence[int] = (1,)) -> dict[str, float]:
-        """Return each case's Dice as nnU-Net finds it: by its predictor, its files and its metrics."""
+        """Return each case's Dice as nnU-Net computes it, from its predictor's files and its metrics."""
         from nnunetv2.evaluation.evaluate_predictions import compute_metrics
         from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
@@ -249,7 +250,7 @@ class Theirs:
 
 
 def seconds(work: Callable[[], object], device: str) -> float:
-    """The processor's time for one call; a GPU's work is waited for, by the clock."""
+    """Return the processor time of one call, or on a GPU the wall-clock time until the GPU has finished."""
     clock = time.process_time if device == "cpu" else time.perf_counter
     started = clock()
     work()
@@ -259,7 +260,7 @@ def seconds(work: Callable[[], object], device: str) -> float:
 
 
 def compared(folder: Path, plans: dict[str, Any], size: Size, seed: int, asks: bool) -> Outcome:
-    """Train both with one seed; asks: whether nnU-Net scores its network, too."""
+    """Train both sides with one seed; `asks` is True if nnU-Net also scores its network."""
     plan = study(plans, size, seed)
     ours = Ours(plan, folder, folder / f"study-{seed}", size.device, size.workers)
     first = plan.build_networks()["model"].network.state_dict()
@@ -274,11 +275,11 @@ def compared(folder: Path, plans: dict[str, Any], size: Size, seed: int, asks: b
         other = plan.build_networks()["model"].to(size.device)
         other.network.load_state_dict(theirs.network.state_dict())
         dice = (ours.dice(ours.site.participant.state.model), ours.dice(other))
-    return Outcome(dice, times[1:-1] or times, said)  # our first and last epochs validate
+    return Outcome(dice, times[1:-1] or times, said)  # medsilo's first and last epochs validate
 
 
 def main(arguments: Sequence[str] | None = None, size: Size | None = None) -> int:
-    """Zero when the goal is met."""
+    """Return 0 if the goal is met."""
     size = size or SIZE
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=SEEDS)

@@ -1,10 +1,12 @@
-"""The server's memory and a round's time over mutual TLS, of answers in flight.
+"""Measure the server's memory and a round's time over mutual TLS while all answers arrive at once.
 
     python -m benchmarks.over_tls [--sites 2,4,8] [--features 32,64,128,256,512,512,224] [--rounds 3]
 
-Provisioned kits and real processes on this machine; sites do no training (federation_parts/idle_site.py), so that all
-answers are on their way at once. Memory is the greatest resident size of the server's process for the job (VmHWM).
-Ratios: memory beside the models of all sites, and bytes sent beside these models once each way."""
+Provisioned kits and real processes run on this machine; the sites do not train (federation_parts/idle_site.py), so all
+answers are sent at once. Memory is the greatest resident size of the server's process for the job (VmHWM).
+The ratios are memory relative to the models of all sites, and sent bytes relative to these models once in each
+direction.
+"""
 
 import argparse
 import io
@@ -25,26 +27,26 @@ from medsilo_server.record import Record
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
 
 SITES, FEATURES = "2,4,8", "32,64,128,256,512,512,224"
-LIMIT = 1200.0  # seconds a study may take
+LIMIT = 1200.0  # most seconds of a study
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One federation's cost."""
+    """The cost of one federation."""
 
     parameters: int
     server_mb: float
-    round_seconds: float  # the median without the first
-    sent_mb: float  # in a round after the first, by all sites, both ways
+    round_seconds: float  # the median without the first round
+    sent_mb: float  # in a round after the first, by all sites, in both directions
 
     @property
     def row(self) -> str:
-        """Return it as a row of a table."""
+        """Return the cost as a row of a table."""
         return f"{self.server_mb:.0f} MB | {self.round_seconds:.2f} s | {self.sent_mb:.1f} MB |"
 
 
 def plan_of(sites: Sequence[str], features: Sequence[int], rounds: int) -> Plan:
-    """Return FedAvg of a U-Net over these sites."""
+    """Return the plan of FedAvg with a U-Net for these sites."""
     return parse_plan(
         {
             "algorithm": {"name": "fedavg"},
@@ -85,7 +87,7 @@ def cost(sites: int, features: Sequence[int], rounds: int, folder: Path) -> Cost
 
 
 def _peak(process: psutil.Process) -> float:
-    """Return the most memory that a process ever had, in MB; nothing where it is gone."""
+    """Return the peak memory of a process in MB, or 0 if the process has ended."""
     try:
         status = Path(f"/proc/{process.pid}/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) / 1024
@@ -95,7 +97,9 @@ def _peak(process: psutil.Process) -> float:
 
 def main() -> None:
     """Print a row for each number of sites, or for each method."""
-    parser = argparse.ArgumentParser(description="Server memory and round time over mutual TLS, without training.")
+    parser = argparse.ArgumentParser(
+        description="Measure server memory and round time over mutual TLS, without training."
+    )
     parser.add_argument("--sites", default=SITES)
     parser.add_argument("--features", default=FEATURES)
     parser.add_argument("--rounds", type=int)

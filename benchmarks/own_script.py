@@ -1,16 +1,16 @@
-"""The cost of medsilo around a user's training script: a round's time and the server's memory.
+"""Measure the cost that medsilo adds to a user's training script: a round's time and the server's memory.
 
     python -m benchmarks.own_script [small|large|all] [--sites 3,6] [--airlock] [--times 3]
 
-Reference: NVFlare's `FedAvgRecipe` with the same script, network, sites, and polling in the same simulator, tensors as
-torch has them. The script does not train, so the rest is the cost of a recipe and a client API in a round.
-federation.py describes the measurement.
+The reference is NVFlare's `FedAvgRecipe` with the same script, network, sites and polling in the same simulator, and
+with PyTorch tensors. The script does not train, so a round only costs the recipe and the client API. federation.py
+describes the measurement.
 
-A whole run of either side can be half as slow again, whichever it is. With --times both run so often, in turn, and the
-figures are medians.
+A single run of either side can take half as long again. With --times, both sides run this number of times in turn, and
+the figures are medians.
 
-With --airlock the reference is medsilo's recipe with the same script outside, and the other side runs it in a room, as
-a hospital does. Memory is then that of a site's own process, in which no script runs.
+With --airlock, the reference is medsilo's recipe with the same script outside, and the other side runs the script in an
+airlock. With --airlock, memory is measured in a site's main process, in which no script runs.
 """
 
 import argparse
@@ -42,13 +42,13 @@ from medsilo.recipes import FedAvgRecipe
 
 SITES = "3,6"
 SIZES = {"small": SMALL, "large": LARGE}
-IN_ROOM = 1.05  # of the time of the same script outside
-MOST_TIME, MOST_MEMORY = 1.0, 1.0  # .9 as a median of several runs, which scatter by a tenth
+IN_ROOM = 1.05  # most time relative to the same script outside the airlock
+MOST_TIME, MOST_MEMORY = 1.0, 1.0  # .9 is a median of several runs, which scatter by a tenth
 NAME = "own-script"
 
 
 def recipe_of(make: Callable[..., Any], api: str, size: Size, sites: int, rounds: int, **more: Any) -> Any:
-    """Return a recipe of the benchmark's script."""
+    """Return a recipe for the benchmark's script."""
     features = ",".join(map(str, size.features))
     return make(
         name=NAME,
@@ -62,7 +62,7 @@ def recipe_of(make: Callable[..., Any], api: str, size: Size, sites: int, rounds
 
 
 def measure(size: Size, sites: int, airlock: bool = False, times: int = 1) -> tuple[Outcome, Outcome]:
-    """Return NVFlare's cost and medsilo's; of an airlock medsilo's outside and inside."""
+    """Return the cost of NVFlare and of medsilo; with an airlock, medsilo's cost outside and inside the airlock."""
     found: tuple[list[Outcome], list[Outcome]] = ([], [])
     for _ in range(times):
         sides = _in_and_out(size, sites) if airlock else _both(size, sites)
@@ -82,7 +82,7 @@ def _in_and_out(size: Size, sites: int) -> list[tuple[Any, Any]]:
 
 def _both(size: Size, sites: int) -> list[tuple[Any, Any]]:
     return [
-        # its last round has no next whose start would end it
+        # one more round, because the start of a round ends the measured time of the previous round
         (
             recipe_of(
                 StockRecipe,
@@ -99,12 +99,14 @@ def _both(size: Size, sites: int) -> list[tuple[Any, Any]]:
 
 
 def main() -> int:
-    """Print the table; 1 where a bound is missed."""
+    """Print the table; returns 1 if a bound is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", nargs="?", choices=(*SIZES, "all"), default="all")
     parser.add_argument("--sites", default=SITES)
-    parser.add_argument("--airlock", action="store_true", help="compare a script in a room with the same outside")
-    parser.add_argument("--times", type=int, default=1, help="run both sides so often, for medians")
+    parser.add_argument(
+        "--airlock", action="store_true", help="compare a script in an airlock with the same script outside"
+    )
+    parser.add_argument("--times", type=int, default=1, help="number of runs of both sides, for medians")
     asked = parser.parse_args()
     holds = True
     one, other = ("outside", "room") if asked.airlock else ("stock", "medsilo")

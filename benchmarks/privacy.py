@@ -1,9 +1,10 @@
-"""A private step against a plain one: seconds and memory, same network, same batch, same optimizer.
+"""Measure the seconds and memory of a private training step relative to a plain step, with the same network, batch and
+optimizer.
 
     python benchmarks/privacy.py
 
-The private step has gradients of single cases, their clipping, secret noise and the sample's cases by patient; one
-thread. Goal: at most 2.5 plain steps for the small CNN and the U-Net of slices.
+The private step computes and clips gradients of single cases, adds secret noise, and samples cases by patient, on one
+thread. The goal is at most 2.5 plain steps for the small CNN and the U-Net for slices.
 """
 
 import ctypes
@@ -34,7 +35,7 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {  # netw
 
 
 def lessons(model: nn.Module, cases: int) -> dict[str, TrainStep]:
-    """Return both ways to learn from a batch of so many cases."""
+    """Return the private and the plain way to learn from a batch of this number of cases."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     secret = NoiseSource()
     sample = PoissonSample([str(case // 2) for case in range(cases)], cases, cases, secret)
@@ -67,10 +68,10 @@ def compare(name: str) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def peak(work: Callable[[], object]) -> float:
-    """The MiB that a piece of work adds to the process's memory when it is repeated."""
+    """Return the MiB that a repeated piece of work adds to the process's memory."""
     work()
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # free memory goes back to the system, or it would not be counted again
+    ctypes.CDLL(None).malloc_trim(0)  # return freed memory to the system, because reused memory would not be counted
     forget_most()
     before = most_held()
     work()
@@ -78,7 +79,7 @@ def peak(work: Callable[[], object]) -> float:
 
 
 def main() -> int:
-    """Print the table; 1 where the goal is missed."""
+    """Print the table; returns 1 if the goal is missed."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     print(f"{'network, batch':<34} {'plain':>8} {'private':>8} {'ratio':>6} {'MiB':>6} {'MiB':>6}")

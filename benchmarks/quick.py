@@ -1,8 +1,8 @@
-"""Every benchmark and every study of results/ with --quick, in one process, so that all are imported once.
+"""Run every benchmark and every study of results/ with --quick, in one process, so that libraries are imported once.
 
     python -m benchmarks.quick [NAME...]
 
-It shows that they run, and measures nothing. Ends with 1 where one does not run.
+The program shows that the benchmarks run, and measures no times. The program exits with 1 if a benchmark fails.
 """
 
 import os
@@ -14,14 +14,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
-OTHERS = {  # not measured by us, or of another's data: they have no --quick
+OTHERS = {  # programs without --quick, because they do not measure medsilo or need other data
     *(HERE / name for name in ("quick.py", "federation_parts/stock_site.py")),
     *(RESULTS / name for name in ("cross.py", "convert.py", "result_files.py")),
 }
 
 
 def benchmarks() -> list[str]:
-    """The programs to run: files of this folder by name, and modules of results."""
+    """Return the programs to run: files of this folder by name, and modules of results."""
     files = [
         path
         for folder in (HERE, RESULTS)
@@ -33,7 +33,7 @@ def benchmarks() -> list[str]:
 
 
 def runs(name: str) -> bool:
-    """True if a benchmark runs."""
+    """Return True if a benchmark runs without an error."""
     path, started = HERE / f"{name}.py", time.monotonic()
     sys.argv = [str(path), "--quick"]
     good = True
@@ -53,8 +53,9 @@ def runs(name: str) -> bool:
 
 
 def main(names: list[str]) -> int:
-    """Zero when all ran."""
-    os.environ.setdefault("MALLOC_TOP_PAD_", str(64 << 20))  # one of them would start itself a second time to set it
+    """Return 0 if all programs ran."""
+    # a benchmark would otherwise restart itself to set this variable
+    os.environ.setdefault("MALLOC_TOP_PAD_", str(64 << 20))
     sys.path.insert(0, str(HERE))
     failed = [name for name in names or benchmarks() if not runs(name)]
     return 1 if failed else 0

@@ -1,15 +1,17 @@
-"""The cost of secure aggregation, against plain aggregation, LOM's arithmetic and CKKS: bytes and seconds, for 3 to 64
-sites.
+"""Measure the cost of secure aggregation relative to plain aggregation, LOM and CKKS, for 3 to 64 sites.
 
     python benchmarks/sealing.py
 
-One mean of a model of a million numbers, in one process without a network. Times are the fastest of several rounds.
-  seal at one site: from the tensors to its message
-  server from all uploads to its answer, with the masks removed
-  read at one site: from the answer to the tensors
+The program computes one mean of a model with a million numbers, in one process without a network. Times are the fastest
+of several rounds. The columns are:
+
+- `seal`: the time of one site from its tensors to its message
+- `server`: the time from all uploads to the answer, including the removal of the masks
+- `read`: the time of one site from the answer to the tensors
+
 LOM is the sum of pairwise masks that Fed-BioMed computes, with its own range and clipping, here with medsilo's random
-streams: no dropout, no self-mask. CKKS is NVFlare's own filters and aggregator (app_opt/he),
-with the parameters of its kits; it is measured where TenSEAL is installed (the extra `ckks`).
+streams, without dropout and self-masks. CKKS is computed by NVFlare's filters and aggregator (app_opt/he), with the
+parameters of NVFlare's kits; it is measured if TenSEAL is installed (the extra `ckks`).
 """
 
 import argparse
@@ -50,11 +52,11 @@ class Cost:
 
     @property
     def whole(self) -> float:
-        """Return the seconds to mask and to unmask, what the server adds up included."""
+        """Return the seconds to mask and to unmask, including the server's sum."""
         return self.seal + self.server + self.read
 
     def fastest(self, other: "Cost") -> "Cost":
-        """Return the smaller of each figure."""
+        """Return the smaller value of each figure."""
         return Cost(*(min(getattr(self, each.name), getattr(other, each.name)) for each in fields(Cost)))
 
 
@@ -112,7 +114,7 @@ def meeting(terms: Terms) -> dict[str, Member]:
 
 
 def pairwise(given: list[Model], gone: int = 0) -> Cost:
-    """gone: sites that drop out after the round has begun."""
+    """gone: sites that drop out after the start of the round."""
     count = len(given)
     terms = Terms("benchmark", "plan", names(count), count // 2 + 1)
     members = meeting(terms)
@@ -138,7 +140,7 @@ CLIP, LEVELS = 3.0, 2**13  # Fed-BioMed's clipping range and target range
 
 
 def lom(given: list[Model]) -> Cost:
-    """Fed-BioMed's LOM: every pair's masks cancel in the sum of clipped and rounded numbers."""
+    """Compute Fed-BioMed's LOM: every pair's masks cancel in the sum of clipped and rounded numbers."""
     count = len(given)
 
     def seal(place: int) -> Any:
@@ -167,7 +169,7 @@ def lom(given: list[Model]) -> Cost:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Throw away what a library in another language prints, and logs: TenSEAL warns of every tensor."""
+    """Suppress the logs and the output of a library in another language: TenSEAL prints a warning for every tensor."""
     sys.stdout.flush()
     logging.disable()
     kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
@@ -183,10 +185,9 @@ def quiet() -> Iterator[None]:
 
 @quiet()
 def ckks(given: list[Model]) -> Cost:
-    """NVFlare 2.9's own filters and aggregator of app_opt/he, with messages serialised as NVFlare does.
+    """Compute with the filters and the aggregator of NVFlare 2.9's app_opt/he, with messages serialised as in NVFlare.
 
-    The event START_RUN, which reads the context from a kit's folder through NVFlare's global service, is left out: its
-    attributes are set directly.
+    The function sets the attributes directly, without the event START_RUN, which reads the context from a kit's folder.
     """
     import tenseal as ts
     from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
@@ -260,8 +261,8 @@ WAYS: dict[str, Callable[[list[Model]], Cost]] = {
     "LOM": lom,
     "CKKS": ckks,
 }
-SLOW = {"CKKS": 6}  # sites at most
-# Bounds at this number of sites: bytes relative to plain messages; seconds, and the server's relative to plain
+SLOW = {"CKKS": 6}  # most sites for a slow way
+# Bounds at this number of sites: bytes relative to plain messages; the seconds; the server's seconds relative to plain
 # aggregation
 JUDGED, MOST_BYTES, MOST_SECONDS, MOST_SERVER = 6, 2.0, 0.2, 1.5
 

@@ -1,5 +1,6 @@
-"""Comparison of the time of two pieces of work: the fastest of several turns, since what else the machine does can only
-slow them."""
+"""Compare the time of two pieces of work by the fastest of several repetitions, because other processes can only slow
+them.
+"""
 
 import json
 import os
@@ -11,34 +12,33 @@ from typing import Any, NoReturn
 
 Work = Callable[[], object]
 QUICK = "--quick"
-RATIOS = "MEDSILO_RATIOS"  # a file that takes a line for each ratio, for benchmarks/history.py
+RATIOS = "MEDSILO_RATIOS"  # a file that gets a line for each ratio, for benchmarks/history.py
 
 
 def seconds(work: Work) -> float:
-    """The seconds of one call."""
+    """Return the seconds of one call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def fastest(work: Work, repeats: int) -> float:
-    """Seconds, warmed up, one call after the other."""
+    """Return the seconds of the fastest call after a warm-up call."""
     work()
     return min(seconds(work) for _ in range(repeats))
 
 
 def fastest_in_turn(first: Work, second: Work, repeats: int) -> tuple[float, float]:
-    """Seconds of both, taken in turns so that a change of the machine's speed meets both."""
+    """Return the seconds of both functions, called in turn so that a change of the machine's speed affects both."""
     first(), second()
     times = [(seconds(first), seconds(second)) for _ in range(repeats)]
     return min(time for time, _ in times), min(time for _, time in times)
 
 
 def run(main: Callable[[], int | None], names: dict[str, Any], **quick: Any) -> NoReturn:
-    """Be the command of a benchmark.
+    """Run the command of a benchmark.
 
-    With --quick, its own `names` take smaller values, so its figures mean little and its bounds are not checked; it
-    shows that the benchmark runs.
+    With --quick, the variables `names` get smaller values, so the figures mean little and bounds are not checked.
     """
     asked = QUICK in sys.argv[1:]
     if asked:
@@ -49,7 +49,7 @@ def run(main: Callable[[], int | None], names: dict[str, Any], **quick: Any) -> 
 
 
 def note(name: str, ratio: float) -> None:
-    """Keep a ratio of medsilo to its reference, where less is better, for a comparison with the last release."""
+    """Record a ratio of medsilo to its reference, where less is better, for a comparison with the last release."""
     if place := os.environ.get(RATIOS):
         with Path(place).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"name": name, "ratio": round(ratio, 4)}) + "\n")

@@ -1,17 +1,17 @@
-"""3-D training and evaluation by medsilo against a plain MONAI loop of the same work, in one run.
+"""Compare 3-D training and evaluation by medsilo with a plain MONAI loop for the same work, in one run.
 
     python benchmarks/volumes.py [--repeats N]
 
-Three hospitals' volumes are made here and written as NIfTI files, each hospital with another spacing. Both sides read
-these files and keep them in memory. They draw pieces of 64 x 64 x 32, half of them with a structure, flip them, change
-their intensities and add noise. They train the same U-Net with the same loss, optimizer and batch size, and score whole
-volumes through overlapping windows. The MONAI side is written as in its tutorials: CacheDataset, DataLoader,
-RandCropByPosNegLabeld with cached indices, sliding_window_inference, DiceMetric.
+The program generates three hospitals' volumes with different spacings and writes them as NIfTI files. Both sides read
+the same files and keep them in memory. Both sides draw patches of 64 x 64 x 32, half of them with a structure, flip
+them, change their intensities and add noise. Both sides train the same U-Net with the same loss, optimizer and batch
+size, and score whole volumes with overlapping windows. The MONAI side follows MONAI's tutorials: CacheDataset,
+DataLoader, RandCropByPosNegLabeld with cached indices, sliding_window_inference, DiceMetric.
 
-A round is a hospital's work for one answer: it loads the received model, scores it, trains an epoch, saves its state
-and copies the tensors to send. The MONAI side scores and trains.
+A round is a hospital's work for one answer: load the received model, score it, train an epoch, save the state and copy
+the tensors. The MONAI side only scores and trains in a round.
 
-Times are processor times on one thread: medians of alternating repetitions. Goal: each ratio at most 1.05.
+Times are processor times on one thread: medians of alternating repetitions. The goal of each ratio is at most 1.05.
 """
 
 import argparse
@@ -77,7 +77,7 @@ SIZE, REPEATS = Size(), 7
 
 
 def write_hospital(folder: Path, seed: int, spacing: Sequence[float], size: Size) -> None:
-    """CT-like volumes with a ball."""
+    """Write CT-like volumes that contain a ball."""
     random = np.random.default_rng(seed)
     axes = np.ogrid[tuple(slice(0, places) for places in size.grid)]
     for number in range(size.patients):
@@ -91,7 +91,7 @@ def write_hospital(folder: Path, seed: int, spacing: Sequence[float], size: Size
 
 
 def plan_of(size: Size) -> Plan:
-    """The study whose sites are measured."""
+    """Return the plan of the study whose sites are measured."""
     task = {
         "name": "nifti-folder",
         "labels": ["ball"],
@@ -103,7 +103,7 @@ def plan_of(size: Size) -> Plan:
 
 
 def study_of(task: dict[str, Any], batch: int) -> Plan:
-    """Return the study of a task whose sites are measured."""
+    """Return the plan of a study with a task, whose sites are measured."""
     training = {"batch_size": batch, "optimizer": "adam", "learning_rate": 0.001, "rounds": 1000}
     sites = {"sites": list(SPACINGS)}
     return parse_plan({"algorithm": {"name": "fedavg"}, "task": task, "participation": sites, "training": training})
@@ -111,7 +111,7 @@ def study_of(task: dict[str, Any], batch: int) -> Plan:
 
 # ---------------------------------------------------------------------------------------------------- medsilo
 class Ours:
-    """One hospital of a study, as the engine drives it."""
+    """One hospital of a study, as the engine runs it."""
 
     def __init__(self, plan: Plan, site: str, folder: Path, place: Path, device: str = "cpu") -> None:
         settings = SiteSettings(data=DataSource(folder=folder), device=device, public_data=True)
@@ -145,7 +145,7 @@ class Ours:
 
 # ---------------------------------------------------------------------------------------------------- MONAI
 class Plain:
-    """The same hospital with MONAI alone."""
+    """The same hospital's work, written with MONAI alone."""
 
     def __init__(
         self, plan: Plan, folder: Path, parts: Mapping[str, Sequence[str]], size: Size, device: str = "cpu"
@@ -181,7 +181,7 @@ class Plain:
             RandGaussianNoised("image", prob=0.5, std=0.05),
         ]
         cases = CacheDataset(files, Compose([*kept, *(drawn if trains else [])]), progress=False)
-        alone = trains and len(names) % BATCH == 1  # a last case by itself, which medsilo leaves out
+        alone = trains and len(names) % BATCH == 1  # a single last case, which medsilo leaves out
         return DataLoader(cases, batch_size=BATCH if trains else 1, shuffle=trains, drop_last=alone)
 
     def train(self) -> float:
@@ -217,14 +217,14 @@ class Plain:
 
 # ---------------------------------------------------------------------------------------------------- both
 def seconds(work: Callable[[], object]) -> float:
-    """The processor's time for one call."""
+    """Return the processor time of one call."""
     started = time.process_time()
     work()
     return time.process_time() - started
 
 
 def hospitals(folder: Path, size: Size, device: str = "cpu") -> list[tuple[Works, Works]]:
-    """Every hospital's work by medsilo and by MONAI, on the same patients."""
+    """Return every hospital's work by medsilo and by MONAI, on the same patients."""
     plan, pairs = plan_of(size), []
     for seed, (site, spacing) in enumerate(SPACINGS.items()):
         write_hospital(folder / site, seed, spacing, size)
@@ -235,12 +235,12 @@ def hospitals(folder: Path, size: Size, device: str = "cpu") -> list[tuple[Works
 
 
 def times(pairs: Sequence[tuple[Works, Works]], name: str, repeats: int) -> list[list[float]]:
-    """Seconds of one work at all hospitals, by medsilo and by MONAI, of every repetition."""
+    """Return the seconds of one kind of work at all hospitals, by medsilo and by MONAI, for every repetition."""
     return [[sum(seconds(pair[side][name]) for pair in pairs) for side in (0, 1)] for _ in range(repeats + 1)][1:]
 
 
 def main() -> int:
-    """Zero when the goals are met."""
+    """Return 0 if the goals are met."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--repeats", type=int, default=REPEATS)
     repeats = arguments.parse_args().repeats

@@ -1,11 +1,11 @@
-"""The files of results/ that compare methods.
+"""Create the files of results/ that compare methods.
 
     python -m results PAGE... [--write] [--minutes N] [--seeds N] [--cells DIR] [--data DIR] [--shift N]
 
-Runs the missing runs of the named studies ("all" names every study) and prints their result files. With --write, files
-with at least three finished seeds are written into results/. Finished runs are kept under --cells, so a stopped program
-continues with the next run. `--minutes 0` starts no run. A file always states its number of finished seeds. Exits with
-1 if a run is missing or has failed.
+The program runs the missing runs of the named studies ("all" names every study) and prints their result files. With
+--write, files with at least three finished seeds are written into results/. Finished runs are kept under --cells, so a
+stopped program continues with the next run. With `--minutes 0`, no run starts. A file always states its number of
+finished seeds. The program exits with 1 if a run is missing or has failed.
 """
 
 import argparse
@@ -33,23 +33,23 @@ LEAST_SEEDS = 3  # With fewer seeds, a file would be less certain than the file 
 
 def main(arguments: list[str] | None = None) -> int:
     """Make the result files."""
-    parser = argparse.ArgumentParser(prog="python -m results", description="The files of results/.")
+    parser = argparse.ArgumentParser(prog="python -m results", description="Create the files of results/.")
     names = f"{', '.join(PAGES)}, {ALL}"
     parser.add_argument("pages", nargs="*", default=NONE, choices=[*PAGES, ALL, NONE], metavar="PAGE", help=names)
     parser.add_argument("--write", action="store_true", help="write results/PAGE.csv")
-    parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
-    parser.add_argument("--seeds", type=int, help="run no more than so many seeds now (default: all of the page)")
-    parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "results", help="where runs are kept")
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="har_uci and nuclei_he")
+    parser.add_argument("--minutes", type=float, help="start no run after this number of minutes")
+    parser.add_argument("--seeds", type=int, help="run at most this number of seeds now (default: all of the page)")
+    parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "results", help="folder for runs")
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of real data")
     parser.add_argument("--shift", type=int, help="another seed of the shift that is induced in recorded activity")
     parser.add_argument(
-        "--quick", action="store_true", help="run nothing: only print the number of finished runs of a page"
+        "--quick", action="store_true", help="start no run: only print the number of finished runs of a page"
     )
     chosen = parser.parse_args(arguments)
     if chosen.quick:
         chosen.minutes, chosen.pages = 0, ["harmofl-synthetic"]
     if NONE in chosen.pages:
-        parser.error(f"which page? {names}")
+        parser.error(f"no such page; choose among: {names}")
     warnings.filterwarnings("ignore")  # Torch and MONAI print many warnings.
     torch.set_num_threads(1)
     until = None if chosen.minutes is None else time.monotonic() + 60 * chosen.minutes
@@ -77,7 +77,7 @@ def _page(name: str, places: Places, chosen: argparse.Namespace, until: float | 
     text = study(name, PAGES[name], parts, failures, remarks).text()
     print(text)
     if chosen.write and (fewest := min(filter(None, map(seeds_done, parts)), default=0)) < LEAST_SEEDS:
-        print(f"{name}: {fewest} seeds are done; a file is written from {LEAST_SEEDS} on", file=sys.stderr)
+        print(f"{name}: {fewest} seeds are finished; a file needs {LEAST_SEEDS}", file=sys.stderr)
     elif chosen.write:
         file.write_text(text, "utf-8")
         result_files.write_index(FOLDER)

@@ -2,8 +2,8 @@
 
     python -m results.contrasts [--write]
 
-Prints results/contrasts.csv, which --write writes. It trains nothing. Undeclared contrasts have no interval, and no
-page shows them.
+The program prints results/contrasts.csv, which --write also writes. The program does not train. Undeclared contrasts
+have no interval, and no page shows them.
 """
 
 import time
@@ -60,7 +60,7 @@ def declaration() -> Declaration:
 
 @dataclass(frozen=True)
 class Answers:
-    """A set's contrasts."""
+    """The contrasts of a data set."""
 
     name: str
     kept: Kept

@@ -1,4 +1,5 @@
-"""Bring the papers' public sets once into the form that medsilo's own readers take. One folder, all in place.
+"""Convert the papers' public data sets into the form that medsilo's readers take. Each conversion writes into the
+folder of the data set.
 
     python -m results.convert camelyon17 DATA/camelyon17_v1.0      # for image-folder
     python -m results.convert covid-xray "DATA/Curated X-Ray Dataset"
@@ -23,19 +24,22 @@ from medsilo.tasks.splits import dirichlet
 X_RAYS = ("COVID-19", "Normal", "Pneumonia-Viral", "Pneumonia-Bacterial")
 ORGANS = ("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver", "lung-left")
 ORGANS = (*ORGANS, "lung-right", "pancreas", "spleen")
-# PAMAP2: of each sensor the acceleration (16 g), the gyroscope and the magnetometer, three axes each.
+# PAMAP2 uses the acceleration (16 g), the gyroscope and the magnetometer of each sensor, with three axes each.
 CHANNELS = [start + axis for start in (3, 20, 37) for axis in (1, 2, 3, 7, 8, 9, 10, 11, 12)]
-# Lying, sitting, standing, walking, cycling, Nordic walking, descending stairs, vacuuming, ironing, rope jumping.
+# The activities are lying, sitting, standing, walking, cycling, Nordic walking, descending stairs, vacuuming, ironing
+# and rope jumping.
 ACTIVITIES = (1, 2, 3, 4, 6, 7, 13, 16, 17, 24)
-STEPS, STRIDE = 200, 100  # follow from the released network, and from the number of test windows in the paper
+# both numbers follow from the released network, and from the number of test windows in the paper
+STEPS, STRIDE = 200, 100
 CLIENTS, ALPHA, FEWEST = 20, 0.1, 40
-REFUGE, RIGA = (255, 128, 0), (0, 255, 128)  # the grey of the background, the disc's rim and the cup
-Pair = tuple[str, Path, np.ndarray]  # the source, a picture, and 0, 1 in the disc's rim, 2 in its cup
+REFUGE, RIGA = (255, 128, 0), (0, 255, 128)  # the grey levels of the background, the disc's rim and the cup
+Pair = tuple[str, Path, np.ndarray]  # the source, an image, and a mask with 1 in the disc's rim and 2 in its cup
 
 
 def write_cases(folder: Path, rows: Iterable[dict[str, str]], by_patient: bool) -> None:
-    """Write cases.csv. by_patient: with the patient or group that must stay in one part; else each image is by
-    itself."""
+    """Write cases.csv. by_patient: write the patient or group whose images must stay in one part; otherwise each image
+    is its own group.
+    """
     alone = [{**row, "patient": row["image"]} for row in rows] if not by_patient else []
     found = [{name: row[name] for name in row if name != "part"} for row in alone] or [*rows]
     with (folder / "cases.csv").open("w", newline="", encoding="utf-8") as file:
@@ -45,7 +49,7 @@ def write_cases(folder: Path, rows: Iterable[dict[str, str]], by_patient: bool) 
 
 
 def camelyon17(folder: Path, by_patient: bool = False) -> None:
-    """WILDS' metadata.csv: all hospitals in one table."""
+    """Read WILDS' metadata.csv, which lists all hospitals in one table."""
 
     def rows() -> Iterator[dict[str, str]]:
         with (folder / "metadata.csv").open(newline="", encoding="utf-8") as file:
@@ -59,7 +63,9 @@ def camelyon17(folder: Path, by_patient: bool = False) -> None:
 
 
 def covid_xray(folder: Path, by_patient: bool = False) -> None:
-    """Folders of classes: grey copies in grey/. Images whose names say person<number> are of one patient."""
+    """Read folders of classes, and write grey copies into grey/. Images with the same person<number> in their names
+    belong to one patient.
+    """
     rows = []
     for label in X_RAYS:
         for path in sorted((folder / label).iterdir()):
@@ -73,7 +79,9 @@ def covid_xray(folder: Path, by_patient: bool = False) -> None:
 
 
 def organmnist(folder: Path, by_patient: bool = False) -> None:
-    """MedMNIST's files: a folder each. Their own parts share no CT, and are the split by patient."""
+    """Write MedMNIST's files into a folder for each set. MedMNIST's parts share no CT, and therefore are the split by
+    patient.
+    """
     for source in sorted(folder.glob("organ?mnist*.npz")):
         place, rows = folder / source.stem, []
         (place / "images").mkdir(parents=True, exist_ok=True)
@@ -87,7 +95,9 @@ def organmnist(folder: Path, by_patient: bool = False) -> None:
 
 
 def pamap2(folder: Path, by_patient: bool = False) -> None:
-    """The recordings subject101.dat to subject109.dat: windows of one activity each, dealt to 20 clients."""
+    """Cut the recordings subject101.dat to subject109.dat into windows of one activity each, and divide these among 20
+    clients.
+    """
     windows, labels = [], []
     for path in sorted(folder.glob("subject1??.dat")):
         table = np.loadtxt(path, usecols=[1, *CHANNELS], ndmin=2)
@@ -105,7 +115,7 @@ def pamap2(folder: Path, by_patient: bool = False) -> None:
 
 
 def filled(values: np.ndarray) -> np.ndarray:
-    """Return values [steps, channels] with gaps on a line between their neighbours in time."""
+    """Return values [steps, channels] in which gaps are interpolated linearly between their neighbours in time."""
     steps = np.arange(len(values))
     for channel in values.T:
         gap = np.isnan(channel)
@@ -114,7 +124,9 @@ def filled(values: np.ndarray) -> np.ndarray:
 
 
 def fundus(folder: Path, by_patient: bool = False) -> None:
-    """Drishti-GS1, REFUGE and RIGA+: <site>/images, <site>/masks. A pixel counts if half of the experts marked it."""
+    """Write the images of Drishti-GS1, REFUGE and RIGA+ into <site>/images, and their masks into <site>/masks. A pixel
+    belongs to a structure if half of the experts marked it.
+    """
     for site, picture, labels in (*drishti(folder), *refuge(folder), *riga(folder)):
         for kind in ("images", "masks"):
             (folder / site / kind).mkdir(parents=True, exist_ok=True)
@@ -123,19 +135,19 @@ def fundus(folder: Path, by_patient: bool = False) -> None:
 
 
 def grey(path: Path) -> np.ndarray:
-    """Return the first channel of a mask, or a palette's numbers, [H, W]."""
+    """Return the first channel of a mask, or the numbers of its palette, as [H, W]."""
     values = np.asarray(Image.open(path))
     return values[..., 0] if values.ndim == 3 else values
 
 
 def in_labels(mask: np.ndarray, greys: tuple[int, int, int]) -> np.ndarray:
-    """Return 1 in the rim and 2 in the cup of a mask in these greys."""
+    """Return 1 in the rim and 2 in the cup of a mask with these grey levels."""
     assert set(np.unique(mask)) <= set(greys), "a mask has other greys; save it without smoothing or compression"
     return np.select([mask == greys[2], mask == greys[1]], [2, 1], 0).astype(np.uint8)
 
 
 def drishti(folder: Path) -> Iterator[Pair]:
-    """Yield the images of Drishti-GS1, with the experts' agreement on disc and cup, 0 to 255."""
+    """Yield the images of Drishti-GS1, with the experts' agreement on disc and cup from 0 to 255."""
     for disc in sorted(folder.glob("**/SoftMap/*_ODsegSoftmap.png")):
         name = disc.name.removesuffix("_ODsegSoftmap.png")
         [picture] = disc.parents[3].glob(f"Images/**/{name}.png")

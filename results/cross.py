@@ -1,4 +1,4 @@
-"""Models of finished runs on the test data of every site, where all of them are on this machine.
+"""Score the models of finished runs on the test data of every site, if all data are on this machine.
 
 python -m results.cross runs/local                 # every site's model at every site
 python -m results.cross runs/adafed runs/fedbn     # the runs' models together, beside each run's alone
@@ -29,11 +29,11 @@ from medsilo_lab.deploy.source import Source
 from medsilo_server.record import Record
 
 Scores = dict[str, float | None]  # by site
-TOLERANCE = 1e-6  # between a site's score in the summary and the same score again
+TOLERANCE = 1e-6  # largest difference between a site's score in the summary and the recomputed score
 
 
 def finished_run(run_folder: Path) -> Summary:
-    """Return the summary of a run that came to its end; raises where it did not."""
+    """Return the summary of a finished run; raises an error if the run did not finish."""
     name = run_folder.resolve().name
     if not (run_folder / paths.PLAN).is_file():
         raise MedsiloError(f"{name} is no run's folder; give one under runs/", str(run_folder))
@@ -46,7 +46,7 @@ def finished_run(run_folder: Path) -> Summary:
 
 
 class Judge(Participant):
-    """A site that scores models which came from elsewhere on its test data."""
+    """A site that scores models of other sites on its test data."""
 
     @classmethod
     def of(cls, place: SiteContext) -> Self:
@@ -54,7 +54,7 @@ class Judge(Participant):
         return cls(place, parts_of(place))
 
     def model_with(self, tensors: Tensors) -> nn.Module:
-        """Return the study's model as another site has it, in place of this site's own."""
+        """Return the study's model with another site's weights."""
         self.state.model.load_state_dict(tensors)
         return self.state.model
 
@@ -74,9 +74,10 @@ class Judge(Participant):
 
 
 def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, Scores]:
-    """The score of every site's best model on every site's test data, {whose model: {whose data: score}}.
+    """Return the score of every site's best model on every site's test data, {site of the model: {site of the data:
+    score}}.
 
-    settings: where the data are, by default those of the run itself.
+    settings: the places of the data, by default from the settings of the run.
     """
     summary = finished_run(run_folder)
     plan, sites = load_plan(run_folder / paths.PLAN), summary.agreed.sites
@@ -104,7 +105,7 @@ def _model_of(run_folder: Path, site: str) -> Path:
 
 
 def same_as_before(site: str, score: float | None, summary: Summary) -> None:
-    """Raise where a model's score on its own site's test data is not the summary's, if that has it."""
+    """Raise an error if a model's score on its own site's test data differs from the summary's score."""
     known = summary.score(site) if summary.sites[site].test else score
     if score != known and (score is None or known is None or abs(score - known) > TOLERANCE):
         raise MedsiloError(
@@ -114,9 +115,9 @@ def same_as_before(site: str, score: float | None, summary: Summary) -> None:
 
 
 def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None) -> tuple[Scores, dict[str, Scores]]:
-    """Return the test scores of these runs' models together, and of each run's alone, {run: {site: score}}.
+    """Return the test scores of the ensemble of these runs' models, and of each run's model, {run: {site: score}}.
 
-    settings: where the data are, by default those of the first run.
+    settings: the places of the data, by default from the settings of the first run.
     """
     if len(runs) < 2:
         raise MedsiloError("one model alone is no committee; give the folders of two runs or more")
@@ -132,7 +133,7 @@ def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None)
     together: Scores = {}
     alone: dict[str, Scores] = {run.name: {} for run in runs}
     for site in sites:  # one site's data at a time
-        sources = [Source.open(paths.site_folder(run, site)) for run in runs]  # as the hospital has them
+        sources = [Source.open(paths.site_folder(run, site)) for run in runs]  # the models as the hospital stores them
         committee = Source.together(sources)
         at = Judge.of(SiteContext(plan, site, sites, settings.of(site), paths.site_folder(runs[0], site)))
         for run, source in zip(runs, sources, strict=True):
@@ -143,7 +144,7 @@ def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None)
 
 
 def table(corner: str, rows: Mapping[str, Scores]) -> str:
-    """Return the scores as text, with each row's mean over the sites that are known."""
+    """Return the scores as text, with the mean of each row over the sites with a score."""
     told = {name: [*own.values(), fmean(known) if (known := _known(own)) else None] for name, own in rows.items()}
     heads = [corner, *next(iter(rows.values())), "mean"]
     first, widths = max(map(len, [corner, *rows])), [max(len(head), 5) for head in heads[1:]]
@@ -159,7 +160,7 @@ def _known(scores: Scores) -> list[float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table of one run, or of several together."""
+    """Print the table of one run, or of several runs as an ensemble."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--data", type=Path)

@@ -1,6 +1,7 @@
-"""Single-site models that answer together: their probabilities' mean, on every hospital's test cases.
+"""Score ensembles of single-site models, which average their probabilities, on every hospital's test cases.
 
-They cost what single-site training costs, and one exchange. Survival models form none: their risks can't be compared.
+An ensemble costs the same training as single-site models, and one exchange of models. Survival models form no ensemble,
+because their risks are not comparable.
 """
 
 from medsilo.core.errors import MedsiloError
@@ -15,7 +16,9 @@ from results.cross import Judge
 
 
 def ensemble_scores(cell: Cell, settings: SiteSettings) -> dict[str, Scores] | None:
-    """Return the scores by site of a run's single-site models together; None where they form no ensemble."""
+    """Return the scores by site of the ensemble of a run's single-site models, or None if the models form no
+    ensemble.
+    """
     plan, sites = cell.plan, sorted(cell.plan.participation.everyone)
     if not plan.task.goal.by_case:
         return None

@@ -1,4 +1,4 @@
-"""The figures of a comparison's runs that the pages' first tables show, by row and seed."""
+"""Collect the results of a comparison's runs for the first tables of a page, by row and seed."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,15 +9,15 @@ from medsilo_server.record import Record
 
 @dataclass(frozen=True)
 class CellResult:
-    """One run, or the folds of one seed together."""
+    """The result of one run, or of all folds of one seed."""
 
     test: float | None = None  # mean over sites
     pooled: float | None = None  # over cases
     sites: dict[str, float | None] = field(default_factory=dict)
     validation: list[float | None] = field(default_factory=list)  # mean over sites after 0, 1, 2, … rounds
-    measuring: int = 0  # rounds without training; they come first
+    measuring: int = 0  # rounds without training, which come first
     seconds: float | None = None
-    bytes_up: float | None = None  # that a site sent in a round, on average
+    bytes_up: float | None = None  # bytes that a site sent in a round, on average
 
 
 def results_of(cells: Sequence[Cell], row: Row) -> dict[int, CellResult]:

@@ -1,12 +1,12 @@
-"""Ways of training that might do better than the best federated row of FLamby's tables, chosen without their test.
+"""Compare ways of training that might exceed the best federated row of FLamby's tables, chosen without the test cases.
 
     python -m results.flamby_better --data DATA [--cells DIR] [--draws N]
 
-For each set, every candidate trains on three quarters of each hospital's training cases and is scored on the rest. This
-is repeated N times with new draws (without a region that has two deaths). The candidate with the best mean then trains
-on all training cases with FLamby's five seeds. It is tested once, beside the best published row run again here. Beside
-it stands the training of FLamby's code as Cyclic: each hospital has a copy of the model and hands on no model, and the
-first hospital's is tested.
+For each set, every candidate trains on three quarters of each hospital's training cases and is scored on the rest. The
+trial is repeated N times with new draws (without a region that has two deaths). The candidate with the best mean then
+trains on all training cases with FLamby's five seeds. The chosen candidate is tested once, next to the best published
+row, which runs again here. A third row follows FLamby's code for Cyclic: each hospital trains a copy of the model, and
+the first hospital's copy is tested.
 """
 
 import argparse
@@ -29,19 +29,20 @@ from tests import inprocess
 from tests.patients import write_hearts
 
 SEEDS = (42, 43, 44, 45, 46)
-RAREST = 3  # cases of an outcome, of which a hospital needs as many to take part in comparisons
-HELD = 0.25  # of each hospital's training cases, when candidates are compared
-BEST = {"heart_uci": "cyclic", "tcga_brca": "fedadam"}  # of the published federated rows
+RAREST = 3  # fewest cases of each outcome with which a hospital takes part in comparisons
+HELD = 0.25  # held-out share of each hospital's training cases, for comparing candidates
+BEST = {"heart_uci": "cyclic", "tcga_brca": "fedadam"}  # best of the published federated rows
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way of training: a method, its hospitals' rate, and its other changes of the published plan."""
+    """A way of training: a method, its learning rate at the hospitals, and other changes of the published plan."""
 
     method: str
     rate: float
     changes: tuple[str, ...] = ()
-    one_scale: bool = False  # numbers are standardised by all hospitals' training cases, in training as in the test
+    # True: columns are standardised by all hospitals' training cases, in training and in the test
+    one_scale: bool = False
 
     def __str__(self) -> str:
         scale = ["one scale"] if self.one_scale else []
@@ -49,7 +50,7 @@ class Candidate:
 
 
 def candidates(benchmark: Benchmark) -> Iterator[Candidate]:
-    """Yield the compared ways of training: the published rows, and values that they left open."""
+    """Yield the compared ways of training: the published rows, and values that the publication left open."""
     for method in benchmark.rates:
         yield Candidate(method, benchmark.rates[method])
     rates = (0.003, 0.01, 0.03, 0.1)
@@ -68,7 +69,7 @@ def candidates(benchmark: Benchmark) -> Iterator[Candidate]:
     )
     for changes, rate in product(more, rates):
         yield Candidate("fedavg", rate, changes)
-    # FLamby's federated models learn in each hospital's scale and are tested in that of all together.
+    # FLamby's federated models train in each hospital's scale, and are tested in the common scale of all hospitals.
     for changes, rate in product(((), more[1], more[4]), rates):
         yield Candidate("fedavg", rate, changes, one_scale=True)
     for method, rate in product(("scaffold", "cyclic"), rates):
@@ -76,9 +77,9 @@ def candidates(benchmark: Benchmark) -> Iterator[Candidate]:
 
 
 def held_out(lines: Lines, seed: int) -> Lines:
-    """Return the training cases alone, a quarter of each hospital's in the place of its test cases.
+    """Return only the training cases, with a quarter of each hospital's cases in the place of its test cases.
 
-    A hospital with hardly a case of one outcome is left out: its part could not be scored.
+    A hospital with very few cases of one outcome is left out, because its held-out cases could not be scored.
     """
     found: Lines = {}
     for site, own in lines.items():
@@ -93,7 +94,9 @@ def held_out(lines: Lines, seed: int) -> Lines:
 
 
 def first_alone(work: Work, seed: int) -> float:
-    """Return the score of the first hospital's model after its share of a cyclic study's rounds, alone."""
+    """Return the score of the first hospital's model after its share of a cyclic study's rounds, without other
+    hospitals.
+    """
     own, first = work.benchmark, work.sites[0]
     turns = math.ceil(own.rounds / len(work.sites))
     plan = work.plan("local", [first], turns, {**own.training, "learning_rate": own.rates["cyclic"]}, seed)
@@ -101,7 +104,7 @@ def first_alone(work: Work, seed: int) -> float:
 
 
 def _scaled(columns: Sequence[str], lines: Lines) -> Iterator[dict[str, Any]]:
-    """Yield each column with mean and deviation over all training cases, from sums of the hospitals."""
+    """Yield each column with the mean and deviation over all training cases, computed from sums of the hospitals."""
     trained = [line for own in lines.values() for line in own if line["part"] == "train"]
     for name in columns:
         values = [float(line[name]) for line in trained]
@@ -109,7 +112,7 @@ def _scaled(columns: Sequence[str], lines: Lines) -> Iterator[dict[str, Any]]:
 
 
 class Trials:
-    """Scores of candidates on one set, kept in a file so that a run that was stopped goes on."""
+    """Scores of candidates on one set, stored in a file so that a stopped run can continue."""
 
     def __init__(self, benchmark: Benchmark, lines: Lines, place: Path, name: str, cells: Path) -> None:
         self.work = Work(benchmark, write_tables(lines, place / name), tuple(lines), place / name)
@@ -152,7 +155,7 @@ def report(
     among: Sequence[Candidate] = (),
     seeds: Sequence[int] = SEEDS,
 ) -> None:
-    """Choose, test and print the result for one set. among: by default all candidates"""
+    """Choose a candidate for one set, test it and print the result. among: by default all candidates"""
     lines = benchmark.read(data / benchmark.folder)
     with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         trials = [Trials(benchmark, held_out(lines, n), Path(place), f"draw {n}", cells) for n in range(draws)]
@@ -175,12 +178,12 @@ def report(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the sets whose files are there."""
+    """Run the sets whose files exist."""
     parser = argparse.ArgumentParser(prog="python -m results.flamby_better", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data"), help="the folder with heart_uci and tcga_brca")
-    parser.add_argument("--cells", type=Path, default=Path("runs/flamby_better"), help="where scores are kept")
-    parser.add_argument("--draws", type=int, default=3, help="of validation cases")
-    parser.add_argument("--quick", action="store_true", help="only show that it runs, on drawn patients")
+    parser.add_argument("--cells", type=Path, default=Path("runs/flamby_better"), help="folder for scores")
+    parser.add_argument("--draws", type=int, default=3, help="number of draws of validation cases")
+    parser.add_argument("--quick", action="store_true", help="only test that the program runs, on synthetic patients")
     asked = parser.parse_args(arguments)
     if asked.quick:
         with tempfile.TemporaryDirectory(prefix="medsilo-") as place:

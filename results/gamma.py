@@ -1,13 +1,13 @@
-"""The regret of the chosen gamma: the middle of the plateau of best scores against its edges.
+"""Measure the regret of the chosen gamma for two choices: the middle of the plateau of best scores, and its edges.
 
     python -m results.gamma
 
-Regret is how many points of the mean score the best of the gammas that are tried would have been better, had it been
-known. Images are simulated. A selector names a hospital with some confidence, and is right more often the surer it is.
-A right expert's score is better than the global model's, a wrong expert's is worse. gamma is chosen on twelve
-validation images of each of three hospitals (medsilo.deploy.supermodel). It is judged on many others: of the same kind,
-and darker images, of which the selector is less sure and less often right. How sure it is on the whole differs from
-study to study. Studies in which one gamma alone was best are left out, because there is no choice.
+Regret is the mean score of the best tried gamma minus the mean score of the chosen gamma, in points. The images are
+simulated. A selector names a hospital with a confidence, and is right more often at higher confidence. A right expert
+scores higher than the global model, and a wrong expert lower. The study chooses gamma on twelve validation images of
+each of three hospitals (medsilo.deploy.supermodel). The chosen gamma is judged on many other images, and on darker
+images, for which the selector is less confident and less often right. The selector's general confidence differs from
+study to study. Studies with a single best gamma are left out, because they offer no choice.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,16 @@ from benchmarks.timing import run
 from medsilo.deploy.supermodel import THRESHOLDS, tune
 
 HOSPITALS, VALIDATION, OTHERS, TIMES = 3, 12, 4000, 1000
-GLOBAL, LOSS, SPREAD = 0.75, 0.25, 0.05  # the global model's score; how much worse a wrong expert is; images differ
-GAINS = (0.05, 0.15)  # how much better a right expert is: hospitals that are alike, and that are not
-KINDS = {"of the same kind": 0.0, "darker": 0.4}  # how far the selector's scores shrink
+# the global model's score; how much lower a wrong expert scores; standard deviation over images
+GLOBAL, LOSS, SPREAD = 0.75, 0.25, 0.05
+GAINS = (0.05, 0.15)  # how much higher a right expert scores, for similar and for different hospitals
+KINDS = {"of the same kind": 0.0, "darker": 0.4}  # amount by which the selector's scores shrink
 CHOICES = ("upper edge", "lower edge", "middle")
-Images = tuple[np.ndarray, np.ndarray, np.ndarray]  # confidence; the chosen expert's score; the global model's
+Images = tuple[np.ndarray, np.ndarray, np.ndarray]  # confidence; the chosen expert's score; the global model's score
 
 
 def drawn(random: np.random.Generator, images: int, gain: float, sharp: float, darker: float) -> Images:
-    """Draw images. sharp: the study's selector's mean ability to distinguish hospitals."""
+    """Draw images. sharp: the mean ability of the study's selector to distinguish hospitals."""
     margin = sharp * (1 - darker) * random.gamma(3.0, 1.0, images) + (1 + darker) * random.normal(0, 0.8, images)
     confidence = 1 / (1 + (HOSPITALS - 1) * np.exp(-np.abs(margin)))
     common = GLOBAL + random.normal(0, SPREAD, images)
@@ -34,13 +35,13 @@ def drawn(random: np.random.Generator, images: int, gain: float, sharp: float, d
 
 
 def score(images: Images, gamma: float) -> float:
-    """Return the mean score with this gamma, which need not be one that was tried."""
+    """Return the mean score with this gamma, which may be a gamma outside the tried values."""
     confidence, own, common = images
     return float(np.where(confidence > gamma, own, common).mean())
 
 
 def regrets(gain: float, darker: float, times: int = TIMES) -> tuple[int, Sequence[float]]:
-    """Return in how many studies there was something to choose, and the mean regret of each choice there, in points."""
+    """Return the number of studies with a choice, and the mean regret of each choice in these studies, in points."""
     random = np.random.default_rng(3)
     lost = []
     for _ in range(times):

@@ -1,4 +1,6 @@
-"""Recorded activity of 20 people (UCI HAR): the windows in their right order, and with an induced shift of sensors."""
+"""Read the recorded activity of 20 people (UCI HAR) in the right order of steps, and with an induced shift of
+sensors.
+"""
 
 from pathlib import Path
 
@@ -7,17 +9,17 @@ import numpy as np
 from medsilo.core.errors import DataError
 from medsilo.learning.seeds import seed_for
 
-SENSORS, STEPS, AXES = 9, 128, 3  # acceleration of the body, rotation, acceleration with gravity: three axes each
+SENSORS, STEPS, AXES = 9, 128, 3  # acceleration of the body, rotation, acceleration with gravity; each has three axes
 LARGEST_GAIN = 2.0
 SITE_FILES = "subject_*.npz"
 
 
 def in_order(windows: np.ndarray) -> np.ndarray:
-    """Return windows [n, sensors, steps], whichever way they were stored.
+    """Return windows [n, sensors, steps] from either order of storage.
 
-    The copy at hand has the numbers of [n, steps, sensors] under the shape [n, sensors, steps], so that a row mixes all
-    sensors. A sensor's values hardly change within a fiftieth of a second, so the reading with the smaller steps is
-    right.
+    The available copy stores the numbers of [n, steps, sensors] under the shape [n, sensors, steps], so that a row
+    mixes all sensors. A sensor's values hardly change within a fiftieth of a second, so the order with the smaller
+    steps is right.
     """
     values = windows.astype(np.float32)
     turned = np.ascontiguousarray(values.reshape(len(values), STEPS, SENSORS).transpose(0, 2, 1))
@@ -29,10 +31,10 @@ def _roughness(windows: np.ndarray) -> float:
 
 
 def shifted(windows: np.ndarray, seed: int, site: str) -> np.ndarray:
-    """Return windows as a device would record them that is mounted in another way and calibrated otherwise.
+    """Return windows as a device with another mounting and another calibration would record them.
 
     Each site has one permutation and one sign of the three axes for all its sensors. Each kind of sensor has a gain
-    between a half and two. They follow from the seed and the site's name alone.
+    between a half and two. Permutation, signs and gains depend only on the seed and the site's name.
     """
     draw = np.random.default_rng(seed_for(seed, "shift", site))
     order = draw.permutation(AXES)
@@ -44,7 +46,7 @@ def shifted(windows: np.ndarray, seed: int, site: str) -> np.ndarray:
 
 
 def write_windows(source: Path, target: Path, shift: int | None) -> Path:
-    """Write all people's files in order, shifted where a seed of the shift is given, and return their folder."""
+    """Write all people's files in order, shifted if a seed for the shift is given, and return their folder."""
     files = sorted(source.glob(SITE_FILES))
     if not files:
         raise DataError(f"no {SITE_FILES} in the data folder; --data names the folder with har_uci", str(source))

@@ -1,12 +1,14 @@
-"""Simulate intervals: their coverage, their width, and the power that is reported.
+"""Simulate confidence intervals: their coverage, their width, and the reported power.
 
     python -m results.intervals [--write]
 
-Patients, seeds and scores are simulated, also scores of which a few are 0 beside 0.9. Of one model's score: accuracy,
-Dice, concordance and the area under the ROC curve. Of differences between two methods: the worlds of results/worlds.py.
-Found: studies with the difference that a study without one reports as found in 80 %. Then results/power.py.
+The program simulates patients, seeds and scores, including scores of which a few are 0 and the others about 0.9. The
+intervals of one model's score are simulated for accuracy, Dice, concordance and the area under the ROC curve. The
+intervals of differences between two methods are simulated in the worlds of results/worlds.py.
+The column "found" is the share of studies that find the difference which other studies report to be detectable with 80
+% power. The module results/power.py computes the last table.
 
-Prints results/intervals.csv, which --write writes.
+The program prints results/intervals.csv, which --write also writes.
 """
 
 import sys
@@ -22,7 +24,7 @@ from results import power, result_files, worlds
 from results.result_files import Table
 
 FILE = result_files.FOLDER / "intervals.csv"
-TIMES = 400  # intervals of a score
+TIMES = 400  # number of simulated intervals of a score
 PATIENTS = (2, 3, 4, 6, 8, 12, 16)
 Random = np.random.Generator
 Ranked = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -30,7 +32,9 @@ Ranked = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 # ---------------------------------------------------------------------------------------------------- one score
 def accuracy(random: Random, patients: int, right: float, akin: float = 0.0) -> Scores:
-    """Draw one to twelve cases of each patient; akin: the correlation of a patient's cases. Of 0 each has one."""
+    """Draw one to twelve cases for each patient; `akin` is the correlation of a patient's cases. With `akin` 0, each
+    patient has one case.
+    """
     owners = np.repeat(np.arange(patients), random.integers(1, 13, patients) if akin else 1)
     chances = (
         random.beta(right * (1 / akin - 1), (1 - right) * (1 / akin - 1), patients)
@@ -47,14 +51,14 @@ def dice(random: Random, patients: int, failing: float) -> Scores:
 
 
 def survival(random: Random, patients: int, seen: float, effect: float) -> Ranked:
-    """Draw times that a risk explains, cut off by an end that comes about as soon."""
+    """Draw survival times that depend on a risk, and censoring times with the rate `seen`."""
     risk = random.normal(size=patients)
     time, end = random.exponential(np.exp(-effect * risk)), random.exponential(1 / seen, patients)
     return np.minimum(time, end), (time <= end).astype(int), risk
 
 
 def classes(random: Random, patients: int, apart: float, failing: float = 0.0) -> Ranked:
-    """Draw two classes as the area under the curve sees them; a share of the ill is ranked the wrong way round."""
+    """Draw the scores of two classes; for a share of the diseased patients the ranking is reversed."""
     ill = (random.random(patients) < 0.4).astype(int)
     sign = np.where(random.random(patients) < failing, -1, 1)
     return np.where(ill, 1.0, 2.0), ill, random.normal(size=patients) + sign * apart * ill
@@ -97,7 +101,7 @@ def _concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarray) -> float
 
 # ----------------------------------------------------------------------------------------------------- the file
 def tables() -> list[Table]:
-    """Simulate all."""
+    """Run all simulations and return their tables."""
     scored = [(name, *(f"{covered_score(name, n, TIMES):.3f}" for n in PATIENTS)) for name in (*SCORES, *RANKED)]
     return [
         Table(("score", *(f"covered, {number} patients" for number in PATIENTS)), scored, "one model's score"),
@@ -107,7 +111,7 @@ def tables() -> list[Table]:
 
 
 def main() -> None:
-    """Print the file, and write it if asked."""
+    """Print the file, and write it if requested."""
     write = "--write" in sys.argv[1:]
     header = {
         "title": "Coverage and power of medsilo's intervals",

@@ -1,7 +1,7 @@
-"""The scores of single patients that are kept: a file of results/scores for each part of a study.
+"""Store the scores of single patients in one file of results/scores for each part of a study.
 
-Of each test case of each hospital it has one score for every seed, by configuration; the case's patient is a number.
-Its header names the training of a configuration and its validation score.
+The file has one score for every seed and configuration for each test case of each hospital; a number identifies the
+case's patient. The file's header names the training of each configuration and its validation score.
 """
 
 import csv
@@ -32,16 +32,16 @@ AVERAGES = ("uniform", "cases", "patients")
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of a configuration's training that another must share in a contrast."""
+    """The training conditions that two configurations must share in a contrast."""
 
     images: str  # the preparation of the images
-    weighting: str  # of hospitals in a mean; "own": the method's own rule
+    weighting: str  # weighting of hospitals in a mean; "own": the method's rule
     network: str
-    epochs: int  # of a round, of all networks together: the price
+    epochs: int  # epochs of a round, summed over all networks: the cost
 
     @classmethod
     def of(cls, row: Row, plan: Plan) -> "Terms":
-        """Return those of a row."""
+        """Return the terms of a row."""
         mean = not plan.algorithm.pooled and row.method != ALONE and plan.algorithm.weighting in AVERAGES
         return cls(
             look_of(row.title) or "as they are",
@@ -59,18 +59,18 @@ class Terms:
 
 @dataclass(frozen=True)
 class Kept:
-    """The kept scores of a part."""
+    """The stored scores of a part."""
 
     part: str
     metric: str
     seeds: tuple[int, ...]
     terms: Mapping[str, Terms]  # by configuration
-    validation: Mapping[str, float]  # mean over hospitals and seeds, where there are validation cases
+    validation: Mapping[str, float]  # mean over hospitals and seeds, if the study has validation cases
     scores: Mapping[str, Study]
 
     @classmethod
     def of(cls, part: str, cells: Sequence[Cell], settings: SiteSettings, ensemble: bool) -> "Kept":
-        """Return those of finished cells."""
+        """Return the scores of finished cells."""
         found = Statistics(cells, None)
         seeds = tuple(sorted({cell.seed for cell in cells}))
         scores: dict[str, Study] = {row.title: [own[seed] for seed in seeds] for row, own in found.scores.items()}
@@ -83,7 +83,7 @@ class Kept:
 
     @classmethod
     def read(cls, path: Path) -> "Kept":
-        """Read a file."""
+        """Read a file of scores."""
         header, rows = result_files.header_of(path), result_files.rows_of(path)
         seeds = tuple(int(one) for one in header["seeds"][0].split(","))
         terms = {name: Terms(**json.loads(said)) for name, said in map(_parted, header["configuration"])}
@@ -104,7 +104,7 @@ class Kept:
         return cls(header["part"][0], header["metric"][0], seeds, terms, validation, scores)
 
     def text(self) -> str:
-        """Return the file."""
+        """Return the file's content."""
         out = io.StringIO()
         for name, said in self._header():
             out.write(f"# {name}: {said}\n")
@@ -128,7 +128,7 @@ class Kept:
 
 
 def _together(cells: Sequence[Cell], seed: int, settings: SiteSettings) -> dict[str, Scores]:
-    """Return the scores of a seed's single-site models that answer together; none where they can't."""
+    """Return the scores of the ensemble of a seed's single-site models, or None if the models form no ensemble."""
     alone = [cell for cell in cells if cell.row.title == ALONE and cell.seed == seed]
     folds = [found for cell in alone if (found := ensemble_scores(cell, settings))]
     return {site: joined([one[site] for one in folds]) for site in folds[0]} if len(folds) == len(alone) else {}
@@ -140,7 +140,7 @@ def _parted(line: str) -> tuple[str, str]:
 
 
 def _validation(cells: Sequence[Cell], row: Row) -> float | None:
-    """Return the mean validation score of the models that were chosen; None where validation cases choose nothing."""
+    """Return the mean validation score of the chosen models, or None if validation cases choose no model."""
     own = [cell for cell in cells if cell.row == row and cell.plan.model_selection.keep != "last"]
     found = []
     for summary in (cell.summary() for cell in own):

@@ -1,10 +1,10 @@
-"""Hospitals that lack some labels and columns, against the same hospitals with all of them.
+"""Compare hospitals that lack some labels and columns with the same hospitals without gaps.
 
     python -m results.labels [--seeds N] [--data DIR] [--quick] [--write]
 
-Prints results/labels.csv, which --write writes. DATA holds the set `hippocampus`; without it that part is left out.
-Every row makes the same number of training steps; a fifth hospital that did not train, and has everything, tests the
-model. About seven minutes on a free core.
+The program prints results/labels.csv, which --write also writes. DATA contains the set `hippocampus`; without DATA,
+this part is left out. Every row makes the same number of training steps; a fifth hospital with complete data, which
+does not train, tests the model. The program takes about seven minutes on a free core.
 """
 
 import argparse
@@ -33,17 +33,17 @@ ROOT = Path(__file__).resolve().parents[1]
 FILE = result_files.FOLDER / "labels.csv"
 SITES, JUDGE = ("a", "b", "c", "d"), "judge"
 STRUCTURES = ("anterior", "posterior")
-DREW = dict(zip(SITES, (1, 1, 2, 2), strict=True))  # the structure that a hospital drew
+DREW = dict(zip(SITES, (1, 1, 2, 2), strict=True))  # the structure that each hospital outlined
 COLUMNS = tuple(f"x{number:02}" for number in range(18))
 ADAM = {"optimizer": "adam", "momentum": 0, "weight_decay": 0, "learning_rate": 0.01, "batch_size": 2}
-LEAST = 3  # seeds of a file that is written
+LEAST = 3  # fewest seeds of a written file
 
-Own = Mapping[str, Mapping[str, Any]]  # by hospital, what its data settings say beside the folder
+Own = Mapping[str, Mapping[str, Any]]  # by hospital: further values of its data settings
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to train."""
+    """One way of training."""
 
     title: str
     own: Own
@@ -57,21 +57,23 @@ class Part:
 
     title: str
     words: str
-    write: Callable[[Path, int, bool], None]  # the hospitals' files, by seed; whether few
+    # writes the hospitals' files for a seed; the last argument asks for few cases
+    write: Callable[[Path, int, bool], None]
     plan: Mapping[str, Any]
     rows: tuple[Row, ...]
-    scores: Mapping[str, str]  # of the judge: title -> figure; the first is the mean
+    scores: Mapping[str, str]  # scores of the judging hospital: title → key of the score; the first score is the mean
 
 
 def everything(**own: Any) -> Own:
-    """Return hospitals that have all."""
+    """Return the data settings of hospitals that have all labels and columns."""
     return dict.fromkeys((*SITES, JUDGE), own)
 
 
 # ------------------------------------------------------------------------------------------------ real volumes
 def hippocampus(source: Path) -> Callable[[Path, int, bool], None]:
-    """Return a function that deals the volumes: 50 to each hospital and 60 to the judge; masks whole, and of one
-    structure."""
+    """Return a function that divides the volumes: 50 to each hospital and 60 to the judge, with masks of both
+    structures or of one structure.
+    """
 
     def write(folder: Path, seed: int, few: bool) -> None:
         names = sorted(path.name for path in (source / "images").glob("*.nii.gz"))
@@ -100,7 +102,7 @@ def _save(path: Path, values: np.ndarray, affine: np.ndarray) -> None:
 
 
 def _drawn(marked: bool) -> Own:
-    """Return hospitals that drew one structure each, whose masks say 1."""
+    """Return the data settings of hospitals that each outlined one structure, marked with 1 in their masks."""
     own = {"images": "images/*.nii.gz", "labels": "drawn/*.nii.gz"}
     parts = {
         site: {
@@ -114,7 +116,7 @@ def _drawn(marked: bool) -> Own:
 
 
 def volumes(source: Path) -> Part:
-    """Hippocampus: two hospitals drew the anterior part, two the posterior."""
+    """Return the part on hippocampus volumes: two hospitals outlined the anterior part, two the posterior part."""
     return Part(
         "Structures: two hospitals drew one, two the other",
         "Hippocampus volumes of the Medical Segmentation Decathlon (CC BY-SA 4.0), one centre dealt to four "
@@ -144,7 +146,7 @@ def volumes(source: Path) -> Part:
 
 # ------------------------------------------------------------------------------------------------ columns
 def write_tables(folder: Path, seed: int, few: bool) -> None:
-    """Write tables of 18 columns, of which each hospital of the second kind lacks some."""
+    """Write tables of 18 columns, some of which are missing at each hospital of the second kind."""
     drawn = np.random.default_rng(seed)
     weights = drawn.normal(size=len(COLUMNS))
     for site in (*SITES, JUDGE):
@@ -192,7 +194,7 @@ TABLES = Part(
 
 # ------------------------------------------------------------------------------------------------ running
 def judged(part: Part, row: Row, folder: Path, seed: int, few: bool) -> dict[str, float]:
-    """Train one row, and return the judge's scores."""
+    """Train one row, and return the scores of the judging hospital."""
     steps = {"rounds": 1} if few else {}
     training = {**part.plan["training"], **steps}
     if few and "local_steps" in training:
@@ -227,7 +229,7 @@ def interval(values: Sequence[float]) -> str:
 
 
 def section(part: Part, seeds: Sequence[int], few: bool) -> Table:
-    """Run a part, and return its table."""
+    """Run a part of the study, and return its table."""
     found: dict[str, list[dict[str, float]]] = {row.title: [] for row in part.rows}
     for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
@@ -247,13 +249,11 @@ def section(part: Part, seeds: Sequence[int], few: bool) -> Table:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Make the file."""
+    """Create the file."""
     parser = argparse.ArgumentParser(prog="python -m results.labels")
     parser.add_argument("--seeds", type=int, default=LEAST)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
-    parser.add_argument(
-        "--quick", action="store_true", help="one seed, few cases and a step or a round: only that it runs"
-    )
+    parser.add_argument("--quick", action="store_true", help="only test that the program runs: one seed, few cases")
     parser.add_argument("--write", action="store_true")
     chosen = parser.parse_args(arguments)
     seeds = range(1 if chosen.quick else chosen.seeds)

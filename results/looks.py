@@ -1,6 +1,7 @@
-"""Other looks of the same pictures: each is changed by itself, before anybody trains, and nothing is shared.
+"""Change the appearance of images without federation: each image is changed separately before training, and no numbers
+are shared.
 
-An improvement by federated training on such pictures can't need a method that shares their appearance.
+An improvement by federated training on such images cannot depend on a method that shares the images' appearance.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from medsilo.tasks.synthetic import histology
 from medsilo_papers.public_files import PictureTask
 
 PLAIN, OWN, DEVELOPED = PictureTask.inputs_of, ImageFolder.inputs_of, histology.develop
-GLASS = 240  # the light that comes through an empty slide, of 255, as Macenko et al. have it
+GLASS = 240  # intensity of light through an empty slide, of 255, after Macenko et al.
 
 
 def centred(picture: Tensor) -> Tensor:
@@ -25,19 +26,21 @@ def centred(picture: Tensor) -> Tensor:
 
 
 def standardised(picture: Tensor) -> Tensor:
-    """Return a picture whose channels have mean 0 and deviation 1, as `task.intensity.kind: z-score` does."""
+    """Return an image whose channels have mean 0 and deviation 1, as `task.intensity.kind: z-score` does."""
     return centred(picture) / picture.std((2, 3), correction=0, keepdim=True).clamp(min=1e-6)
 
 
 def matched(picture: Tensor) -> Tensor:
-    """Return a picture whose channels all have one histogram, which is flat: equal values stay equal."""
+    """Return an image whose channels all have a flat histogram; equal values stay equal."""
     flat = picture.reshape(picture.shape[1], -1)
     ranks = [torch.searchsorted(channel.sort().values, channel.contiguous(), right=True) for channel in flat]
     return (torch.stack(ranks) / flat.shape[1]).reshape(picture.shape).float()
 
 
 def stained(picture: Tensor) -> Tensor:
-    """Return a picture with the reference stains of Macenko et al., by MONAI; one that shows no tissue stays."""
+    """Return an image with the reference stains of Macenko et al., computed by MONAI; an image without tissue stays
+    unchanged.
+    """
     from monai.apps.pathology.transforms.stain.array import NormalizeHEStains
 
     pixels = (picture[0].permute(1, 2, 0) * 255).round().to(torch.uint8).numpy()
@@ -57,14 +60,14 @@ LOOKS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def look_of(title: str) -> str:
-    """Return the look with which a row's title ends: "FedAvg, centred"; or nothing."""
+    """Return the appearance that a row's title names at its end, as in "FedAvg, centred", or nothing."""
     last = title.rpartition(", ")[2]
     return last if last in LOOKS else ""
 
 
 @contextmanager
 def looking(title: str) -> Iterator[None]:
-    """Let tasks of pictures have the look of a row."""
+    """Let image tasks give all images the appearance of a row."""
     look = LOOKS.get(look_of(title))
     if look is None:
         yield

@@ -1,4 +1,6 @@
-"""The cells of a page: made in order, whole seeds first, kept in folders so that a page that was stopped goes on."""
+"""Run the cells of a page in order, whole seeds first, and store them in folders so that a stopped program can
+continue.
+"""
 
 import sys
 import time
@@ -24,7 +26,7 @@ from results.sites import differing
 from results.stress import write_stress
 
 ROOT = Path(__file__).resolve().parents[1]
-READY = "ready"  # of the folder of images that are ready for the network, beside the part's
+READY = "ready"  # suffix of the folder with preprocessed images, which lies next to the part's folder
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Comparison:
 
     @classmethod
     def of(cls, page: str, part: Part, places: Places) -> "Comparison":
-        """Return it; a wrong plan is an error before anything starts."""
+        """Return the comparison of a part; raises an error before any run if a plan is wrong."""
         name = part.name if part.shift is None else f"{part.name}-{part.shift}"
         folder = places.cells / page / name
         asked = Asked(
@@ -61,29 +63,33 @@ class Comparison:
         return cls(part, folder, asked.all_cells())
 
     def turn(self, row: Row) -> int:
-        """Return when a row is made: 0 for those that are made together, seed by seed; then one after the other."""
+        """Return the order in which a row runs: 0 for rows that run together, seed by seed; higher numbers run later,
+        row by row.
+        """
         names = (row.title, row.method)
         return next((turn for turn, name in enumerate(self.part.later, 1) if name in names), 0)
 
     @property
     def first(self) -> list[Cell]:
-        """The cells of all rows but those that are made last."""
+        """Return the cells of all rows except the rows that run last."""
         return [cell for cell in self.cells if not self.turn(cell.row)]
 
     def whole_seeds(self) -> list[int]:
-        """Return the seeds with which all rows but the last are finished."""
+        """Return the seeds for which all rows except the last rows are finished."""
         left = {cell.seed for cell in self.first if not cell.summary()}
         return [seed for seed in dict.fromkeys(cell.seed for cell in self.cells) if seed not in left]
 
     def compared(self) -> list[Cell]:
-        """Return the cells that the page compares: of whole seeds, with each of the last rows that has them all."""
+        """Return the cells that the page compares: those of finished seeds, without later rows that miss some of these
+        seeds.
+        """
         seeds = self.whole_seeds()
         own = [cell for cell in self.cells if cell.seed in seeds]
         left = {cell.row for cell in own if not cell.summary()}
         return [cell for cell in own if cell.row not in left]
 
     def settings(self, places: Places) -> SiteSettings:
-        """Return every site's settings; recorded activity and tables are first put in order, and volumes written."""
+        """Return every site's settings, after the data are converted or generated."""
         source = places.data / self.part.data if self.part.data else None
         if source and self.part.data == HAR:
             source = write_windows(source, self.folder / "windows", self.part.shift)
@@ -98,12 +104,12 @@ class Comparison:
         return make_settings({**ALL_MINE, "data": source, "device": "cpu"}, "results")
 
     def begin(self) -> None:
-        """Make the folder a comparison's, so that a stopped comparison continues."""
+        """Mark the folder as a comparison's folder, so that a stopped comparison continues."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / paths.COMPARISON, ComparisonFacts(settings={}).model_dump())
 
     def ready(self, settings: SiteSettings, row: Row) -> SiteSettings:
-        """Return settings under which hospitals' own images are read once for all rows with the same look."""
+        """Return settings under which hospitals' images are read once for all rows with the same appearance."""
         folder = self.folder.with_name(f"{self.folder.name}-{READY}") / (look_of(row.title) or "plain")
         folder.mkdir(parents=True, exist_ok=True)
         return keeping_ready(settings, self.cells[0].plan.task, folder)
@@ -114,7 +120,7 @@ class Comparison:
 
 
 def comparisons(name: str, page: Page, places: Places, shift: int | None = None) -> list[Comparison]:
-    """Return a page's parts; `shift` is another seed for the shift that is induced."""
+    """Return a page's parts; `shift` is another seed for the induced shift."""
     parts = [
         replace(part, shift=shift) if shift is not None and part.shift is not None else part for part in page.parts
     ]
@@ -122,9 +128,9 @@ def comparisons(name: str, page: Page, places: Places, shift: int | None = None)
 
 
 def make(parts: Sequence[Comparison], places: Places, until: float | None, seeds: int | None = None) -> list[str]:
-    """Run the missing cells, seed by seed over all parts, the later rows last; returns the failures.
+    """Run the missing cells, seed by seed over all parts, with the later rows last; returns the failures.
 
-    No run begins after `until`. With `seeds`, only so many of them.
+    No run starts after the time `until`. With `seeds`, only this number of seeds runs.
     """
     order = sorted(
         ((part, cell) for part in parts for cell in part.cells if seeds is None or cell.seed < seeds),

@@ -1,4 +1,4 @@
-"""A file of results/, made of the cells that are done: every word about what came out is the verdict's."""
+"""Create a file of results/ from the finished cells; every statement about a result comes from the verdict."""
 
 import math
 import os
@@ -21,7 +21,7 @@ from results.result_files import DECLARED, MEAN, Study, Table
 from results.shifts import tables as tables_of_shifts
 from results.tables import differences, points, scores
 
-REMARK = "remark"  # a remark written by hand above a file's table, which is kept
+REMARK = "remark"  # a handwritten remark above a file's table, which is preserved
 
 
 def study(
@@ -50,7 +50,7 @@ def study(
 
 
 def _named(comparison: Comparison) -> str:
-    """Return the part's name before what is said of it."""
+    """Return a text with the part's name in front."""
     shift = comparison.part.made_up
     power = f", {shift.axis} {shift.power:g}" if shift else ""
     return f"{comparison.part.title}{power}: " if comparison.part.title else ""
@@ -63,7 +63,7 @@ def _question(part: Part) -> str:
 
 
 def _unfinished(parts: Sequence[Comparison]) -> str:
-    """Return the number of runs if some are missing: no table of another page uses such numbers."""
+    """Return the number of missing runs, if any: other pages do not use unfinished numbers."""
     cells = [cell for part in parts for cell in part.cells]
     done = sum(1 for cell in cells if cell.summary())
     return "" if done == len(cells) else f"{done} of {len(cells)} runs"
@@ -112,7 +112,7 @@ def _tables(comparison: Comparison) -> Iterator[Table]:
 
 
 def _declared(comparison: Comparison) -> Iterator[Table]:
-    """Yield the answers to a part's further declared questions, corrected for these alone."""
+    """Yield the answers to a part's further declared questions; p-values are corrected for these questions only."""
     there = {cell.row.title for cell in comparison.compared()}
     pairs = [pair for pair in comparison.part.asked if there.issuperset(pair)]
     verdicts = {base: comparison.verdict(base) for base in dict.fromkeys(base for _, base in pairs)}
@@ -130,9 +130,10 @@ def _declared(comparison: Comparison) -> Iterator[Table]:
 
 
 def _other_people(part: str, verdict: Verdict) -> Table:
-    """Return the differences again with one number for each person, its mean over seeds: for other people.
+    """Return the differences with one number for each person, the mean over seeds, to generalise to other people.
 
-    Student's t over people. They learn together and are not quite independent, which it does not know.
+    The intervals are Student's t intervals over people. People in one federation are not quite independent, which
+    Student's t ignores.
     """
     base = next(row for row in verdict.rows if row.title == verdict.baseline)
     moves = {row.title: _moves(row, base) for row in verdict.rows if row is not base}
@@ -152,7 +153,7 @@ def _other_people(part: str, verdict: Verdict) -> Table:
 
 
 def _moves(row: VerdictRow, base: VerdictRow) -> list[float]:
-    """Return each site's difference from the base."""
+    """Return each site's difference from the baseline."""
     pairs = [(row.sites[site], base.sites[site]) for site in row.sites]
     return [mine.mean - theirs.mean for mine, theirs in pairs if mine and theirs]
 
@@ -166,12 +167,12 @@ def _repeated(part: Part) -> Iterator[str]:
 
 
 def changed(row: str) -> bool:
-    """True if a row's pictures are changed before anybody trains."""
+    """Return True if a row's images are changed before training."""
     return row.partition(": ")[0].rpartition(", ")[2] in LOOKS
 
 
 def command(part: Part) -> str:
-    """Return the `medsilo compare` that runs a part."""
+    """Return the `medsilo compare` command that runs a part."""
     words = ["medsilo", "compare", *(["--plan", part.plan] if part.plan else ["--task", part.task])]
     words += ["--seeds", ",".join(map(str, range(part.seeds))), "--at-once", "1"]
     words += ["--device", "cpu", *(["--folds", str(part.folds)] if part.folds else [])]

@@ -1,14 +1,14 @@
-"""The studies as data: task, rows, seeds, rounds, folds, and the question that was declared before any run."""
+"""Define the studies as data: task, rows, seeds, rounds, folds, and the question that was declared before any run."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-HAR = "har_uci"  # recorded activity, which is first put in order
+HAR = "har_uci"  # recorded activity, whose steps are first put in order
 HEART, BRCA, IMPACT = "heart_uci", "tcga_brca", "impact"  # tables of patients
-BRAINS = "brains"  # volumes, which are generated
+BRAINS = "brains"  # generated volumes
 CELLS = "wbc_2labs"  # white blood cells, one folder for each laboratory
-VOLUMES = "hippocampus"  # whose slices become hospitals that differ in one way
+VOLUMES = "hippocampus"  # volumes whose slices become hospitals that differ in one way
 DEAREST = ("fedsm", "fedsm-extra", "fedsm-ensemble")
 
 
@@ -22,33 +22,35 @@ class Shift:
     kind: str
     power: float
     axis: str  # the meaning of the power
-    control: str  # the row that has the method's price without its idea
+    control: str  # the row with the method's cost but without its idea
 
 
 @dataclass(frozen=True)
 class Part:
-    """One comparison of a page: what `medsilo compare` is asked."""
+    """One comparison of a page, with the arguments of `medsilo compare`."""
 
-    name: str  # of its folder
+    name: str  # name of the part's folder
     title: str
     rows: tuple[str, ...]  # methods, or "title: key=value key=value"
     baseline: str
-    why: str  # this question was chosen before any run
-    plan: str = ""  # a file or job of the repository, or
+    why: str  # reason for the question, which was chosen before any run
+    plan: str = ""  # a file or job of the repository; the alternative is `task`
     task: str = ""
     changes: tuple[str, ...] = ()
     seeds: int = 10
-    later: tuple[str, ...] = DEAREST  # rows, by title or method, made one after the other when the rest has all seeds
+    # rows, by title or method, that run one after the other when the other rows have all seeds
+    later: tuple[str, ...] = DEAREST
     folds: int | None = None
-    beside: tuple[str, ...] = ()  # further baselines, to explore
-    asked: tuple[tuple[str, str], ...] = ()  # further declared questions: a row, and its baseline
+    beside: tuple[str, ...] = ()  # further baselines, for exploration
+    asked: tuple[tuple[str, str], ...] = ()  # further declared questions: a row and its baseline
     data: str = ""  # a folder of real data
     shift: int | None = None  # the seed of the shift that is induced in recorded activity
-    stress: str = ""  # the one way in which hospitals differ that are drawn from `VOLUMES`
-    elsewhere: bool = False  # its contrasts are those of contrasts.yaml, of kept scores; single-site models also answer
-    # together
+    stress: str = ""  # the single difference between hospitals that get their volumes from `VOLUMES`
+    # the part's contrasts are those of contrasts.yaml, from stored scores; ensembles of single-site models are scored,
+    # too
+    elsewhere: bool = False
     people: bool = False  # every site is one person, so that other sites are other people
-    # `baseline` is then the method itself, whose difference from every other row is reported
+    # With `made_up`, `baseline` is the method itself, whose difference from every other row is reported.
     made_up: Shift | None = None
 
 
@@ -58,7 +60,7 @@ class Page:
 
     title: str
     data: str
-    words: str  # the data, and the terms under which all rows run
+    words: str  # the data, and the conditions of all rows
     parts: tuple[Part, ...]
 
 
@@ -95,7 +97,7 @@ HARMOFL = (
 )
 FEDAVG = "algorithm.name=fedavg algorithm.weighting=uniform"
 LOOKS = ("centred", "standardised", "histograms matched", "stains normalised")
-RATES = ("0.017", "0.15")  # a third of the plan's learning rate, and three times as much
+RATES = ("0.017", "0.15")  # a third of the plan's learning rate, and three times this rate
 CONTROLS = (
     ALONE,
     f"FedAvg: {FEDAVG}",
@@ -135,7 +137,7 @@ PLAIN_SGD = ("training.momentum=0", "training.weight_decay=0", "model_selection.
 
 
 def _similar(name: str, title: str, *changes: str, **more: Any) -> Part:
-    """AdaFed's methods against FedBN, with plain SGD."""
+    """Return AdaFed's methods against FedBN, with plain SGD."""
     return Part(
         name,
         title,
@@ -150,7 +152,7 @@ def _similar(name: str, title: str, *changes: str, **more: Any) -> Part:
 
 
 def _windows(name: str, title: str, sites: Iterable[str], rounds: int, rate: float, *changes: str, **more: Any) -> Part:
-    """AdaFed's methods on windows of activity."""
+    """Return AdaFed's methods on windows of activity."""
     training = (f"training.rounds={rounds}", "training.batch_size=32", f"training.learning_rate={rate}")
     return _similar(name, title, *changes, f"participation.sites=[{','.join(sites)}]", *training, **more)
 
@@ -169,7 +171,7 @@ def _activity(shift: str, title: str) -> Part:
 
 
 def _synthetic(task: str, title: str, rows: tuple[str, ...], *changes: str) -> Part:
-    images = (WHOLE, MEAN_BAND) if task != "activity" else ()  # without images no amplitude
+    images = (WHOLE, MEAN_BAND) if task != "activity" else ()  # data without images have no amplitude
     return Part(
         task,
         title,
@@ -384,7 +386,7 @@ OF_IMAGES = (*OF_TABLES[:5], WHOLE, MEAN_BAND, *OF_TABLES[6:])
 
 
 def _differing(name: str, title: str, rows: tuple[str, ...], epochs: int = 1, **more: Any) -> Part:
-    """Methods for other appearance, methods with a model of each hospital's own, and neither."""
+    """Return methods for different appearance, methods with a personal model for each hospital, and further methods."""
     return Part(
         name,
         title,
@@ -494,7 +496,7 @@ WEIGHTS = Page(
 SYNTHETIC = "Synthetic data: our measurements, not the papers'. "
 NUCLEI_SETS = "MoNuSAC 2020, MoNuSeg 2018, TNBC (222 tiles of 94 patients)"
 
-# In the order in which `all` makes them: real data first, then by their cost.
+# The pages are in the order in which `all` runs them: real data first, then by their cost.
 PAGES = {
     "study-nuclei": Page(
         "Methods on three public sets of nuclei, with folds",

@@ -1,6 +1,7 @@
-"""FLamby's two tables of patients, and the studies of IMPACT as hospitals that train and are tested.
+"""Prepare FLamby's two tables of patients, and the studies of IMPACT as hospitals that train and test.
 
-A fifth of each hospital's training cases of heart disease validate; TCGA-BRCA has too few deaths for that.
+A fifth of each hospital's training cases of heart disease are validation cases; TCGA-BRCA has too few deaths for
+validation cases.
 """
 
 import csv
@@ -10,13 +11,13 @@ from medsilo.core.errors import DataError
 from results.flamby import HEART, TABLES, Lines, write_tables
 from results.pages import IMPACT
 
-EACH = 5  # of so many training cases, as they stand, one validates
-PARTS = ("train", "test", "train", "test", "validation")  # of a study's patients in the file's order, again and again
+EACH = 5  # one of this number of training cases, in the file's order, becomes a validation case
+PARTS = ("train", "test", "train", "test", "validation")  # parts of a study's patients in the file's order, repeated
 COVARIATES = ("age", "motor_score", "pupil", "ct", "hypox", "hypots", "tsah", "edh")
 
 
 def validated(lines: Lines) -> Lines:
-    """Return the lines with every fifth training case of a hospital for validation."""
+    """Return the lines, with every fifth training case of a hospital as a validation case."""
     found: Lines = {}
     for site, own in lines.items():
         trained = [place for place, line in enumerate(own) if line["part"] == "train"]
@@ -26,7 +27,7 @@ def validated(lines: Lines) -> Lines:
 
 
 def write_patients(source: Path, target: Path) -> Path:
-    """Write the hospitals' tables of the set that lies in `source`, and return their folder."""
+    """Write the hospitals' tables of the set in the folder `source`, and return the folder of the tables."""
     benchmark = next(one for one in TABLES if one.folder == source.name)
     if lacking := benchmark.lacking(source.parent):
         raise DataError(f"no {', '.join(lacking)} in the data folder; --data names the folder with {source.name}")
@@ -37,7 +38,7 @@ def write_patients(source: Path, target: Path) -> Path:
 
 
 def write_studies(source: Path, target: Path) -> Path:
-    """Write a table for each study of IMPACT, and return their folder."""
+    """Write a table for each study of IMPACT, and return the folder of the tables."""
     file = source / f"{IMPACT}.csv"
     if not file.is_file():
         raise DataError(f"no {file.name} in the data folder; --data names the folder with {source.name}")

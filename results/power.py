@@ -1,10 +1,12 @@
-"""The power of a comparison of six methods with three seeds, and its false alarms: a part of results/intervals.csv.
+"""Simulate the power of a comparison of six methods with three seeds, and its false alarms, for a part of
+results/intervals.csv.
 
-Scores are simulated, for each row and seed by itself. With their spread, a row alone finds 6 points in 11 % and 10
-points in 27 % of studies. Each seed adds a number to all rows. In false alarms no row gains, and one may be unsteadier
-than the rest. The luck of training is estimated in four ways. From each row alone; from all rows without a check; from
-all rows as in `compare` (medsilo_lab.study.training_luck); and from all rows and the row itself, weighted as if the
-others were four degrees of freedom (Smyth 2004). p is corrected for all rows (Holm), at 5 %.
+The scores are simulated separately for each row and seed. With the simulated spread, a row judged alone finds 6 points
+in 11 % and 10 points in 27 % of studies. Each seed adds the same number to all rows. In the simulation of false alarms
+no row gains, and one row may have a larger spread than the others. The variance of training is estimated in four ways.
+The four estimates use each row alone; all rows without a check; all rows as in `compare`
+(medsilo_lab.study.training_luck); and all rows with the row itself. In the last estimate, the others count as four
+degrees of freedom (Smyth 2004). P-values are corrected for all rows (Holm), at 5 %.
 """
 
 from collections.abc import Callable
@@ -19,13 +21,13 @@ ROWS, SEEDS, SPREAD, LEVEL = 6, 3, 0.0225, 0.05
 TIMES = 4000
 UNSTEADY = (1, 2, 3, 5, 10)
 BASELINE = (2, 3, 4)
-Judge = Callable[[np.ndarray], np.ndarray]  # [times, rows, seeds] -> p of each row but the first
+Judge = Callable[[np.ndarray], np.ndarray]  # [times, rows, seeds] → p of each row except the first
 
 
 def studies(
     random: np.random.Generator, gain: float, unsteady: float = 1.0, times: int = TIMES, row: int = 1
 ) -> np.ndarray:
-    """Draw studies [times, rows, seeds]: a row is so many times as unsteady as the rest, row 2 gains."""
+    """Draw studies [times, rows, seeds], in which one row has a larger spread and row 2 gains."""
     drawn = random.normal(0, SPREAD, (times, ROWS, SEEDS))
     drawn[:, row] *= unsteady
     drawn[:, 2] += gain
@@ -33,18 +35,18 @@ def studies(
 
 
 def p_values(scores: np.ndarray, variance: np.ndarray, degrees: np.ndarray) -> np.ndarray:
-    """Return p of each row's difference from the first, [times, rows - 1]."""
+    """Return the p-value of each row's difference from the first row, [times, rows - 1]."""
     ways = scores[:, 1:] - scores[:, :1]
     return 2 * stats.t.sf(np.abs(ways.mean(-1)) / np.sqrt(variance / SEEDS), degrees)
 
 
 def of_its_own(scores: np.ndarray) -> np.ndarray:
-    """Return each row's variance of its difference from the first."""
+    """Return the variance of each row's difference from the first row."""
     return (scores[:, 1:] - scores[:, :1]).var(-1, ddof=1)
 
 
 def alone(scores: np.ndarray) -> np.ndarray:
-    """Judge each row by itself."""
+    """Judge each row by its own variance."""
     own = of_its_own(scores)
     return p_values(scores, own, np.full(own.shape, SEEDS - 1.0))
 
@@ -57,7 +59,8 @@ def unchecked(scores: np.ndarray) -> np.ndarray:
 
 def residual(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return one seed's variance of a difference between two rows, estimated from all rows, and its degrees of
-    freedom."""
+    freedom.
+    """
     rest = scores - scores.mean(-1, keepdims=True)
     rest = rest - rest.mean(-2, keepdims=True)
     degrees = (ROWS - 1) * (SEEDS - 1)
@@ -65,7 +68,7 @@ def residual(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def checked(scores: np.ndarray) -> np.ndarray:
-    """Judge as `compare` does."""
+    """Judge all rows as `compare` does."""
     own = of_its_own(scores)
     common, known, steady = luck_beside(scores, 0)
     variance = np.where(steady, np.maximum(common[:, None], own), own)
@@ -73,7 +76,7 @@ def checked(scores: np.ndarray) -> np.ndarray:
 
 
 def moderated(scores: np.ndarray, prior: float = 4.0) -> np.ndarray:
-    """Judge each row by its own variance and that of all, which counts as so many degrees of freedom."""
+    """Judge each row by its variance and the common variance, which counts as `prior` degrees of freedom."""
     own, (common, _) = of_its_own(scores), residual(scores)
     degrees = np.full(own.shape, prior + SEEDS - 1)
     return p_values(scores, (prior * common[:, None] + (SEEDS - 1) * own) / degrees, degrees)
@@ -95,19 +98,19 @@ def sure(p: np.ndarray) -> np.ndarray:
 
 
 def covered(judge: Judge, unsteady: float, times: int = TIMES) -> float:
-    """Return the coverage of a 95 % interval where the first row is the unsteady row."""
+    """Return the coverage of a 95 % interval if the first row has the larger spread."""
     return float((judge(studies(np.random.default_rng(2), 0.0, unsteady, times, row=0)) >= LEVEL).mean())
 
 
 def measured(judge: Judge, times: int = TIMES) -> tuple[list[float], list[float]]:
-    """Return the power for differences of 6 and 10 points, and the false alarms by unsteadiness."""
+    """Return the power for differences of 6 and 10 points, and the false alarms by the spread of one row."""
     random = np.random.default_rng(1)
     power = [float(sure(judge(studies(random, gain, times=times)))[:, 1].mean()) for gain in (0.06, 0.1)]
     return power, [float(sure(judge(studies(random, 0.0, by, times))).any(1).mean()) for by in UNSTEADY]
 
 
 def table() -> Table:
-    """Return the power and the false alarms of each way to estimate the luck of training."""
+    """Return the power and the false alarms of each way of estimating the variance of training."""
     alarms = [f"false alarms, a row {by}x as unsteady" for by in UNSTEADY]
     heads = ["", "found, 6 points", "found, 10 points", *alarms]
     heads += [f"covered, baseline {by}x as unsteady" for by in BASELINE]

@@ -1,4 +1,5 @@
-"""Files of results/: the numbers of a study as CSV, below a header of comment lines; and their index.
+"""Read and write the files of results/: the numbers of a study as CSV, below a header of comment lines; and their
+index.
 
 python -m results.result_files        # write results/README.md again
 
@@ -16,9 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "results"
 COLUMNS = (
-    "part",  # of the study
+    "part",  # part of the study
     "configuration",  # a method, or a method with numbers
-    "baseline",  # the baseline; empty: the value is no difference
+    "baseline",  # the baseline; empty if the value is no difference
     "quantity",
     "value",
     "spread",  # standard deviation over seeds, unless the header says otherwise
@@ -28,11 +29,11 @@ COLUMNS = (
     "significant",
     "seeds",
     "n",  # test patients
-    "text",  # of a cell that is more than a number
+    "text",  # content of a cell that is more than a number
 )
 EMPTY, SIGNIFICANT = ("", "–", "-"), "**"
 MEAN, LESS = "mean over sites", "less "
-DECLARED = "declared questions"  # the part of a file whose p is corrected for these alone
+DECLARED = "declared questions"  # the part of a file whose p-values are corrected for its own questions only
 NUMBER = r"[+-]?\d[\d,]*\.?\d*(?:e-?\d+)?"
 CELL = re.compile(
     rf"(?P<value>{NUMBER})(?: ± (?P<spread>{NUMBER}))?(?: \((?P<low>{NUMBER}) to (?P<high>{NUMBER})\))?"
@@ -42,7 +43,7 @@ RANGE = re.compile(rf"(?P<low>{NUMBER}) to (?P<high>{NUMBER})")
 
 
 def parsed(text: str) -> dict[str, str]:
-    """Return the parts of a table's cell by column: "+1.7 (-3.9 to +7.3)", "53.4 ± 0.5", "never".
+    """Return the parts of a table's cell by column; examples are "+1.7 (-3.9 to +7.3)", "53.4 ± 0.5" and "never".
 
     >>> parsed("**+9.9 (+5.8 to +13.9)**")
     {'value': '+9.9', 'low': '+5.8', 'high': '+13.9', 'significant': 'yes'}
@@ -77,7 +78,7 @@ class Table:
     baseline: str = ""
     seeds: str = ""
     keys: int = 1
-    patients: Mapping[str, int] = field(default_factory=dict)  # that were tested, by quantity
+    patients: Mapping[str, int] = field(default_factory=dict)  # tested patients, by quantity
 
     def lines(self) -> Iterator[dict[str, str]]:
         """Yield a line of the file for each cell."""
@@ -105,7 +106,7 @@ class Study:
     tables: Sequence[Table] = field(default_factory=tuple)
 
     def text(self) -> str:
-        """Return the file."""
+        """Return the file's content."""
         out = io.StringIO()
         for name, said in self.header.items():
             for line in (said,) if isinstance(said, str) else said:
@@ -117,7 +118,7 @@ class Study:
 
 
 def header_of(path: Path) -> dict[str, list[str]]:
-    """Return the lines above a file's table, by their names."""
+    """Return the lines above a file's table as a mapping from name to text."""
     found: dict[str, list[str]] = {}
     for line in path.read_text("utf-8").splitlines():
         if not line.startswith("# "):
@@ -134,7 +135,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def index(folder: Path = FOLDER) -> str:
-    """Return the index of a folder's files, made of their headers."""
+    """Return the index of a folder's files, created from their headers."""
     lines = []
     for path in sorted(folder.glob("*.csv")):
         header = header_of(path)

@@ -1,4 +1,4 @@
-"""Tables of induced shifts: each method's gain by the power of the shift that it was made for."""
+"""Tabulate induced shifts: each method's gain by the power of the shift for which the method was designed."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -10,7 +10,7 @@ from results.pages import Shift
 from results.result_files import LESS, MEAN, Table
 from results.tables import difference
 
-Gains = dict[str, PairedDifference]  # over each other row, in the mean over sites
+Gains = dict[str, PairedDifference]  # gain over each other row, in the mean over sites
 By = dict[float, tuple[float, Gains]]  # by power: the method's score and its gains
 
 
@@ -24,7 +24,7 @@ def kinds(parts: Sequence[Comparison]) -> Iterator[tuple[Shift, Comparison, By]]
 
 
 def _titles(comparison: Comparison) -> list[str]:
-    """Return the rows that are compared."""
+    """Return the titles of the compared rows."""
     return list(dict.fromkeys(cell.row.title for cell in comparison.compared()))
 
 
@@ -41,7 +41,8 @@ def _gains(comparison: Comparison) -> tuple[float, Gains]:
 def tables(parts: Sequence[Comparison]) -> Iterator[Table]:
     """Yield a table for each kind of shift: a method's score by power, and its differences from the other rows.
 
-    They are paired by test case, for other patients and other seeds; p is corrected for all rows at that power.
+    The differences are paired by test case, for other patients and other seeds; p is corrected for all rows at that
+    power.
     """
     for shift, first, by in kinds(parts):
         method = first.part.baseline

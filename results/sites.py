@@ -1,7 +1,7 @@
-"""Generated hospitals that differ by a power that is given.
+"""Change generated hospitals so that they differ by a given power.
 
-Appearance is the task's own `shift`. For the others, the generated task is changed during a run: in the number of
-hospitals that label the other structure, and in the distance of two families of sensors.
+For differences in appearance, the task's `shift` is used. For the other kinds, the generated task is changed: the
+number of hospitals that label the other structure, or the distance between sensor families.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +14,7 @@ from results.pages import ANATOMY, SENSORS, Shift
 
 
 def apart(family: Sensor, power: float) -> Sensor:
-    """Return sensors whose distance from the common sensors is so many times this family's."""
+    """Return sensors whose distance from the common sensors is this family's distance times `power`."""
 
     def moved(common: float, own: float) -> float:
         return common + power * (own - common)
@@ -28,7 +28,7 @@ def apart(family: Sensor, power: float) -> Sensor:
 
 
 def differing(shift: Shift | None) -> AbstractContextManager[Any]:
-    """Let generated hospitals differ so."""
+    """Let generated hospitals differ by this shift."""
     if shift and shift.kind == ANATOMY:
         return patch.object(prostate, "DARK_ORGANS", tuple(range(int(shift.power))))
     if shift and shift.kind == SENSORS:

@@ -1,8 +1,8 @@
-"""Hospitals that differ in one way: drawn from one hospital's volumes, as stress tests of federated learning do.
+"""Create hospitals that differ in one way from one hospital's volumes, as stress tests of federated learning do.
 
 Each volume gives one slice. Four hospitals get the same number of volumes, in turn, and each hospital's slices are
-changed by its power. The change is gamma, blur or the size of a pixel, which are appearance; or hospitals outline
-another structure. All else is equal, so a result answers that one difference.
+changed by its power. The difference is gamma, blur or pixel size, which change the appearance, or the outlined
+structure. All other properties are equal, so a result depends only on that difference.
 """
 
 import shutil
@@ -20,7 +20,7 @@ HOSPITALS = ("a", "b", "c", "d")
 EACH = 40  # volumes of a hospital
 SIZE = (32, 48)
 ANTERIOR, POSTERIOR = 1, 2
-POWERS: Mapping[str, tuple[float, ...]] = {  # of each hospital
+POWERS: Mapping[str, tuple[float, ...]] = {  # power at each hospital
     "alike": (0.0, 0.0, 0.0, 0.0),
     "gamma": (0.6, 0.85, 1.2, 1.7),
     "blur": (0.0, 0.7, 1.4, 2.1),  # standard deviation in pixels
@@ -60,7 +60,7 @@ CHANGES: Mapping[str, Callable[[np.ndarray, np.ndarray, float], Slice]] = {
 
 
 def _cut(values: np.ndarray) -> np.ndarray:
-    """Return the middle of a slice, with zeros around one that is too small."""
+    """Return the middle of a slice, padded with zeros if the slice is too small."""
     for axis, size in enumerate(SIZE):
         lacks = max(size - values.shape[axis], 0)
         around = [(0, 0), (0, 0)]
@@ -72,7 +72,7 @@ def _cut(values: np.ndarray) -> np.ndarray:
 
 
 def slice_of(image: np.ndarray, labels: np.ndarray) -> Slice:
-    """Return the slice that shows most of the rarer structure, in 0 to 1."""
+    """Return the slice with the largest area of the rarer structure, scaled to 0 to 1."""
     seen = [
         min((labels[:, :, place] == one).sum() for one in (ANTERIOR, POSTERIOR)) for place in range(labels.shape[2])
     ]
@@ -83,7 +83,7 @@ def slice_of(image: np.ndarray, labels: np.ndarray) -> Slice:
 
 
 def write_stress(source: Path, target: Path, kind: str) -> Path:
-    """Write the hospitals' folders of images and labels, and return their folder."""
+    """Write the hospitals' folders of images and labels, and return the folder that contains them."""
     import nibabel
 
     files = sorted((source / "images").glob("*.nii.gz"))

@@ -1,4 +1,4 @@
-"""A comparison as tables of a file: its scores, and their differences with intervals."""
+"""Present a comparison as tables of a file: its scores, and their differences with intervals."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,8 +14,9 @@ ALONE = "single-site, same normalisation layer"
 
 
 def scores(part: str, plan: Plan, found: dict[Row, dict[int, CellResult]], verdict: Verdict) -> Table:
-    """Per row: the sites' mean test score and its spread over seeds, the worst site, the round of its best score, its
-    cost."""
+    """Return for each row the sites' mean test score and its spread over seeds, the worst site, the best round, and the
+    cost.
+    """
     sites = sorted({site for own in found.values() for result in own.values() for site in result.sites})
     average = next((own for row, own in found.items() if "algorithm.name=fedavg" in row.changes), {})
     heads = ["configuration", MEAN, "lowest, highest seed", "worst site", *sites]
@@ -62,7 +63,7 @@ def differences(part: str, verdict: Verdict, with_sites: bool = True) -> Iterato
 
 
 def helps(verdict: Verdict, site: str) -> str:
-    """Describe the benefit for a site, by the declared federation, or by any where no federation is declared."""
+    """Describe the benefit for a site from the declared federation, or from any federation if none is declared."""
     rows = [row for row in verdict.rows if verdict.declared in (None, row.title)]
     found = [one for row in rows if (one := row.from_single_site.get(site))]
     if not found:
@@ -82,23 +83,23 @@ def _patients(verdict: Verdict) -> dict[str, int]:
 
 
 def points(mean: float, low: float, high: float, significant: bool) -> str:
-    """Return a difference in points with its interval, bold where it is significant."""
+    """Return a difference in points with its interval, in bold if it is significant."""
     text = f"{100 * mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
     return f"**{text}**" if significant else text
 
 
 def difference(found: PairedDifference | None) -> str:
-    """Return a difference that a verdict has."""
+    """Return a difference from a verdict."""
     return points(found.mean, found.low, found.high, found.sure) if found else ""
 
 
 def p_of(found: PairedDifference | None) -> str:
-    """Return its p-value after correction."""
+    """Return the corrected p-value of a difference."""
     return "" if found is None else f"{found.adjusted:.3g}"
 
 
 def rounds_to(level: float | None, result: CellResult) -> int | None:
-    """The training rounds after which the mean validation score first was this high."""
+    """Return the number of training rounds after which the mean validation score first reached this value."""
     if level is None:
         return None
     reached = (number for number, value in enumerate(result.validation) if value is not None and value >= level)

@@ -1,9 +1,9 @@
-"""Declared contrasts by the statistics of an earlier commit, beside today's, from the same kept scores.
+"""Compare the declared contrasts by an earlier commit's statistics with today's statistics, on the same stored scores.
 
     python -m results.told_twice [--write]
 
-Takes that commit's package out of this repository and lets it analyse the scores of results/scores in a separate
-process. Prints results/told-twice.csv, which --write writes. It trains nothing.
+The program extracts that commit's package from this repository and lets it analyse results/scores in a separate
+process. The program prints the result file, which --write also writes. The program does not train.
 """
 
 import io
@@ -24,9 +24,10 @@ from results import contrasts, result_files
 from results.result_files import MEAN, Table
 
 FILE = result_files.FOLDER / "told-twice.csv"
-COMMIT = "b0ef5c23"  # of 28 November 2026: one patient who fails wholly was added to each hospital and repetition
+# of 28 November 2026, whose statistics add one completely failed patient to each hospital and repetition
+COMMIT = "b0ef5c23"
 JOINING = ("fedavg", "local")
-# The program for the earlier package: a line of JSON in, a line out.
+# The program for the earlier package reads a line of JSON and prints a line of JSON.
 ASKED = """
 import json, sys
 import numpy as np
@@ -56,7 +57,7 @@ print(json.dumps([[*key, one.as_json()] for key, one in told.items()]))
 
 
 def package(commit: str, folder: Path) -> Path:
-    """Take the packages of a commit out of this repository."""
+    """Extract the packages of a commit from this repository."""
     command = ["git", "archive", commit, "custom"]
     found = subprocess.run(command, cwd=result_files.FOLDER.parent, check=True, capture_output=True)
     with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
@@ -74,7 +75,7 @@ def as_json(study: Any) -> list[dict[str, list[list[float]]]]:
 
 
 def earlier() -> list[contrasts.Answers]:
-    """Return the sets of the first declaration: later ones had no statistics of before."""
+    """Return the data sets of the first declaration, because later sets have no earlier statistics."""
     return [one for one in contrasts.answers() if "declared" not in contrasts.declaration().sets[one.name]]
 
 
@@ -97,7 +98,7 @@ def told_before(one: contrasts.Answers, code: Path) -> list[tuple[str, str, Pair
 
 
 def tables() -> Iterator[Table]:
-    """Yield each contrast of each set as it was reported."""
+    """Yield each contrast of each set as both versions report it."""
     with TemporaryDirectory() as folder:
         code = package(COMMIT, Path(folder))
         for one in earlier():
@@ -111,7 +112,7 @@ def tables() -> Iterator[Table]:
 
 
 def text() -> str:
-    """Return the file."""
+    """Return the file's content."""
     header = {
         "title": "Declared contrasts by the statistics of before 29 November 2026",
         "data": "those of contrasts.csv",

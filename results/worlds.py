@@ -1,8 +1,9 @@
-"""Kinds of comparison whose truth is known: patients, hospitals and seeds are drawn. A part of results/intervals.csv.
+"""Simulate kinds of comparison with a known truth: patients, hospitals and seeds are drawn at random. The tables are a
+part of results/intervals.csv.
 
-No choice here depends on an interval's coverage. There are seven kinds of patients times four shapes of a study, from
-five patients of one hospital to a hundred of each of three. Seeds range from alike to as different as patients. In
-further worlds either method fails a share of the patients wholly.
+No number in this module was chosen by an interval's coverage. The worlds combine seven kinds of patients with four
+shapes of a study, from five patients in all to three hospitals with a hundred each. Seeds range from identical to as
+different as patients. In further worlds, the methods fail completely on a share of the patients.
 """
 
 import math
@@ -27,9 +28,10 @@ from medsilo_lab.study.verdict import _tested
 from results.result_files import Table
 
 Random = np.random.Generator
-STUDIES = 1600  # of each world
+STUDIES = 1600  # simulated studies of each world
 FOUND, EACH = 60, 10  # studies that report a difference, and the number of repetitions of each
-USUAL, SPREAD, HARD, CELLS = 0.7, 0.05, 0.06, 0.3  # score; spread of differences; of patients' scores; of the residual
+# mean score; spread of differences; spread of patients' scores; spread of the residual
+USUAL, SPREAD, HARD, CELLS = 0.7, 0.05, 0.06, 0.3
 SHAPES = {  # patients of each hospital, seeds, the seeds' spread over the patients'
     "1 x 5 patients, 4 seeds": ((5,), 4, 0.0),
     "1 x 20, 6 seeds": ((20,), 6, 0.3),
@@ -43,7 +45,8 @@ SKEWED, DICE, RIGHT, MOVED = (
     "seeds move single",
 )
 KINDS = ("normal", "a little skewed", SKEWED, "heavy tails", DICE, RIGHT, f"{MOVED} patients")
-FAILING = ((0.05, 0.0), (0.1, 0.0), (0.25, 0.0), (0.1, 0.1), (0.05, 0.25))  # of patients, with either method
+# shares of patients on whom each method fails
+FAILING = ((0.05, 0.0), (0.1, 0.0), (0.25, 0.0), (0.1, 0.1), (0.05, 0.25))
 WITH_FAILING = {
     "1 x 5 patients, 4 seeds": ((5,), 4, 0.3),
     "1 x 20, 6 seeds": ((20,), 6, 0.3),
@@ -53,9 +56,10 @@ WITH_FAILING = {
 
 
 class World(NamedTuple):
-    """A kind of patients, the patients of each hospital, seeds, and how far these differ. failing: with either method.
+    """A kind of patients, the patients of each hospital, and seeds with their spread. failing: the share on which each
+    method fails.
 
-    akin: how much patients of a hospital are alike in whether they fail, so that hospitals differ in their share.
+    akin: correlation of failures among a hospital's patients, so that hospitals differ in their share.
     """
 
     kind: str
@@ -86,7 +90,7 @@ AKIN = tuple(
 
 
 def study(random: Random, one: World, gain: float = 0.0) -> tuple[Study, Study, float]:
-    """Draw two methods' scores on the same patients, and the truth. gain: the first method's advantage."""
+    """Draw two methods' scores on the same patients, and the true difference. gain: the first method's advantage."""
     luck = one.luck * random.normal(0, 1, (one.seeds, 1))
     pairs, truths = [], []
     for size in one.sizes:
@@ -113,7 +117,7 @@ def study(random: Random, one: World, gain: float = 0.0) -> tuple[Study, Study, 
 
 
 def _better(random: Random, one: World, scores: np.ndarray, gain: float) -> np.ndarray:
-    """Return scores whose mean is so much higher, over all patients; what is right or wrong stays one of both."""
+    """Return scores with a mean that is higher by `gain` over all patients; right and wrong answers stay 1 and 0."""
     if one.kind == RIGHT:
         return np.where(random.random(scores.shape[1]) < gain / (1 - _level(one)), 1.0, scores)
     return scores + gain * (1 - scores) / (1 - _level(one)) if one.kind == DICE else scores + gain
@@ -125,7 +129,7 @@ def _level(one: World) -> float:
 
 @cache
 def _levels(kind: str, luck: float) -> tuple[float, float]:
-    """Return either method's mean over all patients and seeds that there could be."""
+    """Return each method's mean over all possible patients and seeds."""
     random, one = np.random.default_rng(0), World(kind, "", (500,), 50, luck)
     blocks = [_pair(random, one, 500, luck * random.normal(0, 1, (50, 1))) for _ in range(400)]
     return float(np.mean([mine.mean() for mine, _ in blocks])), float(np.mean([theirs.mean() for _, theirs in blocks]))
@@ -154,7 +158,7 @@ def _pair(random: Random, one: World, size: int, luck: np.ndarray) -> tuple[np.n
 
 
 def truth(one: World) -> float:
-    """Return the difference over all patients and seeds that there could be, where neither method fails."""
+    """Return the true difference over all possible patients and seeds, if neither method fails."""
     if one.kind not in (DICE, RIGHT):
         return 0.0
     mine, theirs = _levels(one.kind, one.luck)
@@ -162,7 +166,7 @@ def truth(one: World) -> float:
 
 
 def found(one: World, times: int, seed: int, asked: list[str] | None = None) -> list[tuple[Difference, float]]:
-    """Draw studies and analyse them: the difference, and the truth."""
+    """Draw and analyse studies; returns each estimated difference with the true difference."""
     random, all_found = np.random.default_rng(seed), []
     for _ in range(times):
         mine, theirs, true = study(random, one)
@@ -173,7 +177,7 @@ def found(one: World, times: int, seed: int, asked: list[str] | None = None) -> 
 def covered(one: World, times: int, seed: int) -> tuple[float, float, float]:
     """Return the coverage of both intervals, and half the first interval's width over the spread of the estimate.
 
-    A study whose patients are all alike has no interval.
+    A study with identical patients has no interval.
     """
     drawn = [each for each in found(one, times, seed) if each[0].law and each[0].law.variance]
     first = float(np.mean([each.low <= true <= each.high for each, true in drawn]))
@@ -185,11 +189,11 @@ def covered(one: World, times: int, seed: int) -> tuple[float, float, float]:
 # ---------------------------------------------------------------------------------------------------- width and power
 EXACT = World(
     "normal", "", (20,), 4, 0.0
-)  # where seeds do nothing and patients are normal, Student's interval is exact
+)  # without differences between seeds and with normal patients, Student's interval is exact
 
 
 def width_of_students(times: int) -> dict[int, float]:
-    """Return by the number of patients how much wider the interval is than Student's over patients, in the median."""
+    """Return by the number of patients the median ratio of the interval's width to Student's interval over patients."""
     widths = {}
     for size in (5, 10, 20, 50):
         random, ratios = np.random.default_rng(size), []
@@ -204,8 +208,9 @@ def width_of_students(times: int) -> dict[int, float]:
 
 
 def patients_that_find(times: int, gain: float = 0.035) -> tuple[int, int]:
-    """Return the number of patients that find this difference in four of five studies, and the number that Student's
-    test needs."""
+    """Return the number of patients with which four of five studies find this difference, and the number that Student's
+    test needs.
+    """
     spread = SPREAD * math.sqrt(1 + CELLS**2 / EXACT.seeds)
 
     def students(size: int) -> bool:
@@ -220,7 +225,7 @@ def patients_that_find(times: int, gain: float = 0.035) -> tuple[int, int]:
 
 
 def false_verdicts(one: World, times: int, rows: int = 4) -> float:
-    """Return the share of comparisons in which one of these rows is called better or worse, and none is."""
+    """Return the share of comparisons in which a row is called better or worse although all rows are equal."""
     random, told = np.random.default_rng(7), 0
     for _ in range(times):
         hard = [random.normal(0, HARD, size) for size in one.sizes]
@@ -232,7 +237,7 @@ def false_verdicts(one: World, times: int, rows: int = 4) -> float:
 
 
 def _harder(seed: Mapping[str, Scores], hard: Sequence[np.ndarray]) -> dict[str, Scores]:
-    """Return a seed's scores of patients who are as hard for all rows."""
+    """Return a seed's scores of patients who are equally hard for all rows."""
     return {site: Scores(own.values / 2 + hard[int(site)], own.patients) for site, own in seed.items()}
 
 
@@ -250,8 +255,9 @@ TOLD = (
 
 
 def told_and_found(one: World, times: int, each: int) -> tuple[float, float]:
-    """Return the median difference that studies report as found with power .80, and the share of studies that find
-    it."""
+    """Return the median difference that studies report as detectable with power .80, and the share of studies that find
+    it.
+    """
     random, told, hits = np.random.default_rng(sum(one.sizes) + one.seeds), [], []
     names = [f"{place}" for place in range(len(one.sizes))]
     for _ in range(times):
@@ -267,7 +273,7 @@ def told_and_found(one: World, times: int, each: int) -> tuple[float, float]:
 
 # ----------------------------------------------------------------------------------------------------- the file
 def tables() -> list[Table]:
-    """Simulate all."""
+    """Run all simulations and return their tables."""
     heads = ("study", "covered, patients like these", "covered, if an unseen kind fails", "half its width")
     rows = {}
     for part, drawn in (("a difference", WORLDS), ("a difference, patients fail", (*FAILING_WORLDS, *AKIN))):
@@ -294,7 +300,7 @@ def tables() -> list[Table]:
 
 
 def words() -> tuple[str, ...]:
-    """Describe the tables."""
+    """Return the lines that describe the tables."""
     return (
         f"A difference: {STUDIES} drawn studies of each world (results/worlds.py), {STUDIES * 5 // 8} where patients "
         "fail. Half its width is in standard "

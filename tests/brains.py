@@ -1,4 +1,4 @@
-"""Studies of the generated hospitals of benchmarks/brains.py."""
+"""Create studies of the synthetic hospitals of benchmarks/brains.py."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,7 +18,7 @@ def study(
     task: Mapping[str, Any] = {"mirror": False},
     **others: Any,
 ) -> Plan:
-    """Return a study of these hospitals."""
+    """Return a study of the synthetic hospitals."""
     own = {"name": "nnunet", "question": QUESTION.model_dump(mode="json"), "plans": plans, **task}
     return parse_plan(
         {

@@ -1,4 +1,4 @@
-"""Controls a headless Chromium through its DevTools protocol, to see a page as a reader does."""
+"""Control a headless Chromium through its DevTools protocol, to test a page as a reader sees it."""
 
 import base64
 import json
@@ -21,7 +21,7 @@ AXE = """axe.run().then(found => JSON.stringify(
 
 
 class Browser:
-    """One tab."""
+    """One tab of the browser."""
 
     def __init__(self, address: str) -> None:
         self.socket = websocket.create_connection(address, timeout=PATIENCE, suppress_origin=True)
@@ -54,7 +54,7 @@ class Browser:
         return found["result"].get("value")
 
     def click(self, selector: str) -> None:
-        """Press the mouse's button in the middle of an element."""
+        """Press the mouse button in the middle of an element."""
         place = f"document.querySelector({json.dumps(selector)})"
         self.ask(f"{place}.scrollIntoView({{block: 'center'}})")
         x, y = self.ask(f"(r => [r.x + r.width / 2, r.y + r.height / 2])({place}.getBoundingClientRect())")
@@ -71,12 +71,12 @@ class Browser:
         self.do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
 
     def media(self, kind: str = "", scheme: str = "light") -> None:
-        """Show the page as on this medium ("print" or the screen) and with this preference of colours."""
+        """Show the page for this medium ("print" or the screen) and with this preference of colours."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.do("Emulation.setEmulatedMedia", media=kind, features=features)
 
     def faults(self) -> list[tuple[str, list[str]]]:
-        """Return the axe-core rules that the page breaks, with their places in it."""
+        """Return the axe-core rules that the page breaks, with the elements that break them."""
         self.ask(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8") + "; 0")
         found = self.do("Runtime.evaluate", expression=AXE, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found
@@ -97,7 +97,7 @@ class Browser:
 
 @contextmanager
 def chromium(folder: Path) -> Iterator[Browser]:
-    """Start a browser with its profile in this folder; the test is skipped without a browser."""
+    """Start a browser with its profile in this folder; skip the test if no browser is installed."""
     program = next((found for name in NAMES if (found := shutil.which(name))), None)
     if program is None:
         pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed")

@@ -1,9 +1,10 @@
-"""Run the tests of changed files: those that docs/seats.yaml lists for their capability, and those that import them.
+"""Run the tests for changed files: the tests that docs/seats.yaml lists for their capability, and the tests that import
+the files.
 
     python -m tests.changed BASE [OPTION...]     # `make test-changed` runs it: against main, with pytest's options
 
-The engine's quick tests run first. For a package beside the engine, the slow tests run, too; the engine's slow tests
-need `make test-slow`.
+The engine's quick tests run first. For a changed package outside the engine, the slow tests run, too; the engine's slow
+tests need `make test-slow`.
 
 The program lists changed files that only `make test` covers.
 """

@@ -1,10 +1,11 @@
-"""The promises of docs/trust/privacy.md, each with the tests that show it, from promises.yaml in this folder.
+"""Check the promises of docs/trust/privacy.md with the tests that promises.yaml lists for each promise.
 
     python -m tests.claims build/tests/*.xml      # the promises that the tests of this build have shown
     make claims                                   # the same in the gate, after make test and make test-slow
 
-The tests run in `make test` and `make test-slow`, which write the result files. Some promises have one more test in
-`make test-long`, every night and before a release. The gate does not wait for it, and names the tests that it left out.
+The tests run in `make test` and `make test-slow`, which write the result files. Some promises have an additional test
+in `make test-long`, which runs every night and before a release. The gate does not wait for the long tests, and prints
+their names.
 """
 
 import argparse
@@ -35,7 +36,7 @@ CLAIMS = tuple(Claim(one["promise"], tuple(one["tests"])) for one in load_yaml(L
 
 
 def is_long(test: str) -> bool:
-    """True if only `make test-long` runs a test; fails for an unknown name."""
+    """Return True if only `make test-long` runs a test; fails for an unknown name."""
     file, _, name = test.partition("::")
     body = ast.parse((ROOT / file).read_text("utf-8")).body
     (found,) = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
@@ -58,13 +59,17 @@ def why_not(claim: Claim, results: SuiteResults, gate: bool = False) -> list[str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print, for each promise, whether the results show it. Returns 1 unless they show all promises for this build."""
-    parser = argparse.ArgumentParser(prog="python -m tests.claims", description="Which claims tests have shown.")
+    """Print, for each promise, whether the results show it. The function returns 1 unless the results show all promises
+    for this build.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.claims", description="Print the claims that the tests have shown."
+    )
     parser.add_argument("reports", nargs="+", type=Path, help="JUnit files of this build's tests")
     parser.add_argument(
         "--gate",
         action="store_true",
-        help="fail for no test that `make test-long` alone runs, or that this machine skips",
+        help="ignore tests that only `make test-long` runs, or that this machine skips",
     )
     build, given = build_hash(), parser.parse_args(arguments)
     try:
@@ -73,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     if results.builds != {build}:
-        print(f"these are not results of this build ({build[:12]}), so they show nothing", file=sys.stderr)
+        print(f"the results belong to another build than {build[:12]}, so they show no claim", file=sys.stderr)
         return 1
     told = {claim: why_not(claim, results, given.gate) for claim in CLAIMS}
     bad = [line for reasons in told.values() for line in reasons if not (given.gate and line.endswith(SKIPPED))]

@@ -53,7 +53,7 @@ METHODS = [
     *(*PLAIN, "fedrdn", *STEPPING, *WEIGHED, "moon", "condistfl", "cyclic", *PERSONAL, "fedmap", "harmofl"),
     *("adafed", "d-adafed", "f-adafed", *FEDSM),
 ]
-# Newer methods, which some tests of all methods skip unless they run slowly.
+# Newer methods, which some tests of all methods run only as slow tests.
 NEWER = [
     "silobn",
     "fedrdn",
@@ -78,7 +78,7 @@ TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
 
 
 def make_plan(method: str = "fedavg", *changes: str, sites: list[str] | None = None) -> Plan:
-    """Return a plan that runs in seconds. It uses momentum, so that sites have local state in every method."""
+    """Return a plan that runs in seconds. The plan uses momentum, so that sites have local state in every method."""
     values = {
         "algorithm": {"name": method},
         "task": TINY,
@@ -122,23 +122,25 @@ def files_beside() -> set[str]:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test that leaves a file in the repository, and a default test that takes too long.
 
-    It measures processor time, which hardly depends on other processes.
+    The measured processor time hardly depends on other processes.
     """
     there, modules, before = files_beside(), len(sys.modules), processor_seconds()
     result = yield
     if left := files_beside() - there:
-        pytest.fail(f"left {', '.join(sorted(left))} in the repository: give it a folder of its own")
+        pytest.fail(f"the test left {', '.join(sorted(left))} in the repository: let it write into tmp_path")
     used = processor_seconds() - before
     ring = item.get_closest_marker("slow") or item.get_closest_marker("long")
     most = MOST * BESIDE
     if used > most and not ring and len(sys.modules) - modules < LOADED and used > most * pace():
-        pytest.fail(f"took {used:.1f} s of processor, and a default test has {MOST:.0f} s: shorten or mark it slow")
+        pytest.fail(f"{used:.1f} s of processor time, and a default test has {MOST:.0f} s: shorten it or mark it slow")
     return result
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_wait_for_the_disk() -> Iterator[None]:
-    """Turn fsync off, which took a sixth of the test time. No test cuts the power, so files survive without it."""
+    """Turn fsync off, which took a sixth of the test time. No test here cuts the power, so files survive without
+    fsync.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
@@ -154,7 +156,9 @@ def same_draws() -> None:
 
 @pytest.fixture(autouse=True)
 def same_locale() -> Iterator[None]:
-    """Reset the locale after each test. ITK's DICOM writer sets it to "C", so later tests would read files as ASCII."""
+    """Reset the locale after each test. ITK's DICOM writer sets the locale to "C", so later tests would read files as
+    ASCII.
+    """
     yield
     locale.setlocale(locale.LC_ALL, "")
 
@@ -192,9 +196,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # must run before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests that share a fixture of their file in one process, so that it is made once.
+    """Run the tests that share a fixture of their file in one process, so that the fixture is created once.
 
-    With several processes, tests marked `first` and then the largest groups begin, so that none runs alone at the end.
+    With several processes, tests marked `first` and then the largest groups begin, so that no long test runs alone at
+    the end.
     """
     for item in items:
         made = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
@@ -230,7 +235,9 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture
 def shared_data() -> Path:
-    """Return the folder of real data sets. They may not be redistributed, so tests run without them."""
+    """Return the folder of real data sets. The data sets may not be redistributed, so tests also run without this
+    folder.
+    """
     folder = Path(os.environ.get("MEDSILO_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
     if not folder.is_dir():
         pytest.skip("no real data: neither MEDSILO_DATA nor ../shared/data is a folder")
@@ -268,13 +275,15 @@ def known_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A hospital's photographs in two classes, one of each patient. Tests must not change them."""
+    """Write a hospital's photographs in two classes, one photograph of each patient. Tests must not change the
+    photographs.
+    """
     return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
 
 
 @pytest.fixture(scope="session")
 def panels_study(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    """A comparison of methods with panels, on images with masks. Tests must not change it."""
+    """Run a comparison of methods with panels, on images with masks. Tests must not change the comparison."""
     small = ["task.patients=4", "task.size=32", "training.rounds=1", "training.batch_size=8", "network.features=[4, 8]"]
     plan = make_plan("fedavg", "task.name=synthetic-prostate", *small)
     return make_study(tmp_path_factory.mktemp("panels"), plan, "harmofl", "adafed", "fedsm:pull=0.6")
@@ -290,7 +299,7 @@ def mounted(folder: Path, size: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        if folder.is_mount():  # the night restores a server onto another disk
+        if folder.is_mount():  # the night test restores a server onto another disk
             subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
@@ -312,9 +321,9 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def over_all(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make one test of all cases, each with a value for every name. It reports all failures together.
+    """Make one test of all cases, each with a value for every name. The test reports all failures together.
 
-    Use it for cases without special fixtures, because fixtures are made once for all.
+    The decorator is for cases without special fixtures, because fixtures are created once for all cases.
     """
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
@@ -339,7 +348,7 @@ def over_all(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]]
 def slow_but(fast: Collection[Any], cases: Iterable[Any], slow: Collection[Any] | None = None) -> list[Any]:
     """Mark the cases of a parameter as slow, except those in `fast`.
 
-    With `slow`, cases in neither collection are long.
+    With `slow`, cases in neither collection are marked as long.
     """
 
     def of(case: Any) -> Any:

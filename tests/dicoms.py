@@ -1,4 +1,4 @@
-"""Write DICOM studies for tests: the slices of a volume, and a segmentation or contours of it."""
+"""Write DICOM studies for tests: the slices of a volume, and a segmentation or contours of the volume."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ def write_series(
     shuffled: int = 0,
     **changes: Any,
 ) -> list[Path]:
-    """Write a volume [D, H, W] of integers as CT slices. Returns the files in spatial order."""
+    """Write a volume [D, H, W] of integers as CT slices. The function returns the files in spatial order."""
     lengths = np.linalg.norm(affine[:3, :3], axis=0)
     turn = affine[:3, :3] / lengths
     study, series, frame = (generate_uid() for _ in range(3))
@@ -143,7 +143,7 @@ def write_contours(path: Path, files: list[Path], structures: Mapping[str, list[
 def write_study(
     folder: Path, patient: str, seed: int, label: str = "ball", shape: tuple[int, int, int] = (7, 12, 12)
 ) -> list[Path]:
-    """Write a study with a ball in it, and its segmentation, in separate folders; return the slices."""
+    """Write a study that contains a ball, and its segmentation, in separate folders; returns the slices."""
     spacing = (1.5, 1.5, 2.5)
     values, mask = ball(shape, spacing, seed)
     files = write_series(folder / "A" / "series", np.rint(values * 100), affine_of(spacing), patient, seed)
@@ -220,7 +220,7 @@ def _element_claims(files: list[Path]) -> None:
     files[0].write_bytes(bytes(data))
 
 
-# from a name to a function that damages files, and the resulting message
+# The mapping gives, by name, a function that damages files, and the resulting message.
 DAMAGE: dict[str, tuple[Callable[[list[Path]], None], str]] = {
     "missing": (lambda files: files[5].unlink(), "uneven distances|lack slices"),
     "end missing": (lambda files: files[-1].unlink(), "lack slices that their segmentation refers to"),

@@ -1,9 +1,9 @@
-"""Digests of all tensors that a small study writes, for every method.
+"""Compute digests of all tensors that a small study writes, for every method.
 
     python -m tests.digests             # record the digests again, after an intended change of numbers
     python -m tests.digests METHOD...   # record the digests of new methods
 
-A processor that adds in another order gives other bits, so there the tests compare the tensors' norms.
+A processor that adds in another order gives other bits; on such a processor, the tests compare the tensors' norms.
 
 A small computation without medsilo detects such a processor.
 """
@@ -109,7 +109,9 @@ def size_of(tensors: Mapping[str, Tensor]) -> float:
 
 
 def this_processor() -> str:
-    """Return the bits of a small training without our code. They are equal on processors that add in the same order."""
+    """Return the bits of a small training run without medsilo's code. The bits are equal on processors that add in the
+    same order.
+    """
     with one_thread():
         random = torch.Generator().manual_seed(7)
         layers = nn.Sequential(
@@ -136,7 +138,8 @@ def left_by(case: str) -> dict[str, Any]:
     with one_thread(), tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "run"
         run = inprocess.run(plan, folder=root, settings=SITE)
-        passing = {"checkpoints", "secure-aggregation.safetensors"}  # the second is masked in each run
+        # the file of secure aggregation is masked with other numbers in each run
+        passing = {"checkpoints", "secure-aggregation.safetensors"}
         paths = sorted(path for path in root.rglob("*.safetensors") if not passing & set(path.parts))
         files = {
             path.relative_to(root).as_posix(): load_file(path) for path in paths if not path.name.startswith("state-")

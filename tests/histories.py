@@ -1,7 +1,7 @@
 """Random histories of a hospital's studies for tests of its ledger: processes die, resume, fork and run in parallel.
 
-Every attempt at an answer runs in a new process. It ends at once (no `finally`, no flush) at a random line of the code
-that writes.
+Every attempt at an answer runs in a new process. The process ends at once (no `finally`, no flush) at a random line of
+the code that writes.
 
 Two parallel attempts alternate after a random number of lines, so that a seed always gives the same history.
 """
@@ -62,7 +62,9 @@ class Job:
         return PrivacyAccount(ledger, CountedStudy(spending, self.demands), self.folder)
 
     def answer(self, number: int, version: int) -> None:
-        """Answer one request as a participant does. `version` is the number of the tensors in the request."""
+        """Answer one request as a participant does. The argument `version` is the number of the tensors in the
+        request.
+        """
         account = self.account()
         request = StudyMessage({"model": {"w": torch.tensor([float(version)])}}, {"task": "round", "round": number})
         reply = account.again(request)
@@ -82,7 +84,7 @@ class Job:
         os.close(descriptor)
 
     def left(self) -> dict[str, list[float]]:
-        """Return the sent answers, each once."""
+        """Return the sent answers without repetitions."""
         found: dict[str, list[float]] = {}
         for line in self.sent.read_text().splitlines() if self.sent.exists() else ():
             _, attempt, values = json.loads(line)
@@ -131,7 +133,7 @@ class TakingTurns:
         its.close()
 
     def go(self, lines: int) -> bool:
-        """Let it run some lines; return True if it is still alive."""
+        """Let the process run some lines; return True if the process is still alive."""
         try:
             self.turns.sendall(lines.to_bytes(2, "big"))
             lives = bool(self.turns.recv(1))

@@ -1,4 +1,4 @@
-"""Small hospitals for tests: volumes with a bright ball, photographs with a bright square."""
+"""Write small hospitals for tests: volumes with a bright ball, photographs with a bright square."""
 
 import csv
 import hmac
@@ -43,7 +43,7 @@ def write_volume(path: Path, volume: Volume, stored_as: str = "LPS") -> None:
 
 
 def ball(shape: tuple[int, int, int], spacing: tuple[float, float, float], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a volume [D, H, W] of noise with a ball of 7 mm somewhere in it, and the ball's mask."""
+    """Return a volume [D, H, W] of noise with a ball of 7 mm at a random place, and the ball's mask."""
     random = np.random.default_rng(seed)
     lengths = np.array(spacing[::-1])
     extent = np.array(shape) * lengths
@@ -104,7 +104,7 @@ def write_table(path: Path, rows: Iterable[Mapping[str, object]], separator: str
 
 
 def write_photos(folder: Path, names: list[str], parts: dict[str, str] | None = None) -> Path:
-    """Write one image of each patient, in two classes, and a table of the patients' parts if `parts` is given."""
+    """Write one image of each patient, in two classes, and if `parts` is given also a table of the patients' parts."""
     rows = []
     for number, name in enumerate(names):
         if not (folder / f"images/{name}.png").exists():

@@ -13,7 +13,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.package import PLACE, facts_of
 from medsilo.core.text import plain
 
-LARGEST = 100_000_000  # most bytes of such a file
+LARGEST = 100_000_000  # most bytes of a JUnit file
 LONGEST_REASON = 300  # most bytes of the reason for a failure
 BEHIND = r"[\[(@]"  # the beginning of a test's parameters, or of its pytest-xdist group
 BUILD = "medsilo"  # the property with the tested package's hash

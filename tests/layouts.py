@@ -1,4 +1,4 @@
-"""Small generated data sets in exactly the layouts of the public data sets."""
+"""Write small generated data sets in exactly the layouts of the public data sets."""
 
 import csv
 from collections.abc import Callable
@@ -118,7 +118,7 @@ def tnbc(folder: Path) -> Path:
             mask[6:18, 8:20] = 255
             picture(folder / f"TNBC_NucleiSegmentation/Slide_{slide:02}/{name}", noise(slide, 32, 32, 4))
             picture(folder / f"TNBC_NucleiSegmentation/GT_{slide:02}/{name}", mask)
-            for kind in ("Slide", "GT"):  # macOS adds such files to archives
+            for kind in ("Slide", "GT"):  # macOS adds files with these names to archives
                 hidden = folder / f"__MACOSX/TNBC_NucleiSegmentation/{kind}_{slide:02}/._{name}"
                 hidden.parent.mkdir(parents=True, exist_ok=True)
                 hidden.write_bytes(b"Mac OS X")
@@ -203,7 +203,7 @@ def pamap2(folder: Path) -> Path:
         table[:, 0], table[:, 1] = 0.01 * np.arange(len(activity)), activity
         table[:, 3:] = RANDOM(subject).normal(0, 1, (len(activity), 51))
         table[:, CHANNELS] += activity[:, None]
-        table[5::7, 4:7] = np.nan  # as if the wrist sensor lost some packets
+        table[5::7, 4:7] = np.nan  # missing values, as if the wrist sensor lost some packets
         np.savetxt(folder / f"subject{subject}.dat", table, fmt="%.5g")
     return folder
 

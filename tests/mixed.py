@@ -1,4 +1,4 @@
-"""Close a round of an aggregator by itself, as the coordinator does."""
+"""Close a single round of an aggregator, as the coordinator does."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""List the NVFlare names that medsilo uses, and the keys in files that both read.
+"""List the NVFlare names that medsilo uses, and the keys of files that medsilo and NVFlare both read.
 
     python -m tests.nvflare_names --write   # record the names that the source uses now
     python -m tests.nvflare_names --known   # record the installed NVFlare's code that nvflare_reliability patches
@@ -6,8 +6,8 @@
 tests/federation/test_nvflare_names.py compares the file with the source, and the installed NVFlare with the file. After
 an upgrade of NVFlare, the test names the removed names.
 
-Tests of studies cover NVFlare's behaviour under these names. For its inner parts, tests/federation/test_patches.py
-does.
+Tests of studies cover NVFlare's behaviour under these names. tests/federation/test_patches.py covers NVFlare's inner
+parts.
 """
 
 import inspect
@@ -30,7 +30,7 @@ MODULES = "nvflare"
 RECORDED = Path(__file__).with_name("nvflare-uses.json")
 # tests/unit/cli/test_houserules.py asserts that no other package imports NVFlare.
 KNOW_NVFLARE = ("medsilo/flare", "medsilo_lab/consortium", "nvflare_reliability")
-# Uses that the parser cannot see: variables of any type, and attributes that medsilo's classes set.
+# Uses that the parser cannot detect: variables of any type, and attributes that medsilo's classes set.
 BY_HAND = {
     "apis.shareable.Shareable.get_peer_context",
     "fuel.f3.cellnet.cell.Cell.get_fobs_context",
@@ -42,7 +42,7 @@ BY_HAND = {
 
 
 def stands(use: str) -> bool:
-    """True if a dotted name exists."""
+    """Return True if a dotted name exists in the installed NVFlare."""
     before, *parts = use.split(".")
     found: Any = import_module(before)
     for part in parts:
@@ -75,7 +75,7 @@ class Key:
 
 
 KEYS = (
-    # meta.json and the configurations of a job (flare/jobs.py)
+    # Keys of meta.json and of the configurations of a job (flare/jobs.py).
     Key("min_clients", "the job waits for so many hospitals"),
     Key("resource_spec", "what the job asks of a hospital's resource manager: nothing"),
     Key("deploy_map", "which parties get the job's app"),
@@ -98,13 +98,13 @@ KEYS = (
     Key("scope", "the privacy scope that a job asks for"),
     Key("launcher_spec", "left out of a clone"),
     Key("custom_props", "what a job says of itself beside NVFlare's own keys"),
-    # a kit's local/resources.json (site_configs, consortium/provision.py)
+    # Keys of a kit's local/resources.json (site_configs, consortium/provision.py).
     Key("class_list_enforcement_mode", "enforce: only listed classes are made from a job"),
     Key("class_allow_list", "classes that a job may name; ours are added"),
     Key("allow_log_streaming", "false: no log leaves a hospital"),
     Key("snapshot_persistor", "where a server keeps snapshots"),
     Key("job_manager", "where a server keeps jobs"),
-    # a job's metadata, as the server returns it (consortium/lead.py, flare/workspace.py)
+    # Keys of a job's metadata, as the server returns them (consortium/lead.py, flare/workspace.py).
     Key("submitter_name", "who submitted, as NVFlare authenticated them"),
     Key("cloned_from", "the job that this is a clone of"),
     Key("schedule_history", "why a job waits"),
@@ -112,7 +112,7 @@ KEYS = (
     Key("submit_time", "when it was submitted"),
     Key("submit_time_iso", "the same, for people"),
     Key("FINISHED:COMPLETED", "a job whose workflow ended well"),
-    # files of a kit, and calls of the container's entry point
+    # Names of files in a kit, and calls of the container's entry point.
     Key("fed_admin.json", "a person's kit has it"),
     Key("fed_client.json", "a hospital's kit has it"),
     Key("fed_server.json", "a server's kit has it"),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 PLATFORM = "nvflare"
 HANDED_ON = {"sorted", "list", "set", "tuple", "reversed"}  # functions whose results contain their arguments
-# These attributes return plain data, whose methods are Python's own.
+# The attributes below return plain data, whose methods belong to Python.
 PLAIN = {"data", "meta", "headers", "get_headers", "get_identity_name", "get_job_meta"}
 PLAIN |= {"HEADER_STRUCT", "__name__"}
 Known = dict[str, str]  # from a variable to its chain of names
@@ -56,7 +56,7 @@ class Uses(ast.NodeVisitor):
                     self.found.add(name)
 
     def chain(self, node: ast.AST | None) -> str | None:
-        """Return the chain that an expression stands for."""
+        """Return the chain of names that an expression refers to."""
         if isinstance(node, ast.Name):
             return self.known.get(node.id)
         if isinstance(node, ast.Constant):  # an annotation in quotes
@@ -91,7 +91,7 @@ class Uses(ast.NodeVisitor):
         return f"{before}.{node.attr}" if before else None
 
     def learn(self, target: ast.AST, chain: str | None) -> None:
-        """Record that a variable stands for a chain."""
+        """Record that a variable refers to a chain."""
         if chain and isinstance(target, ast.Name):
             self.known[target.id] = chain
         if chain and isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
@@ -184,7 +184,9 @@ def _is_set_on_self(node: ast.AST) -> bool:
 
 
 def is_module(name: str) -> bool:
-    """True if a dotted name is a module. A module that cannot be imported because of a missing name is an error."""
+    """Return True if a dotted name is a module. A module that cannot be imported because of a missing name is an
+    error.
+    """
     try:
         import_module(name)
     except ModuleNotFoundError:
@@ -193,7 +195,7 @@ def is_module(name: str) -> bool:
 
 
 def has(chain: str, name: str) -> bool:
-    """True if the class at the end of a chain, or its instances, have this attribute."""
+    """Return True if the class at the end of a chain, or an instance of the class, has this attribute."""
     module, _, cls = chain.rpartition(".")
     found = getattr(import_module(module), cls, None) if is_module(module) else None
     if not inspect.isclass(found):
@@ -203,7 +205,7 @@ def has(chain: str, name: str) -> bool:
 
 @cache
 def _of_instances(cls: type) -> frozenset[str]:
-    """Return the attributes that a class's own source sets on its instances, or annotates."""
+    """Return the attributes that a class's source sets on its instances, or annotates."""
     names: set[str] = set()
     for own in cls.__mro__:
         names |= set(getattr(own, "__annotations__", ()))

@@ -1,9 +1,9 @@
-"""A privacy audit in one run (Steinke, Nasr and Jagielski 2023), with canaries in a hospital's folder.
+"""Run a privacy audit in one run (Steinke, Nasr and Jagielski 2023), with canaries in a hospital's folder.
 
     python -m tests.one_run [--canaries 600]
 
-A coin decides whether each canary, a patient, is in the folder. The study runs medsilo's own code, from the files to
-the released model.
+A coin toss for each canary, a synthetic patient, decides whether the canary is in the folder. The study runs medsilo's
+code, from the files to the released model.
 
 The guesser knows the other patients, all canaries and the initial weights. The number of right guesses gives a lower
 bound on ε, which must stay below the claim.
@@ -126,7 +126,7 @@ class Found:
 
 
 def audit(kind: Kind, root: Path, canaries: int, noise: float = 1.0, seed: int | None = None) -> Found:
-    """Run a study with about half of the canaries, and guess which are in it.
+    """Run a study with about half of the canaries, and guess which canaries are included.
 
     `noise` is a factor on the charged noise, for a broken mechanism. `seed` fixes coins and noise, so that a test
     repeats.
@@ -145,7 +145,7 @@ def audit(kind: Kind, root: Path, canaries: int, noise: float = 1.0, seed: int |
     update = torch.cat([(left[name] - own).flatten() for name, own in model.named_parameters()]).detach().double()
     known, gradients, deviation = _gradients(plan, root, kind, every)
     summed = -update * (plan.training.batch_size - canaries + len(present)) / plan.training.learning_rate - known
-    # The most likely set of canaries, if each is in the folder with probability one half.
+    # The most likely set of canaries, if each canary is in the folder with probability one half.
     spread = (HOPED * deviation / 0.5) ** 2 * torch.eye(canaries, dtype=torch.float64)
     scores = torch.linalg.solve(gradients @ gradients.T + spread, gradients @ summed + spread.sum(1) / 2).numpy()
     guesses = canaries * 3 // 10

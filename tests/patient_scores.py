@@ -1,4 +1,4 @@
-"""Scores of a method at a site, as tests of statistics make them."""
+"""Create a method's scores at a site for tests of statistics."""
 
 import numpy as np
 
@@ -6,6 +6,6 @@ from medsilo_lab.study.evidence import Scores
 
 
 def scores(values: list[float] | np.ndarray, patients: list[int] | None = None) -> Scores:
-    """Return scores of cases. Each case is another patient, unless `patients` names them."""
+    """Return scores of cases. Each case belongs to another patient, unless `patients` names the patients."""
     values = np.asarray(values, dtype=np.float64)
     return Scores(values, np.arange(len(values)) if patients is None else np.asarray(patients))

@@ -1,4 +1,4 @@
-"""Files in the form of FLamby's two tables of patients, and of its brains."""
+"""Write files in the form of FLamby's two tables of patients, and of IMPACT's studies."""
 
 import csv
 from pathlib import Path

@@ -25,12 +25,12 @@ RENAMING, REMOVING = ("replace", "rename"), ("unlink", "remove", "rmdir")
 
 @dataclass
 class Node:
-    """A file; or a folder, if it has no content."""
+    """A file, or a folder if the node has no content."""
 
     inode: int
     is_folder: bool = False
     contents: list[tuple[int, bytes]] = field(default_factory=lambda: [(0, b"")])
-    # operations that synchronised the file's content, or the folder's names
+    # The operations synchronised the file's content, or the folder's names.
     synced: list[int] = field(default_factory=list)
 
     def at(self, operation: int) -> int:
@@ -64,7 +64,7 @@ class Cut:
     number: int
     after: int  # number of operations before the cut
     known: list[Any]  # the values that were stored before the cut
-    begun: list[Any]  # the stored values, and those that were being stored
+    begun: list[Any]  # the stored values, and the values that were being stored
 
 
 class Disk:
@@ -155,13 +155,13 @@ class Disk:
         """Find new names and contents. A change without a recorded operation is an error."""
         there = dict(self._walk(HERE))
         for name in self._names.keys() - there.keys() - {HERE}:
-            raise AssertionError(f"{name} went away by an operation that is not recorded")
+            raise AssertionError(f"an unrecorded operation removed {name}")
         for name, entry in there.items():
             node = self._names.get(name)
             if node is None:
                 self._rename({name: Node(entry.inode(), entry.is_dir(), [(self.count + 1, b"")])})
                 node = self._names[name]
-            assert node.inode == entry.inode(), f"{name} was replaced by an operation that is not recorded"
+            assert node.inode == entry.inode(), f"an unrecorded operation replaced {name}"
             if not node.is_folder and (content := Path(entry.path).read_bytes()) != node.contents[-1][1]:
                 self.count += 1
                 node.contents.append((self.count, content))
@@ -191,7 +191,7 @@ class Disk:
         pending = [one for one in self._namings if self._begin < one.number <= after]
         pending = [one for one in pending if not one.is_durable(self._folders, after)]
         lasts = draw.randint(0, len(pending))
-        kept = {  # none of the file, all of it, its beginning, or any part of it
+        kept = {  # nothing of the file, all of it, its beginning, or any part of it
             0: lambda place: False,
             1: lambda place: True,
             2: lambda place: place < lasts,

@@ -1,40 +1,41 @@
-# Tests of what changed, and those that take long: at night, before a release, with another NVFlare. The Makefile
-# includes this file.
+# Targets for the tests of changed files, and for long tests: at night, before a release, with another NVFlare. The
+# Makefile includes this file.
 
-# The engine's quick ring, then what docs/seats.yaml names for the files that differ from SINCE.
+# Run the engine's quick tests, then the tests that docs/seats.yaml names for the files that differ from SINCE.
 SINCE ?= main
 test-changed: quick
 	$(BIN)/python -m tests.changed $(SINCE) $(PARALLEL)
 
-# Then, with nothing beside, the ratios of the benchmarks that take a minute or two, against those of the last release.
+# Then compare the ratios of the benchmarks that take a minute or two with the last release's, while no test runs.
 test-long: $(VENV)/.test-ready
 	$(BIN)/python -m pytest -m long $(PARALLEL) --durations=10 --junitxml=build/tests/test-long.xml; \
 	tests=$$?; $(BIN)/python -m benchmarks.history --now; exit $$((tests | $$?))
 
-# medsilo from its wheels in an environment of its own, which trains: make supported WITH=3.13. In CI, each claim of
+# Install medsilo from its wheels into a new environment, and train: make supported WITH=3.13. In CI, each claim of
 # docs/start/install.md is one job.
 WITH ?= 3.11
 supported: $(VENV)/.test-ready
 	$(BIN)/python -m pytest -m long tests/unit/project/test_wheel.py -k "own_environment and $(WITH)"
 
-# medsilo without the packages of its tests, in an environment of its own: it installs, and trains in one process. In CI,
-# each other system that docs/start/install.md names is one job.
+# Install medsilo without the packages of its tests into a new environment, and train in one process. In CI, each other
+# system that docs/start/install.md names is one job.
 trains:
 	$(PYTHON) -m venv build/trains
 	build/trains/bin/python -m pip install --quiet '.[lab]'
 	build/trains/bin/medsilo run fedavg --engine inprocess --device cpu
 
-# In CI: when 'make test-long' last passed, at night or before a release. A dash: no change waits for it.
+# In CI, print when 'make test-long' last passed, at night or before a release. A dash marks a step whose failure stops
+# no change.
 last-long:
 	-gh run list --workflow long.yml --branch main --status success --limit 1
 
-# A federation over TLS that is disturbed for HOURS; SEED draws what happens. It writes to runs/soak.
+# Disturb a federation over TLS for HOURS, with random events from SEED, and write to runs/soak.
 HOURS ?= 2
 SEED ?= 0
 soak: $(VENV)/.test-ready
 	$(BIN)/python -m tests.secure.soak --hours $(HOURS) --seed $(SEED) --folder runs/soak
 
-# All tests with another NVFlare, in an environment of its own: make upgrade NVFLARE=2.9.0 [QUICK=1]
+# Run all tests with another NVFlare in a new environment: make upgrade NVFLARE=2.9.0 [QUICK=1]
 OTHER = build/nvflare-$(NVFLARE)
 upgrade: $(VENV)/.test-ready
 	$(BIN)/python -m venv --without-pip --symlinks $(OTHER)

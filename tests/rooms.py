@@ -1,5 +1,5 @@
-"""The packages and the subpackages of `medsilo`, with their contents. The contracts in pyproject.toml say which may
-import which.
+"""List the packages and the subpackages of `medsilo`, with their contents. The contracts in pyproject.toml limit the
+imports between the packages.
 
 `python -m tests.rooms` writes the picture of the imports and the tables into CONTRIBUTING.md.
 tests/unit/cli/test_houserules.py compares them with the tree.
@@ -39,7 +39,7 @@ ROOMS = {
     "extend": "the interface that plug-ins import",
 }
 
-# It serves any NVFlare application: it imports nothing from medsilo, and medsilo's NVFlare packages use it.
+# The package serves any NVFlare application: it imports no module of medsilo, and medsilo's NVFlare packages use it.
 BENEATH = {
     "nvflare_reliability": "reliability that NVFlare lacks: patches with their issues, message limits, chunks, liveness"
 }
@@ -57,7 +57,7 @@ PLUGINS = {
     "medsilo_series": "a hospital's time series: task, dataset probe, prediction",
     "medsilo_zoo": "methods beyond those that the three papers compare with",
 }
-WHOSE = {  # by package; plug-ins belong to everybody whose plans name them
+WHOSE = {  # owner by package; plug-ins belong to everybody whose plans name them
     "medsilo": "hospital, and all others",
     "medsilo_server": "server",
     "medsilo_script": "user of NVFlare",
@@ -67,7 +67,7 @@ WHOSE = {  # by package; plug-ins belong to everybody whose plans name them
     "nvflare_reliability": "everybody over NVFlare",
 }
 
-# Independent folders of a subpackage: they import the subpackage's root, which does not import them.
+# Independent folders of a subpackage import the subpackage's root, which does not import these folders.
 WINGS = {
     "tasks": {
         "own": "a hospital's images and tables",
@@ -77,7 +77,7 @@ WINGS = {
 
 
 def layers() -> list[list[str]]:
-    """Return the engine's subpackages from bottom to top; those of one layer are independent."""
+    """Return the engine's subpackages from bottom to top; subpackages of one layer are independent."""
     rules = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
     [own] = [rule["layers"] for rule in rules if rule["id"] == "rooms"]
     return [layer.split(" | ") for layer in reversed(own)]

@@ -33,7 +33,7 @@ def terms(count: int, threshold: int = 0, study: str = "s", **more: Any) -> Term
 
 
 def numbers(count: int, size: int = 5, seed: int = 0) -> dict[str, Tensors]:
-    """Return each site's model."""
+    """Return random tensors for each site."""
     drawn = torch.Generator().manual_seed(seed)
     return {
         site: {"a": torch.randn(size, generator=drawn), "b": torch.randn(2, 2, generator=drawn)}
@@ -100,7 +100,7 @@ class Hospitals:
         without: Collection[str] = (),
         weights: Mapping[str, Mapping[str, int]] | None = None,
     ) -> dict[str, Tensors]:
-        """Distribute the round's key shares and add the masked messages; return all uploads."""
+        """Distribute the round's key shares and add the masked messages; returns all uploads."""
         uploads = {}
         for site, deal in server.deals().items():
             if site not in without:
@@ -113,7 +113,7 @@ class Hospitals:
         return uploads
 
     def open(self, server: MaskedSums, silent: Collection[str] = ()) -> dict[str, Words]:
-        """Let all but the silent sites unmask the sum."""
+        """Let all sites except the silent sites unmask the sum."""
         request = sent(server.survivors())
         for site in request.sites:
             if site not in silent:

@@ -1,8 +1,8 @@
 """An independent implementation of secure aggregation, written from its documentation with hashlib, numpy and
 cryptographic primitives.
 
-`python -m tests.sealed_vectors` writes tests/sealed-vectors.json: fixed inputs, and the outputs that every
-implementation must give.
+`python -m tests.sealed_vectors` writes fixed inputs, and the outputs that every implementation must give, into a JSON
+file.
 """
 
 import hmac
@@ -82,7 +82,7 @@ class Vectors:
         self.scale = 2.0 ** math.floor(math.log2(most / BOUND))
 
     def shares(self, dealer: str, reader: str) -> bytes:
-        """Return the dealer's two shares for the reader: of the seed, and of the key for pairwise masks."""
+        """Return the dealer's two shares for the reader: one of the seed, and one of the key for pairwise masks."""
         found = b""
         for what in ("seed", "mask"):
             drawn = [secret_of(dealer, f"coefficient {power} of {what}") for power in range(1, THRESHOLD)]
@@ -122,7 +122,7 @@ class Vectors:
         return found
 
     def sum(self, sites: tuple[str, ...]) -> np.ndarray:
-        """Return the sum of the masked words, without these sites' own masks and pairwise masks."""
+        """Return the sum of the masked words, without these sites' self-masks and pairwise masks."""
         total = np.zeros_like(self.words(SITES[0]))
         for site in sites:
             total = total + self.masked(site) - self.own_mask(site)
@@ -131,7 +131,7 @@ class Vectors:
         return total
 
     def facts(self) -> dict[str, Any]:
-        """Return the inputs and their results."""
+        """Return the inputs and the expected outputs."""
         kinds = ("channel", "mask", "seed")
         return {
             "secrets": {site: {kind: secret_of(site, kind).hex() for kind in kinds} for site in SITES},

@@ -12,11 +12,11 @@ Numbers = NDArray[Any]
 CHANCE = 0.01  # greatest |correlation| of unrelated numbers
 KINDS = ("<f4", "<f8", "<i8")  # possible types of numbers in memory
 SMALLEST, LARGEST = 1e-10, 100.0  # nearly all weights lie in this range
-HALF, FEW = 0.5, 0.2  # shares of a page
+HALF, FEW = 0.5, 0.2  # shares of a page of memory
 STRETCH = 1 << 21  # numbers in one search window
 LEAST_SPREAD = 1e-8  # least share of a window's energy; a smaller share is rounding noise
 PAGE = 4096
-OUTLIER = 3  # standard deviations
+OUTLIER = 3  # limit of outliers in standard deviations
 PIECES, PIECE = 24, 4  # number of pieces of a model for the exact search, and the numbers in each piece
 
 
@@ -79,7 +79,7 @@ def vectors(content: bytes, kind: str, size: int, known: Numbers) -> Iterator[Nu
 
 
 def _as_numbers(raw: Numbers) -> Numbers:
-    """Return numbers in double precision. Impossible weights become 0, and integers are compressed."""
+    """Return numbers in double precision. Values that cannot be weights become 0, and integers are compressed."""
     if raw.dtype.kind == "i":  # the scale of integers is unknown, and a few large integers would hide the others
         return np.arcsinh(raw.astype(np.float64))
     with np.errstate(invalid="ignore", over="ignore"):

@@ -1,6 +1,6 @@
-"""The table of medsilo's capabilities, with their users and modules (docs/seats.yaml).
+"""Check the table of medsilo's capabilities, with their users and modules (docs/seats.yaml).
 
-`python -m tests.seats` writes the table into CONTRIBUTING.md, and lists the modules without a capability, or with two.
+`python -m tests.seats` writes the table into CONTRIBUTING.md, and lists the modules with no capability or with two.
 """
 
 import sys
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE, DOCUMENT = ROOT / "docs/seats.yaml", ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- seats: written by 'python -m tests.seats' -->", "<!-- end of seats -->"
 PAGES = ("*.md", "docs/**/*.md", "examples/**/*.md", "jobs/*.md", "provisioning/**/*.md")
-FEW = 3  # most keys that a table cell lists; of more keys it has the number
+FEW = 3  # most keys that a table cell lists; for more keys, the cell has their number
 
 
 class _Part(BaseModel):
@@ -63,7 +63,7 @@ def modules() -> dict[str, Path]:
 
 
 def keys_of(kind: type[BaseModel], where: str = "") -> Iterator[str]:
-    """Yield the keys of a section, with their sections, in the form for --set."""
+    """Yield the keys of a section in the form for --set."""
     for name, field in kind.model_fields.items():
         inner = [own for own in kinds_of(field.annotation) if isinstance(own, type) and issubclass(own, Section)]
         for section in inner:

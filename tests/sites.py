@@ -1,4 +1,4 @@
-"""Make the sites of a study for tests: a participant with its disclosure, without the ledger and optional layers."""
+"""Create the sites of a study for tests: a participant with its disclosure, without the ledger and optional layers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ def site_of(
     kind: Callable[..., Participant] = participant_of,
     **place: Any,
 ) -> TrainingSite:
-    """Return one site. `data` overrides the settings' data."""
+    """Return one site of a study. The argument `data` replaces the data of the settings."""
     own = SiteContext(plan, site, sites, settings, folder, **place)
     return TrainingSite(kind(own, data, envelope_of(own)))
 

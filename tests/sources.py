@@ -1,4 +1,4 @@
-"""Parse the source with Python: the tree of a file, and medsilo's modules that it imports."""
+"""Parse Python source: the syntax tree of a file, and medsilo's modules that the file imports."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Imports(ast.NodeVisitor):
-    """Collects the medsilo modules that a file imports, also in functions but not for type checkers."""
+    """Collects the medsilo modules that a file imports, also within functions but not for type checkers."""
 
     def __init__(self, known: Mapping[str, Path]) -> None:
         self.known, self.found = known, set[str]()

@@ -10,7 +10,7 @@ import torch
 from monai.networks.nets import UNet
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--api", required=True, help="nvflare.client or medsilo.client")
+parser.add_argument("--api", required=True, help="client API: nvflare.client or medsilo.client")
 parser.add_argument("--features", required=True, help="16,32,64")
 parser.add_argument("--residual-units", type=int, required=True)
 asked = parser.parse_args()

@@ -4,7 +4,8 @@ figure.
     python -m results.analyses KIND RUN... -o FOLDER [--seed N] [--cases N] [--reach LENGTH] [--steps N]
         [--iterations N] [--network NETWORK] [--pictures] [--device DEVICE] [--data FOLDER] [--settings FOLDER]
 
-The machine must have the data of all sites. Exits with 1 if data are missing, or if a model should not be released.
+The machine must have the data of all sites. The program exits with 1 if data are missing, or if a model should not be
+released.
 """
 
 import argparse
@@ -40,7 +41,7 @@ def length(value: object) -> float:
 
 
 def told(check: Callable[[object], Any]) -> Callable[[str], Any]:
-    """Signal a wrong argument with a message that argparse prints."""
+    """Return an argument type that reports a wrong argument with a message which argparse prints."""
 
     def of(text: str) -> Any:
         try:
@@ -53,15 +54,15 @@ def told(check: Callable[[object], Any]) -> Callable[[str], Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Draw one kind of figure."""
-    parser = argparse.ArgumentParser(prog="python -m results.analyses", description="Figures from finished runs.")
+    parser = argparse.ArgumentParser(prog="python -m results.analyses", description="Draw figures from finished runs.")
     parser.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a finished run")
-    parser.add_argument("-o", "--out", required=True, type=told(options.output_folder), help="the folder to write")
-    parser.add_argument("--seed", type=int, default=0, help="of directions, maps and attacks")
-    parser.add_argument("--cases", type=told(positive), help="so many of each site (default: by kind)")
-    parser.add_argument("--reach", type=told(length), default=1.0, help="landscape, profile: in lengths")
-    parser.add_argument("--steps", type=told(positive), help="landscape, profile: to the edge (default: 10)")
-    parser.add_argument("--iterations", type=told(positive), default=300, help="inversion: of the attacker")
+    parser.add_argument("-o", "--out", required=True, type=told(options.output_folder), help="output folder")
+    parser.add_argument("--seed", type=int, default=0, help="seed of directions, maps and attacks")
+    parser.add_argument("--cases", type=told(positive), help="cases of each site (default: by kind)")
+    parser.add_argument("--reach", type=told(length), default=1.0, help="landscape, profile: distance to the edge")
+    parser.add_argument("--steps", type=told(positive), help="landscape, profile: points to the edge (default: 10)")
+    parser.add_argument("--iterations", type=told(positive), default=300, help="inversion: steps of the attack")
     parser.add_argument("--network", help="drift, tsne: one of the method's networks, e.g. selector")
     parser.add_argument("--pictures", action="store_true", help="inversion: draw images that are not synthetic, too")
     parser.add_argument("--device", help=options.DEVICES)

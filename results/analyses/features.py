@@ -26,7 +26,7 @@ def features(network: nn.Module, data: Iterator[tuple[Tensor, Tensor]]) -> tuple
     """
     heads = head_layers(network)
     if not heads:
-        raise MedsiloError("this network has no linear or convolution layer to take the features before")
+        raise MedsiloError("this network has no linear or convolution layer whose inputs could be the features")
     seen: list[Tensor] = []
 
     def keep(_: nn.Module, inputs: tuple[Tensor]) -> None:
@@ -44,7 +44,9 @@ def features(network: nn.Module, data: Iterator[tuple[Tensor, Tensor]]) -> tuple
 
 
 def embed(values: Tensor, seed: int) -> Tensor:
-    """Map [cases, features] to [cases, 2] by t-SNE. The exact gradient makes the map reproducible from its seed."""
+    """Map [cases, features] to [cases, 2] by t-SNE. The exact gradient makes the t-SNE map reproducible from its
+    seed.
+    """
     from sklearn.manifold import TSNE  # scikit-learn is slow to import
 
     if len(values) < 4:

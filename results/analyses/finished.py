@@ -27,7 +27,7 @@ from medsilo_server.record import Record
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run, of which this machine has all sites' data."""
+    """A finished run, with the data of all sites on this machine."""
 
     folder: Path
     label: str  # unique among the runs shown together

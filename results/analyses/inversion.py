@@ -1,9 +1,9 @@
 """Reconstruct images from a site's messages as a curious server could (HarmoFL, Fig. 7; Geiping et al. 2020).
 
-The server searches for a smooth image that would have produced the received tensors. Two attacks are tried. The first
-attack uses HarmoFL's amplitudes of round 1: those of a single image, which no site ever sends, and the averages that
-sites send. The second attack uses the gradient of one image with a known label at the initial weights, which is the
-easiest case. A site's real messages give an attacker less: weights after many steps on many images.
+The server searches for a smooth image that would have produced the received tensors. The module tries two attacks. The
+first attack uses HarmoFL's amplitudes of round 1: those of a single image, which no site ever sends, and the averages
+that sites send. The second attack uses the gradient of one image with a known label at the initial weights, which is
+the easiest case. A site's real messages give an attacker less: weights after many steps on many images.
 """
 
 import math
@@ -133,7 +133,7 @@ def aligned(image: Tensor, truth: Tensor) -> Tensor:
 def inversions(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
     """Attack some training images of each site, and compare the scores with guesses made without an attack."""
     if len(runs) > 1:
-        raise MedsiloError("inversion depends on the plan and the data, not on what was learned: give one run")
+        raise MedsiloError("inversion depends on the plan and the data, not on the training: give one run")
     run = runs[0]
     shape = run.plan.task.shape
     if shape is None or len(shape) != 3:

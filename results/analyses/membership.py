@@ -1,9 +1,9 @@
 """Test before a release whether models reveal the patients of their training set (membership inference).
 
 An attack separates each training case of a hospital from its validation and test cases by the model's loss on it. Where
-hospitals have separate models, it subtracts other hospitals' losses (a likelihood ratio with fixed models). The report
-has the area under the curve with its interval (Hanley and McNeil 1982). It also has the rate of detected members at one
-false alarm in twenty (Clopper and Pearson's interval).
+hospitals have separate models, the attack subtracts other hospitals' losses (a likelihood ratio with fixed models). The
+report has the area under the curve with its interval (Hanley and McNeil 1982). The report also has the rate of detected
+members at one false alarm in twenty (Clopper and Pearson's interval).
 """
 
 import math
@@ -37,17 +37,17 @@ class Membership:
     area: float
     lowest: float  # lower limit of the area's interval
     highest: float
-    found: float  # share of detected members at that rate of false alarms
+    found: float  # share of members that the attack detects at the rate of false alarms `FALSE`
     found_lowest: float
 
     @property
     def advises_against(self) -> bool:
-        """True if members are separated so well that the model should not be released."""
+        """Return True if the attack separates members so well that the model should not be released."""
         return self.lowest >= CLEAR or self.found_lowest >= 3 * FALSE
 
     @property
     def verdict(self) -> str:
-        """Return the interpretation of the separation in words."""
+        """Return a verbal interpretation of the separation."""
         told = (
             f"area under the curve {self.area:.3f} ({self.lowest:.3f} to {self.highest:.3f}; 0.5 is chance), "
             f"{self.found:.0%} of members found at {FALSE:.0%} false alarms"
@@ -74,9 +74,9 @@ def membership(members: np.ndarray, others: np.ndarray) -> Membership:
 
 
 def check_release(run: FinishedRun, settings: SiteSettings, seed: int = 0) -> dict[str, Membership]:
-    """Return, for each released model, the separation of its training cases, by the model's kind.
+    """Return, for each released model, the separation of its training cases from other cases.
 
-    Yield each site's tested model, and each expert of a super model, because every holder of the super model has its
+    Attack each site's tested model, and each expert of a super model, because every holder of the super model has its
     experts.
     """
     compute = settings.compute()

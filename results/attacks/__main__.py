@@ -2,11 +2,11 @@
 
     python -m results.attacks [--write] [--wide] [--minutes N] [--cells DIR]
 
-Runs the missing studies, stores the result of each in a file under --cells, and prints results/attacks.csv. The option
---write also writes that file. A stopped program continues with the next study; `--minutes 0` runs no study. It takes
-about 90 minutes on one core. The option --wide combines all methods with all attacks and defences, and takes many times
-as long. Exits with 1 if studies are missing, or if the best defence misses the goal in an attack without a declared
-exception.
+The program runs the missing studies, stores the result of each in a file under --cells, and prints results/attacks.csv.
+The option --write also writes that file. A stopped program continues with the next study; `--minutes 0` runs no study.
+The whole program takes about 90 minutes on one core. The option --wide combines all methods with all attacks and
+defences, and takes many times as long. The program exits with 1 if studies are missing, or if the best defence misses
+the goal in an attack without a declared exception.
 """
 
 import argparse
@@ -28,14 +28,22 @@ SIZES = {"tiny": SMALLEST, "quick": SMALLEST[1:], "table": TABLE, "wide": WIDE}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m results.attacks", description="Dishonest hospitals.")
+    parser = argparse.ArgumentParser(
+        prog="python -m results.attacks", description="Simulate attacks by dishonest hospitals."
+    )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--tiny", dest="size", action="store_const", const="tiny", help="a few studies of a second each")
-    size.add_argument("--quick", dest="size", action="store_const", const="quick", help="only show that it runs")
-    size.add_argument("--wide", dest="size", action="store_const", const="wide", help="everything with everything")
+    size.add_argument(
+        "--tiny", dest="size", action="store_const", const="tiny", help="run a few studies of a second each"
+    )
+    size.add_argument(
+        "--quick", dest="size", action="store_const", const="quick", help="only test that the program runs"
+    )
+    size.add_argument(
+        "--wide", dest="size", action="store_const", const="wide", help="combine all methods, attacks and defences"
+    )
     parser.add_argument("--write", action="store_true", help="write results/attacks.csv")
-    parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "attacks", help="where results are kept")
-    parser.add_argument("--minutes", type=float, help="begin no study after so many minutes")
+    parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "attacks", help="folder for results")
+    parser.add_argument("--minutes", type=float, help="start no study after this number of minutes")
     chosen = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")  # Torch and MONAI print many warnings.
     torch.set_num_threads(1)
@@ -50,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         result_files.write_index()
     print(found.text())
     for one in unnamed:
-        print(f"missed and not named: {one}", file=sys.stderr)
+        print(f"missed goal without a declared exception: {one}", file=sys.stderr)
     return 1 if left or unnamed else 0
 
 

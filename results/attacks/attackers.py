@@ -3,8 +3,9 @@
 An attack changes the results of real participants after their training. The forged results go to the real coordinator,
 which checks them like all other results.
 
-The dishonest hospitals of a study collude: an attack forges the results of all of them at once. They know their
-received tensors and their honest updates. Of the honest hospitals they see only the aggregated model.
+The dishonest hospitals of a study collude: an attack forges the results of all of them at once. The dishonest hospitals
+know their received tensors and their honest updates. The dishonest hospitals see only the aggregated model of the
+honest hospitals.
 """
 
 import math
@@ -49,7 +50,7 @@ class Attack:
     does: ClassVar[str]  # description for the table of attacks
     knows: ClassVar[str] = "what it is given"
     methods: ClassVar[frozenset[str]] = frozenset()  # the methods that the attack applies to; empty: all methods
-    version: ClassVar[int] = 1  # raise it with each change of the attack, so that stored results are discarded
+    version: ClassVar[int] = 1  # a higher number after a change of the attack discards stored results
 
     def poison(self, data: SiteData, task: Task) -> SiteData:
         """Return the training data of a dishonest hospital."""
@@ -61,7 +62,7 @@ class Attack:
 
 # ---------------------------------------------------------------------------------------------------- forged weights
 def is_trained(name: str, tensor: Tensor) -> bool:
-    """True for a weight, and False for a statistic or counter of batch norm."""
+    """Return True for a weight, and False for a statistic or counter of batch norm."""
     return tensor.is_floating_point() and name.rpartition(".")[2] not in (VARIANCE, MEAN)
 
 

@@ -78,7 +78,7 @@ TINY = Setting(
 )
 
 
-# This setting lets FedSM use robust aggregation.
+# With `selector_sync: server-adam`, FedSM allows robust aggregation.
 NUMBERS: dict[str, dict[str, Any]] = {"fedsm": {"selector_sync": "server-adam"}}
 
 
@@ -109,13 +109,13 @@ class Cell:
 
     @property
     def bad_sites(self) -> tuple[str, ...]:
-        """The dishonest hospitals, which change with the seed, because hospitals differ."""
+        """Return the dishonest hospitals, which change with the seed, because hospitals differ."""
         return tuple(sorted(SITES[(self.seed + 2 * place) % len(SITES)] for place in range(self.bad)))
 
     def plan(self) -> Plan:
         """Return the plan; raises PlanError if the method does not allow the defence."""
         defence = DEFENCES[self.defence]
-        # A defence is measured without the server's own rejection of a site that states nearly all cases.
+        # Defences are measured without the server's standard rejection of a site that reports nearly all cases.
         agreed: dict[str, Any] = {"sites": list(SITES), "minimum": defence.minimum, "max_share": 1.0}
         if defence.minimum < len(SITES):
             agreed["when_missing"] = "continue"
@@ -247,7 +247,7 @@ def kept(cell: Cell, folder: Path) -> Result | None:
 
 
 def measured(cell: Cell) -> Result:
-    """Run the study."""
+    """Run the study of a cell."""
     package = facts_of(ENGINE)["hash"]
     try:
         plan = cell.plan()

@@ -2,7 +2,8 @@
 
 Five hospitals send a U-Net's weights; every measurement runs in a separate process. The time is the processor time from
 the first contribution to the result, in the fastest of several rounds. The memory is the increase of the process's peak
-during a round; contributions are created one at a time. It needs Linux, because it forks and reads the peak from /proc.
+during a round; contributions are created one at a time. The program needs Linux, because it forks and reads the peak
+from /proc.
 """
 
 import json
@@ -32,7 +33,7 @@ LARGE, SMALL = (32, 64, 128, 256, 512), (4, 8)  # numbers of features of the lar
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds and bytes of a defence, as multiples of the plain mean's."""
+    """Return the stored measurements, or measure now in a small process."""
 
     defence: str
     seconds: float

@@ -39,7 +39,8 @@ class Outcome:
 
     score: float | None  # mean test score; None: the study ended before the test
     sites: dict[str, float]  # test score by honest hospital
-    patched: float | None  # share of their test images of other classes that the patch turns into the target class
+    # share of the honest hospitals' test images of other classes that the patch turns into the target class
+    patched: float | None
     refused: int  # rounds in which the server rejected a dishonest hospital's answer
     reason: str | None  # why the study ended
     rounds: list[Round] = field(repr=False, compare=False)
@@ -141,7 +142,7 @@ def success_of_patch(plan: Plan, root: Path, honest: Sequence[str]) -> float | N
 
 
 def tested_model(plan: Plan, folder: Path) -> nn.Module:
-    """Return the model that a hospital tested: its super model where there is one."""
+    """Return the model that a hospital tested, or its super model if the method has super models."""
     if (folder / paths.SUPER_MODEL).is_dir():
         return SuperModel.load(folder / paths.SUPER_MODEL)
     model = plan.algorithm.whole(plan.build_networks())

@@ -176,7 +176,7 @@ def attacks_table() -> Table:
 
 
 def settings_table(done: Done) -> Table:
-    """Return the numbers of the studies."""
+    """Return the numbers of the studies, such as hospitals and rounds."""
     settings = {cell.setting.title: cell.setting for cell in done.cells}
     rows = [(one.title, _numbers(one.task), _numbers(one.network), _numbers(one.training)) for one in settings.values()]
     return Table(("study", "task", "network", "training"), rows, "The studies")

@@ -1,6 +1,6 @@
-"""FLamby's published tables of two sets of patients' data, run again: du Terrail et al. 2022.
+"""Run FLamby's published tables of two sets of patients' data again (du Terrail et al. 2022).
 
-The protocol (docs/research/reproduce.md) was read in FLamby's code; its seeds' scores are facts, in published.csv.
+The protocol (docs/research/reproduce.md) follows FLamby's code; published.csv holds the published scores of each seed.
 Deviations: in each round, a site's passes over its data start again; SCAFFOLD gives all hospitals the same weight;
 equal survival times follow Breslow's rule.
 """
@@ -22,19 +22,20 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings, make_settings
 from tests import inprocess
 
-ERRORS = 2.0  # standard errors of the difference, within which a cell agrees
+ERRORS = 2.0  # most standard errors of the difference at which a cell agrees
 POOLED, PERSONAL = "pooled", "personal"
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-# Heart: columns that are read, the disease's level, those that become dummies, and those that are never 0 in truth.
+# Columns of the heart data: those that are read, the disease's level, those that become dummies, and those that are
+# never truly 0.
 READ, DISEASE, DUMMIES, NEVER_ZERO = 10, 13, (2, 6), {"hungarian": (3, 4, 7)}
 REGIONS = 6
-Lines = dict[str, list[dict[str, Any]]]  # of each hospital: what stands in a line, with its part
+Lines = dict[str, list[dict[str, Any]]]  # by hospital: the values of each line, with the line's part
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One of FLamby's sets: where its files lie, and how its models are trained."""
+    """One of FLamby's sets: the place of its files, and the training of its models."""
 
     name: str
     folder: str
@@ -42,31 +43,31 @@ class Benchmark:
     origin: str
     read: Callable[[Path], Lines]
     task: Mapping[str, Any]
-    training: Mapping[str, Any]  # of a federated round
+    training: Mapping[str, Any]  # settings of a federated round
     rounds: int
-    alone: Mapping[str, Any]  # of pooled and single training
-    rates: Mapping[str, float]  # of each method's hospitals
-    numbers: Mapping[str, Mapping[str, Any]]  # of each method
-    personal: Mapping[str, float]  # rates of the methods whose model is tested at each hospital
+    alone: Mapping[str, Any]  # settings of pooled and single-site training
+    rates: Mapping[str, float]  # learning rates at the hospitals, by method
+    numbers: Mapping[str, Mapping[str, Any]]  # further numbers, by method
+    personal: Mapping[str, float]  # learning rates of the methods whose model is tested at each hospital
 
     def lacking(self, data: Path) -> list[str]:
-        """Return the files and folders that are not there."""
+        """Return the missing files and folders."""
         return [name for name in self.files if not (data / self.folder / name).exists()]
 
     def wish(self, data: Path) -> str:
-        """Name the missing files and their folder, if any."""
+        """Return a message with the missing files and their folder, if any."""
         lacking = ", ".join(self.lacking(data))
         return f"{self.name}: put {lacking} ({self.origin}) into {data / self.folder}" if lacking else ""
 
     def ready(self, data: Path, place: Path) -> "Work":
-        """Return the set's studies, whose data are written into a folder first."""
+        """Write the set's data into a folder, and return its studies."""
         lines = self.read(data / self.folder)
         return Work(self, write_tables(lines, place), tuple(lines), place)
 
 
 @dataclass(frozen=True)
 class PublishedCell:
-    """One cell: our seeds beside theirs."""
+    """One cell of the table: medsilo's seeds and the published seeds."""
 
     set: str
     method: str
@@ -76,21 +77,21 @@ class PublishedCell:
 
     @property
     def error(self) -> float:
-        """The standard error of the difference of the two means."""
+        """Return the standard error of the difference of the two means."""
         return math.sqrt(sum(spread(own) ** 2 / len(own) for own in (self.ours, self.theirs)))
 
     @property
     def judged(self) -> bool:
-        """True if both spreads are known, which one seed does not give."""
+        """Return True if both standard deviations are known, which needs more than one seed."""
         return min(len(self.ours), len(self.theirs)) > 1
 
     @property
     def agrees(self) -> bool:
-        """True if the means are within two standard errors."""
+        """Return True if the means are within two standard errors."""
         return abs(fmean(self.ours) - fmean(self.theirs)) <= ERRORS * self.error
 
     def row(self) -> list[str]:
-        """Return the cell as it is printed."""
+        """Return the cell as a printed line."""
         away = fmean(self.ours) - fmean(self.theirs)
         if not self.judged:
             return [self.set, self.method, self.test, shown(self.theirs), shown(self.ours), "–", "not judged"]
@@ -103,25 +104,27 @@ HEADS = ("set", "method", "tested on", "published", "here", "standard errors apa
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return the standard deviation; 0 of a single value."""
+    """Return the standard deviation, or 0 for a single value."""
     return stdev(values) if len(values) > 1 else 0.0
 
 
 def shown(values: Sequence[float]) -> str:
-    """Return mean and standard deviation, where there is one."""
+    """Return the mean, and the standard deviation if it is known."""
     return f"{values[0]:.3f}" if len(values) == 1 else f"{fmean(values):.3f} ± {spread(values):.3f}"
 
 
 # ------------------------------------------------------------------------------------------------------ the data
 def read_heart(folder: Path) -> Lines:
-    """Return UCI's four hospitals: lines whose first ten columns are known, two of them as dummies."""
+    """Return UCI's four hospitals: the lines without missing values in the first ten columns, two of which become
+    dummies.
+    """
     known = {name: list(_heart_lines(folder / f"processed.{name}.data", name)) for name in HOSPITALS}
     levels = {place: sorted({line[place] for own in known.values() for line in own})[1:] for place in DUMMIES}
     return {name: _split(_with_dummies(own, levels)) for name, own in known.items()}
 
 
 def _heart_lines(path: Path, name: str) -> Iterator[list[float]]:
-    """Yield the first ten numbers of a line, and whether there is a disease."""
+    """Yield the first ten numbers of a line, and True if the patient has the disease."""
     with path.open(encoding="utf-8", newline="") as file:
         for cells in csv.reader(file):
             if len(cells) <= DISEASE or "?" in cells[:READ]:
@@ -141,7 +144,9 @@ def _with_dummies(lines: Sequence[Sequence[float]], levels: Mapping[int, Sequenc
 
 
 def _split(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Give each line its part: 66 % are trained on, drawn by scikit-learn, by disease where both are there thrice."""
+    """Assign each line to a part: scikit-learn draws 66 % for training, stratified by disease if both labels occur
+    three times.
+    """
     from sklearn.model_selection import train_test_split
 
     labels = [line["outcome"] for line in lines]
@@ -165,10 +170,10 @@ def read_brca(folder: Path) -> Lines:
 
 
 def write_tables(lines: Lines, folder: Path) -> tuple[str, ...]:
-    """Write a table for each hospital and one of all; return the columns that a network reads.
+    """Write a table for each hospital and a table of all hospitals; returns the input columns of a network.
 
-    The protocol has no validation cases. Where they are missing, training cases stand there once more, and no choice
-    depends on them.
+    The published protocol has no validation cases. Without validation cases, training cases are listed again as
+    validation cases, and no choice depends on them.
     """
     together = {**lines, POOLED: [line for own in lines.values() for line in own]}
     validated = any(line["part"] == "validation" for line in together[POOLED])
@@ -251,14 +256,14 @@ def published() -> dict[tuple[str, str], list[float]]:
 def compare(
     data: Path, seeds: Sequence[int], say: Say, benchmarks: Sequence[Benchmark] | None = None
 ) -> Iterator[PublishedCell]:
-    """Yield every cell of the sets whose files are there; raise a MedsiloError where none are."""
+    """Yield every cell of the sets whose files exist; raises a MedsiloError if no files exist."""
     every = TABLES if benchmarks is None else benchmarks
     there = [one for one in every if not one.lacking(data)]
     for one in every:
         if wish := one.wish(data):
             say(wish)
     if not there:
-        raise MedsiloError("no set is there; put the files named above where they belong, or give --data")
+        raise MedsiloError("no data set was found; put the files named above into their folders, or give --data")
     theirs = published()
     for benchmark in there:
         with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
@@ -278,7 +283,7 @@ def compare(
 
 @dataclass(frozen=True)
 class Work:
-    """The studies of one set."""
+    """The studies of one data set."""
 
     benchmark: Benchmark
     columns: tuple[str, ...]
@@ -287,7 +292,7 @@ class Work:
 
     @property
     def settings(self) -> SiteSettings:
-        """Return the settings of every site: the sets are public."""
+        """Return the settings of every site, with data that are public."""
         own = {"device": "cpu", "threads": 1}
         return make_settings({"data": str(self.folder), "public_data": True, **own}, "the benchmark")
 
@@ -307,14 +312,14 @@ class Work:
         )
 
     def on_all(self, method: str, seed: int) -> float:
-        """Return the score of one model on the test cases of all hospitals, in the scaling of their training cases."""
+        """Return the score of one model on the test cases of all hospitals, scaled by their training cases."""
         if method == POOLED:
             return self.alone(POOLED, seed)
         plan = self.federated(method, self.benchmark.rates[method], seed)
         return self.score(plan, inprocess.run(plan, settings=self.settings).models[self.sites[0]], POOLED)
 
     def at_home(self, method: str, seed: int) -> float:
-        """Return the mean over hospitals of the score of the model that each of them ends with."""
+        """Return the mean over hospitals of the score of each hospital's final model."""
         plan = self.federated(method, self.benchmark.personal[method], seed)
         models = inprocess.run(plan, settings=self.settings).models
         return fmean(self.score(plan, models[site], site) for site in self.sites)
@@ -325,7 +330,7 @@ class Work:
         return self.plan(method, self.sites, own.rounds, {**own.training, "learning_rate": rate}, seed)
 
     def alone(self, site: str, seed: int) -> float:
-        """Return the score of a site's own model, or of all data's, on its test cases."""
+        """Return the score of a site's single-site model, or of the pooled model, on the site's test cases."""
         plan = self.plan("local", [site], 1, self.benchmark.alone, seed)
         return self.score(plan, inprocess.run(plan, settings=self.settings).models[site], site)
 

@@ -1,10 +1,10 @@
-"""FLamby's published tables again, each cell held against the published one.
+"""Run FLamby's published tables again, and compare each cell with the published cell.
 
     python -m results.flamby --data DATA [--seeds 42,43,44,45,46]
 
-A cell agrees where the means over seeds are within two standard errors of their difference. Ends with 1 where one
-does not. One seed has no spread, so nothing is judged by it. Takes minutes. Nothing is downloaded: the sets' own
-folders lie in DATA.
+A cell agrees if the means over seeds are within two standard errors of their difference. The program exits with 1 if a
+cell disagrees. One seed has no standard deviation, so no cell is judged with one seed. The program takes minutes. The
+program downloads no data: DATA must contain the folders of the sets.
 """
 
 import argparse
@@ -23,8 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tables and print each cell."""
     parser = argparse.ArgumentParser(prog="python -m results.flamby", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data"))
-    parser.add_argument("--seeds", default="42,43,44,45,46", help="the published rows by default")
-    parser.add_argument("--quick", action="store_true", help="only show that it runs, on drawn patients")
+    parser.add_argument("--seeds", default="42,43,44,45,46", help="seeds (default: the published seeds)")
+    parser.add_argument("--quick", action="store_true", help="only test that the program runs, on synthetic patients")
     given = parser.parse_args(arguments)
     if given.quick:
         with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
@@ -45,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     agree = sum(cell.agrees for cell in judged)
     print(f"{agree} of {len(judged)} cells are within two standard errors")
     if len(judged) < len(cells):
-        print(f"{len(cells) - len(judged)} are not judged: one seed has no spread; give two --seeds or more")
+        print(
+            f"{len(cells) - len(judged)} are not judged: one seed has no standard deviation; give two --seeds or more"
+        )
     return 0 if agree == len(judged) else 1
 
 

@@ -1,10 +1,10 @@
-"""FLamby's heart study under differential privacy, again and better.
+"""Run FLamby's heart study under differential privacy again, and compare better settings.
 
     python -m results.heart_dp [--write] [--minutes N] [--data DIR] [--published FILE] [--cells DIR]
 
-Runs the studies that are not done yet, one file each under --cells, and prints results/heart-dp.csv, which --write
-writes. Stopped at any time, it goes on with the next study. About half an hour on one free core. Exits with 1 where
-a goal is missed or something is left to be done.
+The program runs the missing studies, stores each result in a file under --cells, and prints results/heart-dp.csv, which
+--write also writes. A stopped program continues with the next study. The program takes about half an hour on one free
+core. The program exits with 1 if a goal is missed or a study is missing.
 """
 
 import argparse
@@ -30,13 +30,17 @@ FILE = result_files.FOLDER / "heart-dp.csv"
 
 def main(arguments: list[str] | None = None) -> int:
     """Make the file."""
-    parser = argparse.ArgumentParser(prog="python -m results.heart_dp", description="Heart disease under privacy.")
+    parser = argparse.ArgumentParser(
+        prog="python -m results.heart_dp", description="Run the heart study under differential privacy."
+    )
     parser.add_argument("--write", action="store_true", help="write results/heart-dp.csv")
-    parser.add_argument("--minutes", type=float, help="begin no study of the published table after so many minutes")
-    parser.add_argument("--data", type=Path, default=SHARED / "data" / "heart_uci", help="the four files")
+    parser.add_argument(
+        "--minutes", type=float, help="start no study of the published table after this time in minutes"
+    )
+    parser.add_argument("--data", type=Path, default=SHARED / "data" / "heart_uci", help="folder with UCI's four files")
     parser.add_argument("--published", type=Path, default=SHARED / "published" / "flamby_dp_heart.csv")
-    parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "heart-dp", help="where results are kept")
-    parser.add_argument("--quick", action="store_true", help="only show that it runs, on drawn patients")
+    parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "heart-dp", help="folder for results")
+    parser.add_argument("--quick", action="store_true", help="only test that the program runs, on synthetic patients")
     chosen = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)

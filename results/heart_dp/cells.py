@@ -1,4 +1,6 @@
-"""The studies of the heart data under privacy, one file each, and how numbers were chosen without the test."""
+"""Define the studies of the heart data under privacy, with a file for each result, and the choice of numbers without
+the test cases.
+"""
 
 import hashlib
 import json
@@ -15,13 +17,13 @@ EPSILONS, DELTAS = (50.0, 10.0, 5.0, 1.0, 0.1), (0.001, 0.0001, 0.1, 0.01)
 OPEN = PrivacyGuarantee(None, None)
 PUBLISHED = (OPEN, *(PrivacyGuarantee(e, d) for d, e in product(DELTAS, EPSILONS)))
 BETTER = (PrivacyGuarantee(1.0, 0.001), PrivacyGuarantee(0.1, 0.001))
-DRAWS = 5  # of validation cases and noise, by which candidates are compared
+DRAWS = 5  # draws of validation cases and noise for the comparison of candidates
 FULL = Setup(batch=None, start="zero", weighting="uniform")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One study: on the test cases of a seed, or on validation cases drawn with it."""
+    """One study: on the test cases of a seed, or on validation cases drawn with the seed."""
 
     setup: Setup
     promise: PrivacyGuarantee
@@ -30,12 +32,12 @@ class Cell:
 
     @property
     def file(self) -> str:
-        """The name of the file with its result."""
+        """Return the name of the file with the cell's result."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16] + ".json"
 
 
 def result_of(cell: Cell, hospitals: dict[str, Hospital], folder: Path) -> Outcome:
-    """Return a cell's result, from its file if it is done."""
+    """Return a cell's result, from its file if the cell is finished."""
     path = folder / cell.file
     if path.exists():
         return Outcome(**json.loads(path.read_text("utf-8"))["outcome"])
@@ -47,17 +49,17 @@ def result_of(cell: Cell, hospitals: dict[str, Hospital], folder: Path) -> Outco
 
 
 def kept(cell: Cell, folder: Path) -> bool:
-    """True if a cell is finished."""
+    """Return True if a cell is finished."""
     return (folder / cell.file).exists()
 
 
 def published(promise: PrivacyGuarantee) -> list[Cell]:
-    """Return the published study's runs, one for each seed, with this privacy guarantee."""
+    """Return the published study's runs with this privacy guarantee, one for each seed."""
     return [Cell(Setup(), promise, seed) for seed in SEEDS]
 
 
 def candidates() -> list[Setup]:
-    """Return the ways of training that are compared: few steps over all cases, from zero weights."""
+    """Return the compared ways of training: few steps over all cases, from zero weights."""
     fedavg = [
         replace(FULL, rounds=rounds, steps=steps, rate=rate, clip=clip, momentum=momentum)
         for (rounds, steps), rate, clip, momentum in product(

@@ -1,4 +1,4 @@
-"""A linear network over four hospitals, with the package's private steps, account and mixers."""
+"""Train a linear network at four hospitals, with medsilo's private steps, account and mixers."""
 
 import math
 from dataclasses import dataclass
@@ -31,19 +31,19 @@ class Setup:
 
     method: Literal["fedavg", "mr-mtl"] = "fedavg"
     rounds: int = 15
-    steps: int = 100  # of each hospital in a round
+    steps: int = 100  # steps of each hospital in a round
     batch: int | None = 4  # None: all cases in every step
     rate: float = 0.001
     momentum: float = 0.0
     clip: float = 1.1
-    pull: float = 0.0  # of mr-mtl
+    pull: float = 0.0  # strength of the pull in MR-MTL
     weighting: Literal["samples", "uniform"] = "samples"
     start: Literal["drawn", "zero"] = "drawn"
 
 
 @dataclass(frozen=True)
 class PrivacyGuarantee:
-    """ε and δ of a study at each hospital; ε None: none."""
+    """ε and δ of a study at each hospital; with ε None, there is no privacy."""
 
     epsilon: float | None
     delta: float | None
@@ -51,26 +51,26 @@ class PrivacyGuarantee:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A study's end: the accuracy of each hospital on its test cases, and the largest ε of a hospital."""
+    """The result of a study: the accuracy of each hospital on its test cases, and the largest ε of a hospital."""
 
     accuracies: dict[str, float]
     epsilon: float
 
     @property
     def mean(self) -> float:
-        """The plain mean of the hospitals' accuracies."""
+        """Return the plain mean of the hospitals' accuracies."""
         return fmean(self.accuracies.values())
 
 
 @cache
 def noise_of(promise: PrivacyGuarantee, rate: float, steps: int) -> float:
-    """Return the noise with which so many steps keep a promise."""
+    """Return the noise with which this number of steps keeps a privacy guarantee."""
     assert promise.epsilon and promise.delta
     return noise_for(promise.epsilon, promise.delta, rate, steps)
 
 
 def run(hospitals: dict[str, Hospital], setup: Setup, promise: PrivacyGuarantee, seed: int) -> Outcome:
-    """Train over the hospitals, and test each model on its own hospital's test cases."""
+    """Train with all hospitals, and test each model on its own hospital's test cases."""
     model = _start(setup, seed)
     own = {name: _copy(model) for name in hospitals}
     optimizers = {name: SGD(net.parameters(), lr=setup.rate, momentum=setup.momentum) for name, net in own.items()}
@@ -108,7 +108,7 @@ class _Site:
         return noise_of(self.promise, self.batch / self.cases, self.setup.rounds * self.setup.steps)
 
     def epsilon(self) -> float:
-        """Return the privacy cost of the study."""
+        """Return the privacy cost ε of the study."""
         if self.promise.epsilon is None or self.promise.delta is None:
             return math.inf
         steps = SampledGaussian(
@@ -117,7 +117,7 @@ class _Site:
         return epsilon([Charge(what="training", of=steps)], self.promise.delta)
 
     def train(self, model: nn.Module, optimizer: SGD, common: dict[str, Tensor], number: int) -> None:
-        """Train for a round, from the common weights or, in MR-MTL, near them."""
+        """Train for a round, starting at the common weights, or in MR-MTL near the common weights."""
         weights, mean = list(model.parameters()), [common[name] for name, _ in model.named_parameters()]
         if self.setup.method == "fedavg":
             model.load_state_dict(common)
@@ -125,7 +125,8 @@ class _Site:
         with correcting(optimizer, pull):
             if self.promise.epsilon is None:
                 return self._train_openly(model, optimizer, number)
-            secret = NoiseSource.from_seed(self.seed, self.name, number)  # the data are public
+            # a seeded source is allowed because the data are public
+            secret = NoiseSource.from_seed(self.seed, self.name, number)
             sample = PoissonSample(None, self.cases, self.batch, secret)
             private = PrivateSteps(sample, self.bound, self.noise(), secret)
             learn = private.lesson(model, _loss, optimizer)

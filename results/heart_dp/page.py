@@ -1,4 +1,4 @@
-"""results/heart-dp.csv, made of the cells that are done."""
+"""Create results/heart-dp.csv from the finished cells."""
 
 import csv
 import math
@@ -26,7 +26,7 @@ from results.heart_dp.data import Hospital
 from results.heart_dp.federation import Outcome, PrivacyGuarantee, Setup
 from results.result_files import Study, Table
 
-ERRORS = 2.0  # standard errors of the difference, within which a cell agrees
+ERRORS = 2.0  # most standard errors of the difference at which a cell agrees
 GOALS = {1.0: 0.722, 0.1: 0.679}
 Told = dict[tuple[float | None, float | None], list[float]]  # ε and δ → the published accuracy of each seed
 
@@ -44,7 +44,7 @@ def read_published(path: Path) -> Told:
 
 @dataclass(frozen=True)
 class Compared:
-    """One promise: our accuracies and theirs."""
+    """Medsilo's accuracies and the published accuracies with one privacy guarantee."""
 
     promise: PrivacyGuarantee
     ours: Sequence[float]
@@ -53,13 +53,13 @@ class Compared:
 
     @property
     def errors(self) -> float:
-        """The difference of the means in standard errors of that difference, of both sets of seeds."""
+        """Return the difference of the means in standard errors of the difference over both sets of seeds."""
         error = math.sqrt(stdev(self.ours) ** 2 / len(self.ours) + stdev(self.theirs) ** 2 / len(self.theirs))
         return (fmean(self.ours) - fmean(self.theirs)) / error
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the mean difference, paired by seed."""
+        """Return the 95 % interval of the mean difference, paired by seed."""
         differences = [one - other for one, other in zip(self.ours, self.theirs, strict=True)]
         half = stats.t.ppf(0.975, len(differences) - 1) * stdev(differences) / math.sqrt(len(differences))
         return fmean(differences) - half, fmean(differences) + half
@@ -68,14 +68,14 @@ class Compared:
 def compared(
     setup: Setup, promise: PrivacyGuarantee, hospitals: dict[str, Hospital], told: Told, folder: Path
 ) -> Compared:
-    """Return one promise's results on the test cases."""
+    """Return the test results with one privacy guarantee."""
     outcomes: list[Outcome] = [result_of(Cell(setup, promise, seed), hospitals, folder) for seed in SEEDS]
     theirs = told[promise.epsilon, promise.delta]
     return Compared(promise, [one.mean for one in outcomes], theirs, max(one.epsilon for one in outcomes))
 
 
 def study(hospitals: dict[str, Hospital], told: Told, folder: Path) -> tuple[Study, bool]:
-    """Return the file, and whether the goals are met."""
+    """Return the file's content, and True if the goals are met."""
     done = [promise for promise in PUBLISHED if all(kept(cell, folder) for cell in published(promise))]
     again = [compared(Setup(), promise, hospitals, told, folder) for promise in done]
     rows = [
@@ -118,7 +118,7 @@ def study(hospitals: dict[str, Hospital], told: Told, folder: Path) -> tuple[Stu
 
 
 def _named(promise: PrivacyGuarantee) -> tuple[str, str]:
-    """Return ε and δ, or that there is no promise."""
+    """Return ε and δ as text, or the text for no privacy."""
     return (
         f"ε {promise.epsilon:g}" if promise.epsilon else "no privacy",
         f"δ {promise.delta:g}" if promise.delta else "",

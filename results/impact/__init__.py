@@ -1,7 +1,8 @@
-"""IMPACT: six-month mortality after brain injury, 15 studies, each left out of training once and predicted.
+"""Define the IMPACT studies: 15 studies of mortality within six months after brain injury, each left out once and
+predicted.
 
-A study that is left out is an evaluation site of the federation. Where a method leaves each site a personal model and
-no shared model, all 14 models predict, and their probabilities are averaged (an ensemble).
+A study that is left out is an evaluation site of the federation. If a method has personal models and no shared model,
+all 14 personal models predict as an ensemble with averaged probabilities.
 """
 
 import csv
@@ -28,20 +29,21 @@ from results.flamby import Lines, write_tables
 from tests import inprocess
 
 LEVELS = {"motor_score": ("1/2", "3", "4", "5/6"), "pupil": ("Both", "One", "None")}
-COLUMNS = (  # the core model; round public numbers for age, since privacy forbids a site's own
+# the core model's columns; age is scaled by round public numbers, since privacy forbids a site's statistics
+COLUMNS = (
     {"name": "age", "mean": 35, "deviation": 15},
     *({"name": name, "levels": list(levels)} for name, levels in LEVELS.items()),
 )
 TRAINING = {"rounds": 10, "batch_size": 64, "learning_rate": 0.1, "momentum": 0.9}
 PROMISE = {"delta": 1e-4, "clip": 2.0}
-WHOLE = "-whole"  # ends the name of a study's table whose patients are all tested
+WHOLE = "-whole"  # suffix of a study's table in which all patients are test cases
 POOLED, POOLED_ALL = "pooled logistic regression", "pooled, validation patients too"
-Found = dict[str, Any]  # "scores": each patient's log odds of death; with a super model, what answered
+Found = dict[str, Any]  # "scores": each patient's log odds of death; with a super model also the model that answered
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A federated method with its network. `against`: the configuration that it is compared with."""
+    """A federated method with its network. `against` is the configuration that it is compared with."""
 
     name: str
     algorithm: Mapping[str, Any]
@@ -51,7 +53,8 @@ class Configuration:
     ensemble: bool = False
 
 
-FEDAVG, BASE, HIDDEN = {"name": "fedavg"}, "FedAvg, hidden layer", {"name": "mlp", "hidden": [16]}  # with batch norm
+# network with batch norm
+FEDAVG, BASE, HIDDEN = {"name": "fedavg"}, "FedAvg, hidden layer", {"name": "mlp", "hidden": [16]}
 METHODS = (
     Configuration("FedAvg", FEDAVG, POOLED),
     Configuration("HarmoFL, step", {"name": "harmofl", "amplitude": None}),
@@ -67,13 +70,13 @@ PRIVATE = tuple(Configuration(f"FedAvg, ε = {one}", FEDAVG, epsilon=one) for on
 
 
 def begin() -> None:
-    """Prepare a process: it trains with one thread."""
+    """Prepare a process that trains with one thread."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
 
 
 def read(path: Path) -> Lines:
-    """Return the patients of each study, in the file's order; every fifth validates."""
+    """Return the patients of each study in the file's order; every fifth patient is a validation case."""
     if not path.is_file():
         told = "impact.csv is not there; put it (from data/impact.rda of R's package metamisc) there, or give --data"
         raise MedsiloError(told, private=str(path))
@@ -87,16 +90,16 @@ def read(path: Path) -> Lines:
 
 
 def deaths(lines: list[dict[str, Any]]) -> np.ndarray:
-    """Return the death within six months of each patient, 0 or 1."""
+    """Return 1 for each patient who died within six months, otherwise 0."""
     return np.array([line["outcome"] for line in lines])
 
 
 class Work:
-    """All studies, written as tables that sites read; and who predicts a study that is left out."""
+    """All studies as tables for sites, and the predictions for a left-out study."""
 
     def __init__(self, studies: Lines, tables: Path, training: Mapping[str, Any] = TRAINING) -> None:
         self.studies, self.tables, self.training = studies, tables, training
-        # a site that trains needs a test part: its validation patients once more, and nobody reads their scores
+        # every training site needs test cases, so its validation patients serve again, but nobody reads their scores
         own = {
             study: [*lines, *(one | {"part": "test"} for one in lines if one["part"] == "validation")]
             for study, lines in studies.items()
@@ -106,7 +109,7 @@ class Work:
 
     @property
     def settings(self) -> SiteSettings:
-        """Return the settings of every site: the data are public."""
+        """Return the settings of every site, with data that are public."""
         own = {"device": "cpu", "threads": 1, "share_personal_model": True}
         return make_settings({"data": str(self.tables), "public_data": True, **own}, "the benchmark")
 
@@ -128,7 +131,7 @@ class Work:
         )
 
     def predicted(self, configuration: Configuration, left_out: str, cells: Path) -> Found:
-        """Return the predictions of a federation of the other studies, from its file if it ran before."""
+        """Return the predictions of a federation of the other studies, from its file if the federation ran before."""
         plan = self.plan(configuration, left_out)
         path = cells / f"{left_out}-{plan.hash[:16]}.json"
         if not path.exists():
@@ -154,7 +157,7 @@ class Work:
     def pooled(self, left_out: str, everybody: bool) -> Found:
         """Return the predictions of scikit-learn's logistic regression on the other studies.
 
-        everybody: on the patients that validate in the federations, too.
+        everybody: also train on the patients that validate in the federations.
         """
         others = [one for study, lines in self.studies.items() if study != left_out for one in lines]
         kept = [one for one in others if everybody or one["part"] == "train"]
@@ -162,21 +165,24 @@ class Work:
         return {"scores": model.decision_function(_terms(self.studies[left_out])).tolist()}
 
     def all_of(self, left_out: str, cells: Path) -> dict[str, Found]:
-        """Return all predictions of a study that is left out, by the names of their models."""
+        """Return all predictions for a left-out study, by the names of the models."""
         pooled = {POOLED_ALL: self.pooled(left_out, everybody=True), POOLED: self.pooled(left_out, everybody=False)}
         return pooled | {one.name: self.predicted(one, left_out, cells) for one in (*METHODS, *PRIVATE)}
 
 
 def _terms(lines: list[dict[str, Any]]) -> np.ndarray:
-    """Return the core model's terms: age, and each category's difference from the first of its kind."""
+    """Return the core model's terms: age, and for each category its difference from the first category of its
+    variable.
+    """
     kinds = [(name, level) for name, levels in LEVELS.items() for level in levels[1:]]
     return np.array([[float(one["age"]) / 10, *(one[name] == level for name, level in kinds)] for one in lines], float)
 
 
 @torch.no_grad()
 def _by_super_model(done: inprocess.StudyResult, inputs: Tensor) -> Found:
-    """Return FedSM's scores, for how many patients a personal model answers, and how many validation patients the
-    selector gives to their own study."""
+    """Return FedSM's scores, the number of patients whom a personal model predicts, and the validation patients whom
+    the selector assigns to their study.
+    """
     said = done.summary.details.super_model
     assert said
     output, chosen, _ = SuperModel.load(done.root / paths.SUPER_MODEL, done.plan).eval().answer(inputs)

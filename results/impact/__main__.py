@@ -1,9 +1,10 @@
-"""IMPACT, 15 studies of brain injury, each left out of training once: AUC and calibration by method.
+"""Compare methods on IMPACT, 15 studies of brain injury that are each left out of training once, by AUC and
+calibration.
 
     python -m results.impact [--write] [--data DIR] [--cells DIR] [--at-once N] [--quick]
 
-Prints results/impact.csv, which --write writes. Predictions are kept under --cells, so a stopped run continues.
-questions.md has the questions that were declared before the first run.
+The program prints results/impact.csv, which --write also writes. Predictions are stored under --cells, so a stopped run
+continues. questions.md lists the questions that were declared before the first run.
 """
 
 import argparse
@@ -26,7 +27,7 @@ FILE = result_files.FOLDER / "impact.csv"
 
 
 def drawn(studies: int, patients: int) -> Lines:
-    """Return patients who are nobody's."""
+    """Return synthetic patients."""
     draw = random.Random(0)
 
     def patient(place: int) -> dict[str, object]:
@@ -39,12 +40,16 @@ def drawn(studies: int, patients: int) -> Lines:
 
 def main(arguments: list[str] | None = None) -> int:
     """Make the file."""
-    parser = argparse.ArgumentParser(prog="python -m results.impact", description="IMPACT, a study left out.")
+    parser = argparse.ArgumentParser(
+        prog="python -m results.impact", description="Compare methods on IMPACT, with each study left out once."
+    )
     parser.add_argument("--write", action="store_true", help="write results/impact.csv")
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="where impact/impact.csv is")
-    parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "impact", help="where predictions are kept")
-    parser.add_argument("--at-once", type=int, default=2, help="studies that are left out at the same time")
-    parser.add_argument("--quick", action="store_true", help="only show that it runs, on drawn patients")
+    parser.add_argument(
+        "--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder with impact/impact.csv"
+    )
+    parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "impact", help="folder for predictions")
+    parser.add_argument("--at-once", type=int, default=2, help="number of left-out studies that run at the same time")
+    parser.add_argument("--quick", action="store_true", help="only test that the program runs, on synthetic patients")
     chosen = parser.parse_args(arguments)
     begin()
     with tempfile.TemporaryDirectory(prefix="medsilo-") as place:

@@ -1,4 +1,4 @@
-"""The results' file: a table of each quantity, and the answers to the declared questions."""
+"""Create the result file: a table of each quantity, and the answers to the declared questions."""
 
 import re
 import time
@@ -22,32 +22,32 @@ NEAR, LITTLE, CHANCE = 0.01, 0.01, 0.05
 ALL = (*METHODS, *PRIVATE)
 JUDGED = [one.name for one in METHODS if one.against not in ("", POOLED)]
 DISCRIMINATION, LARGE, SLOPE = "AUC, in per cent", "calibration in the large", "calibration slope"
-BEST = {LARGE: 0.0, SLOPE: 1.0}  # of a calibration, from which the distance is compared
+BEST = {LARGE: 0.0, SLOPE: 1.0}  # ideal value of a calibration, from which distances are compared
 MEASURES = {DISCRIMINATION: auc, LARGE: calibration_in_the_large, SLOPE: calibration_slope}
 Predictions = Mapping[str, Mapping[str, Found]]  # by study and configuration
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """One quantity of all configurations at all studies."""
+    """The estimates of one quantity for all configurations and studies."""
 
     part: str
     studies: Lines
     found: Mapping[str, list[Estimate]]  # by configuration, in the order of the studies
 
     def compared(self, name: str) -> np.ndarray:
-        """Return the compared values, study by study: an AUC, or a calibration's distance from its best."""
+        """Return the compared values of each study: an AUC, or a calibration's distance from its ideal value."""
         values = np.array([one.value for one in self.found[name]])
         return np.abs(values - BEST[self.part]) if self.part in BEST else values
 
     @cached_property
     def differences(self) -> dict[str, Estimate]:
-        """The mean difference of each configuration from the one that it is compared with."""
+        """Return the mean difference of each configuration from the configuration that it is compared with."""
         return {one.name: mean_of(self.compared(one.name) - self.compared(one.against)) for one in ALL if one.against}
 
     @cached_property
     def p(self) -> dict[str, float]:
-        """Corrected for all methods that are judged."""
+        """Return p-values that are corrected for all judged methods."""
         return holm({name: self.differences[name].p for name in JUDGED})
 
     def cells(self, name: str) -> list[str]:
@@ -62,7 +62,9 @@ class Quantity:
         return [*row, f"{mark}{told}{mark}", "–" if p is None else f"{p:.3f}"]
 
     def tables(self) -> list[Table]:
-        """Return a table for each configuration that others are compared with, the first for those that are not."""
+        """Return a table for each configuration that others are compared with; the first table has the configurations
+        without such a comparison.
+        """
         sizes = {study: len(lines) for study, lines in self.studies.items()}
         kinds = {name: next((one.against for one in ALL if one.name == name), "") for name in self.found}
         made = []
@@ -74,7 +76,7 @@ class Quantity:
         return made
 
     def judged(self) -> str:
-        """Name the methods that are better or worse."""
+        """Return the names of the methods that are better or worse."""
         told = []
         for name in JUDGED:
             better = (self.differences[name].value > 0) != (self.part in BEST)
@@ -84,7 +86,7 @@ class Quantity:
 
 
 def answers(quantities: Mapping[str, Quantity], predictions: Predictions) -> list[str]:
-    """Return the answers to the questions, in their order."""
+    """Return the answers to the questions in their order."""
     aucs = quantities[DISCRIMINATION]
     low, high = (own(one.value for one in aucs.found[POOLED_ALL]) for own in (min, max))
     again = max(abs(low - PUBLISHED[0]), abs(high - PUBLISHED[1])) <= AGAIN

@@ -1,6 +1,6 @@
-"""Discrimination and calibration of predicted probabilities, with intervals; and means over studies.
+"""Compute discrimination and calibration of predicted probabilities with intervals, and means over studies.
 
-It needs statsmodels, from pyproject.toml's group dev.
+The module needs statsmodels, from pyproject.toml's group dev.
 """
 
 import warnings
@@ -16,7 +16,7 @@ from statsmodels.tools.sm_exceptions import PerfectSeparationWarning
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 95 % interval, and p of no difference where it is one."""
+    """A number with its 95 % interval, and with a p-value if the number is a difference."""
 
     value: float
     low: float
@@ -24,24 +24,26 @@ class Estimate:
     p: float = 1.0
 
     def text(self, scale: float, digits: int, sign: str = "") -> str:
-        """Return it as a cell: "0.81 (0.76 to 0.86)"."""
+        """Return the estimate as text: "0.81 (0.76 to 0.86)"."""
         value, low, high = (f"{number * scale:{sign}.{digits}f}" for number in (self.value, self.low, self.high))
         return f"{value} ({low} to {high})"
 
 
 def auc(scores: np.ndarray, died: np.ndarray) -> Estimate:
-    """Return the area under the ROC curve with DeLong's interval (DeLong et al. 1988), as Brunner and Munzel's."""
+    """Return the area under the ROC curve with DeLong's interval (DeLong et al. 1988), computed as in Brunner and
+    Munzel's test.
+    """
     found = rank_compare_2indep(scores[died == 1], scores[died == 0], use_t=False)
     return Estimate(float(found.prob1), *map(float, found.conf_int()))
 
 
 def calibration_in_the_large(scores: np.ndarray, died: np.ndarray) -> Estimate:
-    """Return a in logit P(death) = a + scores: above zero, more died than was predicted."""
+    """Return a in logit P(death) = a + scores; a value above zero means more deaths than predicted."""
     return _fitted(np.ones((len(scores), 1)), scores, died)
 
 
 def calibration_slope(scores: np.ndarray, died: np.ndarray) -> Estimate:
-    """Return b in logit P(death) = a + b · scores: below one, predictions are too extreme."""
+    """Return b in logit P(death) = a + b · scores; a value below one means that predictions are too extreme."""
     return _fitted(np.stack([scores, np.ones(len(scores))], 1), np.zeros(len(scores)), died)
 
 
@@ -57,7 +59,7 @@ def _fitted(design: np.ndarray, offset: np.ndarray, died: np.ndarray) -> Estimat
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """Return the mean over studies with Student's interval: studies are the sample."""
+    """Return the mean over studies with Student's interval, which treats studies as the sample."""
     value = float(np.mean(values))
     if not np.ptp(values):
         return Estimate(value, value, value, float(value == 0))

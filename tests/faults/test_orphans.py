@@ -42,7 +42,7 @@ def living(family: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def forks(process: subprocess.Popen) -> list[psutil.Process]:
-    """Return the sites that a fork server in the family has forked, from their first moment on."""
+    """Return the sites that a fork server in the family has forked, including new processes that have no name yet."""
     family, found = psutil.Process(process.pid).children(recursive=True), []
     for member in family:
         with suppress(psutil.Error):
@@ -71,7 +71,9 @@ def command(folder: Path, *arguments: str) -> Iterator[subprocess.Popen]:
 
 
 def killed(process: subprocess.Popen, sign: signal.Signals, folder: Path, most: int = 60) -> str:
-    """Send a signal, and expect that the whole family ends within `most` seconds. Returns the output."""
+    """Send a signal, and assert that the whole family of processes ends within `most` seconds. The function returns the
+    output.
+    """
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     assert len(family) > 2
     process.send_signal(sign)

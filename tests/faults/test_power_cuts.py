@@ -1,6 +1,6 @@
-"""After a power cut at any moment, reported data are on the disk, and no reader accepts a part.
+"""After a power cut at any moment, reported data are on the disk, and no reader accepts a partly written file.
 
-The real readers read the disks of a server and of a hospital, with fsync (`tests/powercut.py`).
+The real readers read the recorded disks of a server and of a hospital, with fsync (`tests/powercut.py`).
 """
 
 import json
@@ -32,7 +32,7 @@ from tests.conftest import SITES, make_plan
 from tests.powercut import Cut, Disk
 from tests.unit.federation.test_participant import SMALL, planned
 
-CUTS, MORE, MANY = 40, 200, 1000  # cuts of each of the five writers: at every change, at the gate and at night
+CUTS, MORE, MANY = 40, 200, 1000  # power cuts of each of the five writers: at every change, at the gate and at night
 KEY_OF = "this hospital's test"
 
 
@@ -157,7 +157,7 @@ def test_a_site_s_state_outlives_the_power(count: int, tmp_path: Path, plan: Pla
 
     def read(cut: Cut) -> None:
         state, kept = state_in(cut.folder), last(cut.known)
-        for number in cut.known[-2:]:  # the server may have gone back by one round
+        for number in cut.known[-2:]:  # the server may have lost the last round
             assert state.restore_after(number, number) is None
             assert state.done == number and state.best == number / 10
             with torch.no_grad():
@@ -172,7 +172,8 @@ def test_a_site_s_state_outlives_the_power(count: int, tmp_path: Path, plan: Pla
 
 STUDY = CountedStudy(Spending(study="one", plan="p", method="FedAvg", lead="l"))
 ROUND = [Charge(what="weights", of=Gaussian(noise=10.0))]
-LONG = [Charge(what=f"group {number}", of=Gaussian(noise=900.0)) for number in range(120)]  # it fills several pages
+# the long study fills several pages
+LONG = [Charge(what=f"group {number}", of=Gaussian(noise=900.0)) for number in range(120)]
 
 
 @often

@@ -1,4 +1,4 @@
-"""Faults in real NVFlare processes: the user's message, the stored files, and the separation of parties' data."""
+"""Test faults in real NVFlare processes: the user's message, the stored files, and the separation of parties' data."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ from tests.sites import CPU
 
 ONE, TWO = SITES[:1], SITES[:2]  # each site is a process
 
-# An executor that fails like a hospital's broken machine. The job's own code contains it.
+# An executor that fails like a hospital's broken machine. The job's `custom` folder contains this executor.
 FAULTY = """
 import time
 import torch
@@ -64,7 +64,7 @@ class Faulty(MedsiloExecutor):
         trainer.Trainer.work = broken
 """
 
-# A program that takes the free port that NVFlare found for a site's process.
+# The code of a program that takes the free port that NVFlare found for a site's process.
 TAKEN = """
 import os, socket, struct, sys, threading, time
 
@@ -161,7 +161,8 @@ def test_a_killed_run_resumes_with_the_same_numbers(tmp_path: Path) -> None:
     inprocess.run(plan, folder=tmp_path / "loop")
     kill_after_round(plan_job(tmp_path, plan), tmp_path / "runs", "killed", 3)
     run = tmp_path / "runs" / "killed"
-    # A round's line is written before its checkpoint. After a kill in between, the round is repeated.
+    # A round's line is written before its checkpoint. If a run is killed after writing the line and before the
+    # checkpoint, the round is repeated.
     assert 2 <= Record(run).load_checkpoint()[1]["round"] < rounds
     simulator.resume(run, CPU)
     assert [line.round for line in Record(run).rounds()] == [*range(1, rounds + 1)]
@@ -217,13 +218,15 @@ def test_missing_data_end_in_seconds_with_the_cause(tmp_path: Path, capsys: pyte
     assert main(["run", str(job), "--out", str(tmp_path / "runs"), "--data", str(tmp_path / "nowhere")]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert "data folder" in last and "--data" in last and last.endswith(f"[{tmp_path / 'nowhere'}]")
-    assert time.monotonic() - started < 100  # it fails before NVFlare starts
+    assert time.monotonic() - started < 100  # the job fails before NVFlare starts
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.long
 def test_what_could_not_start_leaves_its_name_free(tmp_path: Path) -> None:
-    """The run fails before NVFlare starts, during its start, and when no site joins. Its log stays."""
+    """The test covers failures before NVFlare starts, during its start, and when no site joins. The log of the failed
+    run remains.
+    """
     plan, run = make_plan("fedavg", "training.rounds=1", sites=ONE), tmp_path / "runs" / "run"
     with pytest.raises(MedsiloError, match="cuda:7"):
         simulator.run(plan, run, SiteSettings(device="cuda:7"))
@@ -255,7 +258,7 @@ def take_ports(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, after:
 def test_a_port_that_another_program_took_costs_nothing(
     after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare 2.9 would give up that site, before or after its process asks for a fork."""
+    """NVFlare 2.9 would exclude that site, before or after its process asks for a fork."""
     plan = make_plan("fedbn", sites=TWO)
     take_ports(tmp_path / "taken", monkeypatch, 1, after)
     simulator.run(plan, tmp_path / "run", CPU)
@@ -271,4 +274,4 @@ def test_a_site_that_never_begins_is_named_at_once(tmp_path: Path, monkeypatch: 
     started = time.monotonic()
     with pytest.raises(MedsiloError, match="1 of 2 sites.*hospital-b lost: its process"):
         simulator.run(make_plan("fedavg", sites=TWO), tmp_path / "run", CPU)
-    assert time.monotonic() - started < 110  # each would have 120 s to answer
+    assert time.monotonic() - started < 110  # each site would have 120 s to answer

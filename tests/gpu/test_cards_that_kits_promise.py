@@ -1,4 +1,4 @@
-"""Hospitals over mutual TLS promise a GPU in their settings, and jobs request parts of it."""
+"""Hospitals over mutual TLS promise a GPU in their settings, and jobs request parts of the GPU."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine shows none"),
 ]
 CARD = 40  # GiB that each hospital promises on its first GPU
-# they train in the job's process, and in a separate process
+# The cases train in the job's process, and in a separate process.
 POLICIES = {SITES[0]: "teaching-hospital", SITES[1]: "strict-hospital"}
 
 

@@ -1,4 +1,6 @@
-"""A site uses the device in its settings, and its results repeat. A CPU runs the same tests; the others need CUDA."""
+"""A site uses the device in its settings, and its results repeat. The same tests run on a CPU; the other tests need
+CUDA.
+"""
 
 import gc
 import subprocess
@@ -19,7 +21,7 @@ from tests.inprocess import run
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine shows none")
 DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]
-NEAR = {"float32": 1e-3, "bfloat16": 0.1}  # tolerance of weights against those of a CPU, after two rounds
+NEAR = {"float32": 1e-3, "bfloat16": 0.1}  # tolerance of a GPU's weights relative to a CPU's, after two rounds
 
 
 def weights_of(method: str = "fedavg", **settings: str) -> torch.Tensor:
@@ -46,11 +48,11 @@ def test_a_study_repeats_to_the_bit_and_ends_near_a_cpus(device: str, precision:
 
 @CUDA
 def test_the_networks_of_fedsm_leave_nothing_on_the_card() -> None:
-    def held() -> int:  # without cuBLAS's workspace for each of torch's threads, which stays
+    def held() -> int:  # memory without cuBLAS's workspace for each of torch's threads, which remains
         torch._C._cuda_clearCublasWorkspaces()
         return torch.cuda.memory_allocated()
 
-    gc.collect()  # objects of other tests
+    gc.collect()  # frees objects of other tests
     before = held()
     weights_of("fedsm", device="cuda")
     assert held() - before < 1 << 20
@@ -131,13 +133,13 @@ def test_a_script_with_mixed_precision_and_scaled_gradients_learns_on_a_card(
 def test_an_epoch_of_nnunet_beside_its_own_trainer_on_the_same_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """tests/unit/project/test_benchmarks.py does it on a CPU. `python -m benchmarks.nnunet --device cuda` adds
-    times.
+    """tests/unit/project/test_benchmarks.py runs the same comparison on a CPU. `python -m benchmarks.nnunet --device
+    cuda` also measures times.
     """
     pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
     from benchmarks import nnunet
 
-    monkeypatch.setenv("nnUNet_compile", "f")  # nnU-Net would compile for a minute
+    monkeypatch.setenv("nnUNet_compile", "f")  # nnU-Net's compilation would take a minute
     size = nnunet.Size(cases=2, width=32.0, batch=2, epochs=3, steps=1, features=4, device="cuda")
     one = nnunet.compared(tmp_path, nnunet.write_data(tmp_path, size), size, 0, asks=False)
     assert all(0 <= dice <= 1 for dice in one.dice) and one.ratio > 0

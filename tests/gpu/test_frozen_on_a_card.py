@@ -1,4 +1,4 @@
-"""Measure the saving by a frozen body on a GPU: SwinUNETR on volumes of 96 voxels a side."""
+"""Measure the saving by frozen layers on a GPU: SwinUNETR on volumes of 96 voxels a side."""
 
 import time
 
@@ -16,14 +16,14 @@ STEPS = 5
 
 
 def cost(train: list[str]) -> tuple[float, int]:
-    """Return volumes a second and the greatest memory on the GPU, of training steps in bfloat16."""
+    """Return the volumes per second and the peak GPU memory of training steps in bfloat16."""
     asked = {"name": "tuned", "of": {"name": "swin-unetr", "features": 48}, "train": train}
     network, compute = TABLES["network"].read(asked), Compute.choose("cuda", precision="bfloat16")
     model = network.settled(network.build(1, 3), compute).train()
     optimizer = torch.optim.Adam([own for own in model.parameters() if own.requires_grad])
     volumes, masks = torch.randn(1, 1, 96, 96, 96).cuda(), torch.zeros(1, 96, 96, 96, dtype=torch.int64).cuda()
     began = 0.0
-    for step in range(STEPS + 1):  # the first step allocates memory for the others
+    for step in range(STEPS + 1):  # the first step allocates memory for all later steps
         if step == 1:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()

@@ -1,5 +1,5 @@
-"""Training on a GPU: no batch waits for it, results repeat to the bit, memory limits hold, and several sites
-share GPUs.
+"""Test training on a GPU: no batch waits for it, results repeat to the bit, memory limits hold, and several sites share
+GPUs.
 """
 
 import os
@@ -46,12 +46,12 @@ KINDS = {
     "private": [*PICTURES, "privacy.epsilon=50", "privacy.delta=0.001", "network.norm=group"],
 }
 CARD = SiteSettings(device="cuda", public_data=True)
-KINDS_OF_CHANGE = list(get_args(Augmentation))  # noise is the last
+KINDS_OF_CHANGE = list(get_args(Augmentation))  # noise is the last change
 METHODS = ["fedavg", "fedprox", "scaffold", "harmofl", "fedsm", "ditto", "moon", "fedrdn", "feddyn", "condistfl"]
 
 
 def watching(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """From each pass's second batch on, let torch raise an error if code waits for the GPU."""
+    """From each pass's second batch on, torch raises an error if code waits for the GPU."""
     seen: list[int] = []
     whole, ending = trainer.train_epoch, AmplitudeNorm.end_pass
 
@@ -105,7 +105,7 @@ def test_augmentation_on_a_card_is_a_cpus_but_for_its_noise(shape: tuple[int, ..
 
     ours, theirs = changed("cuda", KINDS_OF_CHANGE[:-1]), changed("cpu", KINDS_OF_CHANGE[:-1])
     torch.testing.assert_close(ours[0], theirs[0], rtol=1e-4, atol=1e-4)
-    # a place in the middle between two others may round either way
+    # A pixel in the middle between two others may round either way.
     assert (ours[1] != theirs[1]).double().mean() < 1e-3
     noisy, alone = changed("cuda", KINDS_OF_CHANGE), changed("cuda", KINDS_OF_CHANGE, slice(3, 4))
     assert torch.equal(noisy[0][3:4], alone[0]) and not torch.equal(noisy[0], ours[0])

@@ -1,10 +1,10 @@
-"""Methods learn, and their order is as measured on these synthetic hospitals.
+"""Methods learn, and their order by accuracy is as measured on these synthetic hospitals.
 
-Every order below was first measured over seeds 0, 1 and 2. It is asserted for each seed, with a threshold of at most
-half of the smallest difference.
+Every order in this file was first measured over seeds 0, 1 and 2. The tests assert each order for each seed, with a
+threshold of at most half of the smallest measured difference.
 
-Orders that failed for a seed are left out, even if the papers have them. The data and the numbers of the methods are
-defaults; nothing was tuned.
+Orders that failed for a seed are left out, even if the papers have them. The data and the parameters of the methods are
+defaults, without tuning.
 """
 
 from functools import cache
@@ -16,7 +16,8 @@ import pytest
 from medsilo.plan import parse_plan
 from tests import inprocess
 
-pytestmark = [pytest.mark.slow, pytest.mark.first, pytest.mark.xdist_group("orders")]  # each run is made once
+# the tests share runs, so each run happens once
+pytestmark = [pytest.mark.slow, pytest.mark.first, pytest.mark.xdist_group("orders")]
 SEEDS = [0, 1, 2]
 CHANCE = 1 / 6
 THREE, SIX = 3, 6
@@ -33,7 +34,7 @@ DESIGNS: dict[str, tuple[int, int, dict[str, Any]]] = {
 
 @cache
 def scores(design: str, method: str, seed: int) -> dict[str, float]:
-    """Return the test accuracy of every site; each run is made once."""
+    """Return the test accuracy of every site from a run that happens once."""
     sites, rounds, numbers = DESIGNS[design]
     plan = parse_plan(
         {
@@ -64,7 +65,7 @@ every_seed = pytest.mark.parametrize(
 @every_seed
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("fedprox", marks=pytest.mark.long)])
 def test_where_sites_are_alike_averaging_is_as_good_as_pooling(method: str, seed: int) -> None:
-    """It was at most 0.3 points below centralised training; every site reached 99 or more."""
+    """The measured accuracy was at most 0.3 points below centralised training; every site reached 99 or more."""
     assert accuracy("alike", method, seed) > accuracy("alike", "central", seed) - 0.02
     assert min(scores("alike", method, seed).values()) > 0.95
 
@@ -80,13 +81,14 @@ def test_where_sites_are_alike_federation_is_better_than_being_alone(seed: int) 
 
 # ---------------------------------------------------------------------------------------------------- not alike
 ORDERS = [
-    # design, better, worse, threshold, and differences measured for seeds 0, 1, 2
+    # The columns are the design, the better method, the worse method, the threshold, and the differences measured for
+    # seeds 0, 1, 2.
     ("labels differ", "central", "fedavg", 0.06, "+23.8 +13.8 +13.3"),
     ("labels differ", "central", "local", 0.10, "+26.0 +20.9 +26.7"),
     ("devices differ", "central", "fedavg", 0.15, "+33.6 +56.2 +49.9"),
     ("devices differ", "central", "local", 0.15, "+42.4 +35.4 +36.7"),
     ("both differ", "central", "local", 0.08, "+21.7 +16.3 +28.7"),
-    # design C1 of the benchmarks: Base 92.8, FedPer 79.9, FedAvg 41.4
+    # In design C1 of the benchmarks, Base has 92.8, FedPer 79.9 and FedAvg 41.4.
     ("both differ", "local", "fedavg", 0.06, "+38.8 +13.9 +12.5"),
     ("both differ", "fedper", "fedavg", 0.03, "+30.7 +6.4 +8.2"),
 ]
@@ -111,10 +113,10 @@ def test_alone_is_better_than_chance(design: str, least: float, seed: int) -> No
 @pytest.mark.long
 @every_seed
 def test_where_devices_differ_batch_norm_of_ones_own_is_better(seed: int) -> None:
-    """In design C4 of the benchmarks, FedBN is above FedAvg for every seed. After 12 rounds it was +6.8, +16.1, +14.2;
-    after 20 rounds +3.9, +7.9, +8.8.
+    """In design C4 of the benchmarks, FedBN is above FedAvg for every seed. After 12 rounds the difference was +6.8,
+    +16.1, +14.2; after 20 rounds +3.9, +7.9, +8.8.
 
-    After 4 rounds it was -21.8, +2.9, +15.5, since local batch norm learns more slowly at first.
+    After 4 rounds the difference was -21.8, +2.9, +15.5, since local batch norm learns more slowly at first.
     """
     design = "devices differ, longer"
     assert accuracy(design, "fedbn", seed) > accuracy(design, "fedavg", seed) + 0.03

@@ -1,4 +1,4 @@
-"""Compare accounts and noise with dp-accounting's other accountant (Rényi's), and with OpenDP."""
+"""Compare accounts and noise with dp-accounting's Rényi accountant, and with OpenDP."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def ours(delta: float, *mechanisms: Mechanism) -> float:
 
 # ---------------------------------------------------------------------------------------------------- Rényi
 def rdp(delta: float, *mechanisms: Mechanism) -> float:
-    """Return ε by Rényi divergences, an upper bound by other mathematics than privacy loss distributions."""
+    """Return an upper bound of ε by Rényi divergences, which use other mathematics than privacy loss distributions."""
     accountant = RdpAccountant()
     for one in mechanisms:
         if isinstance(one, SampledGaussian):
@@ -66,7 +66,9 @@ def whole_numbers() -> tuple[object, object]:
 
 @pytest.mark.parametrize(("scale", "sensitivity"), [(0.5, 1), (3.0, 2), (40.0, 20)])
 def test_a_geometric_release_costs_what_opendp_says(scale: float, sensitivity: int) -> None:
-    """OpenDP's noise has a scale, medsilo's a scale over the sensitivity. OpenDP's ε is for δ = 0."""
+    """OpenDP's noise has an absolute scale, and medsilo's noise a scale relative to the sensitivity. OpenDP's ε is for
+    δ = 0.
+    """
     theirs = opendp.m.make_laplace(*whole_numbers(), scale=scale * sensitivity).map(sensitivity)
     found = ours(1e-9, Geometric(scale=scale, sensitivity=sensitivity))
     assert theirs == pytest.approx(1 / scale)
@@ -82,7 +84,7 @@ def test_geometric_releases_together_cost_at_most_opendps_sum() -> None:
 
 @pytest.mark.parametrize(("noise", "count", "delta"), [(1.0, 1, 1e-5), (4.0, 3, 1e-3), (30.0, 200, 1e-6)])
 def test_gaussian_releases_cost_at_most_what_opendp_says(noise: float, count: int, delta: float) -> None:
-    """OpenDP uses concentrated privacy, which is a close bound."""
+    """OpenDP uses concentrated privacy, which gives a close bound."""
     numbers = opendp.vector_domain(opendp.atom_domain(T=float, nan=False)), opendp.l2_distance(T=float)
     release = opendp.m.make_gaussian(*numbers, scale=noise)
     together = opendp.c.make_zCDP_to_approxDP(opendp.c.make_composition([release] * count))

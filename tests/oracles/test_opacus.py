@@ -31,7 +31,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 class SharedNoise:
-    """Noise that Opacus draws: torch's normal numbers of a seed, one weight after the other."""
+    """Noise as Opacus draws it: torch's normal numbers from a seed, for one weight after the other."""
 
     def __init__(self, model: nn.Module, seed: int) -> None:
         self.sizes = [weight.numel() for weight in model.parameters()]
@@ -54,7 +54,7 @@ def network(name: str) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def not_in_place(model: nn.Module) -> nn.Module:
-    """Replace in-place activations, since Opacus' hooks do not allow them."""
+    """Replace in-place activations, since Opacus' hooks do not allow in-place changes."""
     for layer in model.modules():
         if getattr(layer, "inplace", False):
             layer.inplace = False
@@ -64,8 +64,8 @@ def not_in_place(model: nn.Module) -> nn.Module:
 def trained(
     name: str, bound: float, noise: float, steps: int = 1, expected: float = CASES
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Train a network by medsilo's steps and by Opacus', on the same batches with the same noise; return both
-    weights.
+    """Train a network with medsilo's and with Opacus' steps, on the same batches with the same noise; returns the
+    weights of both.
     """
     ours, inputs, targets = network(name)
     theirs = opacus.GradSampleModule(not_in_place(copy.deepcopy(ours)))
@@ -100,7 +100,7 @@ def test_the_clipped_sum_is_opacus(name: str, bound: float) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_noise_has_opacus_scale_and_comes_at_the_same_place(name: str) -> None:
-    """The test uses Opacus' own numbers, and a batch that is larger than expected."""
+    """The test uses Opacus' random numbers, and a batch that is larger than expected."""
     for ours, theirs in zip(*trained(name, bound=0.3, noise=1.3, expected=4), strict=True):
         assert torch.allclose(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
 
@@ -113,14 +113,14 @@ def test_training_goes_to_opacus_weights() -> None:
         assert not torch.allclose(start, ours, atol=1e-2)
 
 
-# noise, rate, steps, delta: little and much noise, a small and a large share of the data
+# The columns are noise, rate, steps and delta, for little and much noise, and a small and a large share of the data.
 STEPS = [(0.7, 0.01, 500, 1e-3), (1.0, 0.3, 40, 1e-5), (3.0, 0.05, 1000, 1e-5)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("noise", "rate", "steps", "delta"), STEPS)
 def test_steps_cost_what_opacus_two_accountants_say(noise: float, rate: float, steps: int, delta: float) -> None:
-    """PRV's ε is exact to 0.01. Rényi's is an upper bound, which is never below."""
+    """The ε of the PRV accountant is exact to 0.01. The ε of the Rényi accountant is an upper bound."""
     ours = epsilon([Charge(what="x", of=SampledGaussian(noise=noise, rate=rate, steps=steps))], delta)
     prv, rdp = accountants.PRVAccountant(), accountants.RDPAccountant()
     prv.history = rdp.history = [(noise, rate, steps)]

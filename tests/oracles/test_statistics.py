@@ -40,7 +40,7 @@ def test_a_cards_interval_is_statsmodels_wilson(right: int, cases: int) -> None:
 
 @pytest.mark.parametrize("patients", [10, 30, 200])
 def test_a_shares_interval_is_between_jeffreys_and_clopper_and_pearsons(patients: int) -> None:
-    """The random draws move an end by at most 0.01."""
+    """The random draws move a limit of the interval by at most 0.01."""
     for right in range(0, patients + 1, patients // 10):
         values = np.array([1.0] * right + [0.0] * (patients - right))
         low, high = interval(scores(values)) or (np.nan, np.nan)
@@ -61,7 +61,7 @@ def test_holms_correction_is_statsmodels() -> None:
 
 
 def test_the_variances_of_patients_and_seeds_are_those_of_an_analysis_of_variance() -> None:
-    """Patients and seeds are crossed: mean squares of both and of the residual, over the sizes of their means."""
+    """Patients and seeds are crossed: the variances follow from the mean squares of patients, seeds and residual."""
     random, patients, seeds = np.random.default_rng(2), 25, 4
     cells = (
         random.normal(0, 0.1, patients) + random.normal(0, 0.05, (seeds, 1)) + random.normal(0, 0.2, (seeds, patients))
@@ -101,8 +101,8 @@ def test_a_difference_that_is_told_as_found_is_statsmodels(patients: int) -> Non
 # ---------------------------------------------------------------------------------------------------- curves
 @pytest.mark.parametrize(("positives", "negatives"), [(60, 60), (40, 200), (300, 150)])
 def test_an_interval_of_the_area_under_the_curve_is_near_statsmodels(positives: int, negatives: int) -> None:
-    """statsmodels has Brunner and Munzel's interval, whose variance is DeLong's. Ours leans to the middle as
-    Wilson's do, and is at most a quarter wider.
+    """statsmodels has Brunner and Munzel's interval, whose variance is DeLong's variance. Medsilo's interval is shifted
+    towards the middle like Wilson's interval, and is at most a quarter wider.
     """
     random = np.random.default_rng(positives)
     ill, well = random.normal(1.2, 1.0, positives).round(1), random.normal(0.0, 1.0, negatives).round(1)

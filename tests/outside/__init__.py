@@ -10,7 +10,9 @@ from medsilo.core import package
 
 
 def installed_as(name: str, entries: str) -> Callable[..., Iterator[None]]:
-    """Make a fixture in which the files of this folder are a package. `entries` are its entry points."""
+    """Return a fixture in which the files of this folder are a package. The argument `entries` contains the package's
+    entry points.
+    """
 
     @pytest.fixture(autouse=True)
     def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -1,4 +1,5 @@
-"""A reader from another package for a format that medsilo does not know: curves of breath, a number in each line.
+"""A reader from another package for a format that medsilo does not know: breathing curves as text files with a number
+in each line.
 
 The hospital names the files, classes and patients as for images.
 """
@@ -14,7 +15,7 @@ from medsilo.extend import Classification, DataError, OwnFolder
 
 
 class Curves(OwnFolder):
-    """Cut curves into pieces [1, steps]. The rest at a curve's end is in no case."""
+    """Cut curves into pieces [1, steps]. The rest at a curve's end belongs to no case."""
 
     title: ClassVar[str] = "Curves of breath: even or uneven"
     files: ClassVar[str] = "curves"
@@ -22,7 +23,7 @@ class Curves(OwnFolder):
     goal: ClassVar[Classification] = Classification(("even", "uneven"))
 
     name: Literal["curves"] = "curves"
-    steps: int = Field(16, ge=4, description="numbers that the network reads")
+    steps: int = Field(16, ge=4, description="numbers of a curve that the network reads")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -32,7 +33,7 @@ class Curves(OwnFolder):
         return "activity-cnn"
 
     def across_patients(self) -> str:
-        return super().across_patients()  # a curve is read by itself
+        return super().across_patients()  # each curve is read separately
 
     def cases_in(self, files: tuple[Path, ...]) -> Tensor:
         try:

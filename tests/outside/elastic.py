@@ -18,7 +18,7 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class Elastic(ServerStep):
-    """w ← w + ζ · mean(w_k - w) with ζ = 1 + τ - Ω / max Ω: the more an element matters, the less it moves."""
+    """Compute w ← w + ζ · mean(w_k - w) with ζ = 1 + τ - Ω / max Ω, so that more sensitive elements move less."""
 
     title = "Elastic aggregation"
     paper = "Chen et al. 2023"
@@ -52,7 +52,7 @@ class Elastic(ServerStep):
         return super().train_round(bench)
 
     def measure(self, bench: TrainContext) -> None:
-        """Update Ω_k ← μ Ω_k + (1 - μ) |∇f_k(w)| from batch to batch, with the model as it arrived."""
+        """Update Ω_k ← μ Ω_k + (1 - μ) |∇f_k(w)| from batch to batch, with the received model."""
         model = bench.modules["model"].train()
         weights, omega = list(model.parameters()), list(bench.modules["sensitivity"].parameters())
         torch._foreach_zero_(omega)
@@ -65,7 +65,7 @@ class Elastic(ServerStep):
 
 
 class ElasticMean(WeightedMean):
-    """Makes a step of another length for each element. `rates` is called when the round closes."""
+    """Makes a step of another length for each element. The function `rates` is called at the end of the round."""
 
     _is_mean = False
 
@@ -83,7 +83,7 @@ def sensitivities(modules: Modules) -> Tensors:
 
 
 def possible(tensors: Tensors) -> None:
-    """Raise Refused for a mean of absolute values that is negative."""
+    """Raise Refused if a mean of absolute values is negative."""
     for name, tensor in tensors.items():
         if tensor.numel() and tensor.min() < 0:
-            raise Refused(f"sensitivity/{name} is below 0, which no mean of absolute values is")
+            raise Refused(f"sensitivity/{name} is below 0, but a mean of absolute values is not negative")

@@ -12,12 +12,12 @@ from medsilo.extend import Layer, Plan, Site, SiteContext, StudyMessage
 
 
 class GroupNoise(Layer):
-    """y = x · min(1, C / ‖x‖) + N(0, (σC)²) for all numbers of the group together."""
+    """Compute y = x · min(1, C / ‖x‖) + N(0, (σC)²) for all numbers of the group together."""
 
     name: Literal["group-noise"] = "group-noise"
     group: str = Field(description="the group of tensors that gets noise")
     noise: float = Field(ge=0.1, description="standard deviation of the noise over the bound (σ)")
-    bound: float = Field(gt=0, description="length to which the group is cut (C)")
+    bound: float = Field(gt=0, description="norm to which the group is clipped (C)")
 
     def conflicts(self, plan: Plan, networks: Mapping[str, nn.Module]) -> Iterable[str]:
         if self.group not in {group.name for phase in plan.course.phases for group in phase.sent}:

@@ -1,6 +1,6 @@
 """A task from another package for data that medsilo does not know: short notes in text files.
 
-It brings a predictor for the sentences of new notes, and a dataset probe for `medsilo init`.
+The package also has a predictor for the sentences of new notes, and a dataset probe for `medsilo init`.
 """
 
 import re
@@ -27,10 +27,10 @@ class LetterNet(Network):
 
 
 class Notes(Task):
-    """A sentence's letters, counted.
+    """A task whose cases are sentences, as counts of letters.
 
-    A site's folder has a file for each patient in well/ and in ill/. It is the data folder, or its subfolder with the
-    site's name.
+    A site's folder has a file for each patient in well/ and in ill/. The site's folder is the data folder, or the
+    subfolder with the site's name.
     """
 
     title: ClassVar[str] = "Notes: well or ill, by the letters of a sentence"
@@ -77,7 +77,7 @@ class NotePredictor(Predictor):
 
     def predict(self) -> int:
         if not (files := self.files((".txt",))):
-            raise MedsiloError("there are no notes; give text files, or folders with such")
+            raise MedsiloError("there are no notes; give text files, or folders with text files")
         rows = self.predict_rows(files, self.rows_of, ("note", "sentence", "error"))
         return sum(row["error"] is not None for row in rows)
 
@@ -94,7 +94,7 @@ class NotePredictor(Predictor):
 
 
 def look(folder: DatasetLayout) -> DatasetLayout | None:
-    """Propose a plan for a folder of notes, of one hospital or of several; None for other folders."""
+    """Propose a plan for a folder of notes of one hospital or of several hospitals; returns None for other folders."""
     names = [name for name in folder.files if name.endswith(".txt") and Path(name).parent.name in CLASSES]
     if not names:
         return None

@@ -1,4 +1,4 @@
-/* A process that loads this before all else has a time of day that is CLOCK_SHIFT seconds off. Waits stay as they are. */
+/* In a process that loads this library first, the time of day is wrong by CLOCK_SHIFT seconds. Waits do not change. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/syscall.h>

@@ -1,5 +1,5 @@
-"""Follow docs/study/consortium.md by its text alone on six machines, each with an address, an account, a disk and
-a clock.
+"""Follow docs/study/consortium.md literally on six simulated machines, each with an address, an account, a disk and a
+clock.
 """
 
 import os
@@ -23,13 +23,13 @@ from medsilo.runs.reading import read_summary
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/study/consortium.md"
 HOSPITALS = ("st-anna", "st-bruno", "st-clara")
-PULLED = 30.0  # seconds without a cable
+PULLED = 30.0  # seconds without a network cable
 OLD, NEW = "the server", "the new server"
-# seconds by which each clock is wrong
+# The mapping gives the seconds by which each clock is wrong.
 CLOCKS = {OLD: 0, NEW: 20, "the lead": -200, "st-anna": 3600, "st-bruno": -95, "st-clara": 40}
 KIT = "kits/lead@clinic.example"
 BLOCK = re.compile(r"^```(yaml)?\n(.*?)^```$", re.M | re.S)
-INSIDE = (  # a separate disk; root's home is hidden except for Python
+INSIDE = (  # each machine has a separate disk; root's home is hidden except for Python
     "mount -t tmpfs -o mode=755 tmpfs /srv && mkdir /srv/medsilo /srv/python && mount --bind {home} /srv/medsilo "
     "&& mount --bind {python} /srv/python && mount -t tmpfs -o mode=755 tmpfs /root && mkdir -p {python} "
     "&& mount --bind /srv/python {python} && cd /srv/medsilo "
@@ -38,7 +38,7 @@ INSIDE = (  # a separate disk; root's home is hidden except for Python
 
 
 def needs() -> str:
-    """Name the parts that this machine lacks to simulate six machines."""
+    """Return the names of the parts that this machine lacks to simulate six machines."""
     programs = [name for name in ("ip", "bridge", "setpriv", "cc") if not shutil.which(name)]
     if programs:
         return f"needs {', '.join(programs)}"
@@ -64,7 +64,7 @@ class Machine:
         ip("-n", self.namespace, "link", "set", "lo", "up")
 
     def types(self, command: str, timeout: float = 600) -> str:
-        """Run a person's command here, as this machine's account; returns its output."""
+        """Run a person's command on this machine, as the machine's account; returns the command's output."""
         own = {
             "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
             "HOME": "/srv/medsilo",
@@ -95,7 +95,7 @@ class Machine:
             os.chown(other.home / file, other.uid, other.uid)
 
     def ends(self) -> None:
-        """End all processes of this account."""
+        """End all processes of the machine's account."""
         for process in psutil.process_iter(["uids"]):
             if process.info["uids"] and process.info["uids"].real == self.uid:
                 process.send_signal(signal.SIGKILL)
@@ -132,7 +132,7 @@ def machines() -> Iterator[dict[str, Machine]]:
         ip("-n", line, "link", "set", "hub", "up")
         for number, name in enumerate(names, 1):
             made[name] = Machine(name, number, line, folder)
-        for name in names[2:]:  # the firewall: only the servers can be reached
+        for name in names[2:]:  # the firewall allows connections to the servers only
             subprocess.run(["bridge", "-n", line, "link", "set", "dev", made[name].port, "isolated", "on"], check=True)
         yield made
     finally:
@@ -146,7 +146,7 @@ def machines() -> Iterator[dict[str, Machine]]:
 
 
 def steps() -> Iterator[tuple[str, str]]:
-    """Yield each person's command. The consortium's file is the lead's."""
+    """Yield each person's command. The lead writes the consortium's file."""
     for yaml, text in BLOCK.findall(PAGE.read_text("utf-8")):
         if yaml:
             yield "the lead", f"cat > consortium.yaml <<'END'\n{text}END\n"
@@ -220,7 +220,7 @@ def test_the_pilot_by_its_text_alone(machines: dict[str, Machine]) -> None:
     assert 3500 < told["st-anna"] - told["st-clara"] < 3600 and told["st-clara"] > told["st-bruno"] + 100
     summary = read_summary(next((lead.home / "runs").rglob("summary.json")).parent)
     assert summary.finished and {*summary.sites} == {*HOSPITALS}
-    assert not any(one.missed for one in summary.sites.values()), "the cable cost no round"
+    assert not any(one.missed for one in summary.sites.values()), "no site missed a round without the cable"
     for hospital in hospitals:
         assert any((hospital.home / "alone").rglob("summary.json"))
     assert typed > 30

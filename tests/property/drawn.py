@@ -1,4 +1,4 @@
-"""Draw the same examples for property tests in every run, few by default."""
+"""Draw the same few examples for property tests in every run."""
 
 from collections.abc import Callable
 from typing import Any

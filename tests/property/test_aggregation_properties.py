@@ -1,4 +1,4 @@
-"""Properties of aggregators that replace a mean: they hold for random rounds, sites and orders of arrival."""
+"""Properties of aggregators that replace a mean hold for random rounds, sites and orders of arrival."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ counts = st.lists(st.integers(1, 10_000), min_size=2, max_size=len(SITES))
 
 @st.composite
 def rounds(draw: st.DrawFn, least: int = 2) -> tuple[dict[str, Model], dict[str, int], list[str]]:
-    """Draw the models of a round's sites, their cases, and the order of arrival."""
+    """Draw the models of a round's sites, their numbers of cases, and the order of arrival."""
     sites = SITES[: draw(st.integers(least, len(SITES)))]
     size = draw(st.integers(1, 4))
     vectors = {site: torch.tensor(draw(st.lists(numbers, min_size=size, max_size=size))) for site in sites}
@@ -37,7 +37,7 @@ def rounds(draw: st.DrawFn, least: int = 2) -> tuple[dict[str, Model], dict[str,
 def played(
     mixer: Aggregator, models: dict[str, Model], cases: dict[str, int], order: list[str], zeros: bool = True
 ) -> dict[str, Model]:
-    """Play one round after zeros, or after nothing; return each site's result."""
+    """Play one round after a model of zeros, or without an earlier model; returns each site's result."""
     first = next(iter(models.values()))
     initial = {name: torch.zeros_like(tensor) for name, tensor in first.items()}
     mixer.start(sorted(models), initial if zeros else None)
@@ -105,7 +105,7 @@ def test_the_order_of_arrival_and_of_names_changes_no_bit(kind: str, drawn: tupl
 @given(drawn=rounds(least=5))
 def test_a_mixture_after_nothing_is_the_one_after_zeros(kind: str, drawn: tuple) -> None:
     models, cases, order = drawn
-    if kind != "half a step":  # this aggregator needs a model to step from
+    if kind != "half a step":  # this aggregator needs an earlier model
         assert same(*(played(EVERY[kind](), models, cases, order, zeros) for zeros in (True, False)))
 
 
@@ -113,7 +113,7 @@ def test_a_mixture_after_nothing_is_the_one_after_zeros(kind: str, drawn: tuple)
 @examples(12)
 @given(drawn=rounds(least=5), turn=st.integers(1, 4))
 def test_a_mean_does_not_know_who_sent_what(kind: str, drawn: tuple, turn: int) -> None:
-    """Sites exchange their models and their numbers of cases."""
+    """In the test, sites exchange their models and their numbers of cases."""
     models, cases, order = drawn
     given_to = dict(zip(models, [*[*models][turn:], *[*models][:turn]], strict=True))
     moved, with_them = ({given_to[site]: own[site] for site in own} for own in (models, cases))
@@ -138,7 +138,7 @@ def test_what_all_send_alike_is_the_result(kind: str, drawn: tuple) -> None:
 @examples(12)
 @given(drawn=rounds(least=5))
 def test_a_mixture_lies_between_what_was_sent_and_what_was_there(kind: str, drawn: tuple) -> None:
-    """Weights are not negative, and their sum is at most 1. A missing part counts as the zeros of the beginning."""
+    """Weights are not negative, and their sum is at most 1. A missing part counts as the initial zeros."""
     models, cases, order = drawn
     for own in played(EVERY[kind](), models, cases, order).values():
         for name, mixed in own.items():
@@ -198,7 +198,7 @@ LIARS: dict[str, Callable[[], Aggregator]] = {
 @given(drawn=rounds(least=5), liar=st.sampled_from(SITES[:5]), lie=st.sampled_from([1e4, -1e6, 1e30, float("inf")]))
 def test_one_liar_moves_nothing_out_of_what_the_honest_sent(kind: str, drawn: tuple, liar: str, lie: float) -> None:
     models, cases, order = drawn
-    if kind == "krum" and not -1e7 < lie < 1e7:  # distances are in double precision
+    if kind == "krum" and not -1e7 < lie < 1e7:  # krum computes distances in double precision
         lie = 1e6
     told = {**models, liar: {name: torch.full_like(own, lie) for name, own in models[liar].items()}}
     honest = torch.stack([own["w"] for site, own in models.items() if site != liar])
@@ -245,7 +245,9 @@ def test_late_shares(weights: dict[str, float], cap: float) -> None:
 @examples(12)
 @given(drawn=rounds(least=2), there=numbers)
 def test_a_server_that_is_sent_what_it_gave_stays(kind: str, drawn: tuple, there: float) -> None:
-    """Without a difference there is no step. Scaffold's numbers are a separate variate, and stay as well."""
+    """Without a difference, the server makes no step. Scaffold's control variates are separate, and stay unchanged as
+    well.
+    """
     models, cases, order = drawn
     mixer = STEPS[kind]()
     start = {name: torch.full_like(own, there) for name, own in models["a"].items()}

@@ -1,7 +1,7 @@
 """Properties of a hospital's two budgets for any studies in any order, and for processes that die.
 
-The budget is never overspent. A study keeps the budget with which it was admitted. Files are only added to, and a new
-process finds the earlier counts.
+The budget is never overspent. A study keeps the budget at which the hospital admitted the study. Files are only added
+to, and a new process finds the earlier counts.
 """
 
 import shutil
@@ -36,7 +36,7 @@ class Budget(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="medsilo-budget-"))
         self.running: dict[str, int] = {}  # each study's remaining answers
-        self.counted: Counter[str] = Counter()  # answers that left
+        self.counted: Counter[str] = Counter()  # answers that left the hospital
         self.before = b""
         self.fresh()
 
@@ -84,7 +84,7 @@ class LedgerBudget(Budget):
 
     @rule(study=studies, rounds=st.integers(1, 6))
     def let_in(self, study: str, rounds: int) -> None:
-        self.running.pop(study, None)  # it begins again
+        self.running.pop(study, None)  # the study begins again
         with suppress(Refused):
             self.ledger.plan(self.of(study), self.charges(study) * rounds)
             self.running[study] = max(0, rounds - self.counted[study])
@@ -110,7 +110,7 @@ class LedgerBudget(Budget):
             file.write(torn)
         self.before = self.content[: len(self.before)]
         self.ledger.expect(self.of("one"), [])
-        with suppress(Refused):  # the next line takes its place
+        with suppress(Refused):  # the ledger writes its next line in the place of the torn line
             self.ledger.plan(self.of("three"), [])
         assert torn not in self.content
 
@@ -127,7 +127,7 @@ class LedgerBudget(Budget):
 
 
 class Answers(QueryBudget):
-    """A budget whose running studies a test decides."""
+    """A budget with running studies that a test chooses."""
 
     def __init__(self, folder: Path, running: dict[str, int]) -> None:
         super().__init__(folder)

@@ -1,8 +1,9 @@
-"""Fuzzing: a person reads one line for any input from elsewhere.
+"""Fuzz all inputs from other parties: for any such input, a person reads one line.
 
-There is no raw error, no delay, and no runaway memory.
+No input causes a raw traceback, a delay or unlimited memory use.
 
-The default suite draws about 1,000 inputs, always the same. HOSTILE_INPUTS=20000 (make test-long) draws that many.
+The default suite draws about 1,000 inputs, which are the same in each run. The variable HOSTILE_INPUTS=20000 (make
+test-long) sets the number of drawn inputs.
 """
 
 import copy
@@ -67,7 +68,7 @@ def hostile(share: float) -> Callable[[Callable[..., None]], Callable[..., None]
 
 @contextmanager
 def one_line_at_most() -> Iterator[None]:
-    """Assert that the block succeeds, or raises our error of one line, within time and memory limits."""
+    """Assert that the block succeeds or raises medsilo's error of one line, within limits of time and memory."""
     started, held = time.process_time(), most_held()
     try:
         yield
@@ -144,7 +145,7 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
     for _ in range(draw(st.integers(1, 4))):
         if not data:
             break
-        # a header has the most meaning
+        # the header contains most of the meaning
         place = draw(st.integers(0, min(len(data), draw(st.sampled_from([64, 400, len(data)]))) - 1))
         kind = draw(st.sampled_from(["cut", "flip", "flip", "put", "drop", "fill"]))
         if kind == "cut":
@@ -300,7 +301,7 @@ def test_what_a_server_asks(spoken: Spoken, data: st.DataObject) -> None:
 
 # ---------------------------------------------------------------------------------------------------- images
 def _images(folder: Path) -> dict[str, bytes]:
-    """Return a good image of every kind."""
+    """Return a valid image of every kind."""
     values = np.random.default_rng(0).normal(size=(3, 8, 9)).astype(np.float32)
     for name in ("a.nii", "b.nii.gz"):
         write_volume(folder / name, Volume(values, np.eye(4)))
@@ -324,7 +325,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 @given(st.data())
 def test_images(place: Path, images: dict[str, bytes], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(images)))
-    other = data.draw(st.sampled_from([name, name, name, *images]))  # sometimes another kind's content
+    other = data.draw(st.sampled_from([name, name, name, *images]))  # sometimes the content of another kind
     path = put(place / f"x{name}", data.draw(damaged(images[other])))
     for read in (Scan.read, Scan.of_mask, read_labels):
         with one_line_at_most():
@@ -335,7 +336,7 @@ def test_images(place: Path, images: dict[str, bytes], data: st.DataObject) -> N
 # ---------------------------------------------------------------------------------------------------- checkpoints
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Return weights in every form that is read: safetensors, torch's present and old formats, a bundle."""
+    """Return weights in every readable form: safetensors, torch's present and old formats, a bundle."""
     folder = tmp_path_factory.mktemp("checkpoints")
     weights = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2)).state_dict()
     save_tensors(folder / "a.safetensors", weights)
@@ -347,7 +348,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.filterwarnings("ignore")  # torch warns of its old types
+@pytest.mark.filterwarnings("ignore")  # torch warns about its old types
 @hostile(0.2)
 @given(st.data())
 def test_checkpoints(place: Path, checkpoints: dict[str, bytes], data: st.DataObject) -> None:
@@ -445,7 +446,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @hostile(0.02)
 @given(st.data())
 def test_reports_of_comparisons(place: Path, comparison: Path, data: st.DataObject) -> None:
-    """The spoiled files are the data behind the page and the hospitals' sheets."""
+    """The damaged files are the data behind the page and the hospitals' sheets."""
     with spoiled(comparison, place, data, ".json") as folder, one_line_at_most():
         told = io.StringIO()
         with pytest.MonkeyPatch.context() as patch:
@@ -497,9 +498,9 @@ def test_what_a_run_goes_on_from(place: Path, run: Path, data: st.DataObject) ->
 
 @pytest.mark.long
 def test_twenty_thousand_inputs(root: Path) -> None:
-    """Repeat all tests above with that number of inputs."""
+    """Repeat all tests of this file with that number of inputs."""
     if INPUTS > 1000:
-        pytest.skip("this is that run")
+        pytest.skip("this run already has many inputs")
     patch = {"HOSTILE_INPUTS": "20000", "MOST_SECONDS": "3600"}
     import subprocess
     import sys

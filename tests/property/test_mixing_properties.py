@@ -91,7 +91,7 @@ def play(mixer, study, models, initial=None):
 
 @pytest.fixture(params=["usual sizes", "tiny blocks, all on disk"])
 def sizes(request, monkeypatch):
-    """Repeat a test with tensors that are cut into many blocks, and with waiting data on the disk."""
+    """Repeat a test with tensors that are cut into many blocks, and with waiting tensors on the disk."""
     if request.param != "usual sizes":
         monkeypatch.setattr(layout, "BLOCK", 7)
         monkeypatch.setattr(layout, "NARROWEST", 2)
@@ -169,7 +169,7 @@ COUNTS = {"a": 3, "b": 50, "c": 1, "d": 1, "e": 400}
 
 
 def drawn(hard, dtype):
-    """Draw each site's tensors, one of them longer than a strip."""
+    """Draw each site's tensors, one of which is longer than a block."""
     generator, models = torch.Generator().manual_seed(5), {}
     for site in COUNTS:
         numbers, sign = (torch.rand(1111, generator=generator, dtype=torch.float64) * 2 - 1 for _ in range(2))
@@ -179,7 +179,7 @@ def drawn(hard, dtype):
 
 
 def mean_of(models, counts):
-    """Return m ← m + a (θ - m) for one site after the other, in single precision."""
+    """Return the mean by m ← m + a (θ - m) for one site after the other, in single precision."""
     (first, *others), (total, *counts) = models, counts
     mean = {name: tensor.float() for name, tensor in first.items()}
     for own, count in zip(others, counts, strict=True):
@@ -204,7 +204,7 @@ def same_bits(one, other):
 @pytest.mark.parametrize("hard", HARD)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_mean_is_the_same_whatever_came_when(dtype, hard, sizes):
-    """It is m ← m + a (θ - m) in sorted order, to the last bit, for all states of the sites."""
+    """The mean is m ← m + a (θ - m) in sorted order, to the last bit, for any order of arrival."""
     models = drawn(hard, dtype)
     begun = {name: torch.full_like(tensor, 0.1) for name, tensor in models["a"].items()}
     for order in ("abcde", "edcba", "cbead", "dc", "eca", "b"):

@@ -1,4 +1,4 @@
-"""The hospital's own page: access, contents, and decisions that the site obeys."""
+"""Test the hospital's web page: access, contents, and decisions that the site obeys."""
 
 import csv
 import html
@@ -47,7 +47,7 @@ STRANGE = ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "l
 
 @dataclass
 class Visitor:
-    """A person with a browser that follows no links by itself."""
+    """A person with a browser that does not follow links automatically."""
 
     gate: Gate
     cookie: str = ""
@@ -81,7 +81,7 @@ class Visitor:
             line.close()
 
     def begin(self) -> None:
-        """Exchange the token for the cookie."""
+        """Exchange the token for the session's cookie."""
         split = urlsplit(self.gate.start)
         status, _, headers = self.get(f"{split.path}?{split.query}")
         assert status == 200
@@ -96,14 +96,14 @@ class Visitor:
         return html.unescape(text)
 
     def send(self, path: str, **fields: str) -> Answer:
-        """Send a form as the page does."""
+        """Send a form as the web page does."""
         [word] = set(re.findall(r'name="word" value="([^"]+)"', self.page(path.rpartition("/")[0])))
         return self.post(self.gate.base + path, {"word": word, **fields})
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """Make a hospital with a waiting plan, and a study in its second round."""
+    """Create a hospital with a waiting plan, and a study in its second round."""
     home = Home(tmp_path_factory.mktemp("page") / "kit")
     home.permission()._keep()
     plan = home.plan
@@ -125,7 +125,7 @@ def write_rows(home: Home, rounds: Any, text: str = "0.5") -> None:
 
 @contextmanager
 def serving(server: PageServer) -> Iterator[Gate]:
-    """Serve a page over a real socket, while the block runs."""
+    """Serve a page over a real socket while the block runs."""
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -149,8 +149,8 @@ def visitor(served: Gate) -> Visitor:
 
 
 def test_each_page_says_that_the_airlock_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hospital requires an airlock, and the machine cannot provide one. Before, a page that approves scripts
-    did not say so.
+    """The hospital requires an airlock, and the machine cannot provide one. In earlier versions, a page that approves
+    scripts did not mention the missing airlock.
     """
     home = Home(tmp_path / "kit")
     home.permission()._keep()
@@ -201,7 +201,7 @@ def test_the_token_is_good_once_whoever_asks_at_the_same_time(served: Gate) -> N
 
 
 def test_another_host_name_is_refused(visitor: Visitor, home: Home) -> None:
-    """DNS rebinding: a foreign name points to this machine, with the right cookie."""
+    """The test simulates DNS rebinding: a foreign name points to this machine, and the request has the right cookie."""
     port, path = visitor.port, f"{visitor.gate.base}/"
     for host in STRANGE:
         status, text, _ = visitor.get(path, Host=host.format(port=port))
@@ -226,7 +226,7 @@ def test_what_another_page_sends_is_refused(visitor: Visitor, home: Home) -> Non
     assert visitor.post(path, word, **{"Sec-Fetch-Site": "cross-site"})[0] == 403
     for wrong in ({}, {"word": ""}, {"word": "x"}, {"word": visitor.gate.word[:-1]}):
         assert visitor.post(path, wrong)[0] == 403
-    assert visitor.get(f"{path}?{urlencode(word)}")[0] == 404  # a GET changes nothing
+    assert visitor.get(f"{path}?{urlencode(word)}")[0] == 404  # a GET request changes nothing
     assert not home.approvals.decisions()
 
 
@@ -274,7 +274,7 @@ def test_a_slow_sender_is_cut_off(visitor: Visitor, home: Home, monkeypatch: pyt
 
 
 def test_silent_connections_do_not_close_the_page(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are more than are served at once; those that stay are closed after a while."""
+    """More connections arrive than are served at once; silent connections are closed after a while."""
     with ExitStack() as idle:
         address = ("127.0.0.1", visitor.port)
 
@@ -366,7 +366,7 @@ def test_reading_a_plan_and_deciding(visitor: Visitor, home: Home) -> None:
     with pytest.raises(Refused, match="at most 2 rounds"):
         permission.check(number=3)
     _, raw, _ = visitor.get(visitor.gate.base + plan)
-    assert "Dr. A &lt;b&gt;" in raw and "at most 2 rounds" in raw  # no part of it is HTML
+    assert "Dr. A &lt;b&gt;" in raw and "at most 2 rounds" in raw  # the name is not inserted as HTML
     assert visitor.send(f"{plan}/withdraw")[0] == 303
     refused(home, "has withdrawn")
     assert visitor.send(f"{plan}/decline")[0] == 303
@@ -382,7 +382,7 @@ def test_reading_a_plan_and_deciding(visitor: Visitor, home: Home) -> None:
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """Make a hospital with an accepted data set, and plans of one study, of another study, and of a canary."""
+    """Create a hospital with an accepted data set, and plans of one study, of another study, and of a canary."""
     folder = tmp_path_factory.mktemp("desk")
     home = Home(folder / "kit")
     rows = [{"patient": f"p{n}", "age": 30 + n % 60, "stage": "I" * (1 + n % 2)} for n in range(80)]
@@ -426,7 +426,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 def test_a_request_says_what_changed_since_the_last_plan_of_its_study(desk: Home) -> None:
-    """Before, it was compared with the canary, or with the last approved plan, in Python's literals."""
+    """In earlier versions, the plan was compared with the canary's plan, or with the last approved plan, in Python's
+    notation.
+    """
     with serving(serve(desk.folder, 0)) as gate:
         visitor = Visitor(gate)
         visitor.begin()
@@ -442,7 +444,7 @@ def test_a_request_says_what_changed_since_the_last_plan_of_its_study(desk: Home
 
 
 def test_the_terminal_says_what_changed_too(desk: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["approve", desk.plan.hash[:12], "--kit", str(desk.folder)]) == 1  # nobody is at its input
+    assert main(["approve", desk.plan.hash[:12], "--kit", str(desk.folder)]) == 1  # the command's input is no terminal
     said = capsys.readouterr().out
     assert "training.rounds: 95, before 90" in said and "task.columns: age: high 95.0, before 90.0" in said
 
@@ -494,10 +496,10 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 400])
 def test_a_request_is_decided_on_the_first_screen(width: int, scheme: str, desk: Home, tab: Browser) -> None:
-    """The first screen has title, purpose, disclosures, data set and cost, the check and the two buttons. Nothing is
-    cut, and axe-core finds no fault.
+    """The first screen has title, purpose, disclosures, data set and cost, the check and the two buttons. The screen
+    cuts off no text, and axe-core finds no fault.
 
-    Before, the decision stood at 4,300 pixels.
+    In earlier versions, the decision buttons stood at 4,300 pixels.
     """
     tab.size(width, 900, phone=width == 400)
     tab.media(scheme=scheme)
@@ -524,7 +526,7 @@ HIT = """(button => {
 
 @pytest.mark.slow
 def test_a_person_decides_with_the_keyboard(desk: Home, tab: Browser) -> None:
-    """The person uses Tab alone, from the first element on. The name in the form signs the decision."""
+    """The person uses only the Tab key, from the first element on. The name in the form signs the decision."""
     tab.size(1400, 900)
     with serving(serve(desk.folder, 0)) as gate:
         tab.visit(gate.start)
@@ -535,7 +537,7 @@ def test_a_person_decides_with_the_keyboard(desk: Home, tab: Browser) -> None:
             met.append(tab.ask("document.activeElement.id || document.activeElement.tagName"))
             assert len(met) < 30, met
             box = tab.ask("(r => [r.top, r.bottom])(document.activeElement.getBoundingClientRect())")
-            assert (box[0] >= 0 and box[1] <= 900) or met[-1] == "A", "what has the focus is seen"
+            assert (box[0] >= 0 and box[1] <= 900) or met[-1] == "A", "the focused element is not visible"
         assert met[-3:] == ["SUMMARY", "approve", "decline"] and met[-4] == "by"
         tab.ask("document.querySelector('#by').value = 'Dr. Key Board'")
         tab.press("Enter", 13, "\r")
@@ -548,7 +550,7 @@ def test_a_person_decides_with_the_keyboard(desk: Home, tab: Browser) -> None:
 def test_the_check_on_a_click(visitor: Visitor, home: Home) -> None:
     plan = f"/plan/{home.plan.hash}"
     assert visitor.send(f"{plan}/check")[0] == 303
-    wait_until(lambda: "NO-GO: " in visitor.page(plan), 120, "the check")  # there is no server
+    wait_until(lambda: "NO-GO: " in visitor.page(plan), 120, "the check")  # no server is running
     shown = visitor.page(plan)
     assert "stops, network" in shown and "stops, rehearsal" not in shown
 
@@ -570,12 +572,12 @@ def test_a_study_as_it_goes_on(visitor: Visitor, home: Home) -> None:
     note(home.place, kind="ended", reason="the job ended here")
     assert f"The training process died: {reason}" in visitor.page("/study/study")
     note(home.place, {"task": "round", "round": 2}, kind="answered")
-    note(home.place, kind="died", reason=reason)  # between two tasks
+    note(home.place, kind="died", reason=reason)  # between two tasks of the study
     note(home.place, {"task": "round", "round": 3}, kind="answered")
     shown = visitor.page("/study/study")
     assert "Waiting for the server; answers to 3 of 4" in shown
     assert f"<strong>the training process died</strong> between two tasks: {reason}" in shown
-    note(home.place, kind="ended", reason="the job ended here")  # another hospital rejected it
+    note(home.place, kind="ended", reason="the job ended here")  # another hospital rejected the plan
     shown = visitor.page("/study/study")
     assert "Waiting" not in shown and "ended here before its last task" in shown and "the job ended here" in shown
     write_rows(home, range(1, 401))

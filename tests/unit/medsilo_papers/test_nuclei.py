@@ -1,4 +1,4 @@
-"""The nuclei task: reading, splitting by patient across sites, and rejections; synthetic and real tiles."""
+"""Test the nuclei task with synthetic and real tiles: reading, splitting by patient across sites, and rejections."""
 
 import os
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_tiles_become_rgb_in_0_to_1_and_masks_of_two_classes(folder: Path) -> No
         assert cases.inputs.min() >= 0 and cases.inputs.max() <= 1
         assert set(cases.targets.unique().tolist()) == {0, 1}
         inside = cases.inputs.mean(1)[cases.targets == 1].mean()
-        assert inside > cases.inputs.mean(1)[cases.targets == 0].mean() + 0.2  # the mask lies on its nuclei
+        assert inside > cases.inputs.mean(1)[cases.targets == 0].mean() + 0.2  # the mask covers the nuclei of its image
         assert (cases.targets.sum((1, 2)) == 64).all()
     first = Path(folder / "tnbc" / "images" / f"{data.train.patients[0]}_0.png")
     pixels = SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(first)))
@@ -72,7 +72,7 @@ def test_tiles_become_rgb_in_0_to_1_and_masks_of_two_classes(folder: Path) -> No
 def test_tiles_are_resized_to_one_size(folder: Path) -> None:
     small = Nuclei(size=16).load("tnbc", SETS, 0, folder).test
     assert small.inputs.shape[1:] == (3, 16, 16)
-    areas = small.targets.sum((1, 2))  # a pixel belongs to a nucleus if more than half of it does
+    areas = small.targets.sum((1, 2))  # a pixel belongs to a nucleus if more than half of the pixel's area does
     assert ((areas >= 9) & (areas <= 16)).all()
 
 
@@ -99,7 +99,7 @@ def assert_no_leak(folder: Path, task: Nuclei) -> None:
             for patient in getattr(data, part).patients:
                 where.setdefault(patient, set()).add(part)
     assert all(len(parts) == 1 for parts in where.values())
-    assert SHARED in where  # it is in two sets
+    assert SHARED in where  # this patient is in two sets
 
 
 def test_patients_and_source_images_are_told_by_the_names() -> None:
@@ -146,7 +146,7 @@ def test_harmofl_runs_on_drawn_tiles(folder: Path, tmp_path: Path) -> None:
     assert run.summary.status == "finished"
     assert not list(
         (tmp_path / "run").glob("sites/*/pictures")
-    )  # these images belong to a hospital that did not allow it
+    )  # these images belong to a hospital that did not allow their use
     allowed = settings.model_copy(update={"pictures": True})
     inprocess.run(plan, folder=tmp_path / "allowed", settings=allowed)
     assert len(list((tmp_path / "allowed").glob("sites/*/pictures/*.png"))) == 3 * 3 * 3

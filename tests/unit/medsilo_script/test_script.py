@@ -1,4 +1,4 @@
-"""A user's own training script gives the same tensors as medsilo's own job."""
+"""A user's training script gives the same tensors as medsilo's standard job."""
 
 import doctest
 import json
@@ -84,7 +84,7 @@ GIVES_LOSS = ("moon", "apfl", "pfedme", "fedsm-extra", "harmofl")
 
 
 class Shuffled:
-    """A data loader with the batch order of medsilo's own job."""
+    """A data loader with the batch order of medsilo's standard job."""
 
     def __init__(self, plan: Plan, site: str, cases: torch.utils.data.Dataset) -> None:
         self.plan, self.site, self.dataset, self.round = plan, site, cases, 0
@@ -163,9 +163,9 @@ class Script:
 def scripted(
     own: Plan, folder: Path, restarts: bool = False, by: type[Script] = Script, **given: Any
 ) -> tuple[Record, dict[str, dict[str, Tensor]]]:
-    """Run the same study as `own` with scripts; return its record, and each site's last model.
+    """Run the same study as `own` with scripts; returns its record, and each site's last model.
 
-    `given` are arguments of `join`.
+    The argument `given` has arguments of `join`.
     """
     model = own.build_networks()["model"]
     method = own.algorithm.model_dump(mode="json")
@@ -182,7 +182,7 @@ def scripted(
 
 
 def check_equal(own: Plan, folder: Path, nearly: float = 0.0, restarts: bool = False) -> Record:
-    """Assert that the script's tensors are those of medsilo's own job."""
+    """Assert that the script's tensors equal the tensors of medsilo's standard job."""
     study = run(own)
     expected = study.models
     record, found = scripted(own, folder, restarts)
@@ -264,7 +264,7 @@ class Tiny:
 def tiny_study(
     method: dict[str, Any], size: int, precision: torch.dtype, folder: Path
 ) -> tuple[Record, dict[str, Tiny], nn.Module]:
-    """Run a study of two such sites."""
+    """Run a study of two sites of the class Tiny."""
 
     def model() -> nn.Module:
         layers = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
@@ -319,11 +319,11 @@ def test_adafeds_of_a_script_are_medsilos_own_but_for_the_order_of_sums(method: 
 
 
 def ends_of(method: str, folder: Path, scheduled: bool, restarts: bool = False, times: int = 1) -> dict[str, Tensor]:
-    """Train one site with a script that has parameter groups, a learning-rate schedule, mixed precision and
-    clipping; return its last round.
+    """Train one site with a script that has parameter groups, a learning-rate schedule, mixed precision and clipping;
+    returns its last round.
 
-    With `scheduled`, torch's scheduler changes the learning rates. `times` is the number of requests for each round,
-    as after lost answers.
+    With `scheduled`, torch's scheduler changes the learning rates. The argument `times` is the number of requests for
+    each round, as after lost answers.
     """
     torch.manual_seed(0)
     cases = torch.utils.data.TensorDataset(torch.randn(24, 2), torch.tensor([0, 1] * 12))
@@ -374,7 +374,9 @@ GIVEN = {"fedavg": ["model"], "ditto": ["global"]}
 def test_a_script_with_a_schedule_and_mixed_precision_goes_on_after_each_start(
     method: str, disturbed: dict[str, Any], scheduled: bool, tmp_path: Path
 ) -> None:
-    """Before, a repeated first round began with later learning rates, and a restart lost the script's own changes."""
+    """In earlier versions, a repeated first round began with later learning rates, and a restart lost the script's own
+    changes.
+    """
     steady = ends_of(method, tmp_path / "steady", scheduled)
     other = ends_of(method, tmp_path / "disturbed", scheduled, **disturbed)
     assert steady.keys() == other.keys()
@@ -385,7 +387,9 @@ def test_a_script_with_a_schedule_and_mixed_precision_goes_on_after_each_start(
 def test_fedsm_extra_of_a_script_that_sends_scores_and_has_no_evaluate_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last rounds train only the selector and have no score. Before, sites had no best model after training."""
+    """The last rounds train only the selector and have no score. In earlier versions, sites had no best model after
+    training.
+    """
     own, finish = make_plan("fedsm-extra", "training.rounds=3"), ScriptSite.finish
     monkeypatch.setattr(ScriptSite, "finish", lambda site: finish(site, {"accuracy": 0.5}))
     record, _ = scripted(own, tmp_path, evaluate=None)
@@ -500,7 +504,9 @@ def hooked(change: Callable[[dict[str, Tensor]], object]) -> nn.Module:
 
 
 def test_weights_that_can_not_travel_are_refused_by_their_names() -> None:
-    """Before, torch's own errors named no layer, and a mask of minus infinity was rejected as diverged training."""
+    """In earlier versions, torch's own errors named no layer, and a mask of minus infinity was rejected as diverged
+    training.
+    """
     odd, masked = nn.Linear(2, 2), nn.Linear(2, 2)
     odd.weight = nn.Parameter(torch.zeros(2, 2, dtype=torch.complex64))
     masked.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
@@ -520,7 +526,7 @@ def test_weights_that_can_not_travel_are_refused_by_their_names() -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "ditto"])
 def test_a_layer_that_a_network_uses_under_two_names_is_trained_once(method: str, tmp_path: Path) -> None:
-    """Before, the first round was rejected because of the layer's second name."""
+    """In earlier versions, the first round was rejected because of the layer's second name."""
     block = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     model = nn.Sequential(block, block, nn.Linear(2, 2))
     batch = (torch.randn(6, 2), torch.tensor([0, 1] * 3))
@@ -614,7 +620,9 @@ def test_the_example_of_a_name_runs(name: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_what_is_received_is_the_model_as_it_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVFlare's scripts load the received weights into another network. Before, names began with their group's name."""
+    """NVFlare's scripts load the received weights into another network. In earlier versions, the names of received
+    weights began with their group's name.
+    """
     known = words(tmp_path, monkeypatch)
     model = known["model"]
     client.join(model, known["optimizer"], known["loader"])
@@ -770,7 +778,9 @@ def test_who_brings_an_aggregator_reads_what_takes_its_place_and_that_works() ->
 def test_a_model_of_more_layers_than_a_plan_can_name_is_told_where_the_recipe_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """MONAI's DenseNet264 is such a model. Before, each site rejected the plan after the job had started."""
+    """MONAI's DenseNet264 has more layers than a plan can name. In earlier versions, each site rejected the plan after
+    the job had started.
+    """
     monkeypatch.setattr(recipes, "LARGEST_YAML", 3000)
     small, large = (nn.Sequential(*(nn.Linear(1, 1) for _ in range(number))) for number in (3, 20))
     recipes.FedAvgRecipe(model=small, min_clients=2, train_script="client.py")
@@ -797,7 +807,9 @@ class Simulator(SimEnv):
 def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before, a second run with the same name deleted the first study, and the output ended with a return code."""
+    """In earlier versions, a second run with the same name deleted the first study, and the output ended with a return
+    code.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "client.py").write_text("import medsilo.client as flare")
     run(make_plan("fedavg", "training.rounds=1"), folder=tmp_path / "own")
@@ -815,7 +827,7 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
     lost.left = {f"server/medsilo/one/{paths.SUMMARY}": failed}
     with pytest.raises(MedsiloError, match="aborted before site-1 answered; logs: .*lost.again"):
         recipe.execute(lost)
-    # NVFlare's command line splits at spaces
+    # NVFlare's command line splits arguments at spaces.
     with pytest.raises(MedsiloError, match="' ': choose another workspace_root"):
         recipe.execute(Simulator(num_clients=2, workspace_root="my work"))
 
@@ -825,12 +837,13 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
         recipe.execute(env)
     with pytest.raises(MedsiloError, match="min_clients: 2 is more than the 1 of"):
         recipe.execute(Simulator(num_clients=1, workspace_root="workspace"))
-    with pytest.raises(MedsiloError, match="name: 'again-earlier'"):  # NVFlare would empty this folder
+    # NVFlare would empty the folder of the earlier run
+    with pytest.raises(MedsiloError, match="name: 'again-earlier'"):
         recipes.FedAvgRecipe(name="again-earlier", model=nn.Linear(2, 2), min_clients=2, train_script="client.py")
     kept = tmp_path / "workspace/again-earlier/one"
     assert str(kept) in capsys.readouterr().out
     assert (kept / "server/medsilo/one" / paths.SUMMARY).is_file() and (kept / "site-1/medsilo/one/last").is_file()
-    env.left = {"site-1/log.txt": "2026-11-27 - INFO - KeyError: 'image'\n"}  # a log of a script in another process
+    env.left = {"site-1/log.txt": "2026-11-27 - INFO - KeyError: 'image'\n"}  # the log of a script in another process
     with pytest.raises(MedsiloError, match="site-1: KeyError: 'image'"):
         recipe.execute(env)
     (tmp_path / "client.py").write_text("import nvflare.client as flare")
@@ -869,7 +882,7 @@ def test_a_recipe_takes_the_arguments_of_nvflares_own(tmp_path: Path, monkeypatc
 
 
 def test_sites_have_their_own_arguments_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, per-site arguments were silently ignored, so every site read the first site's data."""
+    """In earlier versions, per-site arguments were silently ignored, so every site read the first site's data."""
     monkeypatch.chdir(tmp_path)
     Path("client.py").write_text("")
     recipe = recipes.FedAvgRecipe(model=nn.Linear(2, 3), min_clients=2, train_script="client.py", train_args="--all")
@@ -886,7 +899,9 @@ def test_sites_have_their_own_arguments_of_the_script(tmp_path: Path, monkeypatc
 
 
 def test_what_a_script_logs_goes_to_the_servers_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tag may be an enum, as in MONAI's TensorBoardStatsHandler. Before, the server could not read it."""
+    """The tag may be an enum, as in MONAI's TensorBoardStatsHandler. In earlier versions, the server could not read an
+    enum as a tag.
+    """
     told: list[tuple[str, Shareable]] = []
     plan = plan_of_script(nn.Linear(2, 2), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1, logs=["loss"])
     (tmp_path / paths.PLAN).write_text(plan.to_yaml())
@@ -987,7 +1002,7 @@ def test_scores_that_are_sent_after_training_choose_the_model_as_it_arrived(tmp_
 
 @pytest.mark.parametrize("method", ["fedbn", "ditto"])
 def test_layers_that_a_script_has_frozen_stay_frozen(method: str, tmp_path: Path) -> None:
-    """Before, a batch norm in evaluation mode learned statistics from the first round on."""
+    """In earlier versions, a batch norm in evaluation mode learned statistics from the first round on."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model[1].eval()
@@ -1018,7 +1033,7 @@ def test_a_script_scores_models_in_its_own_thread(tmp_path: Path) -> None:
 
 
 def test_a_script_whose_saved_state_is_gone_says_so(tmp_path: Path) -> None:
-    """Before, the script silently continued with another batch norm."""
+    """In earlier versions, the script silently continued with another batch norm."""
     site = site_of_fedbn(tmp_path)
     site.ask(asked_of(site, "round", 3, 2))
     (warning,) = site.finish().facts["warnings"]
@@ -1057,7 +1072,7 @@ def test_an_optimizer_that_searches_along_a_line_is_refused(tmp_path: Path) -> N
 
 
 def test_an_optimizer_of_another_network_is_refused(tmp_path: Path) -> None:
-    """Before, the script silently trained no model."""
+    """In earlier versions, the script silently trained no model."""
     model = nn.Linear(2, 2)
     plan = plan_of_script(model, tmp_path, {"name": "fedavg"}, rounds=2, minimum=1, sites=["a"])
     frozen = deepcopy(model).requires_grad_(False)
@@ -1067,7 +1082,7 @@ def test_an_optimizer_of_another_network_is_refused(tmp_path: Path) -> None:
 
 
 def test_weights_besides_the_models_have_no_second_network(tmp_path: Path) -> None:
-    """Before, the script ended with an internal number as its error."""
+    """In earlier versions, the script ended with an internal number as its error."""
     model = nn.Linear(2, 2)
     plan = plan_of_script(model, tmp_path, {"name": "ditto"}, rounds=2, minimum=1, sites=["a"])
     model_folders.look_in(tmp_path)
@@ -1078,7 +1093,7 @@ def test_weights_besides_the_models_have_no_second_network(tmp_path: Path) -> No
 
 
 def test_a_script_may_send_the_differences_of_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVFlare's cifar10 example sends such differences."""
+    """NVFlare's cifar10 example sends differences of weights."""
     known = words(tmp_path, monkeypatch)
     model = known["model"]
     client.join(model, known["optimizer"], known["loader"])
@@ -1103,14 +1118,14 @@ def test_a_round_that_is_not_sent_or_sent_twice_is_told(
     with pytest.raises(MedsiloError, match=r"is_running: .*not sent.*send\(\)"):
         client.is_running()
     client.send(0.5)
-    client.send(0.7)  # before, this ended the script before its first answer was sent
+    client.send(0.7)  # in earlier versions, this call ended the script before its first answer was sent
     assert "send: this round is answered" in caplog.text
     assert client.flare.sent[-1].metrics == {"validation": 0.5} and len(client.flare.sent) == 2
     assert client.is_running()
 
 
 def test_nvflares_arguments_of_the_loop_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, each of these arguments raised TypeError."""
+    """In earlier versions, NVFlare's arguments of the loop raised TypeError."""
     known = words(tmp_path, monkeypatch)
     client.join(known["model"], known["optimizer"], known["loader"])
     context = object()
@@ -1134,7 +1149,7 @@ def test_scores_of_monais_algorithm_are_seen(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_second_join_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, another model joined, but the first model's steps were still corrected."""
+    """In earlier versions, another model joined, but the first model's steps were still corrected."""
     known = words(tmp_path, monkeypatch)
     client.join(known["model"], known["optimizer"], known["loader"])
     other = deepcopy(known["model"])
@@ -1147,7 +1162,7 @@ def test_a_second_join_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_method_that_works_at_each_step_is_refused_where_several_processes_train_one_model(
     method: str, rank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, only rank 0 corrected its steps, so each rank silently ended with another model."""
+    """In earlier versions, only rank 0 corrected its steps, so each rank silently ended with another model."""
     known = words(tmp_path, monkeypatch)
     plan = plan_of_script(known["model"], tmp_path, {"name": method}, rounds=2, minimum=1, sites=["a"])
     (tmp_path / "app/config" / paths.PLAN).write_text(plan.to_yaml())
@@ -1159,7 +1174,7 @@ def test_a_method_that_works_at_each_step_is_refused_where_several_processes_tra
 
 
 def test_off_rank_0_the_words_of_the_loop_do_what_nvflares_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, the script died on other ranks."""
+    """In earlier versions, the script died on other ranks."""
     known = words(tmp_path, monkeypatch)
     monkeypatch.setenv("WORLD_SIZE", "2")
     client.init(rank="1")
@@ -1204,7 +1219,9 @@ def test_a_server_can_not_name_a_folder_outside_of_the_sites_own(study: str, tmp
 def test_a_server_can_not_send_another_model_than_the_scripts(
     wrong: dict[str, Tensor], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, NaN from the server entered the model, and the site reported that its own training had diverged."""
+    """In earlier versions, NaN from the server entered the model, and the site reported that its own training had
+    diverged.
+    """
     known = words(tmp_path, monkeypatch)
     client.join(known["model"], known["optimizer"], known["loader"])
     before = deepcopy(known["model"]).state_dict()
@@ -1217,7 +1234,7 @@ def test_a_server_can_not_send_another_model_than_the_scripts(
 
 
 def test_a_plain_step_is_refused_where_the_methods_step_is_another(tmp_path: Path) -> None:
-    """Otherwise, a study named HarmoFL would run FedAvg."""
+    """Without the rejection, a study named HarmoFL would run FedAvg."""
     loss = nn.CrossEntropyLoss()
     for number, given in enumerate((None, loss, loss)):
         site, model, optimizer = stepped(tmp_path / str(number), "harmofl", {"amplitude": None}, given)
@@ -1229,7 +1246,7 @@ def test_a_plain_step_is_refused_where_the_methods_step_is_another(tmp_path: Pat
 
 
 def test_what_a_script_makes_of_gradients_it_makes_of_the_perturbed_ones(tmp_path: Path) -> None:
-    """Two batches accumulate into one scaled and clipped step. Autograd computes the expected weights."""
+    """The script accumulates two batches into one scaled and clipped step. Autograd computes the expected weights."""
     loss = nn.CrossEntropyLoss()
     site, model, optimizer = stepped(tmp_path, "harmofl", {"amplitude": None, "perturbation": {"alpha": 0.5}}, loss)
     ((inputs, targets),) = site.data.loader
@@ -1262,13 +1279,15 @@ def test_what_a_script_makes_of_gradients_it_makes_of_the_perturbed_ones(tmp_pat
 
 
 def test_a_copy_of_a_network_has_its_input_layer(tmp_path: Path) -> None:
-    """NVFlare's scripts score a copy of the model. Before, the copy failed, because it included the site."""
+    """NVFlare's scripts score a copy of the model. In earlier versions, copying the model failed, because the copy
+    included the site.
+    """
     own = make_plan("harmofl", *IMAGES)
     model = own.network.build(own.task.channels, own.task.goal.outputs)
     plan = plan_of_script(model, tmp_path, {"name": "harmofl"}, rounds=1, minimum=1, input_shape=own.task.shape)
     model_folders.look_in(tmp_path)
     passed: list[Tensor] = []
-    model.register_forward_pre_hook(lambda *_: None)  # a hook of the script itself
+    model.register_forward_pre_hook(lambda *_: None)  # a hook that belongs to the script
     model.register_forward_hook(lambda _, inputs, __: passed.append(inputs[0]))
     site = Script(own, plan, SITES[0], tmp_path, False, {})
     started = ScriptSite(
@@ -1323,7 +1342,7 @@ def learn(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def test_an_optimizer_that_did_not_join_is_refused_where_the_method_needs_its_steps(
     method: str, tmp_path: Path
 ) -> None:
-    """Before, FedProx, FedDyn and Ditto ran as FedAvg, and SCAFFOLD was reported as diverged."""
+    """In earlier versions, FedProx, FedDyn and Ditto ran as FedAvg, and SCAFFOLD was reported as diverged."""
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     plan = plan_of_script(model, tmp_path, {"name": method}, rounds=2, minimum=1, sites=["a"])
     model_folders.look_in(tmp_path)
@@ -1341,7 +1360,7 @@ def test_an_optimizer_that_did_not_join_is_refused_where_the_method_needs_its_st
 
 
 def test_a_loop_over_networks_that_trains_another_network_is_refused(tmp_path: Path) -> None:
-    """Before, the shared model of Ditto and FedSM silently stayed unchanged."""
+    """In earlier versions, the shared model of Ditto and FedSM silently stayed unchanged."""
     wrong: tuple[Callable[[nn.Module, torch.optim.Optimizer, nn.Module, torch.optim.Optimizer], None], ...] = (
         lambda net, optimizer, model, own: learn(model, optimizer),
         lambda net, optimizer, model, own: learn(net, own),
@@ -1356,9 +1375,9 @@ def test_a_loop_over_networks_that_trains_another_network_is_refused(tmp_path: P
 def test_a_method_with_steps_of_its_own_needs_all_weights_in_one_optimizer(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Only one of two optimizers joins.
+    """In the test, only one of two optimizers joins.
 
-    Before, HarmoFL perturbed half of the weights, and half of a second network never learned.
+    In earlier versions, HarmoFL perturbed half of the weights, and half of a second network never learned.
     """
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
     numbers = {"amplitude": None} if method == "harmofl" else {}
@@ -1372,7 +1391,7 @@ def test_a_method_with_steps_of_its_own_needs_all_weights_in_one_optimizer(
         with pytest.raises(MedsiloError, match=r"join: the optimizer lacks 0.weight.*requires_grad_\(False\)"):
             join()
     else:
-        join()  # this works, but warns that a restart loses the other optimizer's state
+        join()  # this call works, but warns that a restart loses the other optimizer's state
         assert "0.weight" in caplog.text
         caplog.clear()
     model[0].requires_grad_(False)
@@ -1382,7 +1401,9 @@ def test_a_method_with_steps_of_its_own_needs_all_weights_in_one_optimizer(
 
 @pytest.mark.parametrize("thaws", [False, True])
 def test_weights_that_learn_in_the_script_alone_are_told(thaws: bool, tmp_path: Path) -> None:
-    """Before, every site was rejected because of missing groups, and from the third round on there was a traceback."""
+    """In earlier versions, the server rejected every site because of missing groups, and from the third round on the
+    script ended with a traceback.
+    """
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
     model[0].requires_grad_(not thaws)
     plan = plan_of_script(model, tmp_path, {"name": "scaffold"}, rounds=2, minimum=1, sites=["a"])
@@ -1407,7 +1428,7 @@ def test_a_network_that_can_not_be_copied_or_is_wrapped_is_told_with_what_to_do(
 
 
 def test_layers_whose_weights_are_made_of_others_have_a_selector_and_a_head(tmp_path: Path) -> None:
-    """Before, FedSM's recipe ended with a traceback."""
+    """In earlier versions, FedSM's recipe ended with a traceback."""
     of = nn.utils.parametrizations
     model = nn.Sequential(
         of.spectral_norm(nn.Conv2d(1, 2, 3)), nn.BatchNorm2d(2), nn.Flatten(), of.weight_norm(nn.Linear(72, 2))
@@ -1418,7 +1439,7 @@ def test_layers_whose_weights_are_made_of_others_have_a_selector_and_a_head(tmp_
 
 
 def test_a_head_that_is_also_in_the_body_is_refused_where_the_two_part(tmp_path: Path) -> None:
-    """Before, FedPer averaged the head under its other name."""
+    """In earlier versions, FedPer averaged the head under its other name."""
     model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 4), nn.Linear(4, 3, bias=False))
     model[2].weight = model[0].weight
     with pytest.raises(MedsiloError, match="fedper parts head and body, which share a weight"):
@@ -1467,7 +1488,7 @@ def test_what_fails_in_a_scripts_own_loss_is_told_with_its_line(tmp_path: Path) 
 
 
 def test_a_super_models_networks_return_one_tensor(tmp_path: Path) -> None:
-    """Before, the study failed after its last round."""
+    """In earlier versions, the study failed after its last round."""
 
     class Several(nn.Linear):
         def forward(self, inputs: Tensor) -> dict[str, Tensor]:
@@ -1489,8 +1510,8 @@ def test_a_super_models_networks_return_one_tensor(tmp_path: Path) -> None:
 def test_a_loop_that_trains_where_the_method_does_so_by_itself_is_refused(
     method: str, joined: bool, tmp_path: Path
 ) -> None:
-    """Before, the loop never ran, so a script's clipping, mixed precision and differential privacy were silently
-    skipped.
+    """In earlier versions, the loop never ran, so a script's clipping, mixed precision and differential privacy were
+    silently skipped.
     """
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
     plan = plan_of_script(model, tmp_path, {"name": method}, rounds=2, minimum=1, sites=["a"])
@@ -1534,7 +1555,7 @@ MORE = (*GIVES_LOSS, "fedsm", "adafed")  # methods that use the training data in
 def test_what_opacus_does_not_make_private_is_refused_in_the_first_round(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, NVFlare's hello-dp ran under MOON and claimed differential privacy without providing it."""
+    """In earlier versions, NVFlare's hello-dp ran under MOON and claimed differential privacy without providing it."""
     monkeypatch.setitem(sys.modules, "opacus", SimpleNamespace())  # as if a script had imported Opacus
     source = ["algorithm.pretraining.source=initial"] if method == "adafed" else []
     own = make_plan(method, *(IMAGES if method == "harmofl" else ()), *source, "training.rounds=3")
@@ -1553,7 +1574,7 @@ def test_what_opacus_does_not_make_private_is_refused_in_the_first_round(
 def test_what_the_end_of_a_study_needs_is_asked_for_at_the_join(
     method: str, given: dict[str, Any], lacks: str, tmp_path: Path
 ) -> None:
-    """Before, the missing part was reported after the last round."""
+    """In earlier versions, the missing part was reported after the last round."""
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
     plan = plan_of_script(model, tmp_path, {"name": method}, rounds=3, minimum=1, sites=["a"])
     with pytest.raises(MedsiloError, match=f"join: FedSM.*{lacks}"):
@@ -1611,7 +1632,9 @@ def test_a_metric_that_is_no_number_of_a_study_is_told(value: Any, tmp_path: Pat
 def test_what_a_recipe_can_not_run_is_refused_where_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, only the sites noticed a missing script, and cross-site evaluation ended with an error of NVFlare."""
+    """In earlier versions, only the sites noticed a missing script, and cross-site evaluation ended with an error of
+    NVFlare.
+    """
     monkeypatch.chdir(tmp_path)
     recipe = recipes.FedAvgRecipe(name="it", model=nn.Linear(2, 3), min_clients=2, train_script="client.py")
     with pytest.raises(MedsiloError, match=r"train_script: client\.py is not here"):
@@ -1640,7 +1663,8 @@ def test_a_diverged_round_is_not_sent(tmp_path: Path) -> None:
 def test_why_a_script_ended_is_in_the_sites_log(
     line: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before, NVFlare did not log failed imports or exits, although the server's message pointed to the log.
+    """In earlier versions, NVFlare did not log failed imports or exits, although the server's message pointed to the
+    log.
 
     If a script simply ended, no message named a remedy.
     """
@@ -1655,7 +1679,7 @@ def test_why_a_script_ended_is_in_the_sites_log(
     script = threading.Thread(target=TaskScriptRunner(str(tmp_path), "client.py", redirect_print_to_log=False).run)
     script.start()
     script.join()
-    # In each round, NVFlare returns these codes for a thread that has ended.
+    # The list has the codes that NVFlare returns in each round for a thread that has ended.
     for code in (ReturnCode.OK, *[ReturnCode.EXECUTION_EXCEPTION] * 2):
         context.set_prop(FLContextKey.TASK_RESULT, make_reply(code), private=True, sticky=False)
         process.handle_event(EventType.AFTER_TASK_EXECUTION, context)
@@ -1666,7 +1690,7 @@ def test_why_a_script_ended_is_in_the_sites_log(
 
 # --------------------------------------------------------------------------------------------------------- whose chance
 class PrivateScript:
-    """NVFlare's hello-dp: Opacus adds noise to its step, and numpy adds noise to a count of patients."""
+    """NVFlare's hello-dp: Opacus adds noise to the training step, and numpy adds noise to a count of patients."""
 
     def __init__(self, patients: torch.utils.data.TensorDataset) -> None:
         torch.manual_seed(11)
@@ -1720,7 +1744,7 @@ REAL, PUBLIC = SiteSettings(device="cpu"), SiteSettings(device="cpu", public_dat
 def test_a_server_draws_a_scripts_noise_again_only_where_repetition_is_asked_for_and_data_are_public(
     seed: int | None, home: SiteSettings, found: bool, tmp_path: Path
 ) -> None:
-    """A server knows plan, site and round, which seeded all generators before each round."""
+    """A server knows plan, site and round, which together seeded all generators before each round."""
     torch.manual_seed(5)
     rows, classes = torch.randn(64, 4), torch.randint(0, 2, (64,))
     script = PrivateScript(torch.utils.data.TensorDataset(rows, classes))
@@ -1737,7 +1761,9 @@ def test_a_server_draws_a_scripts_noise_again_only_where_repetition_is_asked_for
 
 @pytest.mark.parametrize("method", ["fedavg", "fedsm", "ditto"])
 def test_a_script_that_asks_for_no_repetition_keeps_its_generators(method: str, tmp_path: Path) -> None:
-    """Before, the beginning of the first round overwrote a secret seed that the script had set after init()."""
+    """In earlier versions, the beginning of the first round overwrote a secret seed that the script had set after
+    init().
+    """
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 14 * 14, 2))
     plan = plan_of_script(model, tmp_path, {"name": method}, rounds=2, minimum=2, sites=SITES)
     model_folders.look_in(tmp_path)
@@ -1773,7 +1799,7 @@ def test_what_is_asked_to_repeat_repeats_at_each_site_with_numbers_of_its_own(tm
         place = str(home.public_data)
         assert work(place, 3, home) == work(place, 3, home) != work(place, 4, home)
         assert work(place, 3, home) != work(place, 3, home, "b")
-    assert work("other", 3, PUBLIC) == work("True", 3, PUBLIC)  # on any machine
+    assert work("other", 3, PUBLIC) == work("True", 3, PUBLIC)  # the same numbers result on any machine
     assert work("other", 3, REAL) != work("False", 3, REAL)  # the other hospital has another secret
 
 
@@ -1781,7 +1807,7 @@ def test_what_is_asked_to_repeat_repeats_at_each_site_with_numbers_of_its_own(tm
 def test_a_script_joins_no_study_at_a_hospital_that_approves_plans(
     approval: str, runs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, the script ran without a decision."""
+    """In earlier versions, the script ran without the hospital's decision."""
     known = words(tmp_path / "kit/job", monkeypatch)
     make_kit(tmp_path / "kit", "a")
     (tmp_path / "kit/local/medsilo.yaml").write_text(f"approval: {approval}\n")
@@ -1802,7 +1828,7 @@ def logged_by(name: object, value: object, kind: AnalyticsDataType, **more: Any)
 def test_of_what_a_script_logs_only_numbers_that_the_plan_names_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before, a patient's name reached the server as a text, and as the name of a number."""
+    """In earlier versions, a patient's name reached the server as a text, and as the name of a number."""
     plan = plan_of_script(nn.Linear(2, 2), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1, logs=["loss", "val"])
     (tmp_path / paths.PLAN).write_text(plan.to_yaml())
     monkeypatch.setattr(script_process, "file_of_job", lambda fl_ctx, name: tmp_path / name)
@@ -1829,8 +1855,8 @@ def test_of_what_a_script_logs_only_numbers_that_the_plan_names_leave(
 def test_log_calls_carry_no_more_than_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before, 20,000 log calls left in a round, each with a step of any length, and with free text as the tracker's
-    name.
+    """In earlier versions, 20,000 log calls left in a round, each with a step of any length, and with free text as the
+    tracker's name.
     """
     plan = plan_of_script(nn.Linear(2, 2), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1)
     (tmp_path / paths.PLAN).write_text(plan.to_yaml())
@@ -1864,7 +1890,7 @@ def test_log_calls_carry_no_more_than_is_said(
 def test_no_message_of_a_script_holds_more_than_its_disclosure_says(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The limits are per kind of message, for each round and for the study.
+    """The limits apply to each kind of message, for each round and for the study.
 
     A 32-bit weight has 32 bits for each parameter sent.
     """
@@ -1896,7 +1922,7 @@ def test_no_message_of_a_script_holds_more_than_its_disclosure_says(
 
 
 def test_a_site_warns_by_kinds_and_numbers(tmp_path: Path) -> None:
-    """Before, nine lines of free text per round reached the server's record."""
+    """In earlier versions, nine lines of free text per round reached the server's record."""
     site = site_of_fedbn(tmp_path)
     site.ask(asked_of(site, "round", 3, 2))
     reply = site.finish()
@@ -1958,10 +1984,10 @@ def unequal(
     needed: int = 2,
     further: Mapping[str, Any] = MappingProxyType({}),
 ) -> Record:
-    """Run a study whose third site's weights are `times` as large in the first round. `part` is the plan's largest
-    share of all cases.
+    """Run a study whose third site's weights are `times` as large in the first round. The argument `part` is the plan's
+    largest share of all cases.
 
-    `late` is the site that does not join; `grows` is the site that states more cases in each round.
+    The argument `late` is the site that does not join; `grows` is the site that reports more cases in each round.
     """
     own = make_plan("fedavg", "training.rounds=2")
     model = own.build_networks()["model"]
@@ -2005,7 +2031,7 @@ def test_a_first_round_is_held_to_the_start(times: float, taken: bool, tmp_path:
 def test_a_site_that_states_nearly_all_cases_is_named_to_all(
     cases: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before, such a site silently had a weight of 1.0."""
+    """In earlier versions, a site that reported nearly all cases silently had a weight of 1.0."""
     caplog.set_level("INFO")
     record = unequal(tmp_path, {SITES[2]: cases} if cases else {}, part=1.0)
     said = [line for line in record.summary().details.warnings if SITES[2] in line]
@@ -2017,9 +2043,10 @@ def test_a_site_that_states_nearly_all_cases_is_named_to_all(
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_site_that_states_more_than_the_plans_part_of_all_cases_is_refused(late: bool, tmp_path: Path) -> None:
-    """Before, such a site was only named, and the mean was its model.
+    """In earlier versions, a site with too many reported cases was only named in a warning, and its model became the
+    mean.
 
-    A site that answers without joining is rejected, too.
+    The server also rejects a site that answers without joining.
     """
     large = {SITES[2]: 200_000}
     record = unequal(tmp_path, large, late=SITES[2] if late else "")

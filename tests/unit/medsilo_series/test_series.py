@@ -1,4 +1,4 @@
-"""A hospital's own time series: the cutting of windows, the refusals, the training, and a model's output."""
+"""Test a hospital's time series: the cutting of windows, the rejections, the training, and a model's output."""
 
 import csv
 import json
@@ -103,7 +103,9 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_windows_hold_no_gap_no_change_and_nothing_twice(
     pieces: list[tuple[int, str, bool, bool]], window: int, step: int
 ) -> None:
-    """Each piece has its rows, their label, whether a gap lies before it, and whether its last row is unknown."""
+    """For each piece, the case gives its rows, their label, whether a gap lies before the piece, and whether the last
+    row is unknown.
+    """
     values, begins, labels = [], [], []
     for length, label, gap, broken in pieces:
         begins += [gap or not begins, *[False] * (length - 1)]
@@ -113,7 +115,7 @@ def test_windows_hold_no_gap_no_change_and_nothing_twice(
     coded = Coded(("a", "b"), np.array(["ab".index(label) for label in labels], np.int32))
     recording = Recording(numbers, np.array(begins), labels=coded)
     found = cut(recording, Cutting(window, step, "split"), np.ones(len(values), bool), [True, True])
-    # The expected windows: the longest stretches of complete rows of one label without a gap.
+    # The expected windows are the longest stretches of complete rows with one label and without a gap.
     expected, first = [], 0
     for row in range(1, len(values) + 1):
         ends = row == len(values) or begins[row] or labels[row] != labels[first] or np.isnan(values[row])
@@ -159,7 +161,7 @@ def test_times_are_in_the_unit_that_comes_nearest_to_the_rate(tmp_path: Path) ->
     for own in found.values():
         assert own.rate == pytest.approx(RATE) and own.seconds == pytest.approx(found["s"].seconds)
     halved = recordings.Reader(plan_of().task.limits, source_of(tmp_path), 2 * RATE).read(tmp_path / "ms.csv")
-    assert halved.rate == pytest.approx(RATE)  # another rate than the plan's is recorded, and rejected later
+    assert halved.rate == pytest.approx(RATE)  # a rate other than the plan's rate is recorded, and rejected later
 
 
 def test_recordings_become_windows_of_their_patients(hospitals: Path) -> None:
@@ -294,7 +296,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a column that the plan does not read" in words(recording_columns={**inside, "z": "y"})
     assert "data: recordings have no images" in words(images="*.png")
     assert "times say about 20 Hz where data.rate says 40" in words(rate=40)
-    for person in range(4):  # before, milliseconds in a column of seconds were read as seconds
+    for person in range(4):  # earlier versions read milliseconds in a column of seconds as seconds
         late = [[1000 * time, *own] for time, *own in rows(person, 4)]
         write(tmp_path / f"ms/SECRET{person}_1.csv", late, ("time_s", "x", "y", "doing"))
     with pytest.raises(DataError, match="times say about 0.02 Hz where the plan reads 20"):
@@ -434,7 +436,7 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
     task, data = drafted("several")
     assert (
         data["recording_columns"] == {"time": "time_ms", "label": "Activity"} and task["rate"] == 1000 * RATE
-    )  # by its name
+    )  # selected by the file's name
     for site in ("clinic-a", "clinic-b"):  # each file has the rows of several patients
         for ward in range(3):
             whole = [[f"{site}{ward}{who}", *own] for who in range(8) for own in rows(who)]
@@ -454,7 +456,7 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_from_a_folder_to_predictions(hospitals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The steps are those of docs/start/tutorial.md, for recordings."""
+    """The steps are those of docs/start/tutorial.md, applied to recordings."""
     study, run, out = (str(tmp_path / name) for name in ("study", "run", "out"))
     for site in SITES:
         for person in range(10):

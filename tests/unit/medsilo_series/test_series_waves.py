@@ -1,4 +1,4 @@
-"""WFDB and EDF recordings: their values are read as written, and false headers are rejected."""
+"""Test WFDB and EDF recordings: their values are read as written, and false headers are rejected."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from medsilo_series.waves import rows_of, wave_of
 
 
 def write_wfdb(path: Path, stored: np.ndarray, form: str = "16", names: tuple[str, ...] = ("I", "II"), **head) -> None:
-    """Write samples [rows, signals] as WFDB, 1000 to the millivolt, 100 a second."""
+    """Write samples [rows, signals] as WFDB, with 1000 units per millivolt and 100 samples per second."""
     rows, count = stored.shape
     if form == "212":
         flat = np.append(stored.ravel(), [0] * (stored.size % 2)).astype(np.int64) & 0xFFF
@@ -102,7 +102,7 @@ def test_edf_is_read_as_its_library_wrote_it(tmp_path: Path) -> None:
     np.testing.assert_allclose(read, values[::-1].T, atol=20 / 65535)
     slow = [*heads[:1], heads[1] | {"sample_frequency": 50}]
     edf.highlevel.write_edf(str(tmp_path / "b.edf"), [values[0], values[1][:200]], slow, edf.highlevel.make_header())
-    assert wave_of(tmp_path / "b.edf").names == ("I",)  # signals with the fastest rate
+    assert wave_of(tmp_path / "b.edf").names == ("I",)  # the signals with the highest sampling rate
     with pytest.raises(DataError, match="different sampling rates"):
         rows_of(tmp_path / "b.edf", ["I", "II"])
     whole = (tmp_path / "a.edf").read_bytes()
@@ -113,7 +113,7 @@ def test_edf_is_read_as_its_library_wrote_it(tmp_path: Path) -> None:
 
 
 def test_init_deals_recordings_by_the_tables_column(tmp_path: Path) -> None:
-    """A folder of WFDB and a table lead to a plan whose hospitals have their own recordings."""
+    """A folder of WFDB recordings and a table lead to a plan whose hospitals have separate recordings."""
     lines = ["recording,label,patient,site"]
     for number in range(24):
         stored = np.rint(1000 * np.sin(np.arange(400) * (0.1 + number % 2))[:, None] * [[1, 2]]).astype(int)

@@ -1,4 +1,4 @@
-"""The real coordinator and real participants, with a transport that loses, repeats and falsifies messages on
+"""Test the real coordinator with real participants, over a transport that loses, repeats and falsifies messages on
 purpose.
 """
 
@@ -37,7 +37,7 @@ A, B, C = SITES
 GO_ON = ["participation.when_missing=continue", "participation.minimum=2"]
 LOST = Missing("lost", "no answer")
 
-# The messages at the server in place of a site's honest answer: answers with their senders, or the reason for their
+# The server gets these messages in place of a site's honest answer: answers with their senders, or the reason for their
 # absence.
 Answers = list[tuple[str, StudyMessage]] | Missing
 Script = Callable[[str, StudyMessage, Callable[[], StudyMessage]], Answers]
@@ -48,7 +48,7 @@ def honest(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> 
 
 
 class Scripted:
-    """Carries messages to real participants, and gives the server the script's changes of their answers."""
+    """Carries messages to real participants, and passes their answers to the server after the script's changes."""
 
     def __init__(
         self,
@@ -213,7 +213,9 @@ def test_an_unknown_site_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_site_cannot_answer_for_another(tmp_path: Path) -> None:
-    """The transport names the sender. An answer under another name replaces that site's answer only once."""
+    """The transport determines the sender of an answer. An answer under another name replaces that site's answer only
+    once.
+    """
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         return [(A, work())] if site == C else honest(site, asked, work)
@@ -273,7 +275,7 @@ def test_continue_goes_on_and_says_who_contributed(tmp_path: Path) -> None:
     assert [record.answered for record in study.rounds] == [[A, B], [A, B, C]]
     assert summary.sites[C].missed == {1: "lost: no answer"}
     assert [summary.sites[site].contributed for site in SITES] == [2, 2, 1]
-    assert summary.sites[C].validation[0] is None  # its score of the initial model is not known
+    assert summary.sites[C].validation[0] is None  # the site's score of the initial model is unknown
 
 
 def test_continue_needs_its_minimum(tmp_path: Path) -> None:
@@ -293,7 +295,7 @@ def test_wait_asks_again_and_changes_nothing(task: str, tmp_path: Path) -> None:
     summary = study.run()
     assert study.transport.pauses == [RETRY_PAUSE, RETRY_PAUSE]
     asked = [site for site, parcel in study.transport.sent if parcel.facts["task"] == task][:5]
-    assert asked == [A, B, C, C, C]  # only the missing site
+    assert asked == [A, B, C, C, C]  # the server asks only the missing site again
     assert all(record.answered == SITES and not record.lost for record in study.rounds)
     assert all(site.missed == {} for site in summary.sites.values())
     assert_equal(study.model("global/last"), undisturbed())
@@ -379,7 +381,7 @@ def test_a_named_site_that_is_not_there_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_site_that_lost_its_own_state_says_so(tmp_path: Path) -> None:
-    """Its process is new and its files are gone. A site that only missed a round does not report this."""
+    """The site's process is new and its files are gone. A site that only missed a round does not report lost files."""
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         folder = study.folder / "sites" / site
@@ -405,7 +407,7 @@ def test_a_site_that_lost_its_own_state_says_so(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- order, privacy
 def test_what_is_sent_never_changes_afterwards(tmp_path: Path) -> None:
-    """Transports send tensors later than they get them."""
+    """Transports send tensors later than they receive them from the server."""
     copies: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -423,7 +425,7 @@ def test_what_is_sent_never_changes_afterwards(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- the choice
 def scores(*values: float | None, spread: float = 0.0) -> Script:
-    """Return a script with this mean of the sites' validation after 0, 1, 2, ... rounds."""
+    """Return a script with this mean of the sites' validation scores after 0, 1, 2, ... rounds."""
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
@@ -440,7 +442,7 @@ def scores(*values: float | None, spread: float = 0.0) -> Script:
 @pytest.mark.parametrize(
     ("values", "chosen"),
     [
-        ((0.5, 0.7, 0.7, 0.6), 1),  # only a strictly greater score replaces
+        ((0.5, 0.7, 0.7, 0.6), 1),  # only a strictly greater score replaces the best score
         ((0.5, 0.6, 0.7, 0.8), 3),
         ((0.5, 0.4, 0.3, 0.2), 0),
         ((0.5, 0.5, 0.5, 0.5), 0),
@@ -466,7 +468,7 @@ def test_the_best_round_is_chosen_by_the_mean_validation_score(
         assert_equal(study.model(f"sites/{site}/best"), after[chosen])
         assert_equal(study.model(f"sites/{site}/last"), after[3])
     if chosen == 3:
-        assert ("test", 3) not in given  # the sites have it, so nothing is sent twice
+        assert ("test", 3) not in given  # the sites already have the model, so the server does not send it again
     else:
         assert_equal(given["test", 3], after[chosen])
 
@@ -541,7 +543,7 @@ def test_a_study_that_nobody_had_to_train_for_leaves_its_name_free(when_missing:
 
 @pytest.mark.parametrize("broken", [LOST, OSError()])
 def test_a_study_that_a_site_had_to_train_for_does_not(broken: Missing | OSError, tmp_path: Path) -> None:
-    """Its first round may have ended or not."""
+    """The first round of the study may have ended or not."""
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         if task_and_round(asked) == ("join", 0) or site == A:

@@ -1,4 +1,6 @@
-"""Small counts: numbers over too few cases stay at the site, are marked, and count nowhere. The rest continues."""
+"""Numbers over too few cases stay at the site, are marked as suppressed, and enter no mean. The rest of the study
+continues.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,7 @@ def run(root: Path, plan: Plan, sizes: dict[str, dict[str, int]], settings: Site
 
 def test_a_score_over_too_few_test_cases_is_withheld_and_never_zero(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL)
-    sizes = {A: {"test": 4}, B: {"test": 5}}  # one fewer than the least, and exactly the least
+    sizes = {A: {"test": 4}, B: {"test": 5}}  # one case fewer than the minimum, and exactly the minimum
     summary = run(tmp_path / "run", plan, sizes)
     site = summary.sites[A]
     assert site.test == {"accuracy": None, "loss": None, "cases": 4}
@@ -57,7 +59,7 @@ def test_a_score_over_too_few_test_cases_is_withheld_and_never_zero(tmp_path: Pa
     hits = sum(other["accuracy"] * other["cases"] for other in others)
     assert summary.pooled_test == pytest.approx(hits / cases)
     assert summary.pooled["accuracy"] == pytest.approx(hits / cases)
-    measures, patients = read_measures(tmp_path / "run/sites" / A)  # the hospital itself has all of it
+    measures, patients = read_measures(tmp_path / "run/sites" / A)  # the hospital itself has all its numbers
     assert len(measures["accuracy"]) == 4 and len(patients) == 4
     shown = read_all([tmp_path / "run"])
     assert shown[0].score(A) is None and shown[0].withholds(A) and not shown[0].withholds(B)
@@ -74,7 +76,9 @@ def test_a_synthetic_hospital_tells_of_single_cases_unless_it_says_otherwise(tmp
 
 
 def test_pooled_figures_are_of_those_that_tell(tmp_path: Path) -> None:
-    """A discloses nothing. B discloses no classes, since one has a single case. C discloses all."""
+    """Site A discloses no numbers. Site B discloses no numbers of classes, since one class has a single case. Site C
+    discloses all numbers.
+    """
     plan = make_plan("fedavg", *SMALL, "task.windows=12")
     assert [int(data_of(plan, site, {}).test.targets.bincount().sub(1).eq(0).sum()) for site in (B, C)] == [1, 0]
     summary = run(tmp_path / "run", plan, {A: {"test": 1}}, SiteSettings(device="cpu", min_patients_per_metric=2))
@@ -100,7 +104,7 @@ def test_the_best_round_is_chosen_by_the_others(tmp_path: Path) -> None:
     assert summary.selected.rounds == dict.fromkeys(SITES, means.index(max(means)))
     assert summary.sites[A].suppressed == []
     rows = (tmp_path / "run/sites" / A / "metrics.csv").read_text().splitlines()
-    assert all(row.split(",")[5] for row in rows[1:])  # the hospital's own file has the scores
+    assert all(row.split(",")[5] for row in rows[1:])  # the hospital's file contains the scores
 
 
 def test_a_site_alone_with_too_few_still_chooses_its_own_model(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""AdaFed, d-AdaFed and f-AdaFed: the whole schedule against an independent computation, resuming, absent sites, and
-invalid plans.
+"""Test AdaFed, d-AdaFed and f-AdaFed: the whole schedule against an independent computation, resuming, absent sites,
+and invalid plans.
 """
 
 import copy
@@ -128,7 +128,7 @@ def course_by_hand(method: str, plan: Plan) -> tuple[dict[str, State], np.ndarra
         f = pretrained_by_hand(plan, data)
         layers = [f[0][1], f[1][1]] if method == "adafed" else [f[6]]
         weights = weights_by_hand([inputs_by_hand(f, layers, data[site].train.inputs) for site in SITES])
-        first = 2  # round 1 measures
+        first = 2  # round 1 only measures
     for number in range(first, first + plan.training.rounds):
         for site, model in models.items():
             train_by_hand(plan, model, optimizers[site], data[site], site, number, 0.0)
@@ -277,7 +277,7 @@ def test_a_study_that_stops_anywhere_goes_on_with_the_same_numbers(method: str, 
     with pytest.raises(MedsiloError, match="no answer"):
         study.coordinator.run()
     (study.folder / "summary.json").unlink()
-    with pytest.MonkeyPatch.context() as patch:  # keeps the initial results
+    with pytest.MonkeyPatch.context() as patch:  # the resumed study must not compute its first model again
         patch.setattr(AdaFed, "make_f", _no_pretraining)
         resumed = inprocess.run(plan, folder=study.folder, resume=True)
     assert same_models(whole.models, resumed.models)
@@ -286,7 +286,7 @@ def test_a_study_that_stops_anywhere_goes_on_with_the_same_numbers(method: str, 
 
 
 def _no_pretraining(algorithm: AdaFed, server: ServerSide, modules: Modules) -> dict[str, Any]:
-    raise AssertionError("f is made again")
+    raise AssertionError("the first model is computed again")
 
 
 # ------------------------------------------------------------------------------------------------ absent sites
@@ -307,7 +307,8 @@ def test_a_site_lost_after_measuring_keeps_its_model(tmp_path: Path) -> None:
     mixed = sum(
         w * carried[2, s][1].groups["model"][name].double().numpy() for w, s in zip(weights[2], SITES, strict=True)
     )
-    np.testing.assert_allclose(carried[4, SITES[2]][0].groups["model"][name], mixed, atol=1e-6)  # as after round 2
+    # the result equals the state after round 2
+    np.testing.assert_allclose(carried[4, SITES[2]][0].groups["model"][name], mixed, atol=1e-6)
 
 
 def test_a_site_lost_while_measuring_learns_from_itself_alone(tmp_path: Path) -> None:
@@ -350,7 +351,7 @@ def test_models_can_start_from_f() -> None:
             quick("adafed", f"algorithm.init_from_pretrained={start}", "algorithm.pretraining.epochs=9")
         )
         scores.append([facts.validation for facts in run.summary.sites.values()])
-    # scores of the models before any training
+    # The list has the scores of the models before any training.
     before, after = (np.mean([curve[1] for curve in curves]) for curves in scores)
     assert np.mean([curve[0] for curve in scores[1]]) == np.mean([curve[0] for curve in scores[0]])
     assert after > before + 0.2

@@ -24,7 +24,7 @@ from tests.sites import sites_of
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "training.weight_decay=0.01"]
 State = dict[str, Tensor]
 
-# Layers by their position in ActivityCnn: 0.1 and 1.1 are batch norm, 6 is the last layer.
+# Layers are named by their position in ActivityCnn: 0.1 and 1.1 are batch norm, 6 is the last layer.
 NORM, HEAD = ("0.1.", "1.1."), ("6.",)
 
 

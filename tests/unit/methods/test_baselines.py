@@ -61,7 +61,9 @@ Server = Callable[[dict[str, np.ndarray], dict[str, dict[str, np.ndarray]], dict
 
 
 def study(plan: Plan, local: Local, server: Server, uniform: bool = False) -> list[State]:
-    """Return the model after 0, 1, ... rounds. `server` aggregates the trained weights, and all others are averaged."""
+    """Return the model after 0, 1, ... rounds. The function `server` aggregates the trained weights; all other tensors
+    are averaged.
+    """
     data = load_data(plan)
     sites = {}
     for name in SITES:
@@ -105,7 +107,7 @@ def fresh(site: Site, given: State) -> int:
 def nova(rho: float) -> Server:
     def step(w: dict, sent: dict, weights: dict, steps: dict) -> dict:
         total = sum(weights.values())
-        # From a method to the number of times that each gradient is applied, summed over the steps.
+        # The mapping is from a method to the number of times that each gradient is applied, summed over the steps.
         norms = {
             name: sum((1 - rho**left) / (1 - rho) for left in range(1, count + 1)) for name, count in steps.items()
         }
@@ -206,9 +208,9 @@ def away(participant: TrainingSite, number: int) -> None:
 
 
 def test_feddyns_h_counts_those_that_answered_among_all_sites(tmp_path: Path) -> None:
-    """h is the mean of g_k over all sites, including absent sites.
+    """The variable h is the mean of g_k over all sites, including absent sites.
 
-    Then w + h/α is the mean of the sites that answered.
+    The sum w + h/α is then the mean of the sites that answered.
     """
     changes = ["training.rounds=3", "participation.minimum=2", "participation.when_missing=continue"]
     plan = make_plan("feddyn", *SMALL, *PLAIN_SGD, "model_selection.keep=last", "algorithm.alpha=0.1", *changes)
@@ -302,7 +304,7 @@ def test_features_are_what_the_last_layer_is_given(network: str, size: int) -> N
 
 
 def test_a_network_whose_last_layer_no_hook_sees_is_told() -> None:
-    """Before, MOON with a compiled network ended in a traceback."""
+    """In earlier versions, MOON with a compiled network ended in a traceback."""
 
     class Unseen(nn.Module):
         def __init__(self) -> None:

@@ -23,12 +23,12 @@ IN_EVERY_RUN = [
 ]
 
 
-# Methods that use only a network's loss and scores, so that one task is enough at every change.
+# These methods use only a network's loss and scores, so one task is enough for the tests at every change.
 ANY_NETWORK = [
     *("fedprox", "fedrep", "fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "feddyn", "feddg-ga", "fedawa"),
     *("cyclic", "mr-mtl", "apfl", "per-fedavg", "pfedme", "fine-tuning", "fedbabu", "fedrod", "fedsm-ensemble"),
 ]
-# methods of each kind, at every change
+# The methods of each kind run at every change.
 SEALED = ["fedavg", "fedbn", "scaffold", "fednova", "harmofl", "ditto", "fedsm"]
 
 

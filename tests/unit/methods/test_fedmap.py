@@ -164,7 +164,7 @@ def test_who_lies_about_its_contribution_counts_for_the_largest_share_at_most(tm
     assert [line.sites[SITES[0]].share for line in lines] == [pytest.approx(0.5)] * len(lines)
     carried(tmp_path / "whole", {SITES[0]: 100.0}, "algorithm.largest_share=1")
     assert Record(tmp_path / "whole").rounds()[0].sites[SITES[0]].share == pytest.approx(1)
-    # the server rejects the answer before it uses any part of it
+    # the server rejects the answer before it uses any part of the answer
     with pytest.raises(Refused, match="only -100 to 100 is possible"):
         carried(tmp_path / "beyond", {SITES[1]: 1e6})
 
@@ -176,7 +176,7 @@ def test_the_prior_goes_down_in_every_round_and_never_up(tmp_path: Path) -> None
     moved = [max(float((own[name] - priors[0][name]).abs().max()) for name in own) for own in priors]
     assert moved[0] == 0 < moved[1] < moved[2]
     for name, own in priors[2].items():
-        assert "layers.0" in name or "bias" in name or float(own.min()) >= 0  # convex in θ
+        assert "layers.0" in name or "bias" in name or float(own.min()) >= 0  # R is convex in θ
     summary = Record(tmp_path / "run").summary()
     assert summary and all(own.bytes_up < own.bytes_down / 3 for own in summary.sites.values())
 

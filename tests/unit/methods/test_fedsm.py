@@ -132,7 +132,7 @@ class ByHand:
                     others = sum(sent["model"][j][name] for j in range(count) if j != place)
                     value = pull * sent["model"][place][name] + (1 - pull) / (count - 1) * others
                     tensor.copy_(torch.from_numpy(np.asarray(value)))
-        for site in SITES:  # line 15
+        for site in SITES:  # line 15 of the algorithm
             for name, tensor in self.nets[site]["global"].state_dict().items():
                 values = [state[name] for state in sent["global"]]
                 tensor.copy_(torch.from_numpy(np.asarray(mean(values) if tensor.is_floating_point() else values[0])))
@@ -147,7 +147,9 @@ class ByHand:
             self.steps = dict.fromkeys(SITES, float(mean([np.array(self.steps[site]) for site in sites])))
 
     def selector(self, name: str, mean: np.ndarray, site: str) -> np.ndarray:
-        """Compute the server's step. With server-adam it is Adam on the mean change, with one state for all sites."""
+        """Compute the server's step. With server-adam, the step is Adam on the mean change, with one state for all
+        sites.
+        """
         if self.plan.algorithm.selector_sync != "server-adam":
             return mean
         self.steps[site] += 1 / len(self.first[site])
@@ -205,7 +207,9 @@ def lost_in(missing: dict[int, list[str]]) -> Callable[..., Answers]:
 
 @pytest.mark.parametrize("contributors", [[A, C], [B]], ids=str)
 def test_who_is_missing_keeps_its_model_and_does_not_count(contributors: list[str], tmp_path: Path) -> None:
-    """With a single contributor, its personal model is the model that it sent, and not 0.7 times that."""
+    """With a single contributor, the contributor's personal model is the model that it sent, without a factor of
+    0.7.
+    """
     plan = planned("algorithm.pull=0.7", "algorithm.selector_sync=server-adam", *GO_ON)
     script = lost_in({2: [site for site in SITES if site not in contributors]})
     study, hand = Study(plan, tmp_path / "run", script), ByHand(plan)
@@ -233,7 +237,7 @@ def test_what_a_selector_cannot_tell_apart_is_refused() -> None:
 
 
 def test_the_paper_s_selector_has_its_size() -> None:
-    """In Sec. 3.1.2 of the paper, VGG-11 with one channel and 6 hospitals has 128.8 million weights."""
+    """In Section 3.1.2 of the paper, VGG-11 with one channel and 6 hospitals has 128.8 million weights."""
     with torch.device("meta"):
         selector = Vgg11().build(1, 6)
     convolutions = sum(
@@ -287,7 +291,7 @@ PATTERNS = ["".join(rounds) for size in (1, 2, 3) for rounds in combinations("12
 
 @pytest.mark.parametrize("silent", slow_but(["3", "123", "234"], PATTERNS))
 def test_a_silent_hospital_is_named_as_if_it_had_answered_in_every_round(silent: str, tmp_path: Path) -> None:
-    """A hospital's features do not change, so its last message counts until it sends again."""
+    """A hospital's features do not change, so the hospital's last message counts until the next message."""
     plan = planned("training.rounds=4", *GO_ON)
     study = Study(plan, tmp_path / "run", lost_in({int(number): [B] for number in silent}))
     study.run()
@@ -375,7 +379,7 @@ def test_gamma_comes_from_all_hospitals_validation_cases_and_the_test_score_is_t
     experts = [whole.expert(site) for site in SITES]
 
     def answers(inputs: Tensor, targets: Tensor, gamma: float) -> tuple[np.ndarray, list[str]]:
-        """Compute Alg. 2, case by case."""
+        """Compute Algorithm 2 for one case after the other."""
         with torch.no_grad():
             y = probabilities_of(whole.selector.eval()(inputs))
         table = [right(expert, inputs, targets) for expert in experts]
@@ -512,7 +516,8 @@ def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: P
         )
         assert sum(found.tested[C].values()) == test["cases"]
         assert right(SuperModel.load(study.folder / "supermodel"), *part).mean() == pytest.approx(test["accuracy"])
-        for name, tensor in study.coordinator.state.mixers["global"].current(A).items():  # no hospital's model
+        # this weight equals no hospital's model
+        for name, tensor in study.coordinator.state.mixers["global"].current(A).items():
             assert torch.equal(study.model(f"sites/{C}/last")[name], tensor)
 
 
@@ -626,7 +631,7 @@ def test_the_report_shows_whose_model_answered(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- unequal sizes
-# Hospitals with two kinds of sensors, so that two hospitals can be distinguished.
+# The hospitals have two kinds of sensors, so that a selector can distinguish two hospitals.
 FEDERATIONS = {
     "synthetic-histology": (SITES, ["task.size=32", "task.patients=24"]),
     "synthetic-prostate": (SITES, ["task.patients=16", "task.size=32", "task.slices=6", "task.similarity=low"]),
@@ -660,7 +665,7 @@ def named_right(plan: Plan, folder: Path) -> list[float]:
     return [float((one == place).float().mean()) for place, one in enumerate(named)]
 
 
-# Each task runs with either hospital as the large one, and all pairs before a release.
+# Each task runs with either hospital as the large hospital, and before a release with all pairs.
 @pytest.mark.parametrize(
     ("task", "large"),
     [
@@ -673,7 +678,9 @@ def named_right(plan: Plan, folder: Path) -> list[float]:
     ],
 )
 def test_the_selector_tells_hospitals_of_unequal_size_apart(task: str, large: str, tmp_path: Path) -> None:
-    """Before, a selector trained by steps chose the largest hospital for every image (`docs/research/methods.md`)."""
+    """In earlier versions, a selector trained by steps chose the largest hospital for every image
+    (`docs/research/methods.md`).
+    """
     plan = unequal(task, large, tmp_path / "run")
     assert np.mean(named_right(plan, tmp_path / "run")) > 0.9
     summary = Record(tmp_path / "run").summary()

@@ -196,7 +196,7 @@ def test_a_super_model_s_experts_learn_with_the_step() -> None:
 
 
 def test_statistics_are_measured_on_images_as_the_network_will_see_them(tmp_path: Path) -> None:
-    """AdaFed measures its statistics before images are harmonised, so it measures unchanged images."""
+    """AdaFed measures its statistics before images are harmonised, so the measured images are unchanged."""
     transport, coordinator = listen(make_plan("adafed", *SMALL, "training.rounds=2", *HALVES[:1]), tmp_path / "run")
     assert [line.phase for line in coordinator.rounds] == ["measure", "harmonise", "train"]
     plain, _ = listen(make_plan("adafed", *SMALL, "training.rounds=2"), tmp_path / "plain")
@@ -394,7 +394,7 @@ def test_sites_train_on_as_many_cases_as_the_smallest(tmp_path: Path) -> None:
     smallest = min(len(data.train) for data in load_data(plan).values())
     assert {line.sites[site].samples for line in coordinator.rounds for site in SITES} == {smallest}
     sizes = {facts.cases["train"] for facts in Record(tmp_path / "run").summary().sites.values()}
-    assert len(sizes) == 3  # their own values are still reported
+    assert len(sizes) == 3  # each site still reports its own values
     cut = next(p for p in transport.participants.values() if p.participant.disclosure.cases["train"] > smallest)
     chosen = list(cut.participant.trainer.train.indices)
     cut.participant.trainer.truncate(None)
@@ -412,7 +412,7 @@ def test_truncation_is_refused_when_too_few_images_are_left(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["harmofl", "pfedme"])
 def test_running_statistics_are_not_stepped_beyond_their_mean(method: str) -> None:
-    """Before, a server step of size 3 made variances negative, and all outputs NaN."""
+    """In earlier versions, a server step of size 3 made variances negative, and all outputs NaN."""
     changes = ["task.size=32", "task.patients=5", "task.patches=4", "training.batch_size=8", "training.rounds=3"]
     changes = ["task.name=synthetic-histology", *changes, "algorithm.server_lr=3", "training.learning_rate=0.001"]
     run = inprocess.run(make_plan(method, *changes))

@@ -27,7 +27,7 @@ NEVER_SUMMED = "how much each hospital counts follows from what all of them send
 STATISTICS = ["privacy.statistics.epsilon=0.5", "privacy.statistics.clip=1e-5"]
 NORM = ["model/0.1.", "model/1.1."]
 PRIVACY = "test_one_case_moves_what_leaves_by_its_bound_under_privacy"
-# Expected facts about each method.
+# The table lists expected facts about each method.
 SAYS: dict[str, dict[str, Any]] = {
     "local": {"keeps": ["model/"], "unsealed": "local sends no tensors"},
     "fedbn": {"keeps": NORM},
@@ -39,7 +39,7 @@ SAYS: dict[str, dict[str, Any]] = {
     **{method: {"unsealed": NEVER_SUMMED} for method in ("fedlws", "fedawa")},
     "fedce": {"keeps": ["contribution/"], "unsealed": NEVER_SUMMED, "more_looks": 1},
     "fedmap": {"unsealed": "the server takes each site's values as they are"},
-    # A longer τ makes the last digit of a masked sum, 0.01 per element, matter less in the first step.
+    # With a longer τ, the last digit of a masked sum, 0.01 per element, matters less in the first step.
     **{method: {"changes": ["algorithm.tau=0.1"]} for method in ("fedadam", "fedyogi", "fedadagrad")},
     "scaffold": {"keeps": ["own-control/"]},
     "feddyn": {"keeps": ["gradient/"]},
@@ -51,7 +51,7 @@ SAYS: dict[str, dict[str, Any]] = {
     "fedbabu": {"keeps": ["model/"]},
     "harmofl": {"private": ["algorithm.amplitude=null"]},
     **{
-        # the method needs a file, and has its test in tests/attacks
+        # The method needs a file; tests/attacks has its test.
         method: {"keeps": NORM, "unsealed": "statistics can't be sealed", PRIVACY: None}
         for method in ("adafed", "d-adafed")
     },
@@ -134,7 +134,7 @@ def travelling(travels: Callable[[str], bool], **how: Any) -> ByHand:
 
 
 def average(w: dict, sent: dict, weights: dict, said: dict) -> dict:
-    """Average the trained weights like all others."""
+    """Average the trained weights like all other tensors."""
     return {}
 
 

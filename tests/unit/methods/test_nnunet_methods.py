@@ -1,4 +1,4 @@
-"""Every method on nnU-Net's networks and patches, with volumes in the layout of nifti-folder."""
+"""Test every method with nnU-Net's networks and patches, on volumes in the layout of nifti-folder."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ REFUSED = {
     "f-adafed": "keeps batch norm at the sites, but this network has none",
     "fedrod": "balances the classes of cases",
 }
-# nnU-Net's networks behave the same with each of the other methods
+# nnU-Net's networks behave the same with each of the other methods.
 AT_THE_GATE = ("fedavg", "harmofl", "fedsm", *REFUSED)
 
 

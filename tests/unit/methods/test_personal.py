@@ -75,7 +75,7 @@ class Sgd:
 
 @dataclass
 class ByHand:
-    """One site in numpy: the received w, the site's own v, and its state."""
+    """One site in numpy: the received weights w, the site's weights v, and its state."""
 
     data: Batches
     w: Array
@@ -213,7 +213,7 @@ class Site:
     """
 
     def __init__(self, name: str, algorithm: Algorithm, build: Callable[[], nn.Module]) -> None:
-        torch.manual_seed(0)  # sets the weights of a selector, if there is one
+        torch.manual_seed(0)  # sets the weights of a selector, if the method has one
         self.modules = algorithm.networks(ModelFactory(build, (4, 4), 4, tuple(SIZES)))
         for module in self.modules.values():
             module.double()
@@ -280,7 +280,7 @@ def theta_of(tensors: dict[str, Tensor]) -> Array:
 def curve_of(
     algorithm: Algorithm, build: Callable[[], nn.Module], of: Callable[[dict[str, Tensor]], Any]
 ) -> list[dict]:
-    """Return the personal and shared models after 0, 1, ... rounds. `of` selects the compared tensors."""
+    """Return the personal and shared models after 0, 1, ... rounds. The argument `of` selects the compared tensors."""
     sites = {name: Site(name, algorithm, build) for name in SIZES}
     first = sites["a"]
     groups = [group for group in first.phase.groups if group.of(first.modules)]

@@ -1,4 +1,4 @@
-"""SiloBN: a hospital's batch-norm statistics, in particular if it did not train."""
+"""Test SiloBN's batch-norm statistics at a hospital, in particular if the hospital did not train."""
 
 import copy
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_every_case_counts_the_same_whatever_the_batch_size(batch: int) -> None:
     exact(cases.double())
     before = {name: tensor.clone() for name, tensor in model.named_parameters()}
     adapt_batch_norm(model, lambda: cases.split(batch))
-    for place, numbers in ((1, 66 * 7), (5, 66 * 5)):  # torch's own variance divides by n - 1
+    for place, numbers in ((1, 66 * 7), (5, 66 * 5)):  # torch's variance divides by n - 1
         population = exact[place].running_var * (numbers - 1) / numbers
         torch.testing.assert_close(model[place].running_mean.double(), exact[place].running_mean, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(model[place].running_var.double(), population, rtol=1e-5, atol=1e-5)

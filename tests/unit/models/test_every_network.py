@@ -34,11 +34,11 @@ class TestDensenet(NetworkTester):
 @pytest.mark.slow
 class TestVit(NetworkTester):
     network, task = {"name": "vit"}, {**HISTOLOGY, "size": 64}
-    unused = ["cross_attn"]  # MONAI's blocks have them also without cross attention
+    unused = ["cross_attn"]  # MONAI's blocks have these layers even without cross attention
 
 
 class Aside(nn.Module):
-    """A network with weights that are not in its state."""
+    """A network with weights outside of its state dict."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()

@@ -46,7 +46,8 @@ INPUTS = {
     "vgg11": (1, 48, 48),
     "vit": (3, 64, 64),
 }
-OWN = [name for name in NETWORKS if name not in ("frozen", "nnunet", "script", "tuned")]  # other files test these
+# other test files cover these networks
+OWN = [name for name in NETWORKS if name not in ("frozen", "nnunet", "script", "tuned")]
 NORMED = [name for name, network in NETWORKS.items() if name in OWN and "norm" in network.model_fields]
 NORMS = {
     "batch": nn.modules.batchnorm._BatchNorm,

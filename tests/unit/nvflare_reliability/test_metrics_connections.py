@@ -1,4 +1,4 @@
-"""Connections to the numbers for operators, and the source of their webhook's URL."""
+"""Test connections to the metrics endpoint for operators, and the source of its webhook's URL."""
 
 import http.client
 import socket
@@ -22,7 +22,7 @@ def kit(tmp_path: Path) -> Path:
 
 
 def test_a_webhooks_url_is_no_argument(tmp_path: Path) -> None:
-    """Every account on a machine can read its programs' arguments. An error does not repeat the URL either."""
+    """Every account on a machine can read its programs' arguments. An error message does not repeat the URL either."""
     (tmp_path / "url").write_text("https://chat.example/hooks/secret\n")
     assert metrics._url(tmp_path / "url") == "https://chat.example/hooks/secret" and metrics._url(None) == ""
     (tmp_path / "clear").write_text("http://chat.example/hooks/secret")
@@ -41,7 +41,7 @@ def test_a_webhooks_url_is_no_argument(tmp_path: Path) -> None:
 
 @contextmanager
 def endpoint(kit: Path) -> Iterator[int]:
-    """Serve the numbers over a real socket, and return the port."""
+    """Serve the metrics over a real socket, and return the port."""
     server = metrics.Endpoint(0, metrics._handler(kit, 0.0))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
@@ -63,7 +63,9 @@ def asked(port: int, host: str = "") -> int:
 
 
 def test_silent_connections_take_no_threads_and_close_nothing(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 connections send nothing, and some send a letter now and then. Requests are answered meanwhile."""
+    """300 connections send nothing, and some send a letter now and then. The endpoint answers requests while these
+    connections are open.
+    """
     monkeypatch.setattr(metrics, "trouble", lambda party: None)
     monkeypatch.setattr(metrics, "PATIENCE", 1.0)
     with endpoint(kit) as port, ExitStack() as idle:

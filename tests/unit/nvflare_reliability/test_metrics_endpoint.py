@@ -43,7 +43,7 @@ LINE = re.compile(r'medsilo_([a-z_]+)(?:\{(?:[a-z]+="[^"]*",?)*\})? -?[0-9.e+-]+
 
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a server and a hospital after a study in which one site missed round 2."""
+    """Create a server and a hospital after a study in which one site missed round 2."""
     folder = tmp_path_factory.mktemp("metrics")
     kits_of(folder, put("server", "port", free_port()))
     run = folder / "kits/localhost/medsilo/study"
@@ -122,7 +122,7 @@ def test_a_party_is_up_by_the_connection_of_its_own_process(tmp_path: Path, monk
 
 @pytest.fixture
 def led(kits: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
-    """Run a study with a job: a process has the job's name in its command line, like NVFlare's."""
+    """Run a study with a job: a process has the job's name in its command line, like NVFlare's process."""
     kit, job = kits / "localhost", str(uuid.uuid4())
     run = shutil.copytree(kit / "medsilo/study", kit / "medsilo/led")
     for name in ("summary.json", "status.json"):
@@ -136,7 +136,7 @@ def led(kits: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
 
 
 def test_a_study_runs_while_its_job_does_and_every_site_has_a_time(led: tuple[Path, subprocess.Popen[bytes]]) -> None:
-    """This holds between two rounds without answers, and before the first round."""
+    """The study counts as running between two rounds without answers, and before the first round."""
     run, leads = led
     kit, text = run.parents[1], (run / "rounds.jsonl").read_text()
 
@@ -160,7 +160,7 @@ def test_a_study_runs_while_its_job_does_and_every_site_has_a_time(led: tuple[Pa
     (run / "summary.json").write_text(json.dumps(summary | {"status": "failed", "reason": "was aborted"}))
     for what, needs_somebody, state in (
         ("failed", True, "failed"),
-        ("failed", False, "waits"),  # it continues by itself, and its lead and the webhook are informed
+        ("failed", False, "waits"),  # the study continues by itself, and its lead and the webhook are informed
         ("waits", False, "waits"),
         ("ended", False, "cancelled"),  # the lead's decision causes no message
     ):
@@ -201,7 +201,7 @@ def test_what_needs_somebody_is_found(
     assert set(metrics.troubles(kit, 1e-9, now + 700)) == {("standstill", "led")}
     lines = [json.loads(line) | {"seconds": 300.0} for line in (run / "rounds.jsonl").read_text().splitlines()]
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert set(metrics.troubles(kit, 1e-9, now + 1400)) == set()  # five usual rounds are longer
+    assert set(metrics.troubles(kit, 1e-9, now + 1400)) == set()  # five usual rounds take longer
     assert set(metrics.troubles(kit, 1e-9, now + 1600)) == {("standstill", "led")}
     assert set(metrics.troubles(kit, 1e-9, now - 3600)) == {("clock", "localhost")}
     assert ("certificate", "localhost") in metrics.troubles(kit, 1e-9, now + 340 * 86_400)
@@ -235,7 +235,7 @@ class Hook(BaseHTTPRequestHandler):
         answer = self.answers.pop(0) if self.answers else 204
         if answer:
             self.send_response(answer)
-            self.send_header("Location", "/internal")  # a GET there gets no answer
+            self.send_header("Location", "/internal")  # a GET request to this address gets no answer
             self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
@@ -254,7 +254,7 @@ def hook() -> Iterator[tuple[str, list[dict[str, str]]]]:
 def test_a_webhook_gets_each_line_in_order_when_it_answers_again(
     hook: tuple[str, list[dict[str, str]]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It rejects a request, points to another address, or closes the connection without an answer."""
+    """The webhook's server rejects a request, points to another address, or closes the connection without an answer."""
     monkeypatch.setattr(metrics, "PAUSE", 0.01)
     url, got = hook
     messages = metrics.Messages(partial(metrics.post, url))
@@ -266,7 +266,7 @@ def test_a_webhook_gets_each_line_in_order_when_it_answers_again(
     assert got == [{"text": "north fell out"}] * 4 + [{"text": "north is back"}]
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "'north fell out'" in said and "500" in said
-    Hook.answers.extend([0, 0, 0])  # it may have accepted the line each time
+    Hook.answers.extend([0, 0, 0])  # the webhook's server may have accepted the line each time
     messages.add(Message("south fell out", time.time()))
     messages.add(Message("south is back", time.time() - 3600))
     wait_until(lambda: len(got) >= 9, 60, "both messages")
@@ -293,7 +293,7 @@ def test_however_many_ask_one_looks_at_a_time(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_full_disk_for_temporary_files_is_told(kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server then accepts no job."""
+    """With a full disk, the server accepts no job."""
     kit, full = kits / "localhost", tmp_path / "full"
     monkeypatch.setattr(metrics, "trouble", lambda party: None)
     with mounted(full, "1m"):
@@ -310,7 +310,7 @@ def test_a_full_disk_for_temporary_files_is_told(kits: Path, tmp_path: Path, mon
 
 
 def test_events_that_cannot_be_written_are_told(kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise, the webhook would be silent without a reason."""
+    """Without this message, the webhook would stay silent without a reason."""
     monkeypatch.setattr(metrics, "trouble", lambda party: None)
     with mounted(tmp_path / "disk", "1m") as disk:
         kit = Path(shutil.copytree(kits / "localhost", disk / "kit"))
@@ -357,7 +357,8 @@ def test_the_program_serves_this_machine_alone_and_tells(
         assert len(got) == 1
         wait_until(lambda: not json.loads((kit / metrics.TOLD).read_text())["waiting"], 60, "the note of what was told")
         end(running)
-        write(kit, Event("failed", "no disk", "", "lungs", needs_somebody=True))  # while no watch runs
+        # written while no watching process runs
+        write(kit, Event("failed", "no disk", "", "lungs", needs_somebody=True))
         running = start(str(kit), "--port", "0", url=address)
         wait_until(lambda: any("no disk" in message["text"] for message in got), 60, "what was missed")
         assert sum("out of memory" in message["text"] for message in got) == 1
@@ -411,7 +412,7 @@ def test_each_rule_fires_where_it_is_to_and_nowhere_else(name: str, root: Path) 
 @pytest.mark.slow
 @over_all("party", ["localhost", "st-anna"])
 def test_a_scrape_a_second_takes_three_hundredths_of_a_core(kits: Path, root: Path, tmp_path: Path, party: str) -> None:
-    """There are eight studies of 300 rounds, one of which grows, and a full log."""
+    """The server has eight studies of 300 rounds, one of which grows, and a full log."""
     kit = Path(shutil.copytree(kits / party, tmp_path / party))
     if party == "localhost":
         (kit / "medsilo/study/jobs.txt").write_text(f"{uuid.uuid4()}\n")

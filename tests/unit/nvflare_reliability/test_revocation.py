@@ -1,4 +1,4 @@
-"""Lists of revoked certificates for real kits, by the lead's command, against forged and earlier lists."""
+"""Test lists of revoked certificates for real kits, by the lead's command, against forged and earlier lists."""
 
 import shutil
 from datetime import UTC, datetime, timedelta
@@ -34,7 +34,7 @@ def revoke(kits: Path, *names: str) -> str:
 
 
 def forged(kits: Path, kit: Path) -> str:
-    """Make a list of all certificates without the root's key."""
+    """Create a list of all certificates without the root's key."""
     root, now = x509.load_pem_x509_certificate((kit / "startup/rootCA.pem").read_bytes()), datetime.now(UTC)
     builder = x509.CertificateRevocationListBuilder(root.subject, now, now + timedelta(days=9))
     builder = builder.add_extension(x509.CRLNumber(99), critical=False)
@@ -53,7 +53,9 @@ def holds(kit: Path, own: x509.Certificate) -> bool:
 
 
 def test_keys_of_every_certificate_that_a_lost_kit_ever_had_are_refused(kits: Path) -> None:
-    """A renewed certificate has the earlier key, so a thief may show either certificate. A new key is accepted."""
+    """A renewed certificate has the earlier key, so a thief may show either certificate. The server accepts a new
+    key.
+    """
     first = certificate(kits / A)
     kits_of(kits.parent, renew=(A,))
     second = certificate(kits / A)
@@ -74,7 +76,8 @@ def test_a_hospital_takes_later_lists_of_its_root_alone(kits: Path, tmp_path: Pa
     both = kits / B
     earlier, later = revoke(kits, A), revoke(kits, "lead@clinic.org")
     take_revoked(both, later)
-    assert revoked_in(both) == later and holds(both, certificate(kits / A))  # a list contains all of the list before
+    # each list contains all entries of the previous list
+    assert revoked_in(both) == later and holds(both, certificate(kits / A))
     (tmp_path / "other").mkdir()
     kits_of(tmp_path / "other")
     for text in (earlier, forged(kits, both), revoke(tmp_path / "other/kits", A), "no list", 7, None, "x" * (2 << 20)):
@@ -92,7 +95,7 @@ def test_a_damaged_list_lets_in_nobody_who_was_out(kits: Path) -> None:
         (kits / B / LIST).write_text(damaged)
         assert not listener.look() and listener.holds(certificate(kits / A).public_bytes(Encoding.DER))
     honest, judge = (signer_of(kit_in(kits / own / "startup")) for own in (A, B))
-    with pytest.raises(Refused, match=f"{LIST} cannot be read"):  # it cannot know which keys count
+    with pytest.raises(Refused, match=f"{LIST} cannot be read"):  # the kit cannot know which keys are revoked
         judge.check(A, honest.certificates, honest.sign(b"keys"), b"keys")
     take_revoked(kits / B, text)
     assert revoked_in(kits / B) == text
@@ -103,7 +106,8 @@ def test_a_damaged_list_lets_in_nobody_who_was_out(kits: Path) -> None:
     [
         ("nobody", "called 'nobody'"),
         ("../st-anna", "called '../st-anna'"),
-        ("localhost", "is the server"),  # a list that promises something that hospitals do not do
+        # hospitals do not apply the list to the server's certificate, so such an entry would promise too much
+        ("localhost", "is the server"),
     ],
 )
 def test_a_name_that_can_t_be_revoked_is_refused_in_one_line(

@@ -1,4 +1,4 @@
-"""Supervision of kits: valid systemd units, a loop that restarts, a probe, and a site that lacks medsilo."""
+"""Test the supervision of kits: valid systemd units, a loop that restarts, a probe, and a site that lacks medsilo."""
 
 import os
 import shlex
@@ -54,7 +54,7 @@ def test_every_kit_that_runs_has_a_unit_that_systemd_takes(kits: Path, tmp_path:
         assert wanted <= set(lines) and os.access(kits / name / RUN, os.X_OK)
     assert "ReadWritePaths=/srv/medsilo/localhost /var/lib/x" in units["localhost"]
     if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd is not here")
+        pytest.skip("systemd is not installed")
     (tmp_path / "medsilo.service").write_text("\n".join(units["localhost"]))
     done = run("systemd-analyze", "verify", "--man=no", tmp_path / "medsilo.service")
     assert "medsilo.service" not in done.stderr, done.stderr
@@ -64,7 +64,7 @@ def test_every_kit_that_runs_has_a_unit_that_systemd_takes(kits: Path, tmp_path:
 
 @pytest.mark.slow
 def test_the_loop_starts_again_more_than_five_times_says_so_and_ends_when_told(kits: Path, tmp_path: Path) -> None:
-    """NVFlare's own loop gives up after five."""
+    """NVFlare's loop gives up after five restarts."""
     kit = tmp_path / "kit"
     (kit / "startup").mkdir(parents=True)
     shutil.copy(kits / "north" / RUN, kit / RUN)
@@ -101,8 +101,11 @@ def test_the_loop_starts_again_more_than_five_times_says_so_and_ends_when_told(k
 
 
 def test_the_loop_says_at_once_that_its_environment_is_not_active(kits: Path, tmp_path: Path) -> None:
-    """Before, with a Python without medsilo, it met a missing module again and again, in a log file."""
-    (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')  # without packages
+    """In earlier versions, with a Python without medsilo, the loop repeated the error of a missing module in a log
+    file.
+    """
+    # a Python without packages
+    (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')
     (tmp_path / "python3").chmod(0o700)
     done = run("bash", kits / "north" / RUN, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}", PYTHONPATH="")
     assert done.returncode == 1 and done.stderr.count("\n") == 1
@@ -114,7 +117,7 @@ def test_a_site_without_medsilo_says_why_it_takes_no_job(kits: Path, tmp_path: P
     guard = kits / "st-anna/local/custom"
     assert (guard / GUARD).exists() and not (kits / "localhost/local/custom").exists()
     assert run(sys.executable, "-c", ASKS, guard).stdout.strip() == "None"
-    (tmp_path / "medsilo.py").write_text("")  # a file and not a package
+    (tmp_path / "medsilo.py").write_text("")  # a file instead of a package
     told = run(sys.executable, "-c", ASKS, guard, PYTHONPATH=tmp_path).stdout
     assert "(ModuleNotFoundError)" in told and str(tmp_path) not in told
 
@@ -157,5 +160,5 @@ def test_a_probe_tells_who_is_up(tmp_path: Path) -> None:
                 wait_until(lambda links=links: bool(links.net_connections("tcp")), 60, "its connection")
                 assert (probe(file / "st-anna") == (0, "")) == up
                 connected.kill()
-        server.shutdown(socket.SHUT_RDWR)  # a thread that still accepts would keep it open
+        server.shutdown(socket.SHUT_RDWR)  # a thread that still accepts connections would keep the socket open
     assert probe(file / "localhost")[0] == 1 and "is no kit" in probe(tmp_path)[1]

@@ -116,7 +116,7 @@ def test_harmofl_s_numbers() -> None:
 
 @pytest.mark.slow
 def test_fedsm_s_numbers() -> None:
-    for name, plan in loaded("fedsm", *SELECTOR).items():  # the paper's selector takes seconds to make
+    for name, plan in loaded("fedsm", *SELECTOR).items():  # building the network of the paper's selector takes seconds
         retinal = name.endswith("retinal")
         assert plan.algorithm.pull == (0.7 if retinal else 0.3)
         assert (plan.rounds, plan.task.shape, len(plan.participation.sites)) == (150, (1 + 2 * retinal, 256, 256), 6)

@@ -1,5 +1,6 @@
-"""The plan: every wrong plan gives one line that names key, value and fix; a right plan is resolved, hashed and
-stable."""
+"""Test the plan: every wrong plan gives one line that names key, value and remedy; a right plan is resolved, hashed and
+stable.
+"""
 
 import os
 import subprocess
@@ -27,7 +28,7 @@ participation: {sites: [hospital-b, hospital-a]}
 
 
 def refusal(changes: list[str], method: str = "fedavg") -> str:
-    """Return the text with which a plan is rejected; it must be one line."""
+    """Return the text with which a plan is rejected, and assert that the text is one line."""
     with pytest.raises(PlanError) as caught:
         make_plan(method, *changes)
     text = str(caught.value)
@@ -43,9 +44,9 @@ def from_text(tmp_path: Path, text: str) -> Plan:
     return load_plan(path)
 
 
-# key and value that must stand in the line, and a word of the remedy
+# The list has the key and the value that the line must contain, and a word of the remedy.
 WRONG = [
-    # numbers out of range, each key its own
+    # The values are out of range, one for each key.
     (["training.rounds=0"], "training.rounds", "0", "1 or more"),
     (["training.rounds=1000000000"], "training.rounds", "1000000000", "10000 or less"),
     (["training.rounds=2.5"], "training.rounds", "2.5", "integer"),
@@ -70,7 +71,7 @@ WRONG = [
     (["participation.when_missing=ignore"], "participation.when_missing", "ignore", "'continue'"),
     (["task.alpha=0"], "task.alpha", "0", "0.001 or more"),
     (["network.name=activity-cnn", "network.norm=layer"], "network.norm", "layer", "'batch'"),
-    # combinations that do nothing or can't be
+    # The combinations have no effect or are impossible.
     (["training.optimizer=adam", "training.momentum=0.9"], "training", "momentum", "remove momentum"),
     (["training.momentum=0.9", "training.optimizer=adamw"], "training", "momentum", "remove momentum"),
     (["training.warmup=2"], "training", "warmup", "lower warmup"),
@@ -82,7 +83,7 @@ WRONG = [
         "less than 1",
     ),
     (["training.optimizer=adam", "training.momentum=0", "training.betas=[0.9]"], "training.betas", "", ""),
-    # unknown names and keys at every level
+    # The names and keys are unknown, at every level of the plan.
     (["algorithm.name=fedsum"], "algorithm.name", "fedsum", "medsilo list"),
     (["algorithm.name=fedsum"], "algorithm.name", "fedsum", "did you mean 'fedsm'?"),
     (["algorithm.name=FedAvgg"], "algorithm.name", "FedAvgg", "did you mean 'fedavg'?"),
@@ -105,7 +106,7 @@ WRONG = [
     (["training.rounds.more=1"], "training.rounds", "more", "integer"),
     (["training=3"], "training", "3", "section"),
     (["network=3"], "network", "3", "section"),
-    # sites
+    # The cases concern the names of sites.
     (["participation.sites=[]"], "participation", "zero sites", "participation.minimum"),
     (["participation.sites=[a, a]"], "participation.sites", "twice", "once"),
     (["participation.sites=[]", "participation.minimum=0"], "participation.minimum", "0", "1 or more"),
@@ -131,7 +132,7 @@ def test_every_refusal_is_one_line_with_key_value_and_fix(subtests: pytest.Subte
 def test_a_class_that_a_plan_cannot_name_is_refused_without_an_expression(task: str, label: str) -> None:
     text = refusal([f"task.name={task}", f"task.labels=['{label}', b]"])
     assert text.startswith(f"task.labels.0: '{label}'") and "begin with a letter" in text
-    assert "^" not in text and "; task" not in text, "nor is the list too short"
+    assert "^" not in text and "; task" not in text, "the error has a pattern or a second problem"
 
 
 ODD = ["", ".", "..", "a/b", "a\\b", "a b", "-a", "a..b", "å", "a\nb", "a\0b", "$(id)", "a;b", "~", "a" * 64, "*"]
@@ -300,11 +301,11 @@ def test_another_network_drops_the_former_ones_numbers() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- resolved
-OF_A_TABLE = ("task.labels=[a,b,c]", "network.name=mlp", "network.norm=batch")  # so that every method accepts it
+OF_A_TABLE = ("task.labels=[a,b,c]", "network.name=mlp", "network.norm=batch")  # settings that every method accepts
 
 
-# A section is written in the same way for all other sections. test_methods.py has the methods, test_nnunet_task.py
-# nnU-Net's plans.
+# Sections are written in the same way for all methods, networks and tasks. test_methods.py covers the methods, and
+# test_nnunet_task.py nnU-Net's plans.
 WRITTEN = [task for task in TASKS if task not in ("nnunet", "script")]
 
 
@@ -319,7 +320,7 @@ def test_the_resolved_plan_is_the_plan(tmp_path: Path, subtests: pytest.Subtests
             assert written.to_yaml() == plan.to_yaml()
             assert plan.with_changes([]) == plan
             resolved = plan.resolved()
-            assert resolved["network"]["name"] in NETWORKS  # the default is written out
+            assert resolved["network"]["name"] in NETWORKS  # the default is written into the resolved plan
             assert resolved["training"]["local_epochs"] == 1
             assert resolved["participation"]["timeout"] == 120
 
@@ -358,7 +359,7 @@ def test_another_optimizer_brings_its_own_numbers() -> None:
     usual = (0.9, 0.999)
     assert numbers("training.optimizer=adam") == ("adam", 0.001, 0.0, 0.0, usual)
     assert numbers("training.optimizer=adamw") == ("adamw", 0.001, 0.01, 0.0, usual)
-    assert numbers("training.optimizer=sgd") == ("sgd", 0.3, 0.2, 0.9, usual)  # it was the optimizer already
+    assert numbers("training.optimizer=sgd") == ("sgd", 0.3, 0.2, 0.9, usual)  # the plan already had this optimizer
     for changes in permutations(["training.learning_rate=0.1", "training.optimizer=adam", "training.betas=[0.8, 0.9]"]):
         assert numbers(*changes) == ("adam", 0.1, 0.0, 0.0, (0.8, 0.9))
     back = plan.with_changes(["training.optimizer=adam"]).with_changes(["training.optimizer=sgd"]).training
@@ -366,7 +367,7 @@ def test_another_optimizer_brings_its_own_numbers() -> None:
 
 
 def test_a_plan_without_warm_up_keeps_its_hash() -> None:
-    """The hash covers the keys in the plan. Without warm-up, these are the earlier keys."""
+    """The hash covers the keys in the plan. Without warm-up, the keys are the same as in earlier versions."""
     plan = make_plan()
     assert "warmup" not in plan.resolved()["training"] and "warmup" not in plan.to_yaml()
     assert plan.with_changes(["training.warmup=1"]).with_changes(["training.warmup=0"]).hash == plan.hash
@@ -391,7 +392,7 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
     first = weights(make_plan("fedavg", "seed=3"))
     torch.rand(17)
     assert torch.equal(first, weights(make_plan("fedavg", "seed=3")))
-    for method in METHODS:  # methods begin with the same weights, so that they can be compared
+    for method in METHODS:  # methods begin with the same weights, so that their results are comparable
         assert torch.equal(first, weights(make_plan(method, "seed=3", "training.rounds=9")))
     assert not torch.equal(first, weights(make_plan("fedavg", "seed=4")))
 

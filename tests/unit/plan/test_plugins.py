@@ -1,4 +1,6 @@
-"""Plug in features that a plan does not name, as an outside developer does; and test the examples of medsilo.extend."""
+"""Test features of other packages that a plan does not name, as an outside developer adds them, and the examples of
+medsilo.extend.
+"""
 
 import ast
 import re
@@ -70,7 +72,7 @@ wrong = counting:Letters
 
 @pytest.fixture
 def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Install another package."""
+    """Install another package with features."""
     monkeypatch.syspath_prepend(a_distribution(tmp_path / "place", "acme-counting", ENTRIES, counting=OUTSIDE))
     yield
     sys.modules.pop("counting", None)
@@ -79,12 +81,12 @@ def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_command_of_another_package(counting: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "count-letters" in (told := capsys.readouterr().out) and "a command of package acme-counting" in told
-    assert "counting" not in sys.modules  # no module of it is imported before its command runs
+    assert "counting" not in sys.modules  # no module of the package is imported before its command runs
     assert main(["count-letters", "abc", "--times", "2"]) == 0
     assert capsys.readouterr().out == "letters: 6\n"
     assert main(["broken"]) == 2
     assert "package acme-counting: 'broken'" in capsys.readouterr().err
-    assert main(["list"]) == 0  # a broken plug-in stops no other
+    assert main(["list"]) == 0  # a broken plug-in stops no other plug-in
 
 
 def test_an_outside_command_that_is_not_named_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,13 +95,14 @@ def test_an_outside_command_that_is_not_named_is_no_command(capsys: pytest.Captu
 
 
 def test_a_predictor_of_another_package(counting: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`medsilo predict` and `medsilo.predict` use it for any kind of files."""
+    """`medsilo predict` and `medsilo.predict` use the package's predictor for any kind of files."""
     run = medsilo.run(make_plan(), folder=tmp_path / "run", changes=["training.rounds=1"], device="cpu")
     text = tmp_path / "letter.txt"
     text.write_text("a")
     with pytest.raises(MedsiloError, match="reads no files.*nothing to predict"):
         medsilo.predict(run.folder, text, tmp_path / "none")
-    monkeypatch.setattr(type(run.plan.task), "use", Inference("texts"))  # a task of the package declares it so
+    # a task of the package would declare this value
+    monkeypatch.setattr(type(run.plan.task), "use", Inference("texts"))
     assert medsilo.predict(run.folder, text, tmp_path / "out") == [{"file": "letter.txt"}]
     assert main(["predict", str(run.folder), str(text), "-o", str(tmp_path / "again")]) == 0
 

@@ -1,4 +1,4 @@
-"""Validation after every n-th round only: training is the same, and scores exist for these rounds alone."""
+"""Test validation after every n-th round only: training is the same, and scores exist only for these rounds."""
 
 from pathlib import Path
 
@@ -41,7 +41,8 @@ def test_a_plan_validates_after_every_round_unless_it_says_more() -> None:
         plan_of("fedavg", 0)
 
 
-# Methods without a special step, with a model made for each validation, with a choice at each site, and pooled.
+# The methods are those without a special step, with a model for each validation, with a choice at each site, and pooled
+# training.
 @pytest.mark.parametrize("method", slow_but(["central"], ["fedavg", "fine-tuning", "fedbn", "central"]))
 def test_rounds_without_a_score_train_alike(method: str, tmp_path: Path) -> None:
     sites = {}

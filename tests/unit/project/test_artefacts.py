@@ -1,4 +1,4 @@
-"""Files that earlier versions wrote: this version reads each, or names the remedy in one line."""
+"""Files of earlier versions: this version reads each file, or names the remedy in one line."""
 
 import json
 import shutil
@@ -23,10 +23,11 @@ LOADED = [
     ["ledger", "show", *KIT],
     ["approve", *KIT],
 ]
-ONE_LINE = {  # the actions that fail with these files, and the remedy in the error
-    ("data", "check", "data-set"): "correct 'data' in this site's medsilo.yaml, or --data",  # the data stay elsewhere
+ONE_LINE = {  # The table lists the actions that fail with these files, and the remedy in the error.
+    # the data are not stored with these files
+    ("data", "check", "data-set"): "correct 'data' in this site's medsilo.yaml, or --data",
     ("resume", "run"): "there is nothing to resume",
-    ("run", "run", "--more", "1"): "start a new run with training.rounds set",  # checkpoints were left out
+    ("run", "run", "--more", "1"): "start a new run with training.rounds set",  # the checkpoints were left out
     ("status", *KIT): "give the person's",
     ("predict", "super-model", "job", "-o", "found"): "give a model of images, tables or recordings",
     ("release", "export", "run", "-o", "bundle"): "medsilo release make hands the model on",

@@ -1,4 +1,4 @@
-"""Dishonest hospitals: attacks follow their formulas and do harm, and a defence helps."""
+"""Test dishonest hospitals: attacks follow their formulas and do harm, and a defence helps."""
 
 import json
 from functools import cache
@@ -51,7 +51,8 @@ def turn(sent: dict[str, list[float]], plan: Plan | None = None, given: tuple[fl
 
 def weights(told: Turn, site: str) -> list[float]:
     model = told.answers[site].groups["model"]
-    assert float(model["norm.running_var"]) == 3.0 and int(model["norm.num_batches_tracked"]) == 7  # unchanged
+    # unchanged running statistics
+    assert float(model["norm.running_var"]) == 3.0 and int(model["norm.num_batches_tracked"]) == 7
     assert model["layer.weight"].dtype == torch.float32
     return [round(float(value), 5) for value in model["layer.weight"]]
 
@@ -81,7 +82,7 @@ def test_all_send_the_opposite_of_what_they_know(name: str, expected: list[float
 def test_a_little_is_enough() -> None:
     """The updates are (1, -1) and (3, 1), with μ = (2, 0) and σ = (1, 1).
 
-    So all hospitals send (1, 2) + (2, 0) - 1.5 (1, 1).
+    Therefore, all dishonest hospitals send (1, 2) + (2, 0) - 1.5 (1, 1).
     """
     told = turn({A: [2.0, 1.0], B: [4.0, 3.0]})
     ATTACKS["a little is enough"]().forge(told)
@@ -102,7 +103,7 @@ def tiny(attack: str, defence: str) -> Result:
 def assert_held(attack: str, defence: str) -> None:
     """Without attack or defence, this federation scores 0.63 to 0.87, depending on the seed and on rounding.
 
-    Guessing scores 0.17.
+    Random guessing scores 0.17.
     """
     undisturbed, undefended, defended = tiny(HONEST, PLAIN), tiny(attack, PLAIN), tiny(attack, defence)
     assert undisturbed.score is not None and undisturbed.score > 0.6

@@ -56,14 +56,14 @@ def test_loops_and_mixers_compute_the_same(bench: Bench) -> None:
     for name, (loop, mixer) in mixing.CASES.items():
         slow, fast = (play([mixing.make("LeNet", float(place)) for place in range(3)], 3) for play in (loop, mixer))
         if name == "UniformMean" or "reverse" in name:
-            assert len(slow) == len(fast) == 3  # both have the same length, but different weights
+            assert len(slow) == len(fast) == 3  # both networks have the same length, but different weights
             continue
         for one, other in zip(slow, fast, strict=True):
             assert all(torch.allclose(one[key], other[key], atol=1e-5) for key in one), name
 
 
 def test_what_sealing_costs(bench: Bench) -> None:
-    """The benchmark checks that each protocol gives the mean. Two thirds of six sites are enough."""
+    """The benchmark checks that each protocol gives the mean. A round needs two thirds of the six sites."""
     sealing = bench("sealing")
     costs = {(count, way): cost for way, count, cost in sealing.rows((3, 6), 100, 1)}
     assert {way for _, way in costs} >= set(sealing.WAYS) - {"CKKS"}
@@ -87,7 +87,7 @@ def test_training_beside_nnunets_trainer(monkeypatch: pytest.MonkeyPatch, capsys
         next(line for line in lines if line.startswith("0 ")),
         next(line for line in lines if "own score" in line),
     )
-    assert first.split()[1] == said.split()[-1]  # both give nnU-Net's network the same score
+    assert first.split()[1] == said.split()[-1]  # both sides give nnU-Net's network the same score
     assert any(line.startswith("1 ") for line in lines)
 
 
@@ -97,7 +97,7 @@ APART = {"over_tls", "nnunet"}
 @linux
 @pytest.mark.long
 def test_every_benchmark_runs_quickly(root: Path) -> None:
-    """Leaves out the benchmarks in APART, and a benchmark of published data."""
+    """The test leaves out the benchmarks in APART, and a benchmark of published data."""
     names = sorted({*quick.benchmarks()} - APART)
     assert len(names) >= 20
     command = [sys.executable, "-m", "benchmarks.quick", *names]
@@ -108,7 +108,7 @@ def test_every_benchmark_runs_quickly(root: Path) -> None:
 def test_a_regression_since_the_last_release_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A ratio more than a tenth higher is worse. A new or missing benchmark is no regression."""
+    """A ratio more than a tenth higher counts as worse. A new or missing benchmark is no regression."""
     noted, released = tmp_path / "ratios.jsonl", tmp_path / "released.json"
     monkeypatch.setattr(history, "NOTED", noted)
     monkeypatch.setattr(history, "RELEASED", released)
@@ -147,7 +147,9 @@ def test_ratios_are_held_against_the_last_releases_at_night(
     monkeypatch: pytest.MonkeyPatch,
     root: Path,
 ) -> None:
-    """Before, a round of a script took twice the time for a day unnoticed. A failed benchmark has no valid ratio."""
+    """In earlier versions, nobody noticed for a day that a round of a script took twice the time. A failed benchmark
+    has no valid ratio.
+    """
     script, released = tmp_path / "one.py", tmp_path / "released.json"
     script.write_text(NOTES.replace("{ratios}", str(ratios)))
     released.write_text(json.dumps({"commit": "c", "date": "d", "ratios": {"a script's round": 0.9}}))

@@ -92,7 +92,7 @@ def test_the_image_takes_every_package_by_its_hash(containers: Path, root: Path)
 
 
 def test_an_image_has_its_own_base_where_nobody_names_another(root: Path) -> None:
-    """Before, another target's variable with the same name replaced the base image."""
+    """In earlier versions, another target's variable with the same name replaced the base image."""
     command = ["make", "--dry-run", "--directory", str(root), "image-docker"]
     asked = [
         subprocess.run([*command, *more], capture_output=True, text=True) for more in ([], ["BASE=python@sha256:0"])
@@ -111,7 +111,7 @@ def test_the_entry_point_refuses_what_is_no_kit(containers: Path, kits: Path, tm
 
 
 def test_the_entry_point_starts_a_kit_and_medsilo(containers: Path, kits: Path, tmp_path: Path) -> None:
-    """The kit's own start script is replaced by a script that prints a line."""
+    """The kit's start script is replaced by a script that prints a line."""
     kit = tmp_path / "kit"
     shutil.copytree(kits / SITE, kit)
     script = kit / "startup/sub_start.sh"

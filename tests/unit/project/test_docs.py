@@ -45,9 +45,9 @@ def test_every_test_that_a_page_names_exists(root: Path) -> None:
 @pytest.mark.parametrize("name", [path.relative_to(ROOT).as_posix() for path in pages()])
 def test_tables_are_those_of_the_models(name: str, root: Path) -> None:
     page = (root / name).read_text(encoding="utf-8")
-    assert renewed(page) == page, "make docs-tables writes them again"
+    assert renewed(page) == page, "run 'make docs-tables'"
     changed = re.sub(r"(<!-- table: [\w-]+ -->\n)", r"\1| another | line |\n", page)
-    assert changed != page and renewed(changed) == page, "the test sees a change"
+    assert changed != page and renewed(changed) == page, "the test does not detect a change"
 
 
 def test_every_table_stands_on_a_page() -> None:
@@ -57,7 +57,7 @@ def test_every_table_stands_on_a_page() -> None:
 
 
 def test_each_command_and_each_option_has_an_anchor(root: Path) -> None:
-    """Links and `medsilo docs` need these anchors. Reference pages stay short enough to read."""
+    """Links and `medsilo docs` need the anchors of commands and options. Reference pages stay short enough to read."""
     text = "".join(path.read_text("utf-8") for path in (root / "docs/reference").rglob("*.md"))
     for name in (one.name for group in all_commands().values() for one in group):
         assert f"\n## medsilo {name}\n" in text
@@ -107,7 +107,7 @@ def commands(page: Path) -> Iterator[str]:
         code = line.strip() if fenced or line.startswith("    ") else ""
         if code.startswith("medsilo "):
             command = code.removeprefix("medsilo ").partition(" > ")[0]
-            yield re.sub(r"<[^>]*>|…|\.\.\.", "X", command)  # the page's placeholders
+            yield re.sub(r"<[^>]*>|…|\.\.\.", "X", command)  # the page's placeholders become X
 
 
 def test_every_command_of_a_page_is_one(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_the_page_of_methods_says_what_leaves_a_hospital(root: Path) -> None:
 
 
 def test_each_method_has_a_section_of_one_form(root: Path) -> None:
-    """Each section has the idea, the formula, the tensors that are sent and that stay, the cost, results, limits."""
+    """Each section has the idea, the formula, the tensors that are sent and that stay, the cost, results and limits."""
     sections = {}
     for page in (root / "docs/research/methods").glob("*.md"):
         for part in page.read_text("utf-8").split("\n## ")[1:]:
@@ -244,7 +244,7 @@ def test_every_benchmark_that_a_page_names_is_there(root: Path) -> None:
 
 
 def test_intervals_on_pages_are_those_of_the_files(root: Path) -> None:
-    """Before, a page had an interval of three seeds beside tables of five seeds."""
+    """In earlier versions, a page had an interval of three seeds beside tables of five seeds."""
     known = set()
     for path in (root / "results").glob("*.csv"):
         for line in (line for line in rows_of(path) if line["low"] and line["high"]):
@@ -322,7 +322,8 @@ def test_every_page_is_in_the_site_s_navigation(root: Path) -> None:
     assert all((root / name.removeprefix("repository/")).is_file() for name in outside)
 
 
-# Files outside of the repository that pages and comments name: in a kit, a bundle, an export, an example's package.
+# Files outside of the repository that pages and comments name: files in a kit, a bundle, an export or an example's
+# package.
 ELSEWHERE = {
     "local/custom/site_guard.py": "a kit",
     "startup/start.sh": "a kit",
@@ -367,9 +368,7 @@ class Tree:
         self.tops = {own[0] for own in parts if len(own) > 1 and own[0][0] != "."}
 
     def lacks(self, name: str, within: str) -> bool:
-        """True if no file has this path, relative to the root or to the file that names it, or as the end of
-        a path.
-        """
+        """Return True if no file has this path, relative to the root or to the naming file, or as the end of a path."""
         if name in self.places or normpath(PurePosixPath(within).parent / name) in self.places:
             return False
         if name.partition("/")[0] in self.tops:  # the path begins at the root, so the end of a path is not enough
@@ -391,7 +390,7 @@ def test_every_path_that_a_page_a_docstring_or_a_comment_names_leads_somewhere(r
     for name in listed:
         if not name.endswith((".py", ".md", ".yaml", ".ipynb", ".toml")) or name == "pyproject.toml":
             continue
-        if re.match(r"tests/artefacts/\d", name):  # a file by an earlier version
+        if re.match(r"tests/artefacts/\d", name):  # a file that an earlier version wrote
             continue
         if lost_in((root / name).read_text("utf-8"), name):  # includes code that no reader sees
             lost |= {own for text in told_in(root / name) for own in lost_in(text, name)}

@@ -1,4 +1,6 @@
-"""Compare intervals and tests with scipy and independent computations; count the winners in A/A studies."""
+"""Compare intervals and tests with scipy and independent computations; count the winners in A/A studies of equal
+methods.
+"""
 
 import numpy as np
 import pytest
@@ -20,8 +22,8 @@ from tests.patient_scores import scores
 
 
 def test_many_seeds_and_patients_that_are_all_alike_are_the_paired_t_test_and_no_verdict() -> None:
-    """If every patient differs by the same amount, only the variance between seeds remains, and patients' variance
-    is unknown.
+    """If every patient differs by the same amount, only the variance between seeds remains, and the variance between
+    patients is unknown.
     """
     random = np.random.default_rng(3)
     effects = random.normal(0.2, 0.05, 8)
@@ -34,8 +36,8 @@ def test_many_seeds_and_patients_that_are_all_alike_are_the_paired_t_test_and_no
 
 
 def test_seeds_that_do_nothing_leave_students_interval_of_patients_who_are_not_skewed() -> None:
-    """Before, the interval for 20 patients was six times as wide, because each hospital got an added patient with
-    the worst score.
+    """In earlier versions, the interval for 20 patients was six times as wide, because each hospital got an added
+    patient with the worst score.
     """
     values = 0.03 * np.random.default_rng(0).normal(0, 1, 10)
     own = [{"a": scores(0.7 + np.concatenate([values, -values]))} for _ in range(4)]
@@ -63,7 +65,9 @@ def test_skewed_patients_have_halls_and_johnsons_interval() -> None:
 
 
 def test_no_end_runs_away_where_patients_are_skewed() -> None:
-    """Before, one end was at +68.5 points, because the inverse of Hall's cubic is unbounded where the cubic is flat."""
+    """In earlier versions, one end was at +68.5 points, because the inverse of Hall's cubic is unbounded where the
+    cubic is flat.
+    """
     law = Law(0.0, 1.0, 9.0, 0.0)
     for error in (0.05, 0.01, 0.001):
         student = law.within(error)[1]
@@ -88,7 +92,7 @@ def test_an_interval_leaves_zero_out_exactly_where_the_p_value_says_so() -> None
 
 
 def test_patients_and_not_cases_are_resampled() -> None:
-    """Ten copies of each patient's case count as one."""
+    """Ten copies of each patient's case count as one case."""
     random = np.random.default_rng(5)
     difference = random.normal(0.0, 0.2, 60)
     once = compare([{"a": scores(difference)}], [{"a": scores(np.zeros(60))}])
@@ -129,7 +133,7 @@ def test_patients_and_seeds_are_crossed_with_satterthwaites_degrees() -> None:
     reach = stats.t.ppf(0.975, variance**2 / squares) * np.sqrt(variance)
     assert (found.high - found.low) / 2 == pytest.approx(reach, rel=0.01)
     just = compare([{"a": scores(one - found.low)} for one in cells], [{"a": scores(np.zeros(patients))}] * seeds)
-    assert just.p == pytest.approx(0.05, rel=1e-3)  # shifted until the interval touches zero
+    assert just.p == pytest.approx(0.05, rel=1e-3)  # the differences are shifted until the interval touches zero
 
 
 def test_a_difference_and_its_reverse_have_the_same_interval() -> None:
@@ -183,7 +187,7 @@ def test_a_clear_gain_is_named() -> None:
 
 
 def test_methods_that_give_the_same_are_no_verdict() -> None:
-    """Before, two models that always predict one class gave a difference of +0.0 (+0.0 to +0.0)."""
+    """In earlier versions, two models that always predict one class gave a difference of +0.0 (+0.0 to +0.0)."""
     same = [{"a": scores([0.1, 0.5, 0.9])}, {"a": scores([0.2, 0.4, 0.9])}] * 2
     found = compare(same, same)
     assert (found.mean, found.p) == (0, 1) and found.low == -np.inf and found.high == np.inf and not found.decides
@@ -239,7 +243,7 @@ def drawn(random: np.random.Generator, sizes: tuple[int, ...], seeds: int) -> tu
 
 
 def test_one_person_s_cases_decide_nothing() -> None:
-    """Before, two seeds with the same difference had no variance, so p was 0."""
+    """In earlier versions, two seeds with the same difference had no variance, so p was 0."""
     person = [0] * 20
     mine, theirs = (scores([1.0] * right + [0.0] * (20 - right), person) for right in (18, 8))
     found = compare([{"a": mine}] * 4, [{"a": theirs}] * 4)
@@ -250,7 +254,7 @@ def studies(random: np.random.Generator, gain: float, unsteady: float = 1.0, tim
     """Draw studies of six methods and three seeds, [times, methods, seeds]. Method 1 may vary more, and method 2 is
     better by `gain`.
 
-    By itself, a method finds a difference of 6 points in 11 % of studies, and of 10 points in 27 %.
+    A method judged alone finds a difference of 6 points in 11 % of studies, and of 10 points in 27 %.
     """
     drawn = random.normal(0, 0.0225, (times, 6, 3))
     drawn[:, 1] *= unsteady
@@ -260,7 +264,7 @@ def studies(random: np.random.Generator, gain: float, unsteady: float = 1.0, tim
 
 def sure(studies: np.ndarray, pooled: bool) -> np.ndarray:
     """Return a mask of the significant differences after Bonferroni's correction, [times, methods without the
-    first], as `compare` computes them without patients.
+    first].
     """
     ways = studies[:, 1:] - studies[:, :1]
     variance, degrees = ways.var(-1, ddof=1), np.full(ways.shape[:2], 2.0)
@@ -303,21 +307,21 @@ def test_the_worst_site_is_each_methods_own() -> None:
 @pytest.mark.parametrize("patients", [2, 4, 8, 16])
 @pytest.mark.parametrize("name", [*intervals.SCORES, *intervals.RANKED])
 def test_intervals_of_a_score_cover_what_other_patients_give(name: str, patients: int) -> None:
-    """Before, the interval was .40 to .84 if one of ten patients had a Dice of 0 and the others 0.9."""
+    """In earlier versions, the interval was .40 to .84 if one of ten patients had a Dice of 0 and the others 0.9."""
     assert intervals.covered_score(name, patients, 200) >= 0.93
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", worlds.WORLDS, ids=lambda one: one.words)
 def test_intervals_of_a_difference_cover_it_as_often_as_they_say(world: worlds.World) -> None:
-    """The coverage of both ends is at least .95 for patients like these."""
+    """The coverage of both limits of the interval is at least .95 for the simulated patients."""
     few = world.kind == worlds.SKEWED and world.sizes == (5,)  # five patients give no verdict
     assert (0.88 if few else 0.92) <= worlds.covered(world, 400, 0)[0] <= 0.98
 
 
 @pytest.mark.slow
 def test_four_rows_without_a_difference_are_one_false_verdict_in_twenty_comparisons() -> None:
-    """400 comparisons of this kind gave .065, and 5,000 comparisons give .046."""
+    """400 comparisons of four equal methods gave .065, and 5,000 comparisons gave .046."""
     world = next(one for one in worlds.WORLDS if one.kind == worlds.SKEWED and one.sizes == (20,))
     assert worlds.false_verdicts(world, 1500) <= 0.06
 
@@ -335,8 +339,8 @@ def test_what_is_told_with_power_80_is_found_in_four_of_five_studies(world: worl
 
 
 def test_failures_are_learned_from_all_hospitals_together() -> None:
-    """The upper limit of a hospital's failure rate with five patients is 52 % alone, and 4 % with 95 patients of
-    other hospitals.
+    """The upper limit of a hospital's failure rate with five patients is 52 % alone, and 4 % with 95 patients of other
+    hospitals.
     """
     own = np.full(5, 0.7) + 0.01 * np.arange(5)
 
@@ -352,7 +356,7 @@ def test_failures_are_learned_from_all_hospitals_together() -> None:
     shares = [found.unseen.most(0.05) for found in (alone, beside) if found.unseen]
     assert shares == pytest.approx([1 - 0.025 ** (1 / 5), 1 - 0.025 ** (1 / 100)])
     assert alone.if_unseen(0.05)[0] == pytest.approx(alone.mean - shares[0] * 0.73, abs=0.02)
-    # the other hospitals do not change this interval
+    # The other hospitals do not change this interval.
     assert (alone.low, alone.high) == pytest.approx((beside.low, beside.high))
     some, none = np.full(40, 0.7), np.full(40, 0.7)
     some[:20] = 0.0

@@ -24,7 +24,7 @@ from medsilo_lab import extend as extend_lab
 
 PLACES = (medsilo, extend, extend_lab)
 NAMES = [f"{place.__name__}.{name}" for place in PLACES for name in place.__all__ if name != "__version__"]
-# Types without a docstring, which docs/research/extend.md describes, and a type that a model creates.
+# These types have no docstring because docs/research/extend.md describes them, or because a model creates them.
 WITHOUT = {"Modules", "Outgoing", "Receive", "Stop", "Tensors", "predict_all"}
 
 
@@ -40,7 +40,7 @@ def test_an_example_runs(name: str, root: Path, monkeypatch: pytest.MonkeyPatch)
         assert doctest.DocTestRunner().run(test).failed == 0
 
 
-# files of an example in NVFlare's repository
+# The names are files of an example in NVFlare's repository.
 FORM = {"README.md", "client.py", "job.py", "model.py", "requirements.txt"}
 
 

@@ -1,4 +1,4 @@
-"""FLamby's tables: the data of its protocol, the published facts, and the verdict on a result."""
+"""Test FLamby's tables: the data of the protocol, the published facts, and the verdict on a result."""
 
 from pathlib import Path
 

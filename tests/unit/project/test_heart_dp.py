@@ -1,4 +1,4 @@
-"""The heart study: reading test files, a private federation, and the real data if they are available."""
+"""Test the heart study: reading test files, a private federation, and the real data if they are available."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""IMPACT: the statistics, the training sets, the results file, and a part of the study if the data are available."""
+"""Test IMPACT: the statistics, the training sets, the results file, and a part of the study if the data are
+available.
+"""
 
 from pathlib import Path
 
@@ -27,7 +29,7 @@ def test_an_area_and_its_variance_are_those_of_all_pairs() -> None:
 
 
 def test_calibrations_solve_their_equations_and_have_walds_interval() -> None:
-    """The predicted number of deaths is right, and with a slope also weighted by score.
+    """The predicted number of deaths is right, and with a slope also the number weighted by score.
 
     The interval comes from the information matrix.
     """

@@ -1,7 +1,6 @@
-"""The lead's download of a study contains no personal model of a hospital that did not agree, and no suppressed
-number.
+"""The lead's download of a study contains no personal model of a hospital that did not agree, and no suppressed number.
 
-NVFlare's own tools read its metrics and its model.
+NVFlare's tools read the metrics and the model of the download.
 """
 
 import json
@@ -77,7 +76,7 @@ def test_the_download_has_the_models_of_those_that_agreed_and_no_others(method: 
     download = published(study.folder, tmp_path / "server")
     assert SuperModel.load(download / "medsilo/run/supermodel").agreed == (A, B)
     assert [holds(download, personal[site]) for site in SITES] == [True, True, False]
-    assert holds(study.folder / "checkpoints", personal[C])  # these stay behind
+    assert holds(study.folder / "checkpoints", personal[C])  # the personal models stay at the server
 
 
 @pytest.mark.parametrize("method", ["ditto", "fedbn", "apfl", "adafed"])
@@ -112,7 +111,7 @@ def test_nvflares_download_finds_metrics_and_model_and_no_number_that_stays(
     run = tmp_path / "run"
     rounding_study(photos, run)
     download = tmp_path / "download"
-    # a lead who uses NVFlare gets such a folder
+    # a lead who downloads with NVFlare gets this folder
     shutil.copytree(published(run, tmp_path / "server"), download / "workspace")
 
     found, missing = _discover_job_download_artifacts(str(download))
@@ -121,7 +120,8 @@ def test_nvflares_download_finds_metrics_and_model_and_no_number_that_stays(
     assert model.keys() == best.keys() and all(torch.equal(model[name], best[name]) for name in best)
 
     lines = [json.loads(line) for line in Path(found["round_metrics"]).read_text().splitlines()]
-    assert lines == [MetricsArtifactWriter()._fit_round_record(line) for line in lines]  # NVFlare's own form
+    # the same form as NVFlare's lines
+    assert lines == [MetricsArtifactWriter()._fit_round_record(line) for line in lines]
     assert [line["round"] for line in lines] == [0, 1, 2]
     for line in lines:
         a, b, c = (numbers_of(site["metrics"]) for site in line["sites"])

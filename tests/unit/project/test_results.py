@@ -1,4 +1,4 @@
-"""The files in results/: each study runs at a tiny size, missing parts are named, and the index is current."""
+"""Test the files in results/: each study runs at a tiny size, missing parts are named, and the index is current."""
 
 import re
 import shlex
@@ -123,7 +123,7 @@ def waves(number: int, count: int) -> np.ndarray:
 
 
 def people(number: int) -> dict[str, np.ndarray]:
-    """Return one person's file in its stored form: [steps, sensors] under the shape [sensors, steps]."""
+    """Return one person's file as stored: numbers of [steps, sensors] under the shape [sensors, steps]."""
     stored = {}
     for part, count in (("train", 12), ("test", 6)):
         stored[f"x_{part}"] = waves(number, count).transpose(0, 2, 1).reshape(count, 9, 128).astype(np.float16)
@@ -164,7 +164,7 @@ def test_every_plan_of_every_page_is_in_order(places: Places) -> None:
             comparison = Comparison.of(name, one, places)
             titles = {cell.row.title for cell in comparison.cells}
             assert {"local", part.baseline, *part.beside} <= titles
-            assert ("HarmoFL, whole" in titles) == ("HarmoFL, mean" in titles)  # both or neither
+            assert ("HarmoFL, whole" in titles) == ("HarmoFL, mean" in titles)  # both rows or neither
 
 
 def test_every_study_has_a_file_whose_command_makes_it(root: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_page_that_was_stopped_says_what_is_missing_and_goes_on(
     activity: tuple[Page, list[Comparison], Places],
 ) -> None:
     page, parts, own = activity
-    make(parts, own, time.monotonic())  # without any time
+    make(parts, own, time.monotonic())  # the time limit is already over
     nothing = study("tiny", page, parts)
     assert "0 of 2 seeds; 0 of 8 runs" in nothing.header["runs"][0] and not nothing.tables
     assert nothing.header["unfinished"] == "0 of 8 runs"
@@ -369,7 +369,7 @@ def read_by_its_program(words: list[str], monkeypatch: pytest.MonkeyPatch) -> No
 def write_scores(folder: Path, name: str, **terms: str) -> Path:
     """Write scores of three configurations at two hospitals, one of which is better by ten points.
 
-    `terms` belong to that configuration.
+    The argument `terms` belongs to that configuration.
     """
     drawn, folder = np.random.default_rng(3), folder / "scores"
     hard = {site: drawn.uniform(0.4, 0.6, 20) for site in "ab"}
@@ -390,7 +390,9 @@ def write_scores(folder: Path, name: str, **terms: str) -> Path:
 
 
 def shown(text: str) -> list[tuple[str, bool]]:
-    """Return the differences with intervals on a page, such as "+9.9 (+5.8 to +13.9)", and whether each is bold."""
+    """Return the differences with intervals on a page, such as "+9.9 (+5.8 to +13.9)", and whether each difference is
+    bold.
+    """
     found = re.findall(r"(\*\*)?([+−-]\d[\d.]*) \(([+−-][\d.]+) to ([+−-][\d.]+)\)", text)
     return [(f"{value} ({low} to {high})".replace("−", "-"), bool(bold)) for bold, value, low, high in found]
 
@@ -398,7 +400,7 @@ def shown(text: str) -> list[tuple[str, bool]]:
 def undeclared(text: str, known: dict[str, bool]) -> list[str]:
     """Return the differences on a page that are not declared, or wrongly bold.
 
-    `known` maps each declared contrast to its significance.
+    The argument `known` maps each declared contrast to its significance.
     """
     wrong = [one for one, bold in shown(text) if one not in known or (bold and not known[one])]
     crossing = [one for one, bold in shown(text) if bold and "(-" in one and "to +" in one]
@@ -406,7 +408,7 @@ def undeclared(text: str, known: dict[str, bool]) -> list[str]:
 
 
 def test_pages_show_declared_contrasts_only_as_kept_scores_give_them(root: Path) -> None:
-    """Before, a page had a contrast of different images in bold, and one contrast with three values."""
+    """In earlier versions, a page had a contrast of different images in bold, and one contrast with three values."""
     known = {
         contrasts.difference_of(one).replace("*", ""): one.sure
         for found in contrasts.answers()
@@ -429,7 +431,7 @@ def test_the_file_of_contrasts_is_what_kept_scores_give(root: Path) -> None:
 @pytest.mark.slow
 def test_the_file_of_contrasts_told_before_is_what_that_commit_gives(root: Path) -> None:
     if run(["git", "cat-file", "-e", told_twice.COMMIT], cwd=root, capture_output=True, check=False).returncode:
-        pytest.skip("this copy has no history")
+        pytest.skip("this copy of the repository has no git history")
     made = [line for table in told_twice.tables() for line in table.lines()]
     kept = result_files.rows_of(root / "results/told-twice.csv")
     assert [{name: line.get(name, "") for name in result_files.COLUMNS} for line in made] == kept
@@ -467,7 +469,7 @@ def test_a_contrast_of_other_images_weights_or_networks_is_refused(
 def test_intervals_of_the_deleted_kind_are_gone(root: Path) -> None:
     """The deleted intervals added a patient with the worst score to each hospital.
 
-    Files with comparisons have current intervals, or none.
+    Files with comparisons have intervals of the current kind, or no intervals.
     """
     withdrawn = {path.stem for path in (root / "results").glob("*.csv") if "intervals" in result_files.header_of(path)}
     assert withdrawn == {*PAGES} - {"what-differs", "weights"}

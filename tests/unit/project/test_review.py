@@ -1,4 +1,4 @@
-"""The tests of this very build must support the claims that a hospital reads."""
+"""Results of the same build's tests must support the claims that a hospital reads."""
 
 import subprocess
 import sys
@@ -61,7 +61,7 @@ def all_passed(path: Path, build: str) -> Path:
 
 
 def test_the_gate_waits_for_all_but_long_tests(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """A missing test fails the gate, unless it is long. The gate names the tests that this machine skips."""
+    """A missing test fails the gate, unless the test is long. The gate names the tests that this machine skips."""
     late = [test for test in NAMED if is_long(test)]
     assert 0 < len(late) < 10
     report = all_passed(tmp_path / "test.xml", build_hash())

@@ -1,4 +1,4 @@
-"""Groups of tests, the time limit of a test, the tests for a change, and the age of `make test-long`."""
+"""Test the groups of tests, the time limit of a test, the tests for a change, and the age of `make test-long`."""
 
 import pytest
 

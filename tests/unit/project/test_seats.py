@@ -8,7 +8,7 @@ import pytest
 from tests import seats
 from tests.conftest import slow_but
 
-pytestmark = pytest.mark.xdist_group("house rules")  # they read the same files
+pytestmark = pytest.mark.xdist_group("house rules")  # these tests read the same files
 
 
 # ---------------------------------------------------------------------------------------------------- a server

@@ -64,7 +64,7 @@ def test_what_pages_load_and_link_to_is_there(site: Path) -> None:
     count = 0
     for page in site.rglob("*.html"):
         if page.name == "404.html":
-            continue  # the site's 404 page, whose addresses begin at the root
+            continue  # the addresses of the site's 404 page begin at the root
         text = page.read_text("utf-8")
         links = re.findall(r"<a [^>]*href=\"?([^\" >#]+)", text)
         for address in {*links, *Loaded(text).addresses}:
@@ -95,7 +95,7 @@ def test_formulas_are_mathml_and_pictures_have_two_forms(site: Path) -> None:
 
 
 def test_search_works_from_a_folder_and_pages_fit(site: Path, tmp_path: Path) -> None:
-    """A real browser has a screen of 1400 pixels, and a phone 400 pixels."""
+    """The test uses a real browser with a screen of 1400 pixels, and with a phone's 400 pixels."""
     with chromium(tmp_path / "browser") as browser:
         for width in (1400, 400):
             browser.size(width, 900, phone=width == 400)

@@ -17,7 +17,8 @@ from tests.sources import tree_of
 
 pytestmark = pytest.mark.xdist_group("house rules")  # one process reads each file once
 
-NAMED = re.compile(r"(medsilo\w*(?:\.\w+)+)(?::\w+)?")  # a module, or a class in it, in a text that loads it by name
+# a module, or a class in a module, in a text that loads the module by name
+NAMED = re.compile(r"(medsilo\w*(?:\.\w+)+)(?::\w+)?")
 
 
 def layers_of_parties() -> list[list[str]]:
@@ -110,8 +111,8 @@ OF_OTHERS = {
     "_sample_foreground_locations": "the same",
 }
 DEFINED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-PATCHES = "nvflare_reliability"  # its replacements of NVFlare's functions have the names of these functions
-# Classes that offer these names to their subclasses, in files of the same package.
+PATCHES = "nvflare_reliability"  # the replacements in this package have the names of NVFlare's functions
+# The listed classes offer these names to their subclasses, in files of the same package.
 FOR_SUBCLASSES = {"medsilo/mixing": "the rooms and steps of an aggregator, of which each mixer changes one"}
 
 

@@ -68,14 +68,16 @@ def test_two_builds_have_the_same_bytes(root: Path, tmp_path: Path) -> None:
     assert "medsilo_server/coordinator.py" in lab
     assert "medsilo_lab/site_configs/strict-hospital/privacy.json" in lab
     assert {name.partition("/")[0] for name in lab & names} == set()
-    assert not [name for name in names if name.endswith((".mbox", ".patch", ".md"))]  # these go to NVFlare
+    # patches and mails for NVFlare are not in the wheels
+    assert not [name for name in names if name.endswith((".mbox", ".patch", ".md"))]
     for wheel in one:
         index_takes(wheel)
     for wheel, place in zip(one, ("hospital", "lead"), strict=True):
         zipfile.ZipFile(wheel).extractall(tmp_path / place)
     assert refused(tmp_path / "hospital") and not refused(tmp_path / "hospital", tmp_path / "lead")
     assert "medsilo-lab" in checks_fedavg(tmp_path / "hospital")
-    shutil.copytree(tmp_path / "hospital", tmp_path / "lead", dirs_exist_ok=True)  # as pip installs both
+    # both wheels in one folder, as pip installs them
+    shutil.copytree(tmp_path / "hospital", tmp_path / "lead", dirs_exist_ok=True)
     assert checks_fedavg(tmp_path / "lead") == ""
 
 

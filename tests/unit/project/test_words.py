@@ -1,4 +1,4 @@
-"""The words of all texts: the findings of tools/words.py, and the limits of its gate."""
+"""Test the checks of tools/words.py on all texts, and the limits on their findings."""
 
 import pytest
 

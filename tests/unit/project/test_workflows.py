@@ -49,14 +49,14 @@ def test_the_long_tests_have_each_python_that_wheels_are_installed_with(root: Pa
     given = step["with"]["version"].split()
     assert given == sorted(
         given, key=lambda one: int(one.partition(".")[2]), reverse=True
-    )  # setup-python's default is last
+    )  # setup-python uses the last version by default
     [matrix] = [
         mark for mark in test_wheel.test_it_runs_in_a_user_s_own_environment.pytestmark if mark.name == "parametrize"
     ]
     assert {python for python, *_ in matrix.args[1]} == set(given)
 
 
-SYSTEMS = {  # as pages name them, and the runner that has it
+SYSTEMS = {  # system names as on pages, and the runner for each system
     "Linux on x86_64": "ubuntu-24.04",
     "Linux on aarch64": "ubuntu-24.04-arm",
     "macOS on Apple silicon": "macos-15",
@@ -88,7 +88,7 @@ def test_each_claim_of_a_system_is_one_job(root: Path) -> None:
 
 
 def test_each_other_system_that_a_page_names_is_one_job(root: Path) -> None:
-    """The README claims Linux on x86_64 alone, since nobody has seen the others' jobs pass."""
+    """The README claims Linux on x86_64 alone, since nobody has seen the jobs of other systems pass."""
     job = yaml.safe_load((root / ".github/workflows/nightly.yml").read_text("utf-8"))["jobs"]["elsewhere"]
     matrix = job["strategy"]["matrix"]
     assert job["runs-on"] == "${{ matrix.system }}" and matrix.keys() == {"system", "python"}
@@ -101,7 +101,7 @@ def test_each_other_system_that_a_page_names_is_one_job(root: Path) -> None:
 
 
 def runners_of(jobs: Iterable[Any]) -> Iterator[str]:
-    """Yield the runner of each job, each of a matrix."""
+    """Yield the runner of each job, and of each combination of a matrix."""
     for job in jobs:
         yield from job["strategy"]["matrix"]["system"] if "matrix.system" in job["runs-on"] else [job["runs-on"]]
 

@@ -1,4 +1,6 @@
-"""Methods, tasks and networks of other packages: docs/research/extend.md unchanged, and the rejections."""
+"""Test methods, tasks and networks of other packages: the unchanged code of docs/research/extend.md, and the
+rejections.
+"""
 
 import os
 import re
@@ -52,7 +54,7 @@ GAIT = [f"task.name={NAME}", "training.rounds=2"]
 
 
 def files_of_page() -> dict[str, str]:
-    """Return the files on the page, by name."""
+    """Return the code files on the page, by name."""
     return dict(re.findall(r"^`([\w./-]+)`:\n\n```\w+\n(.*?)^```$", PAGE.read_text("utf-8"), re.S | re.M))
 
 
@@ -61,7 +63,7 @@ def commands_of_page() -> list[list[str]]:
 
 
 def build(folder: Path, place: Path, **changed: str) -> Path:
-    """Build the page's package, and install it into `place` by pip."""
+    """Build the package of the page, and install the package into `place` by pip."""
     for name, text in {**files_of_page(), "acme_gait/__init__.py": "", **changed}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, "utf-8")
@@ -77,7 +79,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
-    """Return a function that adds a folder of packages to the path of this process and of those that it starts."""
+    """Return a function that adds a folder of packages to the path of this process and of its child processes."""
 
     def forget() -> None:
         package.facts_of.cache_clear()
@@ -156,7 +158,9 @@ def test_the_pages_commands_run_and_both_engines_agree(
 
 @pytest.mark.slow
 def test_the_page_s_method_passes_the_page_s_test(acme: Path, tmp_path: Path, root: Path) -> None:
-    """It passes all tests of MethodTester. A mistake in the method, or in the test's list of kept tensors, fails."""
+    """The method on the page passes all tests of MethodTester. A mistake in the method, or in the test's list of kept
+    tensors, makes a test fail.
+    """
     right = files_of_page()["tests/test_lg_fedavg.py"]
     wrong = right.replace('"model/0.", ', "")
     assert wrong != right
@@ -173,7 +177,7 @@ def test_the_page_s_network_and_task_pass_the_page_s_tests(acme: Path, tmp_path:
 
 
 def outcome_of(text: str, acme: Path, folder: Path, root: Path, *chosen: str) -> str:
-    """Return pytest's last line about a test file, in a process of its own."""
+    """Return pytest's last line about a test file, which runs in a separate process."""
     (folder / "test_page.py").write_text(text, "utf-8")
     pytest_of = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder)]
     paths = os.pathsep.join([str(acme), str(root / "custom")])
@@ -193,7 +197,7 @@ def further_examples() -> dict[str, str]:
 def test_the_pages_further_examples_do_what_it_says(
     acme: Path, data: Path, tmp_path: Path, seen: Callable[[Path], None]
 ) -> None:
-    """Each stands in the class that the page gives it to, letter by letter."""
+    """Each example is inserted unchanged into the class that the page names."""
     examples, files = further_examples(), files_of_page()
     assert examples.keys() == {"train_round", "private", "across_patients", "cases_in"}
     method = ["training.batch_size=8", *GAIT]
@@ -277,7 +281,7 @@ def test_lg_fedavg_shares_its_last_layer_and_no_body_travels(acme: Path, data: P
         for site, model in models.items():
             round_by_hand(plan, model, site, sites[site].participant.data.train, number)
         states = [model.state_dict() for model in models.values()]
-        for name in head:  # all have the same number of cases, so the mean is plain
+        for name in head:  # all sites have the same number of cases, so the mean is unweighted
             mean = sum(state[name] for state in states) / len(states)
             for state in states:
                 state[name].copy_(mean)
@@ -329,7 +333,7 @@ def test_a_site_refuses_a_package_that_its_settings_do_not_name(
     acme: Path, seen: Callable[[Path], None], data: Path, tmp_path: Path
 ) -> None:
     plan = make_plan("fedavg", *GAIT)
-    seen(acme)  # a site that never imported it
+    seen(acme)  # a site that never imported the package
     for place in ("startup", "local"):
         (tmp_path / "kit" / place).mkdir(parents=True)
     with pytest.raises(Refused, match=r"package acme-gait.*medsilo\.yaml"):
@@ -345,7 +349,7 @@ def test_a_site_refuses_a_package_that_its_settings_do_not_name(
 @pytest.mark.slow
 def test_the_check_of_a_site_asks_its_settings(acme: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "plan.yaml").write_text(make_plan("fedavg", *GAIT).to_yaml())
-    for settings, code in (("", 2), ("packages: [acme-gait]\n", 1)):  # 1: there are no data
+    for settings, code in (("", 2), ("packages: [acme-gait]\n", 1)):  # code 1: the data are missing
         (tmp_path / "medsilo.yaml").write_text("device: cpu\n" + settings)
         options = ["--plan", str(tmp_path / "plan.yaml"), "--site", SITES[0], "--settings", str(tmp_path)]
         assert main(["check", *options, "--private", str(tmp_path / "private.txt")]) == code
@@ -464,7 +468,7 @@ def test_a_bad_package_is_one_line(
     with pytest.raises(PlanError) as caught:
         make_plan("fedavg", change)
     assert words in str(caught.value) and len(str(caught.value).splitlines()) == 1
-    make_plan("fedprox")  # parts that the package does not touch still work
+    make_plan("fedprox")  # parts that the package does not change still work
 
 
 def test_a_name_in_two_packages_is_refused(acme: Path, seen: Callable[[Path], None], tmp_path: Path) -> None:
@@ -474,7 +478,7 @@ def test_a_name_in_two_packages_is_refused(acme: Path, seen: Callable[[Path], No
 
 
 def test_a_class_that_comes_from_elsewhere_is_refused(acme: Path, seen: Callable[[Path], None], tmp_path: Path) -> None:
-    """The hash covers the installed files, and an imported class must be from one of them."""
+    """The hash covers the installed files, and an imported class must be from one of the installed files."""
     place = shutil.copytree(acme / "acme_gait", tmp_path / "acme_gait").parent
     sys.path.insert(0, str(place))
     try:

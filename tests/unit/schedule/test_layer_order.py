@@ -1,4 +1,6 @@
-"""The order of layers is part of their promise: each relevant pair is tested in its order and in the reverse."""
+"""The order of layers is part of their guarantee: each relevant pair is tested in its order and in the reverse
+order.
+"""
 
 import hashlib
 from pathlib import Path
@@ -28,8 +30,8 @@ NOBODY: Any = None
 
 @pytest.mark.slow
 def test_the_ledger_stands_outside_of_noise(tmp_path: Path) -> None:
-    """A hospital repeats its earlier answer. Noise outside of the ledger would be new each time, for the price of
-    one answer: the mean of many answers has none.
+    """In the test's study, a hospital repeats its earlier answer. Noise outside of the ledger would be new in each
+    repetition, for the cost of one answer. The mean of many repetitions would then have no noise.
     """
     photos = write_photos(tmp_path / "photos", NAMES)
     plan = parse_plan(PRIVATE, [NOISE % (60.0, 1.0)])
@@ -53,7 +55,7 @@ def test_the_ledger_stands_outside_of_noise(tmp_path: Path) -> None:
 
 
 def test_a_file_comes_only_to_a_hospital_that_has_approved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the other order, a server could fill the disk of a hospital that has decided nothing."""
+    """In the other order of layers, a server could fill the disk of a hospital that has decided nothing."""
     home, content = Home(tmp_path / "kit"), bytes(1000)
     name, kept = hashlib.sha256(content).hexdigest(), home.folder / "medsilo/_models"
     monkeypatch.setattr(type(home.plan.network), "files", {name: len(content)})
