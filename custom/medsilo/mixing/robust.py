@@ -1,6 +1,6 @@
 """A plan's `aggregation`: the defence against hospitals that send wrong or harmful tensors.
 
-The rules are in rules.py, which only plans with a rule load.
+The rules are defined in rules.py, which is imported only if a plan uses a rule.
 """
 
 import json
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 class RobustRule(Section, ABC):
-    """A rule by which the sites' updates become one, in place of a mean. None helps where most sites are dishonest."""
+    """A robust rule that combines the sites' updates in place of a mean. No rule helps if most sites are dishonest."""
 
-    # Whether every site counts by the weights of the method (cases), if the plan bounds a site's share of them.
+    # True if the rule uses the method's weights (numbers of cases) when the plan bounds each site's weight.
     weighs: ClassVar[bool] = False
 
     name: str
 
     @property
     def fewest(self) -> int:
-        """The sites that it needs in every round."""
+        """Return the fewest sites that the rule needs in every round."""
         return 3
 
 
 def _rule_named(values: Any) -> Any:
-    """Return the rule that a plan names, for pydantic, whose errors it raises."""
+    """Return the rule that a plan names, or raise pydantic's validation error."""
     if values is None or isinstance(values, RobustRule):
         return values
     from medsilo.mixing.rules import NAMED_RULE
@@ -58,7 +58,7 @@ class AggregationSettings(Feature):
     )
 
     def shield(self, apart: Collection[str]) -> "Shield | None":
-        """The defence of aggregators; None where the plan has none."""
+        """Return the defence that aggregators apply, or None if the plan has no defence."""
         if not self.robust and not self.max_weight:
             return None
         from medsilo.mixing.defence import Shield
