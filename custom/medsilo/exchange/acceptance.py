@@ -1,4 +1,4 @@
-"""Accepting answers: every part of an answer is checked before any is used."""
+"""Check every part of a site's answer before the server uses any part."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -36,11 +36,16 @@ class Acceptance:
     def __init__(self, plan: Plan, study: str, sites: Sequence[str], everyone: Sequence[str]) -> None:
         self.plan, self.study, self.sites, self.everyone = plan, study, sites, everyone
         self.joined: dict[str, Joined] = {}  # live: the sites' answers to "join"
-        self.stated: dict[str, SiteAnswer] = {}  # live: the first answer of each site, to whose numbers it is held
+        # Live: the first answer of each site, whose numbers later answers must repeat
+        self.stated: dict[str, SiteAnswer] = {}
         self.most_values = MOST_VALUES + len(everyone) + sum(plan.task.goal.layout.values())
 
     def accept(self, site: str, parcel: StudyMessage, asked: Asked, known: Collection[str]) -> SiteAnswer:
-        """Return the typed answer; raises Refused. known: the sites that have answered already."""
+        """Return the typed answer, or raise Refused.
+
+        Args:
+            known: the sites that have answered already
+        """
         task, number = asked
         if site not in (self.sites if task == "round" else self.everyone):
             raise Refused(f"{site} is not a site of this study")
@@ -95,8 +100,8 @@ class Acceptance:
             raise Refused("its numbers of cases or patients differ from those at joining")
 
     def too_large(self, site: str, answer: SiteAnswer) -> str:
-        """The reason why a site would have more weight than the plan allows among those that joined, by its stated
-        numbers.
+        """Return the reason why a site would have more weight than the plan allows, from the numbers that sites stated.
+        The text is empty if the weight is allowed.
         """
         if site not in self.sites or not self.plan.weighs_cases:
             return ""
@@ -112,7 +117,7 @@ class Acceptance:
         )
 
     def weight_of(self, answer: SiteAnswer) -> int:
-        """The weight of a round over all of a site's training cases, by its stated numbers."""
+        """Return a site's weight for one pass over all of its training cases, from the numbers that the site stated."""
         return update_weight(self.plan.weighting, answer.cases.train, answer.cases.train, answer.patients.train)
 
     def _in_range(self, name: str, score: float | None) -> None:
@@ -130,7 +135,9 @@ class Acceptance:
         check_absent(answer.absent, self.plan.task)
 
     def _compared(self, answer: Joined) -> Joined:
-        """Return the answer of a site, with a warning where its numbers may differ from the server's in last digits."""
+        """Return a site's answer. The answer gets a warning if the site's software can change the last digits of
+        results.
+        """
         own = machine_facts()
         names = [name for name in own if answer.machine.get(name) != own[name]]
         told = {
@@ -156,7 +163,7 @@ class Acceptance:
 
 
 def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) -> None:
-    """Raise Refused unless these are possible counts of the task's layout for so many test cases, or patients."""
+    """Raise Refused unless the counts are possible for the task and the site's number of test cases or patients."""
     layout, most = plan.task.goal.layout, cases.test
     for name, values in counts.items():
         if name not in layout:
@@ -170,7 +177,7 @@ def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) 
 
 
 def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], plan: Plan) -> None:
-    """Refuse a threshold that the plan does not ask for, or that does not fit the counts."""
+    """Raise Refused for a threshold that the plan does not ask for, or that does not fit the counts."""
     if threshold is None:
         return
     if not plan.has_threshold or (told := plan.task.goal.classifies) is None:
@@ -179,7 +186,7 @@ def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], 
 
 
 def check_sum(name: str, values: Sequence[float], most: int, between: tuple[float, float]) -> None:
-    """Raise Refused unless these are a sum over at most so many cases, and their number."""
+    """Raise Refused unless the two values are a possible sum over cases and a possible number of cases."""
     (summed, number), (low, high) = values, between
     if number < 0 or number > most or number != math.floor(number):
         raise Refused(f"its counts of {name} cover {number:g} cases, and it has {most}")
