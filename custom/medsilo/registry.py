@@ -149,7 +149,7 @@ class PluginTable(Mapping[str, Any]):
     def _check(self, found: Any, name: str, package: str) -> None:
         base, kind = _imported(self.base), found if isinstance(found, type) else type(found)
         if not issubclass(kind, base):
-            raise PlanError(f"package {package}: {name!r} is no {base.__name__}; make one of {self.base}")
+            raise PlanError(f"package {package}: {name!r} must be a {base.__name__}; derive it from {self.base}")
 
 
 class Registry(PluginTable):

@@ -1,8 +1,8 @@
 """The border checks and rounds a training script's answer before the hospital sends the answer.
 
 The border rebuilds each answer. From the script it takes only the tensors that the method sends, with the plan's names,
-shapes and types, and a few rounded numbers. The hospital's own process adds the rest: study, versions, seconds, memory
-and the number of cases.
+shapes and types, and a few rounded numbers. The hospital's process adds the study, versions, seconds, memory and the
+number of cases.
 """
 
 import json

@@ -89,7 +89,7 @@ class Room:
         files = [*written, *([memory_file(program)] if program else [])]
         try:
             walls = self.walls(written, files[-1] if program else None)
-            files.append(memory_file("\0".join([*walls, ""]).encode()))  # a room can read command lines
+            files.append(memory_file("\0".join([*walls, ""]).encode()))  # processes in the room can read command lines
             process = subprocess.Popen(
                 [bwrap, "--args", str(files[-1]), "--", *self.command()],
                 stdin=door.fileno(),

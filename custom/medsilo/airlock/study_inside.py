@@ -24,7 +24,7 @@ from medsilo.tasks.sources import Draw, Memory
 
 
 class RoomBook(QueryBudget):
-    """The hospital's query budget as used in a room. The process outside answers each request, and the room stores no
+    """The hospital's query budget for use in a room. The process outside answers each request, and the room stores no
     part of the budget.
     """
 

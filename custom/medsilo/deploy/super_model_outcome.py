@@ -175,7 +175,7 @@ class SuperModelOutcome(Outcome):
         if bool(told.chosen) == suppressed:
             raise Refused("it does not say how often each model was chosen")
         if strangers := sorted(told.chosen.keys() - {GLOBAL, *sites}):
-            raise Refused(f"it chose models of {plain(strangers[0], 63)!r}, which is not a site of the study")
+            raise Refused(f"the site chose models of {plain(strangers[0], 63)!r}, which is not a site of the study")
         counted = sum(told.chosen.values())
         if part == "validation" and not suppressed and counted != cases:
             raise Refused(f"it chose models for {counted} cases and has {cases}")

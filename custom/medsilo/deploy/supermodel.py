@@ -140,7 +140,7 @@ class SuperModel(nn.Module):
         self.global_model, self.selector = global_model, selector
         # A list, because names of sites may contain dots.
         self.personal = nn.ModuleList(personal[site] for site in self.agreed)
-        # The site of each output of the selector.
+        # The site for each output of the selector.
         answering = tuple(site if site in personal else GLOBAL for site in self.sites)
         self.labels = answering if rule == "threshold" else (GLOBAL, *answering)
 
@@ -213,7 +213,9 @@ class SuperModel(nn.Module):
         """
         origin = self.origin
         if origin is None:
-            raise MedsiloError("this super model does not know its plan; give it `origin`, or make it with assemble()")
+            raise MedsiloError(
+                "the super model has no `origin`, which saving needs; create the super model with assemble()"
+            )
         (folder / MANIFEST).unlink(missing_ok=True)
         for old in (folder / PERSONAL).glob("*.safetensors"):  # the model of a hospital that no longer agrees
             old.unlink()

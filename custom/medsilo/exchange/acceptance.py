@@ -81,7 +81,7 @@ class Acceptance:
     def _check_test(self, site: str, answer: Tested, number: int) -> None:
         self._in_range("test", answer.test)
         if answer.selected > number:
-            raise Refused(f"it tested the model of round {answer.selected}, and there are {number} rounds")
+            raise Refused(f"the site tested the model of round {answer.selected}, and there are {number} rounds")
         check_counts(answer.counts, self.plan, answer.counted)
         check_threshold(answer.threshold, answer.counts, self.plan)
         self._check_subgroups(site, answer)
@@ -90,14 +90,14 @@ class Acceptance:
         for one in answer.subgroups:
             self._in_range(f"test (subgroup {plain(one.level, 60)})", one.score)
             if one.subgroup == HOSPITAL and one.level != site:
-                raise Refused("it sends the score of another hospital")
+                raise Refused("the site sends the score of another hospital")
         if answer.subgroups and (self.plan.task.scripted or answer.test is None):
-            raise Refused("it sends scores of subgroups, but none over its test cases")
+            raise Refused("the site sends scores of subgroups, but no score over all test cases")
 
     def _same_cases(self, site: str, answer: SiteAnswer) -> None:
         first = self.stated.get(site)
         if first and (first.cases, first.patients) != (answer.cases, answer.patients):
-            raise Refused("its numbers of cases or patients differ from those at joining")
+            raise Refused("the site's numbers of cases or patients differ from those at joining")
 
     def too_large(self, site: str, answer: SiteAnswer) -> str:
         """Return the reason why a site would have more weight than the plan allows, from the numbers that sites stated.
@@ -129,7 +129,7 @@ class Acceptance:
         known = self.plan.task.goal.classes
         for part, counts in answer.classes.items():
             if counts is not None and len(counts) != known:
-                raise Refused(f"its counts of the {part} part's classes are not {known} whole numbers")
+                raise Refused(f"the site's counts of classes in the {part} part are not {known} whole numbers")
         if odd := sorted(answer.machine.keys() - machine_facts().keys()):
             raise Refused(f"its machine: unexpected field: {plain(odd[0], 40)}")
         check_absent(answer.absent, self.plan.task)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from medsilo.tasks.table_reader import TableReader
     from medsilo.tasks.task import Task
 
-# The module of each name. A command's plug-in is loaded for the help text, and must not load torch.
+# The module that defines each name. A command's plug-in is loaded for the help text, and must not load torch.
 PLACES = {
     "Algorithm": "medsilo.schedule.algorithm",
     "CaseIndex": "medsilo.tasks.case_index",

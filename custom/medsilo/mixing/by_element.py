@@ -33,7 +33,7 @@ class MeanByElement(WeightedMean):
         return ServerReadable("its weights follow from the tensors themselves")
 
     def defend(self, shield: object) -> None:
-        raise PlanError("mixing: a mean with weights of its own for every tensor can't be made robust")
+        raise PlanError("mixing: a mean with different weights for every tensor can't use a robust rule")
 
     def _begin_sum(self) -> None:
         super()._begin_sum()

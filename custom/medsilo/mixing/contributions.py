@@ -51,7 +51,7 @@ class Contributions:
                 row = self._in_file(own)
             except MedsiloError as error:
                 raise MedsiloError(
-                    f"{site}: its contribution came before its turn and cannot be stored meanwhile: {error}",
+                    f"{site}: the site's tensors arrived before their turn, and can't be stored until then: {error}",
                     private=error.private,
                 ) from error
         let_go(row.files)

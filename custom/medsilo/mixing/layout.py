@@ -11,8 +11,8 @@ Tensors = Mapping[str, Tensor]
 # averaged have no entry.
 Numbers = float | Mapping[str, float | Tensor]
 
-# The count of numbers in a block fits into a processor's cache in double precision, and is large enough to hide the
-# cost of calling torch.
+# The count of numbers in a block. A block fits into a processor's cache in double precision, and is large enough to
+# hide the cost of calling torch.
 BLOCK = 1 << 18
 WIDEST, NARROWEST = 16 << 10, 4 << 10  # columns read at once of every site: more sites, fewer columns
 

@@ -81,7 +81,7 @@ class Aggregator(ABC):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Close the round and aggregate the answers; `current` is the result afterwards."""
+        """Close the round and aggregate the answers. Afterwards, `current` returns the result."""
         if self._answered:
             self._merge()
         self._answered = set()
@@ -90,7 +90,7 @@ class Aggregator(ABC):
         """Return the tensors last sent to a site. Answers of the open round do not change these tensors."""
         row = self._row(site)
         if row is None:
-            raise MedsiloError(f"{site}: no tensors for this site yet: it neither sent any nor was given any")
+            raise MedsiloError(f"{site}: the site has no tensors yet, because it neither sent nor received tensors")
         return dict(row)
 
     # -- between rounds -----------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class Aggregator(ABC):
 
     def defend(self, shield: "Shield") -> None:
         """Combine the sites' answers by the shield's rule from now on."""
-        raise PlanError(f"mixing: {type(self).__name__} is not a mean that a robust rule could take the place of")
+        raise PlanError(f"mixing: {type(self).__name__} is not a mean that a robust rule can replace")
 
     # -- construction ----------------------------------------------------------------------------------------------
 
@@ -157,8 +157,8 @@ class WeightedMean(Aggregator):
             always take the mean
     """
 
-    uniform: bool = False  # whether all sites that answered count alike
-    _waits: bool = False  # whether answers are only added when the round closes
+    uniform: bool = False  # True if all sites that answered have equal weights
+    _waits: bool = False  # True if answers are only added when the round closes
 
     def __init__(self, rate: float = 1.0) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class WeightedMean(Aggregator):
 
     @property
     def sealed(self) -> Form:
-        """The form of its aggregation where the server cannot read single sites' tensors."""
+        """Return the form of this aggregation under secure aggregation, which hides single sites' tensors."""
         return MeanForm(weighted=not self.uniform)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
@@ -330,8 +330,8 @@ class Identity(Aggregator):
     """Every site has its own model, θ_i ← θ_i, without a copy.
 
     A site that does not answer keeps its model. Memory holds one model per site, and a second model for the site whose
-    answer is arriving. For a site that has answered in the open round, `current` raises an error until the round
-    closes, because the site's new model has replaced the old model.
+    answer is arriving. After a site has answered in the open round, `current` raises an error for this site until the
+    round closes.
     """
 
     def __init__(self) -> None:
@@ -341,7 +341,7 @@ class Identity(Aggregator):
 
     @property
     def sealed(self) -> Form:
-        """The form of its aggregation where the server cannot read single sites' tensors."""
+        """Return the form of this aggregation under secure aggregation, which hides single sites' tensors."""
         return ServerReadable("the server takes each site's values as they are, and does not add them up")
 
     def sent(self, site: str) -> dict[str, Tensor]:
@@ -364,7 +364,9 @@ class Identity(Aggregator):
 
     def _row(self, site: str) -> dict[str, Tensor] | None:
         if site in self._sent:
-            raise MedsiloError(f"{site}: it has answered in this round; its next model comes when the round closes")
+            raise MedsiloError(
+                f"{site}: the site has answered in this round; the next model is available when the round closes"
+            )
         return self._rows.get(site)
 
     def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
@@ -431,7 +433,7 @@ class SoftPull(JointAggregator):
 
     @property
     def sealed(self) -> Form:
-        """The form of its aggregation where the server cannot read single sites' tensors."""
+        """Return the form of this aggregation under secure aggregation, which hides single sites' tensors."""
         return PullForm(self.pull)
 
     def _rule(self, sites: list[str]) -> Rule:
@@ -464,7 +466,7 @@ class SimilarityMix(JointAggregator):
 
     @property
     def sealed(self) -> Form:
-        """The form of its aggregation where the server cannot read single sites' tensors."""
+        """Return the form of this aggregation under secure aggregation, which hides single sites' tensors."""
         return ServerReadable(
             "each hospital gets a mixture of its own, and half of them can solve for the others from theirs"
         )
@@ -502,7 +504,7 @@ class PersonalModelPool(Aggregator):
         return owner == site or {owner, site} <= self.agreed()
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
-        raise Refused(f"{site}: nothing of this group is sent back")
+        raise Refused(f"{site}: sites send no tensors of this group")
 
 
 Compare = Callable[[Sequence[str], Mapping[str, Tensors]], Tensor]
@@ -521,7 +523,7 @@ class ComparedOnly(Identity):
 
     @property
     def sealed(self) -> Form:
-        """The form of its aggregation where the server cannot read single sites' tensors."""
+        """Return the form of this aggregation under secure aggregation, which hides single sites' tensors."""
         return ServerReadable("the server compares what single hospitals sent")
 
     def weights(self) -> Tensor:

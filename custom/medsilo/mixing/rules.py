@@ -97,7 +97,7 @@ class TrimmedMean(Coordinatewise):
     """Yin et al. 2018, Def. 2: the mean of each coordinate without its largest and smallest values."""
 
     name: Literal["trimmed-mean"] = "trimmed-mean"
-    bad: int = Field(1, ge=1, le=2000, description="how many values are left out at either end (b)")
+    bad: int = Field(1, ge=1, le=2000, description="number of values that are left out at either end (b)")
 
     @property
     def fewest(self) -> int:
@@ -115,9 +115,11 @@ class MultiKrum(Reweighting):
     """
 
     name: Literal["multi-krum"] = "multi-krum"
-    bad: int = Field(1, ge=1, le=2000, description="how many sites may be dishonest (f); it needs 2 f + 3 sites")
+    bad: int = Field(
+        1, ge=1, le=2000, description="largest number of dishonest sites (f); the rule needs 2 f + 3 sites"
+    )
     keep: int | None = Field(
-        None, ge=1, le=4096, description="how many updates are averaged (m); 1 is Krum; `null`: all but f"
+        None, ge=1, le=4096, description="number of averaged updates (m); 1 is Krum; `null`: all but f"
     )
 
     @property

@@ -48,8 +48,7 @@ class Network(Feature):
         "normalisation layers; `batch-statistics` is batch norm without weights that takes each batch's own "
         "statistics, also in tests"
     )
-    # MONAI's instance norm has no weights by default. Here it gets weights, so that results are comparable to batch
-    # norm.
+    # MONAI's instance norm has no weights by default. In medsilo, instance norm has weights, as batch norm does.
     MONAI_NORMS: ClassVar[Mapping[str, Any]] = {
         "batch": "BATCH",
         "batch-statistics": ("BATCH", {"affine": False, "track_running_stats": False}),

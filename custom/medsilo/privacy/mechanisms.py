@@ -31,7 +31,7 @@ class SampledGaussian(Section):
 
     kind: Literal["sampled-gaussian"] = "sampled-gaussian"
     noise: Noise = Field(description="σ / Δ₂, for one drawn unit")
-    rate: float = Field(gt=0, le=1, description="chance of a unit to be in a step's sample")
+    rate: float = Field(gt=0, le=1, description="probability that a unit is in a step's sample")
     steps: Count
 
 

@@ -8,8 +8,8 @@ al. 2022 for normal noise). The sum is therefore rounded to a grid whose cells a
 deviation. The noise is a whole number of cells, drawn from the discrete Gaussian by rejection (after Canonne, Kamath
 and Steinke 2020). The results are points of a grid that does not depend on the sum. If floating point can't decide
 whether to accept a draw, 192-bit arithmetic decides. Rounding d numbers to the grid moves a sum by at most √d cells.
-This error is below 1e-6 of the clipping bound as long as √d times the noise multiplier is below 10^6, and
-learning/private.py leaves room for the error. With so small cells, the discrete Gaussian has the same privacy loss as
+This error is below 1e-6 of the clipping bound as long as √d times the noise multiplier is below 10^6. The module
+learning/private.py leaves room for this error. With so small cells, the discrete Gaussian has the same privacy loss as
 the normal distribution, which the privacy account uses.
 """
 
@@ -42,7 +42,9 @@ class NoiseSource:
     """
 
     def __init__(self, key: bytes | None = None) -> None:
-        """Begin a stream with a fresh key; with a given one of 32 bytes it is secret only as far as the key is."""
+        """Start a stream with a new random key. If a key of 32 bytes is given, the stream is only as secret as the
+        key.
+        """
         drawn = secrets.token_bytes(32) if key is None else key
         self._stream = Cipher(algorithms.ChaCha20(drawn, bytes(16)), None).encryptor()
 
