@@ -1,8 +1,8 @@
 """The system calls that a training script may not make, as a program for the kernel's seccomp filter.
 
-bubblewrap loads the filter. The filter denies system calls that training does not need, and with which programs have
-attacked the kernel or other processes before. A script may open sockets only between programs in its room, which has no
-network.
+bubblewrap loads the filter. The filter denies system calls that training does not need, and through which programs have
+reached the memory of the kernel or of other processes before. A script may open sockets only between programs in its
+room, which has no network.
 """
 
 import os

@@ -117,7 +117,9 @@ class Acceptance:
         )
 
     def weight_of(self, answer: SiteAnswer) -> int:
-        """Return a site's weight for one pass over all of its training cases, from the numbers that the site stated."""
+        """Return the weight of a site's update after a round with all of its training cases, from the site's stated
+        numbers.
+        """
         return update_weight(self.plan.weighting, answer.cases.train, answer.cases.train, answer.patients.train)
 
     def _in_range(self, name: str, score: float | None) -> None:
