@@ -1,7 +1,7 @@
-"""medsilo: hospitals train a medical-imaging model together without sharing data.
+"""medsilo lets hospitals train a medical-imaging model together without sharing data.
 
-The names below are for Python programs and notebooks; docs/research/python.md shows each. They are loaded on first use,
-so that `import medsilo` costs no time. Those of medsilo-lab are attached by its entry points.
+The names below are for Python programs and notebooks. The page docs/research/python.md shows each name. A name is
+loaded on first use, so that `import medsilo` is fast. The entry points of medsilo-lab add its names.
 """
 
 from importlib import import_module

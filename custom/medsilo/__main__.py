@@ -1,4 +1,4 @@
-"""python -m medsilo."""
+"""Run the command line with `python -m medsilo`."""
 
 import sys
 

@@ -1,4 +1,6 @@
-"""The imports of a training script, in place of `nvflare.client`. It is medsilo_script's."""
+"""The names that a training script imports in place of those of `nvflare.client`. The package medsilo_script defines
+the names.
+"""
 
 from typing import Any
 

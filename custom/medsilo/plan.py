@@ -1,4 +1,6 @@
-"""The plan: the one description of a study. Checked before anything starts, resolved, hashed."""
+"""The plan is the only description of a study. medsilo checks a plan before a study starts, fills in default values,
+and hashes the plan.
+"""
 
 import hashlib
 import json
@@ -34,9 +36,9 @@ from medsilo.tasks.task import Task
 if TYPE_CHECKING:  # an optional package defines it
     from medsilo.schedule.sealing import SecureAggregation
 
-NAMING = ("from", "question", "plans")  # keys of network and task that may name a file beside the plan
-LONGEST_LINE = 300  # the most bytes of a line that the lead writes
-MEASURED_LINE = 4000  # kbit/s: the value that means "as measured"
+NAMING = ("from", "question", "plans")  # keys of network and task that may name a file in the plan's folder
+LONGEST_LINE = 300  # the most bytes of a line in the lead's description
+MEASURED_LINE = 4000  # a value of `slowest` that means "as measured"
 CLEAR = "No secure aggregation: the server, and anyone who reads its disk, sees every update that leaves a hospital."
 
 
@@ -82,17 +84,17 @@ class TransportSettings(Feature):
 
     @property
     def rate(self) -> float | None:
-        """The bytes a second of the slowest line, as the plan sets it; None where lines are measured."""
+        """Return the plan's speed of the slowest line in bytes per second, or None if lines are measured."""
         return None if self.slowest == MEASURED_LINE else self.slowest * 1000 / 8
 
 
 class SecureAggregationSettings(Feature):
-    """A plan's `secure_aggregation`: whether hospitals mask their updates, so that the server reads only sums."""
+    """A plan's `secure_aggregation`, with which hospitals mask their updates, so that the server reads only sums."""
 
     mode: Literal["none", "pairwise"] = Field(
         "none",
-        description="whether hospitals mask their updates, so that the server cannot read a single hospital's. "
-        "`pairwise`: it learns sums only",
+        description="whether hospitals mask their updates, so that the server cannot read a single hospital's "
+        "update. With `pairwise`, the server learns sums only",
     )
     threshold: int | None = Field(
         None,
@@ -105,15 +107,15 @@ class SecureAggregationSettings(Feature):
     clip: float = Field(
         65536.0,
         gt=0,
-        le=1e11,  # with it, the masked numbers of as many hospitals as there can be are 1e-5 apart at most
+        le=1e11,  # with this limit, masking rounds numbers to 1e-5 or finer for any number of hospitals
         description="the largest absolute value that is masked; the server rejects a hospital with a larger one",
     )
 
     @property
     def implementation(self) -> "SecureAggregation | None":
-        """The protocol of secure aggregation; None where sites send in clear.
+        """Return the protocol of secure aggregation, or None if sites send unmasked tensors.
 
-        Raises PlanError where its package is not installed.
+        Raises PlanError if the protocol's package is not installed.
         """
         if self.mode == "none":
             return None
@@ -127,12 +129,12 @@ class SecureAggregationSettings(Feature):
 
     @property
     def promises(self) -> list[str]:
-        """Describe the threats against which secure aggregation protects, and those against which it does not."""
+        """Return descriptions of the threats against which secure aggregation does or does not protect."""
         return [*self.implementation.promises] if self.implementation else [CLEAR]
 
     @property
     def times_as_large(self) -> int:
-        """The largest ratio of a masked tensor's bytes to the plain tensor's."""
+        """Return the largest ratio of a masked tensor's bytes to the unmasked tensor's bytes."""
         return self.implementation.times_as_large if self.implementation else 1
 
     def leaves(self, plan: Any) -> Iterable[str]:
@@ -141,7 +143,7 @@ class SecureAggregationSettings(Feature):
 
 
 class StudyDescription(Section):
-    """The study in its lead's words: every hospital reads them before it approves, and on every page."""
+    """The lead's description of the study, which every hospital reads before it approves the study."""
 
     title: Line = Field("", description="the study's title, in one line; every page shows it")
     purpose: Line = Field("", description="the purpose of the model, and the reason why it needs these data; one line")
@@ -149,14 +151,14 @@ class StudyDescription(Section):
 
 
 class OutsidePackage(Section):
-    """An installed package that a plan uses beside medsilo."""
+    """An installed package that a plan uses in addition to medsilo."""
 
     version: str
     hash: str  # the SHA-256 of the package's files
 
 
 class Plan(Section):
-    """A study: method, task, network, training, participation, seed.
+    """The plan of a study, with method, task, network, training, participation and seed.
 
     >>> from medsilo.plan import parse_plan
     >>> sections = {"algorithm": {"name": "fedbn"}, "task": {"name": "synthetic-activity"}}
@@ -168,7 +170,8 @@ class Plan(Section):
     study: StudyDescription = StudyDescription()
     algorithm: Annotated[SerializeAsAny[Algorithm], BeforeValidator(METHODS.read)]
     task: Annotated[SerializeAsAny[Task], BeforeValidator(TASKS.read)]
-    network: Annotated[SerializeAsAny[Network], BeforeValidator(NETWORKS.read)] = Field(None)  # type: ignore[assignment]  # by default the task's own
+    # The default is the task's network.
+    network: Annotated[SerializeAsAny[Network], BeforeValidator(NETWORKS.read)] = Field(None)  # type: ignore[assignment]
     training: Training = Training()
     participation: Participation
     aggregation: AggregationSettings = AggregationSettings()
@@ -178,7 +181,7 @@ class Plan(Section):
     privacy: PrivacyOffer | None = Field(
         None,
         description="the study's promise for every hospital's records: differential privacy  against everybody "
-        "outside it. `null`: nothing",
+        "outside the hospital. `null`: no promise",
     )
     layers: tuple[Annotated[SerializeAsAny[Layer], BeforeValidator(LAYERS.read)], ...] = Field(
         (),
@@ -186,7 +189,7 @@ class Plan(Section):
         description="layers of other packages around sites and server, from outside to inside, "
         "each with its `name` and its own keys",
     )
-    seed: int = Field(0, ge=0, lt=2**32, description="decides everything random")
+    seed: int = Field(0, ge=0, lt=2**32, description="the seed of all random numbers")
     protocol: Literal["paper", "released-code", "default"] = Field(
         "default",
         description="the paper or default that the plan's settings follow; every output states it. medsilo rejects "
@@ -195,17 +198,17 @@ class Plan(Section):
     packages: dict[str, OutsidePackage] = Field(
         {},
         description="packages of other authors that have the method, task, network or layers;  "
-        "filled in by itself: version and hash of each",
+        "medsilo fills in the version and hash of each",
     )
 
     @cached_property
     def course(self) -> Schedule:
-        """The study's phases, and the delivery at its end."""
+        """Return the study's phases, and the delivery at the study's end."""
         return self.algorithm.course(self.training)
 
     def __getstate__(self) -> dict[Any, Any]:
-        """The state for another process, without the schedule: its functions can't be pickled, so each process derives
-        it.
+        """Return the state for another process. The state lacks the schedule, whose functions can't be pickled, so each
+        process creates the schedule again.
         """
         state = super().__getstate__()
         return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name != "course"}}
@@ -214,7 +217,7 @@ class Plan(Section):
     def _fits_together(self) -> Self:
         if self.network is None:
             object.__setattr__(self, "network", _default_network(self.task))
-        _ = self.course  # raises where these rounds are too few
+        _ = self.course  # raises an error if the plan has too few rounds
         networks = self.layout()
         self.algorithm.check(networks)
         self.algorithm.check_training(self.training)
@@ -227,44 +230,46 @@ class Plan(Section):
 
     @property
     def features(self) -> list[Feature]:
-        """The optional features of this plan, in the order in which they are consulted."""
+        """Return the plan's optional features, in the order in which medsilo checks them."""
         secure = self.secure_aggregation
         own = (self.participation, self.aggregation, self.transport, secure, secure.implementation, self.privacy)
         return [feature for feature in (*own, *self.layers) if feature is not None]
 
     @property
     def has_threshold(self) -> bool:
-        """True if hospitals choose a threshold on validation cases: not where each number has its price."""
+        """Return True if hospitals choose a threshold on validation cases. With a privacy promise, hospitals choose no
+        threshold, because each disclosed number costs privacy.
+        """
         return self.task.goal.decides and self.privacy is None
 
     @property
     def weighting(self) -> Weighting:
-        """The weighting of sites' updates in a weighted mean."""
+        """Return the weighting of the sites' updates in a weighted mean."""
         return self.algorithm.weighting or ("patients" if self.task.by_patient else "cases")
 
     @property
     def weighs_cases(self) -> bool:
-        """True if a site's numbers of cases or patients decide how much it counts beside others."""
+        """Return True if a site's weight depends on its number of cases or patients."""
         is_mean = any(not group.personal for phase in self.course.phases for group in phase.sent)
         return is_mean and self.weighting != "uniform" and not (self.aggregation.robust or self.aggregation.max_weight)
 
     @property
     def private(self) -> Private:
-        """The method's privacy mechanism under the plan's promise; raises PlanError where it has none."""
+        """Return the method's privacy mechanism. Raises PlanError if the method has no privacy mechanism."""
         return self.algorithm.privacy_mechanism(name for name in METHODS.ours if METHODS[name].declares_account())
 
     @property
     def gradients(self) -> int:
-        """The noisy gradients that are taken of each batch, where the plan promises privacy."""
+        """Return the number of noisy gradients per batch if the plan promises privacy."""
         return len(self.private.networks) * (2 if self.algorithm.perturbation else 1)
 
     @property
     def sealed(self) -> bool:
-        """True if hospitals mask their updates."""
+        """Return True if hospitals mask their updates."""
         return self.secure_aggregation.mode != "none"
 
     def sealed_forms(self, phase: Phase) -> dict[str, Form]:
-        """The form in which each masked group of a phase is aggregated."""
+        """Return the form of aggregation for each masked group of a phase."""
         secure = self.secure_aggregation.implementation if self.sealed else None
         return dict(secure.forms(self, phase)) if secure else {}
 
@@ -275,72 +280,78 @@ class Plan(Section):
         return ModelFactory(make, task.shape, task.channels, sites)
 
     def warnings(self, sites: Sequence[str]) -> list[str]:
-        """Warnings for the person who starts the study, one line each."""
+        """Return the warnings for the person who starts the study, one line each."""
         own = (caution for feature in self.features for caution in feature.warnings(self))
         return [*self.algorithm.warnings(sites), *own]
 
     def build_networks(self) -> dict[str, nn.Module]:
-        """The method's networks with the initial weights of this plan: the same at the server and at every site."""
+        """Return the method's networks with the plan's initial weights, which are the same at the server and at every
+        site.
+        """
         with torch.random.fork_rng(devices=[]):
             seed_torch(seed_for(self.seed, "initial weights"))
             return self.algorithm.modules(self._blueprint())
 
     def layout(self) -> dict[str, nn.Module]:
-        """The networks without values: names, shapes and types. It draws no random number on any device."""
+        """Return the networks with names, shapes and types, but without values. This method draws no random numbers."""
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             return self.algorithm.modules(self._blueprint())
 
     @cached_property
     def parameters(self) -> int:
-        """The parameters of all the method's networks at a site, counted without making them."""
+        """Return the number of parameters of all networks at a site, without creating the networks."""
         return parameters_of(self.layout())
 
     @property
     def rounds(self) -> int:
-        """The total number of rounds in all phases."""
+        """Return the total number of rounds in all phases."""
         return self.course.rounds
 
     def validates(self, rounds: int) -> bool:
-        """True if sites validate the model after this number of rounds."""
+        """Return True if sites validate the model after the given number of rounds."""
         return rounds % self.model_selection.validate_every == 0 or rounds == self.rounds
 
     @property
     def validations(self) -> int:
-        """The number of times that each site validates the model."""
+        """Return the number of times that each site validates the model."""
         return sum(self.validates(rounds) for rounds in range(self.rounds + 1))
 
     def resolved(self) -> dict[str, Any]:
-        """Every key with its value, defaults included."""
+        """Return every key with its value, including defaults."""
         return self.model_dump(mode="json")
 
     def to_yaml(self) -> str:
-        """The resolved plan as it is written to every run."""
+        """Return the resolved plan as YAML, as it is written to every run."""
         return _as_yaml(json.dumps(self.resolved()))
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the resolved plan."""
+        """Return the SHA-256 of the resolved plan."""
         return hashlib.sha256(json.dumps(self.resolved(), sort_keys=True).encode()).hexdigest()
 
     @property
     def code(self) -> dict[str, dict[str, str]]:
-        """Version and hash of every package whose code runs this plan, as sites report them."""
+        """Return the version and hash of every package whose code runs this plan, as sites report them to the
+        server.
+        """
         others = {name: package.model_dump() for name, package in self.packages.items()}
         return {**{name: facts_of(name) for name in sorted(self.own_packages)}, **others}
 
     @cached_property
     def own_packages(self) -> set[str]:
-        """Our packages among them: those that always run, those that bring its names, and those of its parts."""
+        """Return the names of medsilo's packages whose code runs this plan."""
         parts: list[Any] = [self.algorithm, self.task, *self.features]
         network: Any = self.network
         while network is not None:
             parts.append(network)
-            network = getattr(network, "of", None)  # of a network around another
+            network = getattr(network, "of", None)  # the inner network of a network that wraps another network
         named = [table_of(key).code_of(name) for key, name in _names_in(self.resolved()).items()]
         return {*filter(is_here, ALWAYS), *filter(is_ours, named)}.union(*map(ours_behind, parts))
 
     def among(self, sites: Iterable[str]) -> "Plan":
-        """This plan for the hospitals that are connected at its beginning, if it names none."""
+        """Return the plan for the hospitals that are connected at the study's beginning, if the plan names no
+        hospitals.
+        """
         if self.participation.sites:
             return self
         names, values = sorted(sites), self.resolved()
@@ -350,16 +361,16 @@ class Plan(Section):
 
     @property
     def on_one_machine(self) -> "Plan":
-        """This plan with names for its hospitals, where it names none and all are simulated here."""
+        """Return the plan with names for simulated hospitals, if the plan names no hospitals."""
         return self.among(names_for(self.participation.required))
 
     def with_changes(self, changes: Iterable[str]) -> "Plan":
-        """This plan with `a.b=value` changes."""
+        """Return the plan with `a.b=value` changes."""
         return parse_plan(self.resolved(), changes)
 
 
 def keys_of(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys of a mapping, as they are written after --set, and their values."""
+    """Yield the keys of a mapping with their values. Keys are written as after --set."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from keys_of(inner, f"{where}.{key}" if where else str(key))
@@ -376,13 +387,13 @@ def _as_yaml(plan: str) -> str:
 def load_plan(
     path: Path | str, changes: Iterable[str] = (), allowed: Collection[str] = ANY, method: Algorithm | None = None
 ) -> Plan:
-    """Read a plan.yaml, apply `a.b=value` changes, and check everything.
+    """Read a plan.yaml, apply `a.b=value` changes, and check the plan.
 
     Args:
         path: the plan.yaml
         changes: changes such as "training.rounds=3"
-        allowed: the installed packages that may bring a method, task or network beside medsilo's; by default all
-        method: takes the place of the plan's, where that is another
+        allowed: the installed packages that may define a method, task or network beside medsilo's; by default all
+        method: a method that replaces the plan's method, if the plan has another method
 
     >>> load_plan("jobs/fedavg/app/config/plan.yaml", ["training.rounds=3"]).rounds
     3
@@ -391,11 +402,11 @@ def load_plan(
 
 
 def read_plan(path: Path | str, method: Algorithm | None = None, beside: bool = False) -> Any:
-    """Read a plan.yaml and the files that it names, without checking their values.
+    """Read a plan.yaml and the files that the plan names, without checking their values.
 
     Args:
         method: as in `load_plan`
-        beside: whether it may name files in its own folder only, as another party's plan
+        beside: True if the plan may only name files in the plan's folder, because another party wrote the plan
     """
     path = Path(path)
     try:
@@ -417,8 +428,12 @@ def read_plan(path: Path | str, method: Algorithm | None = None, beside: bool = 
 def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str] = ANY, here: bool = False) -> Plan:
     """Check a plan given as nested dicts, with `a.b=value` changes.
 
-    allowed: as in `load_plan`. here: whether all hospitals are simulated on this machine; they get names before the
-    changes, if the plan has none.
+    Args:
+        values: the plan as nested dicts
+        changes: as in `load_plan`
+        allowed: as in `load_plan`
+        here: True if all hospitals are simulated on this machine; if the plan names no hospitals, hospitals get names
+            before the changes
     """
     if not isinstance(values, dict):
         raise PlanError("this is not a plan; give a plan.yaml, which has the keys algorithm, task, participation, ...")
@@ -434,10 +449,10 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
         from medsilo.schedule.plan_changes import change
 
         change(values, changes)
-    if values.get("network") is None:  # a change may set the network, too: the task's own then
+    if values.get("network") is None:  # a change may also set the network to null, which selects the task's network
         values.pop("network", None)
     names, given = _names_in(values), values.get("packages")
-    check_packages(names, given, allowed)  # before anything of them is imported
+    check_packages(names, given, allowed)  # before any code of these packages is imported
     _complete_network(values, names["task"])
     try:
         plan = checked(Plan, values, "the plan")
@@ -452,12 +467,12 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
             f"network: task {plan.task.name} brings network {plan.network.name!r}, which no package lists under that "
             "name; list it in the entry points 'medsilo.networks' of its package"
         )
-    used = check_packages(_names_in(plan.resolved()), given, allowed)  # the network may have come with the task
+    used = check_packages(_names_in(plan.resolved()), given, allowed)  # the task may have added its network
     return plan.model_copy(update={"packages": {name: OutsidePackage(**facts) for name, facts in used.items()}})
 
 
 def _check_texts(value: Any, where: str) -> None:
-    """Raise PlanError for a text of several lines: people read it among lines of ours."""
+    """Raise PlanError for a text of several lines, which would look like lines of medsilo when people read it."""
     if isinstance(value, str) and STEERING.search(value):
         raise PlanError(f"{where}: a text has a line break or a control character; write it in one line")
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
@@ -466,7 +481,7 @@ def _check_texts(value: Any, where: str) -> None:
 
 
 def _names_in(values: dict[str, Any]) -> dict[str, str]:
-    """The names in a plan, by key: method, task, network and nested networks, layers, and secure aggregation."""
+    """Return the names of method, task, networks, layers and secure aggregation in a plan, by key."""
     names = {key: table.named_in(values.get(key)) for key, table in TABLES.items()}
     layers, network, key = values.get("layers"), values.get("network"), "network"
     secure = values.get("secure_aggregation")
@@ -474,7 +489,7 @@ def _names_in(values: dict[str, Any]) -> dict[str, str]:
         names["secure_aggregation.mode"] = mode
     for place, layer in enumerate(layers if isinstance(layers, list) else []):
         names[f"layers.{place}"] = LAYERS.named_in(layer)
-    while isinstance(network, dict) and "of" in network:  # a network around another
+    while isinstance(network, dict) and "of" in network:  # a network that wraps another network
         key, network = f"{key}.of", network["of"]
         names[key] = NETWORKS.named_in(network)
     return names
@@ -486,12 +501,12 @@ def _default_network(task: Task) -> Network:
 
 
 def _complete_network(values: dict[str, Any], task: str) -> None:
-    """Take keys of a network without its name for changes of the task's own network."""
+    """If a plan's network has keys but no name, apply the keys to the task's network."""
     network = values.get("network")
     if not isinstance(network, dict) or "name" in network or task not in TASKS:
         return
     try:
         own = _default_network(checked(TASKS[task], {**values["task"], "name": task}, "the task"))
     except ValidationError:
-        return  # the check of the plan reports faults of the task
+        return  # the plan's check reports errors of the task
     values["network"] = {**own.model_dump(mode="json"), **network}

@@ -1,4 +1,6 @@
-"""The imports of a lead's `job.py`, in place of NVFlare's recipes: those of medsilo_script, which need medsilo-lab."""
+"""The names that a lead's `job.py` imports in place of NVFlare's recipes. The package medsilo_script defines the names,
+and needs medsilo-lab.
+"""
 
 from typing import Any
 

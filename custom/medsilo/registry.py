@@ -1,8 +1,8 @@
-"""The names that plans and commands may use: medsilo's own methods, tasks and so on, and those of plug-ins.
+"""The names of methods, tasks, networks and other objects that plans and commands may use, from medsilo and plug-ins.
 
-The engine's are listed here as "module:Class" and imported on first use. A plug-in's names come from the entry points
-in its package's metadata, so it is not imported before it is used. Some plug-ins come with medsilo, and are attached
-like all others.
+The names of medsilo's engine are listed here as "module:Class", and imported on first use. A plug-in's names come from
+the entry points in its package's metadata, so that a plug-in is imported only when used. Some plug-ins are distributed
+together with medsilo.
 """
 
 import json
@@ -34,15 +34,21 @@ from medsilo.core.package import (
 )
 from medsilo.core.text import is_safe_name
 
-ANY = ("*",)  # every installed package is allowed: where one person owns everything
-SOURCE = "source-of-"  # begins the name under which a plan has the hash of a class that no package brings
+ANY = ("*",)  # allows every installed package, for a machine on which one person runs everything
+SOURCE = "source-of-"  # prefix of the package name in a plan for a class that no package defines
 
 
 class PluginTable(Mapping[str, Any]):
     """A table of objects by name. An object is imported on first use; listing names imports no module."""
 
     def __init__(self, group: str, base: str, builtin: Mapping[str, str]) -> None:
-        """`group` is that of the entry points; `base` and the values of `builtin` are written "module:Class"."""
+        """Create a table.
+
+        Args:
+            group: the group of entry points
+            base: the base class of all objects, as "module:Class"
+            builtin: the objects of medsilo's engine by name, as "module:Class"
+        """
         self.group, self.base, self.builtin = group, base, dict(builtin)
 
     def __iter__(self) -> Iterator[str]:
@@ -56,7 +62,7 @@ class PluginTable(Mapping[str, Any]):
 
     @property
     def ours(self) -> list[str]:
-        """The names of the engine and of the packages that come with it."""
+        """Return the names from the engine, and from packages that are distributed with the engine."""
         return [name for name in self if self._packages(name) == [OWN]]
 
     def __contains__(self, name: object) -> bool:
@@ -71,18 +77,20 @@ class PluginTable(Mapping[str, Any]):
         return self._load(name, package or OWN)
 
     def remedy(self, name: object) -> str:
-        """Return the names to choose from instead of one that is not known, the nearest first."""
+        """Return advice on the names to use instead of an unknown name."""
         if waits := attach_again(self.group, str(name)):
             return waits
         if not len(self):
-            return "no package that is installed here brings one"
+            return "no installed package defines such a name"
         near = get_close_matches(str(name).lower(), self, n=1, cutoff=0.8)
         if near:
             return f"did you mean {near[0]!r}? ('medsilo list' shows all)"
         return f"choose one of {', '.join(map(repr, self))}"
 
     def package_of(self, name: str) -> str | None:
-        """Return the installed package that brings a name; None for our own. Two that bring the same are an error."""
+        """Return the installed package that defines a name, or None for medsilo's packages. Two packages that define
+        the same name are an error.
+        """
         packages = self._packages(name)
         if len(packages) > 1:
             raise PlanError(
@@ -91,22 +99,24 @@ class PluginTable(Mapping[str, Any]):
         return packages[0] if packages and packages != [OWN] else None
 
     def code_of(self, name: str) -> str:
-        """The package with a name's code: one of medsilo's as imported, or an outside package."""
+        """Return the import name of the package of medsilo, or the outside package, that contains a name's code."""
         return self.package_of(name) or self.place_of(name).partition(".")[0]
 
     def place_of(self, name: str) -> str:
-        """The place of one of medsilo's names, as "module:Class"."""
+        """Return the place of one of medsilo's names, as "module:Class"."""
         return self.builtin.get(name) or self._entries()[name][OWN].value
 
     def written_in(self, name: str) -> str:
-        """The place where a name is defined, as "module:Class"; empty where no file has it."""
+        """Return the place where a name is defined, as "module:Class". The text is empty if no file defines the
+        name.
+        """
         own = {OWN: self.builtin[name]} if name in self.builtin else {}
         entries = {package: entry.value for package, entry in self._entries().get(name, {}).items()}
         places = [*{**entries, **own}.values()]
-        return places[0] if len(places) == 1 else ""  # two packages that bring the same are an error
+        return places[0] if len(places) == 1 else ""  # two packages that define the same name are an error
 
     def _packages(self, name: str) -> list[str]:
-        """Return the packages that bring a name, our own first."""
+        """Return the packages that define a name, with medsilo first."""
         own = [OWN] if name in self.builtin else []
         return list(dict.fromkeys([*own, *sorted(self._entries().get(name, ()), key=lambda package: package != OWN)]))
 
@@ -127,7 +137,7 @@ class PluginTable(Mapping[str, Any]):
             raise PlanError(told, private=str(error)) from error
         self._check(found, name, package)
         file = Path(sys.modules[entry.module].__file__ or "").resolve()
-        if package == OWN:  # each of medsilo's distributions may lie in another folder
+        if package == OWN:  # medsilo's distributions may be installed in different folders
             own = place_in_package(str(file)) or (entry.dist is not None and file in files_in(entry.dist))
         else:
             own = file in map(Path.resolve, files_of(package).values())
@@ -139,21 +149,25 @@ class PluginTable(Mapping[str, Any]):
     def _check(self, found: Any, name: str, package: str) -> None:
         base, kind = _imported(self.base), found if isinstance(found, type) else type(found)
         if not issubclass(kind, base):
-            raise PlanError(f"package {package}: {name!r} is no {base.__name__}; make one of {self.base}")
+            raise PlanError(f"package {package}: {name!r} must be a {base.__name__}; derive it from {self.base}")
 
 
 class Registry(PluginTable):
-    """A table of classes that are sections of a plan, by the names that they have there.
+    """A table of the classes of a plan's sections, by name.
 
-    A program or a notebook may register more, for its process only.
+    A program or notebook may register further classes for its process.
     """
 
     def __init__(self, group: str, base: str, builtin: Mapping[str, str]) -> None:
         super().__init__(group, base, builtin)
-        self._given: dict[str, tuple[type, str]] = {}  # by name: the class, the hash of its source
+        self._given: dict[str, tuple[type, str]] = {}  # the class and the hash of its source, by name
 
     def give(self, found: Any, source: str) -> None:
-        """Take a class of this process under its own name. source: a hash of its source; the latest counts."""
+        """Register a class for this process under the class's name. A later class replaces an earlier class.
+
+        Args:
+            source: a hash of the class's source
+        """
         name = found.model_fields["name"].default
         if name in self and name not in self._given:
             raise PlanError(f"{found.__name__}: the name {name!r} is taken; choose another")
@@ -178,13 +192,13 @@ class Registry(PluginTable):
         return {"version": "source", "hash": self._given[name][1]} if name in self._given else facts_of(package)
 
     def spelled(self, name: object) -> str | None:
-        """Return the name as this table spells it, whatever case its letters have; None where it is not known."""
+        """Return the name as this table spells it, regardless of upper and lower case, or None for an unknown name."""
         if not isinstance(name, str) or name in self:
             return name if isinstance(name, str) else None
         return next((known for known in self if known.lower() == name.lower()), None)
 
     def read(self, values: Any) -> Any:
-        """Return the section whose class its `name` decides; for pydantic, whose errors it raises."""
+        """Return the section of the class that `name` selects, or raise pydantic's validation error."""
         from pydantic_core import PydanticCustomError
 
         from medsilo.core.section import Section
@@ -197,11 +211,13 @@ class Registry(PluginTable):
         if name is None or name not in self:
             told = {"name": values["name"], "remedy": self.remedy(values["name"])}
             raise PydanticCustomError("name_not_known", "{name} is not known", told)
-        text = json.dumps({**values, "name": name}, default=str)  # as JSON, strictly, as the plan around it is read
+        text = json.dumps({**values, "name": name}, default=str)  # as strict JSON, in the same way as the plan is read
         return self[name].model_validate_json(text, strict=True)
 
     def named_in(self, section: Any) -> str:
-        """The name in a plan's raw section, as this table spells it; empty without a name."""
+        """Return the name in a plan's raw section, as this table spells it. The text is empty if the section has no
+        name.
+        """
         name = section.get("name") if isinstance(section, Mapping) else None
         return self.spelled(name) or (name if isinstance(name, str) else "")
 
@@ -221,16 +237,16 @@ class Registry(PluginTable):
 
 
 @cache
-def _installed(path: tuple[str, ...]) -> Any:  # what it is differs between versions of Python
-    """The entry points of all groups: to look for each group's own reads every distribution's once more."""
+def _installed(path: tuple[str, ...]) -> Any:  # the type differs between versions of Python
+    """Return the entry points of all groups. Reading each group separately would read every distribution again."""
     return entry_points()
 
 
 @cache
 def _entries(group: str, path: tuple[str, ...]) -> Mapping[str, Mapping[str, EntryPoint]]:
-    """Map the entry points of a group to their packages; all packages of medsilo count as one.
+    """Return the entry points of a group, by name and package. All packages of medsilo count as one package.
 
-    `path` is Python's `sys.path`; when it changes, the entry points are read again.
+    The argument `path` is Python's `sys.path`. When `sys.path` changes, the entry points are read again.
     """
     found: dict[str, dict[str, EntryPoint]] = {}
     name_of = cache(attrgetter("name"))  # reading a name parses the distribution's METADATA file
@@ -305,28 +321,30 @@ NETWORKS = Registry(
     },
 )
 
-# Layers that a plan names; federation/site_stack.py and server_stack.py have the permanent layers.
+# Layers that a plan names. The modules federation/site_stack.py and server_stack.py list the permanent layers.
 LAYERS = Registry("medsilo.layers", "medsilo.schedule.layer:Layer", {"canary": "medsilo.check.canary:Canary"})
 
-# Secure aggregation, by the name of `secure_aggregation.mode`.
+# Protocols of secure aggregation, by the value of `secure_aggregation.mode`.
 AGGREGATIONS = Registry("medsilo.aggregations", "medsilo.schedule.sealing:SecureAggregation", {})
 
-TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network": NETWORKS}  # by the plan's sections
+# The tables by section of the plan
+TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network": NETWORKS}
 
 
 def table_of(key: str) -> Registry:
-    """Return the table that a plan's key takes its name from; `layers.0` is a layer with its place."""
+    """Return the table for the name in a plan's section. The key `layers.0` is the first layer."""
     section = key.partition(".")[0]
     return AGGREGATIONS if section == "secure_aggregation" else TABLES.get(section, LAYERS)
 
 
 def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str]) -> dict[str, dict[str, str]]:
-    """Return the version and hash of every outside package that defines a name in a plan, without importing it.
+    """Return the version and hash of every outside package that defines a name in a plan, without importing the
+    package.
 
-    Raises a PlanError for a package that is not allowed, not installed, or different from the plan's.
+    Raises PlanError for a package that is not allowed, not installed, or different from the package in the plan.
 
     Args:
-        names: by the plan's key, of layers with their index (`layers.0`)
+        names: the names by key of the plan; the key of a layer has an index (`layers.0`)
         given: the plan's `packages`
     """
     said = {canonical(str(name)): facts for name, facts in given.items()} if isinstance(given, dict) else {}
@@ -347,7 +365,7 @@ def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str
 
 
 def check_allowed(package: str, allowed: Collection[str]) -> None:
-    """Raise a PlanError for a package that this party has not allowed."""
+    """Raise PlanError for a package that this party has not allowed."""
     if "*" not in allowed and package not in map(canonical, allowed):
         raise PlanError(
             f"this site does not allow package {package} of the plan; review it and name it under 'packages' in "

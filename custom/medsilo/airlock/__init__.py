@@ -1,1 +1,1 @@
-"""The airlock: a room without network in which somebody else's training script runs, and its one exit."""
+"""The airlock runs an external training script in a sandbox without network, and checks every answer of the script."""

@@ -1,8 +1,8 @@
-"""The border: it checks a training script's answer before it leaves a hospital.
+"""The border checks and rounds a training script's answer before the hospital sends the answer.
 
 The border rebuilds each answer. From the script it takes only the tensors that the method sends, with the plan's names,
-shapes and types, and a few rounded numbers. The hospital's own process adds the rest: study, versions, seconds, memory
-and the number of cases.
+shapes and types, and a few rounded numbers. The hospital's process adds the study, versions, seconds, memory and the
+number of cases.
 """
 
 import json
@@ -29,16 +29,16 @@ from medsilo.schedule.phase import Ranges, views
 from medsilo.site.data_set import DataSet
 from medsilo.site.settings import SCORE_ROUNDING, DataPart
 
-LEFT = "left.jsonl"  # in a site's folder of a study: the disclosed bits of a script's answers
-CASES = "script.json"  # beside it: how many cases the script said that it has
-HELD = "this hospital held the answer back"  # the reason that leaves; the details stay in its errors.log
-PROTECTED = "this hospital's update as a whole, and not one patient"  # by noise; rho is that of zero-concentrated DP
-BLOCK = 1 << 15  # numbers; for more, torch would wake its threads, which then wait by spinning
-LARGEST_POWER = 309  # of ten, of the numbers that JSON can hold
-# Of an answer that is held back: which of this side's reasons, of which there are fewer than 16, and when
+LEFT = "left.jsonl"  # the log of disclosed bits, in a site's folder of a study
+CASES = "script.json"  # the file with the number of cases that the script reported
+HELD = "this hospital held the answer back"  # the reason that the server receives; details stay at the hospital
+PROTECTED = "this hospital's update as a whole, and not one patient"  # the object that noise protects, as a log entry
+BLOCK = 1 << 15  # count of numbers; for longer tensors, torch would use threads, which waste processor time
+LARGEST_POWER = 309  # the largest power of ten in a number that JSON can hold
+# The disclosed bits of a rejected answer: which of fewer than 16 reasons applies, and when the answer was rejected
 HELD_BITS = {"reasons": 4, "times": REAL}
 NUMBERS = "its numbers are not those of this task"
-SCORES: dict[str, DataPart] = {  # the part of each score
+SCORES: dict[str, DataPart] = {  # the data part on which each score is computed
     "train_loss": "train",
     "validation": "validation",
     "validation_loss": "validation",
@@ -48,14 +48,14 @@ SCORES: dict[str, DataPart] = {  # the part of each score
 
 
 class HeldBack(Refused):
-    """An answer that does not leave the hospital. Its reason quotes nothing from the script."""
+    """The hospital does not send an answer. The error's reason quotes no text from the script."""
 
     def __init__(self, what: str, private: str = "") -> None:
         super().__init__(f"{HELD}: {what}", private)
 
 
 class Border:
-    """Makes a site's answers from the results of a script in a room."""
+    """Creates a site's answers from the results of a script in a room."""
 
     def __init__(self, place: SiteContext) -> None:
         self.place, self.plan, self.own = place, place.plan, place.settings.border
@@ -63,9 +63,9 @@ class Border:
         self.protection = Protection(place)
         self.acceptance = Acceptance(place.plan, place.study, place.trainers, place.sites)
 
-    # ------------------------------------------------------------------ forms, before numbers are taken in
+    # ------------------------------------------------------------------ forms of tensors
     def check_forms(self, asked: Request, forms: list[Form]) -> None:
-        """Raise HeldBack unless these are the tensors that this answer has, in the forms that follow from the plan."""
+        """Raise HeldBack unless the script sends exactly the tensors, shapes and types that follow from the plan."""
         try:
             same_forms(forms, self._expected(asked))
         except Refused as error:
@@ -84,7 +84,12 @@ class Border:
     def answer(
         self, asked: Request, given: Groups, facts: Mapping[str, Any], groups: Groups, **measured: float
     ) -> StudyMessage:
-        """The answer in the form in which it leaves. given: the groups of the request. measured: seconds and memory."""
+        """Return the answer that the hospital sends.
+
+        Args:
+            given: the groups of tensors in the request
+            measured: seconds and memory that the script used
+        """
         self._check_numbers(asked, groups)
         norm = self._norm(groups, given)
         if self.own.norm is not None and norm > self.own.norm:
@@ -101,7 +106,9 @@ class Border:
         return leaves
 
     def _note(self, leaves: StudyMessage, bits: Mapping[str, int], rho: float | None) -> None:
-        """Count an answer before it leaves; raises Refused when this hospital's budget is spent."""
+        """Charge an answer to the hospital's query budget before the answer is sent. Raises Refused if the budget is
+        spent.
+        """
         self.protection.note_script(leaves, bits, rho)
 
     def _check_numbers(self, asked: Request, groups: Groups) -> None:
@@ -147,7 +154,7 @@ class Border:
         return self.accepted(asked, {**told, **own})
 
     def accepted(self, asked: Request, facts: Mapping[str, Any]) -> SiteAnswer:
-        """Return the typed answer that these facts are, by the checks that the server makes, too."""
+        """Convert facts to a typed answer, with the same checks as at the server."""
         site, parcel = self.place.site, StudyMessage({}, dict(facts))
         try:
             answer = self.acceptance.accept(site, parcel, (asked.task, asked.round), ())
@@ -158,7 +165,7 @@ class Border:
         return answer
 
     def _cases(self, asked: Request, told: Mapping[str, Any]) -> dict[str, int]:
-        """Return the script's numbers of cases, which it says once in a study."""
+        """Return the script's numbers of cases, which the script reports once in a study."""
         file = self.place.folder / CASES
         if asked.task != "join" and file.exists():
             return {part: int(json.loads(file.read_text())[part]) for part in PARTS}
@@ -173,7 +180,7 @@ class Border:
         return cases // unit * unit
 
     def _rounded(self, score: Any, resolution: Resolution) -> float:
-        """Round a score or loss of patients' data like the scores that medsilo computes itself."""
+        """Round a score or loss in the same way as scores that medsilo computes itself."""
         if not isinstance(score, int | float) or isinstance(score, bool) or not math.isfinite(score):
             raise ValueError("a score must be a finite number")
         if not self.protection.on:
@@ -184,8 +191,9 @@ class Border:
         return float(f"{score:.{self.own.digits - 1}e}")
 
     def _resolution(self, part: DataPart, counted: Mapping[str, int]) -> Resolution:
-        """The rounding of a score over a part, by the number of its patients in the data set, or else of cases that the
-        script stated."""
+        """Return the rounding of a score over a data part. The rounding depends on the number of patients in the data
+        set, or on the number of cases that the script reported.
+        """
         if not self.protection.on:
             return Resolution()
         source = self.place.settings.data
@@ -195,12 +203,12 @@ class Border:
 
     # ------------------------------------------------------------------ the update
     def _norm(self, groups: Groups, given: Groups) -> float:
-        """The L2 norm of the update; a tensor that was not received counts in full."""
+        """Return the L2 norm of the update. For a tensor that was not received, the update is the whole tensor."""
         return math.hypot(*(_distance(own, before) for _, own, before in _pairs(groups, given)))
 
     @torch.no_grad()
     def _changed(self, groups: Groups, given: Groups, norm: float, ranges: Mapping[str, Ranges]) -> Groups:
-        """Return the update clipped, with noise, and rounded, in this order, as the hospital wants it."""
+        """Clip the update, add noise, and round the result, in this order, as the hospital's settings demand."""
         own = self.own
         scale = min(1.0, own.clip / norm) if own.clip is not None and norm else 1.0
         changed = {group: dict(tensors) for group, tensors in groups.items()}
@@ -210,7 +218,7 @@ class Border:
                 update = self.place.with_noise(update.double(), own.noise * own.clip).to(tensor.dtype)
             if own.bfloat16:
                 update = update.to(torch.bfloat16).to(tensor.dtype)
-            low, high = ranges.get(group, {}).get(name, (-math.inf, math.inf))  # no noisy variance is below zero
+            low, high = ranges.get(group, {}).get(name, (-math.inf, math.inf))  # keeps noisy variances above zero
             changed[group][name] = (before + update).clamp(low, high)
         if own.noise is not None:
             for group, tensors in changed.items():
@@ -235,7 +243,7 @@ class Border:
         append_line(self.place.folder / LEFT, json.dumps(line))
 
     def note_failure(self, asked: Request) -> None:
-        """Count an answer that did not leave: a script chooses why, and when."""
+        """Count the bits of a rejected answer, because a script can choose the reason and the time of a rejection."""
         self.protection.enter("a script's answer that was held back", HELD_BITS)
         self.write_down(asked, StudyMessage(), 0.0, HELD_BITS, None)
 
@@ -247,20 +255,21 @@ class Border:
 
 
 def bits_of_score(digits: int, resolution: Resolution) -> int:
-    """The number of bits that a script can hide in one score that leaves with so many digits and this rounding.
+    """Return the number of bits that a script can hide in one score with the given digits and rounding.
 
     >>> bits_of_score(3, Resolution()), bits_of_score(3, Resolution(weight=1 / 200, patients=2))
     (21, 16)
     """
     values, exponents = 9 * 10 ** (digits - 1), 2 * LARGEST_POWER
-    if step := resolution.step(0, 1):  # of each power of ten from the first on
+    if step := resolution.step(0, 1):  # rounding limits the values within each power of ten
         values, exponents = min(values, round(1 / step)), LARGEST_POWER
     return math.ceil(math.log2(2 * values * exponents + 1))
 
 
 def _unnoised(tensor: Tensor, given: Tensor | None) -> Tensor:
-    """Return a tensor without noise as it leaves beside noisy tensors: integers have no noise, so they must be as
-    received."""
+    """Return a tensor without noise that is sent together with noisy tensors. Integers get no noise, so the received
+    integers replace the script's integers.
+    """
     if tensor.is_floating_point():
         return tensor
     if given is None or given.shape != tensor.shape:
@@ -269,13 +278,15 @@ def _unnoised(tensor: Tensor, given: Tensor | None) -> Tensor:
 
 
 def _distance(own: Tensor, before: Tensor) -> float:
-    """The L2 norm of a difference, block by block: the system would zero the memory of a whole one."""
+    """Return the L2 norm of a difference, computed block by block to save memory."""
     blocks = zip(own.reshape(-1).split(BLOCK), before.reshape(-1).split(BLOCK), strict=True)
     return math.hypot(*(float(torch.linalg.vector_norm((one - other).float())) for one, other in blocks))
 
 
 def _pairs(groups: Groups, given: Groups) -> list[tuple[tuple[str, str], Tensor, Tensor]]:
-    """The place of each floating-point tensor, the tensor, and the received one; zeros where none was received."""
+    """Return the group and name of each floating-point tensor, the tensor, and the received tensor. Zeros replace a
+    tensor that was not received.
+    """
     found = []
     for group, own in groups.items():
         for name, tensor in own.items():

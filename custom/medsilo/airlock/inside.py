@@ -1,7 +1,7 @@
-"""The first program in a room: it sets limits that no program inside can raise, and becomes the script.
+"""The first program in a room sets limits that no program in the room can raise, and then becomes the script.
 
-Where the kernel has Landlock, that is a second wall: a file reached outside the room's tree can't be opened. It is
-started by its path and imports no module of medsilo, so it starts at once.
+If the kernel has Landlock, no program in the room can open a file outside the room's folder tree. This program imports
+no module of medsilo, so that it starts quickly.
 """
 
 import ctypes
@@ -11,18 +11,23 @@ import struct
 import sys
 
 LIMITS = ("NPROC", "DATA", "FSIZE", "CORE", "NOFILE")
-CREATE, ADD, RESTRICT = 444, 445, 446  # Landlock's calls, on all processors
+CREATE, ADD, RESTRICT = 444, 445, 446  # numbers of Landlock's system calls on all processors
 ASKS_VERSION, BENEATH = 1, 1
-# The rights of files that each version of Landlock can deny in addition
+# The file rights that each version of Landlock can deny in addition to the versions before
 RIGHTS = {1: 0x1FFF, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
 EXECUTE, WRITE, READ, LIST, MAKE_CHARACTER, MAKE_BLOCK, TRUNCATE, CONTROL = (
     1 << own for own in (0, 1, 2, 3, 6, 11, 14, 15)
 )
-ABSTRACT_SOCKETS, SIGNALS = 1, 2  # access to processes outside, which Landlock denies from version 6
+ABSTRACT_SOCKETS, SIGNALS = 1, 2  # access to processes outside the room, which Landlock denies from version 6
 
 
 def main(limits: str, written: str, *command: str) -> None:
-    """limits: one number for each of LIMITS; written: folders in which to write; with commas between them."""
+    """Set the limits and start the script.
+
+    Args:
+        limits: one number for each name in LIMITS, separated by commas
+        written: the folders in which the script may write, separated by commas
+    """
     for name, number in zip(LIMITS, map(int, limits.split(",")), strict=True):
         which = getattr(resource, f"RLIMIT_{name}")
         _, hard = resource.getrlimit(which)
@@ -40,7 +45,9 @@ def landlock() -> int:
 
 
 def restrict(version: int, written: list[str]) -> None:
-    """Let this process and all that it starts read below the root as it is now, and write below these folders."""
+    """Allow this process and its child processes to read files below the current root, and to write files below the
+    given folders.
+    """
     rights = sum(own for since, own in RIGHTS.items() if since <= version)
     scopes = ABSTRACT_SOCKETS | SIGNALS if version >= 6 else 0
     asked = struct.pack("=QQQ", rights, 0, scopes)[: 8 if version < 4 else 16 if version < 6 else 24]

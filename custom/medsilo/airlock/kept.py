@@ -1,6 +1,4 @@
-"""A site's state inside a room, which loses all files when it ends: changed files are handed out, and a new room gets
-them.
-"""
+"""Copies a site's changed state files out of a room, which loses all files when it ends, and into a new room."""
 
 import os
 import re
@@ -15,9 +13,13 @@ class KeptFiles:
     """The site's files that the process outside keeps between two isolated processes."""
 
     def __init__(self, end: End, folder: Path, may_keep: re.Pattern[str]) -> None:
-        """Load the files that earlier rooms handed out. folder: the site's, inside."""
+        """Load the files that earlier rooms handed out.
+
+        Args:
+            folder: the site's folder in the room
+        """
         self.end, self.folder, self.may_keep = end, folder, may_keep
-        self.handed: dict[str, tuple[int, int]] = {}  # files already handed to the other process
+        self.handed: dict[str, tuple[int, int]] = {}  # size and time of files already sent to the process outside
         for path in KEPT.rglob("*") if KEPT.is_dir() else ():
             name = path.relative_to(KEPT).as_posix()
             if may_keep.fullmatch(name) and path.is_file():
@@ -27,7 +29,9 @@ class KeptFiles:
                 self.handed[name] = _state_of(place)
 
     def hand_out(self) -> None:
-        """Hand out the changed files; where files were removed, name the remaining files."""
+        """Send all changed files to the process outside. If files were removed, send the names of the remaining
+        files.
+        """
         files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
         own = {name: path for name, path in files.items() if self.may_keep.fullmatch(name)}
         for name, path in own.items():

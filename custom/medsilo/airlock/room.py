@@ -1,9 +1,9 @@
-"""The room in which somebody else's training script runs: a command of bubblewrap, and this machine's ability to run
-it.
+"""The room, a sandbox made by bubblewrap, in which an external training script runs.
 
-Inside, a script can read the system, Python's packages, its own code and the data that the hospital names. It can write
-to a limited scratch in memory. It has no network, sees no other process and gets none of this one's variables. Its
-exit, one end of a socket pair, is the standard input, so that processes which torchrun starts inherit it.
+In a room, a script can read the operating system, Python's packages, the script's code and the data that the hospital
+names. The script can write to a scratch folder in memory of limited size. The script has no network, sees no process
+outside, and gets no environment variables of medsilo's process. The script's standard input is one end of a socket
+pair, so that processes which torchrun starts inherit the socket.
 """
 
 import os
@@ -26,21 +26,21 @@ from medsilo.site.airlock_settings import MiB, RoomSettings
 PROGRAM = "bwrap"
 APP, WORK, KEPT = Path("/room/app"), Path("/room/work"), Path("/room/kept")
 CODE = APP / "custom"  # the script's code
-OUTPUT = WORK / "medsilo"  # where a room's process keeps its studies
-INSIDE = "MEDSILO_AIRLOCK"  # the variable that marks a script's process as inside a room, and has its facts
+OUTPUT = WORK / "medsilo"  # the folder in which a room's process stores its studies
+INSIDE = "MEDSILO_AIRLOCK"  # the environment variable that contains the script's facts inside a room
 USER = 1000
 ALONE = ("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session")
-# Of the system: programs and libraries, files of the loader, and torch's source of the processor's abilities
+# Readable folders of the operating system: programs, libraries, the loader's files, and facts about the processor
 SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/fonts", "/sys/devices/system/cpu")
-TOP = ("bin", "sbin", "lib", "lib32", "lib64")  # links into /usr, or folders of older systems
-WRITTEN = {  # files that are the room's own
+TOP = ("bin", "sbin", "lib", "lib32", "lib64")  # links into /usr, or folders on older systems
+WRITTEN = {  # files that are created for the room
     "/etc/passwd": f"script:x:{USER}:{USER}::{WORK}:/bin/sh\n".encode(),
-    "/etc/hosts": b"127.0.0.1 localhost room\n",  # names by which processes of one room find each other
+    "/etc/hosts": b"127.0.0.1 localhost room\n",  # host names with which processes in a room find each other
 }
-# Of the kernel, which checks only a user's number there: as root a script could change settings of the machine
+# Files of the kernel below /proc, through which a script that runs as root could change the machine's settings
 SHUT = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "mtrr", "scsi")  # mounted read-only
 HIDDEN = ("keys", "key-users", "kcore", "kmsg", "kallsyms", "timer_list", "slabinfo", "vmallocinfo", "pagetypeinfo")
-LARGEST_LOG = 16 * MiB  # the most bytes that are logged of a script's output
+LARGEST_LOG = 16 * MiB  # the most bytes of a script's output that are logged
 OPEN_FILES = 4096
 REMEDY = "install it (Debian and Ubuntu: apt install bubblewrap; medsilo docs start/install)"
 NO_ROOM = "let this account make user namespaces (medsilo docs start/install)"
@@ -48,16 +48,16 @@ NO_ROOM = "let this account make user namespaces (medsilo docs start/install)"
 
 @dataclass(frozen=True)
 class Script:
-    """A lead's training script, as its job brought it."""
+    """A lead's training script from an NVFlare job."""
 
     folder: Path  # the folder with the script's code
     file: str  # the script's file, relative to `folder`
     arguments: tuple[str, ...] = ()
-    command: tuple[str, ...] = ("python3", "-u")  # the command that starts it; also torchrun's
+    command: tuple[str, ...] = ("python3", "-u")  # the command that starts the script, for example torchrun
 
     @property
     def program(self) -> tuple[str, ...]:
-        """The command to run inside, where the app's folder is mounted."""
+        """Return the command that starts the script in the room."""
         return (*self.command, str(CODE / self.file), *self.arguments)
 
 
@@ -66,18 +66,20 @@ class Room:
     """The program, files and limits of a room."""
 
     program: tuple[str, ...]  # the program that runs inside
-    files: Mapping[Path, Path]  # to read: from where, and where it lies inside
+    files: Mapping[Path, Path]  # readable files: each path outside, with the path inside the room
     settings: RoomSettings
-    memory: int  # bytes that each process may take
+    memory: int  # bytes of memory that each process may use
     threads: int
     data: tuple[Path, ...] = ()  # folders or files that the program reads at their usual paths
-    private: tuple[Path, ...] = ()  # folders that must not be seen, whatever else is: the kit, other studies
-    told: str = ""  # to the process inside, in INSIDE
+    private: tuple[Path, ...] = ()  # folders that the script must never see: the kit and other studies
+    told: str = ""  # the value of the environment variable INSIDE in the room
 
     def start(self, door: socket, log: Path) -> tuple[subprocess.Popen, threading.Thread]:
-        """Start the program; return it, and what writes its output until its last process has ended.
+        """Start the program, and return its process and the thread that writes its output.
 
-        door: its end of the socket pair. log: the file of its output.
+        Args:
+            door: the program's end of the socket pair
+            log: the file for the program's output
         """
         bwrap = shutil.which(PROGRAM)
         if bwrap is None:
@@ -87,7 +89,7 @@ class Room:
         files = [*written, *([memory_file(program)] if program else [])]
         try:
             walls = self.walls(written, files[-1] if program else None)
-            files.append(memory_file("\0".join([*walls, ""]).encode()))  # on no command line that a room can read
+            files.append(memory_file("\0".join([*walls, ""]).encode()))  # processes in the room can read command lines
             process = subprocess.Popen(
                 [bwrap, "--args", str(files[-1]), "--", *self.command()],
                 stdin=door.fileno(),
@@ -111,7 +113,12 @@ class Room:
         return [*start, *self.program]
 
     def walls(self, written: Mapping[int, str], seccomp: int | None) -> list[str]:
-        """Return bubblewrap's arguments. written, seccomp: descriptors to read from; with the place of each file."""
+        """Return bubblewrap's arguments.
+
+        Args:
+            written: descriptors of files that are created for the room, each with the file's path in the room
+            seccomp: the descriptor of the filter of system calls
+        """
         half = str(self.settings.scratch * MiB // 2)
         own = [*ALONE, "--uid", str(USER), "--gid", str(USER), "--hostname", "room", "--cap-drop", "ALL", "--clearenv"]
         for path in SYSTEM:
@@ -142,7 +149,7 @@ class Room:
         return [*own, "--chdir", str(WORK), "--remount-ro", "/dev", "--remount-ro", "/"]
 
     def variables(self) -> dict[str, str]:
-        """Return all variables of the script's process."""
+        """Return all environment variables of the script's process."""
         paths = [str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]
         return {
             "PATH": os.pathsep.join(paths),
@@ -152,14 +159,14 @@ class Room:
             "USER": "script",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONNOUSERSITE": "1",
-            "PYTHONPATH": str(CODE),  # as outside, also for a script in a subfolder
+            "PYTHONPATH": str(CODE),  # the same module path as outside a room, even for a script in a subfolder
             "OMP_NUM_THREADS": str(self.threads),
             INSIDE: self.told,
             **self.settings.variables,
         }
 
     def _refuse_private(self, read: Iterable[Path]) -> None:
-        """Raise MedsiloError where a folder to read contains a private file of the hospital."""
+        """Raise MedsiloError if a readable folder contains a private file of the hospital."""
         for path in read:
             there = path.resolve()
             if odd := [own for own in self.private if own.resolve().is_relative_to(there)]:
@@ -171,7 +178,7 @@ class Room:
 
 
 def memory_file(content: bytes) -> int:
-    """Return a descriptor from which a program can read this once."""
+    """Return a file descriptor from which a program can read the content once."""
     file = os.memfd_create("medsilo")
     os.write(file, content)
     os.lseek(file, 0, os.SEEK_SET)
@@ -180,7 +187,9 @@ def memory_file(content: bytes) -> int:
 
 @cache
 def environment() -> tuple[Path, ...]:
-    """Return the folders of Python and its packages, without environment variables and the user's folder."""
+    """Return the folders of Python and its packages, found without environment variables and without the user's
+    folder.
+    """
     asks = "import sys; print(*sys.path, sys.prefix, sys.base_prefix, sep='\\n')"
     said = subprocess.run([sys.executable, "-I", "-c", asks], capture_output=True, text=True, check=True, env={})
     found = {Path(line) for line in said.stdout.splitlines() if line}
@@ -206,7 +215,7 @@ def _write_log(process: subprocess.Popen, file: Path) -> None:
             log.write(kept)
             if left and not (left := left - len(kept)):
                 log.write(b"\nmedsilo: the script printed more, which is not kept\n")
-    with suppress(OSError):  # the disk is full: the script continues
+    with suppress(OSError):  # if the disk is full, the script continues
         while os.read(process.stdout.fileno(), 65536):
             pass
     process.stdout.close()
@@ -214,15 +223,15 @@ def _write_log(process: subprocess.Popen, file: Path) -> None:
 
 @dataclass(frozen=True)
 class Ability:
-    """Whether this machine can make a room, and the parts that it lacks."""
+    """This machine's ability to create a room, and the missing parts."""
 
     works: bool
-    lacks: tuple[str, ...] = ()  # the missing parts, as people read them
+    lacks: tuple[str, ...] = ()  # descriptions of the missing parts
 
 
 @cache
 def ability() -> Ability:
-    """Test this machine's ability to isolate by making an empty room."""
+    """Test this machine's ability to isolate by creating an empty room."""
     bwrap = shutil.which(PROGRAM)
     if bwrap is None:
         return Ability(False, (f"bubblewrap is not installed; {REMEDY}",))
@@ -241,6 +250,6 @@ def _weaker() -> Iterator[str]:
     if filter_program() is None:
         yield f"no list of forbidden system calls for this processor ({os.uname().machine})"
     if not inside.landlock():
-        yield "this kernel has no Landlock, which would be a second wall around files"
+        yield "this kernel has no Landlock, which would protect files outside the room a second time"
     if os.getuid() == 0:
-        yield "as root the system does not count a script's processes; run the kit by an ordinary account"
+        yield "the system does not limit the number of a script's processes for root; run the kit as an ordinary user"

@@ -1,14 +1,15 @@
-"""The system calls that a script may not make, as a program of the kernel's filter, which bubblewrap loads.
+"""The system calls that a training script may not make, as a program for the kernel's seccomp filter.
 
-They are those that no training needs and that reached the kernel's or other processes' memory before: a wall behind the
-walls. Sockets are those of programs on one machine and of a network that is not there; no others.
+bubblewrap loads the filter. The filter denies system calls that training does not need, and through which programs have
+reached the memory of the kernel or of other processes before. A script may open sockets only between programs in its
+room, which has no network.
 """
 
 import os
 import struct
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-NUMBERS = {  # of each call: on x86_64, on aarch64
+NUMBERS = {  # the numbers of each system call on x86_64 and aarch64
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -52,23 +53,23 @@ NUMBERS = {  # of each call: on x86_64, on aarch64
     "adjtimex": (159, 171),
     "vhangup": (153, 58),
     "pidfd_getfd": (438, 438),
-    # Memory that counts as no process's
+    # Calls that create memory outside of any process's account
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
     "msgget": (68, 186),
 }
 SOCKET = (41, 198)
-# of sockets: of this machine, of two networks that have only the room's loopback; its addresses
+# The allowed families of sockets: Unix, IPv4, IPv6 and netlink. In a room, IPv4 and IPv6 reach only the loopback.
 FAMILIES = (1, 2, 10, 16)
-X32 = 0x40000000  # the calls of another table on x86_64
+X32 = 0x40000000  # marks system calls of the x32 interface on x86_64
 LOAD, EQUAL, GREATER, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, DENY = 0x7FFF0000, 0x00050001  # EPERM
-NUMBER, ARCHITECTURE, FIRST = 0, 4, 16  # offsets in the kernel's data
+NUMBER, ARCHITECTURE, FIRST = 0, 4, 16  # offsets in the kernel's description of a system call
 
 
 def filter_program(machine: str | None = None) -> bytes | None:
-    """Return the filter for this machine's processor; None for one whose calls are not known here.
+    """Return the filter for this machine's processor, or None for a processor whose system calls are not listed here.
 
     >>> len(filter_program("x86_64")) % 8
     0
@@ -78,15 +79,15 @@ def filter_program(machine: str | None = None) -> bytes | None:
         return None
     column = list(ARCHITECTURES).index(machine)
     denied = sorted(own[column] for own in NUMBERS.values())
-    # Each line: the instruction, its operand, and whether it may jump to the end, where calls are denied.
+    # Each line has an instruction, an operand, and whether the instruction may jump to the end, which denies the call.
     lines: list[tuple[int, int, bool]] = [(LOAD, NUMBER, False)]
     lines += [(GREATER, X32, True)] if machine == "x86_64" else []
     lines += [(EQUAL, number, True) for number in denied]
     body = [_line(LOAD, 0, 0, ARCHITECTURE), _line(EQUAL, 1, 0, ARCHITECTURES[machine]), _line(RETURN, 0, 0, DENY)]
-    tail = 2 + len(FAMILIES)  # lines between the last of these and the denial
+    tail = 2 + len(FAMILIES)  # number of lines between the last tested call and the denial
     for place, (does, number, leaves) in enumerate(lines):
         body.append(_line(does, len(lines) - place - 1 + tail if leaves else 0, 0, number))
-    body.append(_line(EQUAL, 0, len(FAMILIES) + 2, SOCKET[column]))  # another call is allowed
+    body.append(_line(EQUAL, 0, len(FAMILIES) + 2, SOCKET[column]))  # all other calls except socket() are allowed
     body.append(_line(LOAD, 0, 0, FIRST))
     for place, family in enumerate(FAMILIES):
         body.append(_line(EQUAL, len(FAMILIES) - place, 0, family))

@@ -1,4 +1,6 @@
-"""A site whose training script runs in a room: it starts the room, sends requests, and passes answers to the border."""
+"""A site whose training script runs in a sandbox, called a room. The site starts the room, sends requests to the
+script, and passes the answers to the border, which checks them.
+"""
 
 import contextlib
 import json
@@ -30,13 +32,13 @@ from medsilo.runs.messages import Request, StudyMessage
 from medsilo.site.airlock_settings import MiB
 
 LOG = logging.getLogger(__name__)
-PRINTED = "script.log"  # in a site's folder of a study: the script's output
+PRINTED = "script.log"  # the file with the script's output, in a site's folder of a study
 LOOK = 1.0  # seconds between two measurements of a room's memory and files
-GRACE = 30.0  # seconds that a script has to end by itself when the study is over
+GRACE = 30.0  # seconds that a script has to exit by itself when the study is over
 LACKING = "a pre-trained file that the network begins with is not here"
-KILLED = 5.0  # seconds that the system has to end a room's processes
-MOST_KEPT = 1000  # files
-MOST_MESSAGES = 10_000  # before an answer
+KILLED = 5.0  # seconds that the operating system has to end a room's processes
+MOST_KEPT = 1000  # most files of a site's state
+MOST_MESSAGES = 10_000  # most messages from the script before an answer
 
 
 class OverLimit(Refused):
@@ -54,7 +56,7 @@ class RoomSite:
     """A site whose answers come from a program in an isolated process."""
 
     ends_with = {"answer", "lacks"}  # the messages that end the wait
-    may_keep = MAY_KEEP  # files of the site's state that the program has this side keep
+    may_keep = MAY_KEEP  # files of the site's state that the program may store outside the room
     what = "the training script"  # the program's name in messages
     program: tuple[str, ...]  # the command that runs inside
 
@@ -62,11 +64,11 @@ class RoomSite:
         self.place, self.border = place, border
         border.protection.admit()
         self.process: subprocess.Popen | None = None
-        self.writes: Thread  # writes the output until the last process inside has ended
+        self.writes: Thread  # writes the output to a file until the last process in the room has ended
         self.end: End
         self._look: Stop = lambda: None
         self._began = self._looked = time.monotonic()
-        self.most = 0  # bytes that the room took, at most
+        self.most = 0  # the most bytes of memory that the room used
 
     # ------------------------------------------------------------------ a message
     def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
@@ -92,7 +94,7 @@ class RoomSite:
             raise self._ended() from error
         except (Aborted, Denied, HeldBack, OverLimit):
             self.border.note_failure(asked)
-            self.close(0)  # the rest of its message is not the beginning of another
+            self.close(0)  # the rest of the script's message must not be read as a new message
             raise
         except Refused as error:
             self.border.note_failure(asked)
@@ -100,7 +102,9 @@ class RoomSite:
             raise HeldBack("it is no message of medsilo", f"{error} {error.private}") from error
 
     def _listen(self) -> Head:
-        """Return the head of the room's answer. Numbers of its log come before it, and stay here; so do its files."""
+        """Return the head of the script's answer. The script's logged numbers and files arrive before the answer, and
+        stay at the hospital.
+        """
         for _ in range(MOST_MESSAGES):
             head = self.end.receive()
             if head.kind == "keep":
@@ -109,16 +113,16 @@ class RoomSite:
                 return head
             else:
                 self._take(head)
-        raise OverLimit(f"it sent more than {MOST_MESSAGES} messages for one answer")
+        raise OverLimit(f"the script sent more than {MOST_MESSAGES} messages for one answer")
 
     def _take(self, head: Head) -> None:
-        """Take a message that is neither an answer nor a file; raises Refused for kinds that no room sends."""
+        """Accept a message with logged numbers, and raise Refused for every other kind of message."""
         if head.kind != "log":
-            raise Refused("it sends a request")
+            raise Refused("the script sends a request")
 
     # ------------------------------------------------------------------ the room
     def _running(self) -> None:
-        """Start a room unless one runs; raises MedsiloError where none can be made."""
+        """Start a room unless a room runs already. Raises MedsiloError if this machine can't create a room."""
         if self.process and self.process.poll() is None:
             return
         self.close(0)
@@ -136,7 +140,8 @@ class RoomSite:
         place, settings = self.place, self.place.settings
         files = self._files()
         for sha256, size in place.plan.network.files.items():
-            with contextlib.suppress(MedsiloError):  # it says that it lacks it, and is sent it
+            # If the file is missing, the script reports this, and the server sends the file
+            with contextlib.suppress(MedsiloError):
                 files[weight_cache.find(sha256, size)] = APP / "config" / sha256
         if place.folder.is_dir():
             files[place.folder] = KEPT
@@ -155,18 +160,18 @@ class RoomSite:
         )
 
     def _files(self) -> dict[Path, Path]:
-        """Return further files that the program reads, each with its place inside the room."""
+        """Return further files that the program reads, each with its path inside the room."""
         return {}
 
     def _told(self) -> dict[str, Any]:
-        """Return the facts that the program can read from its environment when it starts."""
+        """Return the facts that the program can read from an environment variable when it starts."""
         return {"site": self.place.site, "study": self.place.study}
 
     def _begin(self) -> None:
-        """Send the first message to a program that has just started."""
+        """Send the first message to a newly started program."""
 
     def _watch(self) -> None:
-        """Check whether to wait further for the room; raises where it exceeded a limit or has ended."""
+        """Check whether to wait further for the room. Raises OverLimit if the room exceeded a limit."""
         self._look()
         now = time.monotonic()
         if now - self._looked < LOOK or not self.process:
@@ -180,13 +185,13 @@ class RoomSite:
             raise OverLimit(f"it took longer than {room.hours:g} hours for an answer (room.hours)")
         if processes > room.processes:
             raise OverLimit(f"it had more than {room.processes} processes and threads (room.processes)")
-        if files > room.scratch * 1024:  # the kernel keeps about a KiB of each, which no limit of bytes counts
+        if files > room.scratch * 1024:  # the kernel uses about a KiB per file, which no memory limit counts
             raise OverLimit(f"it had more than {room.scratch * 1024} files in its scratch (room.scratch)")
         if held > most:
             raise OverLimit(f"it took more memory than {own.most_memory // MiB} MiB (memory_limit)")
 
     def _ended(self) -> MedsiloError:
-        """The reason why the room ended before its answer, in medsilo's words only."""
+        """Return the reason why the room ended before its answer, without text from the script."""
         code = None
         if self.process:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -199,7 +204,11 @@ class RoomSite:
         return Refused(f"{self.what} ended before its answer; {what}")
 
     def close(self, grace: float = GRACE) -> None:
-        """End the room. grace: seconds that the script has to end by itself."""
+        """End the room.
+
+        Args:
+            grace: seconds that the script has to exit by itself
+        """
         process, self.process = self.process, None
         if process is None:
             return
@@ -215,17 +224,19 @@ class RoomSite:
 
     # ------------------------------------------------------------------ the saved state
     def _keep(self, head: Head) -> None:
-        """Save a file of the site's state, which never leaves; without a name, remove the files not named."""
+        """Save a file of the site's state at the hospital. If the message has no file name, remove all files that it
+        does not list.
+        """
         if not head.name:
             self._forget(head.facts.get("names"))
             return
         file = self.place.folder / head.name
         if not self.may_keep.fullmatch(head.name):
-            raise Refused("the script keeps a file that is no state of a site", private=head.name)
+            raise Refused("the script stores a file that is not part of a site's state", private=head.name)
         there = [own for own in self._kept() if own != head.name]
         total = sum((self.place.folder / own).stat().st_size for own in there) + head.size
         if total > self.place.settings.room.scratch * MiB or len(there) >= MOST_KEPT:
-            raise OverLimit(f"its state is larger than {self.place.settings.room.scratch} MiB (room.scratch)")
+            raise OverLimit(f"the script's state is larger than {self.place.settings.room.scratch} MiB (room.scratch)")
         make_folder(file.parent)
         with replacing(file) as place, place.open("wb") as written:
             left, memory = head.size, memoryview(bytearray(min(CHUNK, head.size)))
@@ -241,7 +252,7 @@ class RoomSite:
 
     def _forget(self, names: Any) -> None:
         if not isinstance(names, list) or len(names) > MOST_KEPT:
-            raise Refused("the script's list of files is none")
+            raise Refused("the script's list of files is not a list of names")
         for name in self._kept():
             if name not in names:
                 (self.place.folder / name).unlink(missing_ok=True)
@@ -253,8 +264,8 @@ class ScriptRoom(RoomSite):
     def __init__(self, place: SiteContext, script: Script, job: str = "") -> None:
         if place.settings.privacy is not None:
             raise Refused(
-                "this hospital demands differential privacy of every study (privacy), of which a training script has "
-                "no account; run a task of medsilo's"
+                "this hospital demands differential privacy of every study (privacy), and medsilo can't compute the "
+                "privacy of a training script; run a task of medsilo's"
             )
         super().__init__(place, Border(place))
         self.script, self.program, self.job = script, script.program, job
@@ -267,7 +278,9 @@ class ScriptRoom(RoomSite):
         return {**super()._told(), "job": self.job, "repeats": self._repeats_from()}
 
     def _repeats_from(self) -> int:
-        """The seed of a script's random numbers where it must repeat: for real data, from this hospital's secret."""
+        """Return the seed for a script's random numbers. For real data, the seed is derived from this hospital's
+        secret.
+        """
         seed, settings = self.place.plan.seed, self.place.settings
         if not settings.protects(self.place.plan.task.synthetic):
             return seed
@@ -280,9 +293,10 @@ def _until(end: float) -> None:
 
 
 def _taken(pid: int, enough: int) -> tuple[int, int, int]:
-    """The number of processes and threads in a room, their memory in bytes, and the number of files in its scratch.
+    """Return the number of processes and threads in a room, their memory in bytes, and the number of files in the
+    room's scratch folder.
 
-    Shared memory counts for each process at first; it is counted once where the sum exceeds `enough`.
+    Shared memory is first counted for each process. If the sum exceeds `enough`, shared memory is counted once.
     """
     number = held = files = 0
     inside = []
@@ -300,7 +314,7 @@ def _taken(pid: int, enough: int) -> tuple[int, int, int]:
 
 
 def _told(file: Path) -> dict[str, int]:
-    """Read the numbers in one of the kernel's files about a process; empty where it has ended."""
+    """Read the numbers in one of the kernel's files about a process. The result is empty if the process has ended."""
     with contextlib.suppress(OSError):
         pairs = (line.split()[:2] for line in file.read_text().splitlines())
         return {own[0].rstrip(":"): int(own[1]) for own in pairs if len(own) == 2 and own[1].isdigit()}
@@ -308,7 +322,9 @@ def _told(file: Path) -> dict[str, int]:
 
 
 def _files(process: Path) -> int:
-    """The number of files in a room's scratch; 0 where the process has ended, or is not inside yet."""
+    """Return the number of files in a room's scratch folder, or 0 if the process has ended or has not entered the
+    room.
+    """
     number = 0
     for place in ("dev/shm", str(WORK).lstrip("/")):
         with contextlib.suppress(OSError):

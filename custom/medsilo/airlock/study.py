@@ -1,8 +1,8 @@
-"""A site of which medsilo's own training runs in a room: readers of images and PyTorch inside, the door outside.
+"""A site at which medsilo's training runs in a sandbox, called a room, together with the image readers and PyTorch.
 
-The program in the room is medsilo's participant with its disclosure. The hospital's memory of patients and counts, its
-key and its budget of answers stay outside, and the program sends requests for them. Outside, its answer is parsed into
-a typed message, and only that message is sent.
+The program in the room is medsilo's participant with its disclosure. The hospital's records of patients and counts, its
+key and its query budget stay outside the room, and the program sends requests to use them. The process outside the room
+parses the program's answer into a typed message, and sends only this message.
 """
 
 import json
@@ -32,7 +32,7 @@ from medsilo.site.airlock_settings import MiB
 from medsilo.site.settings import DataPart
 
 PROGRAM = "medsilo.airlock.study_inside"
-# Beside the state: a participant's files for the hospital
+# Names of the participant's files for the hospital, in addition to files of the site's state
 WRITTEN = (
     *(paths.PROVENANCE, paths.METRICS, paths.CASES, paths.SUBGROUPS, paths.DATA, paths.WEIGHT),
     *(rf"{paths.PICTURES}/\w[\w.-]{{0,90}}\.png",),
@@ -47,16 +47,17 @@ class Wish(Section):
 
     does: Literal["number", "known", "place", "near", "told_once", "note"]
     purpose: Literal["", "split", "truncate"] = ""
-    parts: dict[DataPart, Names] = {}  # the patient of each case
+    parts: dict[DataPart, Names] = {}  # the patient identifier of each case, by data part
     names: Names = []
-    places: dict[str, DataPart] = {}  # the part of each patient
+    places: dict[str, DataPart] = {}  # the data part of each patient
     for_good: bool = False
-    numbers: dict[str, Any] = {}  # to disclose of a group of patients
-    times: dict[DataPart, Annotated[int, Field(ge=0, le=MOST_VALUES)]] = {}  # answers that are about to leave
+    numbers: dict[str, Any] = {}  # the numbers to disclose about a group of patients
+    # The number of answers that are about to be sent, by data part
+    times: dict[DataPart, Annotated[int, Field(ge=0, le=MOST_VALUES)]] = {}
 
 
 class Failed(Section):
-    """The reason why the program has no answer. The reason stays at the hospital."""
+    """The reason why the program failed to answer. The reason stays at the hospital."""
 
     text: Annotated[str, Field(max_length=1_000_000)]
     passes: bool
@@ -64,11 +65,12 @@ class Failed(Section):
 
 
 class StudyBorder(Border):
-    """The border of medsilo's own answers, which have further parts: counts, thresholds, missing labels."""
+    """The border for medsilo's training, whose answers also have counts, thresholds and missing labels."""
 
     def __init__(self, place: SiteContext) -> None:
         super().__init__(place)
-        self.noted = Counter[DataPart]()  # live: answers with scores that the program counted for this request
+        # Live: number of answers with scores that the program has charged to the budget for this request
+        self.noted = Counter[DataPart]()
 
     def _answer(self, asked: Request, facts: Mapping[str, Any], measured: Mapping[str, float]) -> SiteAnswer:
         own = {"task": asked.task, "round": asked.round, "study": asked.study, "packages": self.plan.code, **measured}
@@ -76,7 +78,7 @@ class StudyBorder(Border):
         return self.accepted(asked, {**told, **own})
 
     def _note(self, leaves: Any, bits: Mapping[str, int], rho: float | None) -> None:
-        """Count scores that the program did not count itself; all others are counted already."""
+        """Charge scores to the query budget that the program did not charge itself."""
         scores = {"train": "train_loss", "validation": "validation", "test": "test"}
         told = {part for part, name in scores.items() if leaves.facts.get(name) is not None}
         self.protection.note(None, **dict.fromkeys(told - {part for part, times in self.noted.items() if times}, 1))
@@ -89,7 +91,7 @@ class StudyBorder(Border):
 
 
 class StudyRoom(RoomSite):
-    """A site whose own training runs in a room."""
+    """A site at which medsilo's training runs in an isolated process."""
 
     ends_with = {"answer", "failed"}
     may_keep = KEEPS
@@ -100,7 +102,7 @@ class StudyRoom(RoomSite):
 
     def __init__(self, place: SiteContext) -> None:
         super().__init__(place, StudyBorder(place))
-        self.taken = 0  # bytes for the hospital's query budget
+        self.taken = 0  # bytes of the program's requests to the hospital's query budget
 
     def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         self.border.noted.clear()
@@ -122,7 +124,7 @@ class StudyRoom(RoomSite):
         wish = Wish.received(head.facts)
         self.taken += len(json.dumps(head.facts))
         if self.taken > self.place.settings.room.scratch * MiB:
-            raise HeldBack("it asks this hospital to remember more than room.scratch")
+            raise HeldBack("the program's requests to the query budget are larger than room.scratch")
         try:
             self.end.send("book", facts={"is": self._grant(wish)})
         except MedsiloError as error:
@@ -157,7 +159,7 @@ class StudyRoom(RoomSite):
         head = super()._listen()
         if head.kind == "failed":
             told = Failed.received(head.facts)
-            if told.died:  # each without the program's own words
+            if told.died:  # the error's public text has no text from the program
                 raise TrainingDied(FAILED, private=told.text)
             if told.passes:
                 raise TrainingWaits(FAILED, private=told.text)
@@ -176,7 +178,7 @@ class TrainingDied(Denied, Died):
 def room_of(place: SiteContext) -> Callable[[], StudyRoom] | None:
     """Return the factory of the isolated process in which a study trains; None if the study is not isolated.
 
-    Raises Refused where the hospital demands a room that the study or the machine rules out.
+    Raises Refused if the hospital demands a room, but the study or the machine does not support rooms.
     """
     settings, plan = place.settings, place.plan
     if settings.airlock == "off" or not settings.room.studies:
@@ -193,5 +195,5 @@ def room_of(place: SiteContext) -> Callable[[], StudyRoom] | None:
     elif not ability().works:
         why = ability().lacks[0]
     if why and settings.airlock == "required":
-        raise Refused(f"this hospital trains in its airlock alone (room.studies): {why}")
+        raise Refused(f"this hospital trains only in its airlock (room.studies): {why}")
     return None if why else partial(StudyRoom, place)

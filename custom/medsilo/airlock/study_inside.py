@@ -1,4 +1,6 @@
-"""The program in a room in which medsilo's own study trains: its participant, which asks the query budget outside."""
+"""The program that trains medsilo's own study in a room: the participant, which sends its requests to the query budget
+to the process outside.
+"""
 
 import os
 import sys
@@ -22,7 +24,9 @@ from medsilo.tasks.sources import Draw, Memory
 
 
 class RoomBook(QueryBudget):
-    """The hospital's query budget seen from a room: the other side answers each request, and none of it is inside."""
+    """The hospital's query budget for use in a room. The process outside answers each request, and the room stores no
+    part of the budget.
+    """
 
     def __init__(self, end: End) -> None:
         super().__init__(WORK / "nothing")
@@ -32,7 +36,7 @@ class RoomBook(QueryBudget):
         self.end.send("book", facts={"does": does, **more})
         head = self.end.receive()
         if head.kind != "book":
-            raise MedsiloError("the hospital's process says something else than it was asked")
+            raise MedsiloError("the hospital's process sent an unexpected answer to a request to its query budget")
         return head.facts["is"]
 
     def number(self, purpose: str) -> int:
@@ -41,7 +45,7 @@ class RoomBook(QueryBudget):
     def places(self, data: str, split: int, writes: bool) -> Memory:
         def remembered(patients: Collection[str], draw: Draw, for_good: bool) -> dict[str, str]:
             found = draw(self._ask("known", names=[*patients]))
-            if writes and for_good:  # another study may have drawn meanwhile, whose word then holds
+            if writes and for_good:  # if another study has assigned these patients meanwhile, that assignment counts
                 return dict(self._ask("place", places=found, for_good=True))
             return found
 
@@ -64,7 +68,7 @@ class RoomBook(QueryBudget):
 
 
 def main() -> None:
-    """Answer the messages that arrive on the socket, one after another."""
+    """Answer the messages from the socket one after another."""
     exit_ = socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -1,7 +1,7 @@
-"""Messages between a room and the site's own process, over a socket pair: JSON, and raw numbers behind it.
+"""Messages between a room and the site's process over a socket pair: a JSON text, followed by raw numbers.
 
-Neither side unpickles. The site's process reads a message's head first, and accepts only the size of numbers that it
-expects, so a room can't fill its memory.
+Neither process unpickles data. The site's process reads a message's head first, and accepts only the expected size of
+numbers. A room therefore can't fill the memory of the site's process.
 """
 
 import json
@@ -26,8 +26,8 @@ LENGTH = struct.Struct(">I")
 LARGEST_HEAD = 8 << 20  # bytes of JSON
 MOST_TENSORS, MOST_AXES = 100_000, 8
 POLL = 0.1  # seconds between two checks for events while no byte arrives
-CHUNK = 1 << 20  # bytes of a file at once
-# The files of a site's state that a room may hand out, so that the next room continues
+CHUNK = 1 << 20  # bytes of a file that are read or written at once
+# Names of the files of a site's state that a room may send out, so that the next room continues training
 MAY_KEEP = re.compile(r"(?:(?:state-\d{1,8}|best|last)\.safetensors|supermodel/(?:\w{1,20}/)?\w[\w.-]{0,90})", re.ASCII)
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TYPES}
 Name = Annotated[str, Field(min_length=1, max_length=300)]
@@ -51,21 +51,25 @@ class Head(Section):
     """The JSON part of a message, which precedes its raw numbers."""
 
     kind: Literal["ask", "end", "answer", "lacks", "log", "keep", "begin", "book", "failed"]
-    facts: dict[str, Any] = {}  # a message's
+    facts: dict[str, Any] = {}  # the message's facts
     tensors: Annotated[list[Form], Field(max_length=MOST_TENSORS)] = []
-    name: Annotated[str, Field(max_length=300)] = ""  # of a number of the script's log, or of a file
+    name: Annotated[str, Field(max_length=300)] = ""  # the name of a logged number or of a file
     value: float = 0.0
     step: Annotated[int, Field(ge=0, le=2**53)] | None = None
     size: Size = 0  # bytes of the file that follows
 
 
 class End:
-    """One end of a socket pair. While it waits, it checks from time to time whether to continue."""
+    """One end of a socket pair, which regularly checks whether to continue waiting."""
 
     def __init__(self, pair: socket, look: Callable[[], None] = lambda: None) -> None:
-        """look: raises to end a wait."""
+        """Wrap a socket.
+
+        Args:
+            look: a function that is called while the socket waits, and that raises an error to end the wait
+        """
         self.pair, self.look = pair, look
-        self.bytes = 0  # received so far
+        self.bytes = 0  # number of bytes received so far
         pair.setblocking(False)
 
     def send(self, kind: str, groups: Groups | None = None, **head: Any) -> None:
@@ -85,7 +89,7 @@ class End:
             self.write(bytes_of(tensor))
 
     def receive(self) -> Head:
-        """Receive the next message's head; raises EOFError where the other end is closed, Refused for other data."""
+        """Receive the next message's head. Raises EOFError if the other end is closed, and Refused for invalid data."""
         (length,) = LENGTH.unpack(self.read(memoryview(bytearray(LENGTH.size))))
         if length > LARGEST_HEAD:
             raise Refused(f"the script's message begins with {length} bytes of text; {LARGEST_HEAD} are the most")
@@ -93,11 +97,11 @@ class End:
         try:
             told = json.loads(bytes(text))
         except (ValueError, RecursionError) as error:
-            raise Refused("the script's message is no JSON") from error
+            raise Refused("the script's message is not valid JSON") from error
         return Head.received(told)
 
     def tensors(self, forms: Iterable[Form]) -> Groups:
-        """Return the tensors that follow a head, whose forms the reader has agreed to."""
+        """Return the tensors that follow a head, after the caller has checked the head's forms."""
         groups: Groups = {}
         for form in forms:
             tensor = empty(form.shape, DTYPES[form.dtype])
@@ -137,14 +141,14 @@ class End:
 
 
 def same_forms(forms: Iterable[Form], expected: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Raise Refused unless these are the forms of just the expected tensors, each once."""
+    """Raise Refused unless the forms describe exactly the expected tensors, each once."""
     given: dict[tuple[str, str], Form] = {}
     for form in forms:
         if given.setdefault((form.group, form.name), form) is not form:
-            raise Refused(f"it sends {form.group}/{form.name} twice")
+            raise Refused(f"the script sends {form.group}/{form.name} twice")
     wanted = {(group, name): like for group, own in expected.items() for name, like in own.items()}
     if odd := sorted(given.keys() ^ wanted.keys()):
-        does = "it sends" if odd[0] in given else "it lacks"
+        does = "the script sends" if odd[0] in given else "the script lacks"
         raise Refused(f"{does} {'/'.join(odd[0])}")
     for place, like in wanted.items():
         told = given[place].shape, given[place].dtype

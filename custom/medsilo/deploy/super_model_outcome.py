@@ -1,4 +1,6 @@
-"""The super model as a study's outcome: the delivery of personal models, the choice of gamma, and the saved model."""
+"""The super model as a study's outcome: delivery of personal models, choice of the threshold gamma, and the saved
+model.
+"""
 
 import math
 from collections import Counter
@@ -24,20 +26,23 @@ from medsilo.schedule.phase import Facts, Group, Phase
 from medsilo.schedule.site_end import SiteEnd
 from medsilo.tasks.task import check_absent
 
-ALWAYS_COMMON = 1.0  # gamma: no confidence is above it
-DETAILS = "super_model"  # the super model's key in the details of a study's summary
+ALWAYS_COMMON = 1.0  # a value of gamma that no confidence exceeds
+DETAILS = "super_model"  # the key of the super model in a study's summary
 
 
 class Choices(MessageFacts):
-    """A site's counts of its cases: how often each model was chosen, and for each threshold that is tried the summed
-    score."""
+    """A site's counts of how often each model was chosen for its cases, and the summed score for each tried
+    threshold.
+    """
 
     chosen: dict[str, Annotated[int, Field(ge=1, le=1_000_000_000)]]
     sums: list[float] = []
 
 
 class SuperModelNews(BaseModel):
-    """News for a site: with the delivery, the owners of its personal models; before the test, the findings."""
+    """The server's facts for a site about the super model. With the delivery, the facts name the owners of the
+    delivered personal models. Before the test, the facts contain the threshold and missing labels.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -47,7 +52,7 @@ class SuperModelNews(BaseModel):
 
 
 class Counting(nn.Module):
-    """A super model that counts whose model answers."""
+    """A super model that counts how often each site's model answers."""
 
     def __init__(self, model: SuperModel) -> None:
         super().__init__()
@@ -62,12 +67,13 @@ class Counting(nn.Module):
 
 @dataclass(frozen=True)
 class SuperModelOutcome(Outcome):
-    """Groups "global", "personal", "experts" and "selector" become one super model, at every site and at the server.
+    """Combine the groups "global", "personal", "experts" and "selector" into a super model, at every site and at the
+    server.
 
     Args:
-        rule: how it chooses a model
-        selector: makes the selector's network for such a network's cases
-        last: groups that are delivered only at the end; without any, the groups of the last phase are the outcome
+        rule: the super model's rule for choosing a model
+        selector: a function that returns the selector's network for the cases of a given network
+        last: groups that are delivered only at the end; if empty, the groups of the last phase are the outcome
     """
 
     rule: Rule
@@ -77,10 +83,11 @@ class SuperModelOutcome(Outcome):
     personal: bool = True
     common: str | None = GLOBAL
     for_others: bool = True
-    advice: str = ""  # the alternative to try then
-    # Completes the selector at the end, from the mean of group "sums".
+    advice: str = ""  # the advice in a warning that only the global model answers
+    # A function that completes the selector at the end, from the mean of group "sums".
     finish: Callable[[nn.Module, Tensors], None] | None = None
-    least: float = 0.0  # share of cases whose hospital the selector has to name, else the global model answers for all
+    # If the selector names the hospital of a smaller share of cases, the global model answers for all cases.
+    least: float = 0.0
 
     @property
     def scores_besides(self) -> int:
@@ -94,14 +101,16 @@ class SuperModelOutcome(Outcome):
     def disclosure_notes(self) -> Sequence[str]:
         return [
             "personal model: at the end it goes to the other hospitals that share theirs, if share_personal_model in "
-            "medsilo.yaml allows it (by default only with synthetic data); it is this hospital's training in one piece",
-            "super model: how often each model was chosen for validation and test cases, and summed scores of them",
+            "medsilo.yaml allows it (by default only with synthetic data); it is this hospital's full training result",
+            "super model: how often each model was chosen for validation and test cases, and their summed scores",
             "super model: data.unannotated, where the personal model goes to other hospitals",
         ]
 
     # ------------------------------------------------------------------ at a site
     def take(self, end: SiteEnd, told: Facts) -> Facts:
-        """Assemble the super model from the delivery, and disclose its scores on the validation cases."""
+        """Assemble the super model from the delivered models, and disclose the super model's scores on the validation
+        cases.
+        """
         shown = SuperModelNews.model_validate(told).shown
         models = zip(end.plan.participation.sites, end.modules["experts"].children(), strict=True)
         personal = {site: expert.state_dict() for site, expert in models if site in shown}
@@ -116,7 +125,7 @@ class SuperModelOutcome(Outcome):
         return _coarse(answer, end.task.goal.metric_range, end.resolution["validation"])
 
     def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
-        """Return the site's super model with the threshold that all sites' validation cases speak for."""
+        """Return the site's super model with the threshold that is best on all sites' validation cases."""
         found = SuperModelNews.model_validate(told)
         for names in found.absent.values():
             check_absent(names, end.task)
@@ -134,8 +143,10 @@ class SuperModelOutcome(Outcome):
 
     @torch.no_grad()
     def _score(self, model: SuperModel, end: SiteEnd) -> Facts:
-        """Count how often each model is chosen, and where there is a threshold to be found, sum the score for each that
-        is tried. Two passes over the cases, however many are tried."""
+        """Count how often each model is chosen for the validation cases. If the rule has a threshold, also sum the
+        scores for each tried threshold. The number of passes over the cases does not depend on the number of
+        thresholds.
+        """
         chosen: Counter[str] = Counter()
         sums, of_patients = dict.fromkeys(THRESHOLDS, 0.0), not end.resolution["validation"].exact
         for inputs, targets in end.validation():
@@ -164,7 +175,7 @@ class SuperModelOutcome(Outcome):
         if bool(told.chosen) == suppressed:
             raise Refused("it does not say how often each model was chosen")
         if strangers := sorted(told.chosen.keys() - {GLOBAL, *sites}):
-            raise Refused(f"it chose models of {plain(strangers[0], 63)!r}, which is not a site of the study")
+            raise Refused(f"the site chose models of {plain(strangers[0], 63)!r}, which is not a site of the study")
         counted = sum(told.chosen.values())
         if part == "validation" and not suppressed and counted != cases:
             raise Refused(f"it chose models for {counted} cases and has {cases}")
@@ -176,7 +187,7 @@ class SuperModelOutcome(Outcome):
         return told
 
     def conclude(self, end: ServerEnd, answers: Mapping[str, Any]) -> tuple[Facts, Facts]:
-        """Find the super model's threshold and keep it."""
+        """Determine the super model's threshold, and save the super model."""
         told: dict[str, Choices] = dict(answers)
         sites = end.plan.participation.sites
         mine = {site: told[site] for site in sites if site in told}
@@ -234,7 +245,9 @@ class SuperModelOutcome(Outcome):
 
 
 def _scorable(model: SuperModel, end: SiteEnd, part: Part) -> SuperModel:
-    """Return a super model whose selector, too, stops no study by a single patient of a part."""
+    """Return a super model for scoring. If scores are protected, NaN and infinite outputs of the selector are replaced,
+    so that a single patient can't stop the study.
+    """
     if not end.resolution[part].exact:
         model.selector.register_forward_hook(lambda layer, inputs, output: as_scored(output, True))
     return model.to(end.compute.device)
@@ -250,9 +263,9 @@ def _coarse(answer: Facts, of_one: tuple[float, float], resolution: Resolution) 
 
 
 def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, int]:
-    """Round the number of choices of each model for disclosure; models rounded to 0 are left out."""
+    """Round the number of choices of each model for disclosure. Models whose number is rounded to 0 are left out."""
     counts = [float(count) for count in chosen.values()]
-    if not resolution.exact:  # nobody knows here whose cases they are: all may be of the largest patients
+    if not resolution.exact:  # the patients are unknown here, so all cases may come from the patients with most cases
         largest = Resolution(unit=max(1, round(resolution.unit * resolution.weight * sum(counts))))
         counts = largest.shared_out(counts)
         counts = [count * resolution.size / sum(counts) for count in counts]
@@ -261,7 +274,9 @@ def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, 
 
 
 def tuned(told: Sequence[Choices]) -> Tuning | None:
-    """The threshold from the pooled counts of these sites; None where the rule has none or no site discloses counts."""
+    """Return the threshold from the sites' pooled counts, or None if the rule has no threshold or no site discloses
+    counts.
+    """
     cases = sum(sum(choices.chosen.values()) for choices in told)
     if not cases or not told[0].sums:
         return None
@@ -270,11 +285,13 @@ def tuned(told: Sequence[Choices]) -> Tuning | None:
 
 
 def recognised(told: Mapping[str, Choices]) -> float | None:
-    """The share of validation cases whose own hospital the selector names, averaged over the sites that disclose it."""
+    """Return the share of validation cases whose own hospital the selector names, as a mean over the sites with
+    counts.
+    """
     shares = [own.chosen.get(site, 0) / sum(own.chosen.values()) for site, own in told.items() if own.chosen]
     return sum(shares) / len(shares) if shares else None
 
 
 def _chosen(answers: Mapping[str, Choices]) -> dict[str, dict[str, int]]:
-    """The number of choices of each model, by site."""
+    """Return the number of choices of each model, by site."""
     return {site: answers[site].chosen for site in sorted(answers)}

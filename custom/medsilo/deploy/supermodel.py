@@ -1,5 +1,6 @@
-"""FedSM's super model: a selector decides for each image whose model answers. Its folder holds safetensors, the plan
-and a manifest; all hashed."""
+"""FedSM's super model, in which a selector chooses a model for each image. A saved super model is a folder with
+safetensors files, the plan and a manifest. The manifest contains the hash of each file.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,24 +24,24 @@ from medsilo.plan import Plan, load_plan
 from medsilo.registry import NETWORKS
 
 THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)  # the thresholds that are tried by default
-EQUAL = 1e-9  # mean scores that are nearer to each other are equal
+EQUAL = 1e-9  # smaller differences of mean scores count as equal
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """For each threshold that was tried (threshold, cases, mean score), in rising order."""
+    """The tried thresholds in ascending order, each with its number of cases and mean score."""
 
     curve: tuple[tuple[float, int, float], ...]
 
     @property
     def threshold(self) -> float:
-        """The middle of the plateau: its edges are where the next image may already be answered by the wrong model."""
+        """Return the middle of the plateau, because at the plateau's edges a new image may get the wrong model."""
         low, high = self.plateau
         return low if low == high else round((low + high) / 2, 6)
 
     @property
     def plateau(self) -> tuple[float, float]:
-        """The ends of the widest run of neighbours that all have the best mean score."""
+        """Return the ends of the longest range of thresholds that all have the best mean score."""
         best = max(score for _, _, score in self.curve)
         runs = groupby(self.curve, lambda point: best - point[2] <= EQUAL)
         plateaus = [[gamma for gamma, _, _ in run] for is_best, run in runs if is_best]
@@ -48,7 +49,7 @@ class Tuning:
 
 
 def tune(counts: Mapping[float, tuple[int, float]]) -> Tuning:
-    """The curve and its best threshold, from (cases, summed score) of all hospitals together for each threshold."""
+    """Return the tuning from the number of cases and the summed score of all hospitals together for each threshold."""
     return Tuning(tuple((float(gamma), cases, score / cases) for gamma, (cases, score) in sorted(counts.items())))
 
 
@@ -61,11 +62,11 @@ Rule = Literal["threshold", "argmax", "mixture"]
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a super model: enough to build its networks again."""
+    """The origin of a super model, from which its networks can be built again."""
 
     plan: Plan
-    selector: Network  # the selector's network, a section as the plan has them
-    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by site, its missing labels
+    selector: Network  # the selector's network, in the form of a plan's section
+    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the missing labels of each site
 
 
 class Manifest(Section):
@@ -84,24 +85,24 @@ class Manifest(Section):
 
 
 class SuperModel(nn.Module):
-    """One global model, personal models of the hospitals that agreed to share theirs, and the selector f_s.
-
-    It is FedSM's Alg. 2.
+    """FedSM's super model (Alg. 2): a global model, the personal models of hospitals that share their models, and the
+    selector f_s.
 
     Rules:
-    - "threshold" (FedSM): the selector has one output per site. An image goes to the most likely site's model if its
-      probability is strictly above `threshold`, else to the global model.
-    - "argmax" (FedSM-extra): output 0 is the global model, the others are the sites; the most likely answers.
-    - "mixture" (ensemble): outputs as for "argmax"; all models answer, and their probabilities are mixed.
+    - "threshold" (FedSM): the selector has one output per site. The most likely site's model answers if its
+      probability is strictly above `threshold`; otherwise the global model answers.
+    - "argmax" (FedSM-extra): output 0 is for the global model, and each other output is for a site. The model of the
+      most likely output answers.
+    - "mixture" (ensemble): the outputs are as for "argmax". All models answer, and their probabilities are mixed.
 
     Args:
         global_model: the model for images that resemble no hospital's
         personal: the shared personal models, by hospital
         selector: the network that assigns an image to a hospital
         threshold: the least probability of a personal model; only for "threshold"
-        sites: all hospitals of the selector; the global model represents those that are not in `personal`
-        rule: the rule of choice, see above
-        origin: facts about its study, which are needed for saving only
+        sites: all hospitals of the selector; the global model answers for hospitals that are not in `personal`
+        rule: the rule for choosing a model, see above
+        origin: facts about the study, which are only needed for saving
 
     >>> import torch
     >>> _ = torch.manual_seed(0)
@@ -137,8 +138,9 @@ class SuperModel(nn.Module):
         self.rule, self.threshold = rule, threshold
         self.agreed = tuple(sorted(personal))  # the sites that share their personal models
         self.global_model, self.selector = global_model, selector
-        self.personal = nn.ModuleList(personal[site] for site in self.agreed)  # names of sites may hold dots
-        # The site of each output of the selector.
+        # A list, because names of sites may contain dots.
+        self.personal = nn.ModuleList(personal[site] for site in self.agreed)
+        # The site for each output of the selector.
         answering = tuple(site if site in personal else GLOBAL for site in self.sites)
         self.labels = answering if rule == "threshold" else (GLOBAL, *answering)
 
@@ -147,7 +149,7 @@ class SuperModel(nn.Module):
         return self.global_model if name == GLOBAL else self.personal[self.agreed.index(name)]
 
     def probabilities(self, x: Tensor) -> Tensor:
-        """softmax(f_s(x)): [B, outputs], float64."""
+        """Return softmax(f_s(x)), [B, outputs] in float64."""
         scores = self.selector(x).double()
         if scores.shape[1] != len(self.labels):
             raise MedsiloError(
@@ -163,25 +165,29 @@ class SuperModel(nn.Module):
         return self.chosen(self.probabilities(x))
 
     def chosen(self, probabilities: Tensor) -> tuple[list[str], Tensor]:
-        """The choice by these probabilities of the selector. Under "mixture": the model with the largest weight."""
+        """Return the chosen site for each image, and the selector's greatest probability. For the rule "mixture", the
+        chosen site has the largest weight.
+        """
         confidence, most_likely = probabilities.max(1)
         sure = [True] * len(confidence) if self.threshold is None else (confidence > self.threshold).tolist()
         picks = zip(most_likely.tolist(), sure, strict=True)
         return [self.labels[index] if is_sure else GLOBAL for index, is_sure in picks], confidence
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, classes, ...]; under "mixture" the logarithm of the mixed probabilities."""
+        """Return logits [B, classes, ...]. For the rule "mixture", return the logarithm of the mixed probabilities."""
         return self.answer(x)[0]
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor]:
-        """Output, chosen experts and confidence; selector and experts see each image at most once."""
+        """Return the output, the chosen experts and the confidence. The selector and each expert process an image at
+        most once.
+        """
         probabilities = self.probabilities(x)
         names, confidence = self.chosen(probabilities)
         output = self._mixed(x, probabilities) if self.rule == "mixture" else self._routed(x, names)
         return output, names, confidence
 
     def _routed(self, x: Tensor, names: list[str]) -> Tensor:
-        """Each chosen expert runs once, on its images; the outputs go back to their images' places."""
+        """Run each chosen expert once on its images, and return the outputs in the order of the images."""
         rows, outputs = [], []
         for name in sorted(set(names)):
             own = torch.tensor([row for row, chosen in enumerate(names) if chosen == name], device=x.device)
@@ -190,9 +196,9 @@ class SuperModel(nn.Module):
         return torch.cat(outputs)[torch.cat(rows).argsort()]
 
     def _mixed(self, x: Tensor, probabilities: Tensor) -> Tensor:
-        """log h, where h = sum_k y_k h_k (Sec.
+        """Return log h with h = sum_k y_k h_k (Sec. 3.1.1).
 
-        3.1.1), from logarithms, so that no term underflows and gradients flow.
+        Computing with logarithms avoids underflow and keeps gradients.
         """
         logarithms = {name: functional.log_softmax(self.expert(name)(x), 1) for name in sorted(set(self.labels))}
         outputs = torch.stack([logarithms[name] for name in self.labels])  # [outputs, B, classes, ...]
@@ -201,15 +207,17 @@ class SuperModel(nn.Module):
 
     # ------------------------------------------------------------------ its folder
     def save(self, folder: Path) -> None:
-        """Write everything that another hospital needs into a folder; needs `origin`.
+        """Write the super model into a folder that another hospital can load. Saving needs `origin`.
 
-        The manifest is written last, so that a folder with a manifest is whole.
+        The manifest is written last, so that a folder with a manifest is complete.
         """
         origin = self.origin
         if origin is None:
-            raise MedsiloError("this super model does not know its plan; give it `origin`, or make it with assemble()")
+            raise MedsiloError(
+                "the super model has no `origin`, which saving needs; create the super model with assemble()"
+            )
         (folder / MANIFEST).unlink(missing_ok=True)
-        for old in (folder / PERSONAL).glob("*.safetensors"):  # of a hospital that no longer agrees
+        for old in (folder / PERSONAL).glob("*.safetensors"):  # the model of a hospital that no longer agrees
             old.unlink()
         networks = {GLOBAL_FILE: self.global_model, SELECTOR_FILE: self.selector}
         networks |= {_personal_file(site): self.expert(site) for site in self.agreed}
@@ -232,7 +240,12 @@ class SuperModel(nn.Module):
 
     @staticmethod
     def load(folder: Path, plan: Plan | None = None) -> "SuperModel":
-        """Return a folder's super model, ready to answer; refuses a file that was changed. plan: if it is known."""
+        """Load a super model from a folder. Raises MedsiloError if a file was changed.
+
+        Args:
+            folder: the super model's folder
+            plan: the study's plan, if the caller has the plan already
+        """
         manifest = read_manifest(folder)
         for name in _files(manifest.agreed):
             _check(folder / name, name, manifest.files.get(name))
@@ -260,7 +273,9 @@ def assemble(
     sites: Iterable[str],
     rule: Rule = "threshold",
 ) -> SuperModel:
-    """A super model from the tensors of its networks, in evaluation mode; `personal` holds the sites that agreed."""
+    """Return a super model in evaluation mode from the tensors of its networks. The mapping `personal` contains the
+    personal models of sites that agreed to share.
+    """
     sites, plan = sorted(sites), origin.plan
     outputs = len(sites) + (rule != "threshold")
 
@@ -268,7 +283,7 @@ def assemble(
         return filled(plan.network.build(plan.task.channels, plan.task.goal.outputs), name, tensors)
 
     precision = next(tensor.dtype for tensor in selector.values() if tensor.is_floating_point())
-    with torch.random.fork_rng(devices=[]):  # initial weights are drawn, only to be replaced
+    with torch.random.fork_rng(devices=[]):  # the initial random weights are replaced below
         model = SuperModel(
             expert("the global model", global_model),
             {site: expert(f"the personal model of {site}", tensors) for site, tensors in personal.items()},
@@ -282,7 +297,11 @@ def assemble(
 
 
 def filled(network: nn.Module, name: str, tensors: Tensors) -> nn.Module:
-    """Load these tensors into a network. name: of the model, for errors."""
+    """Load tensors into a network.
+
+    Args:
+        name: the model's name in error messages
+    """
     try:
         network.load_state_dict(dict(tensors))
     except RuntimeError as error:
@@ -292,7 +311,7 @@ def filled(network: nn.Module, name: str, tensors: Tensors) -> nn.Module:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The checked supermodel.json of a folder."""
+    """Read and check the supermodel.json of a folder."""
     manifest = Manifest.in_file(folder / MANIFEST, MANIFEST, "fetch the super model again")
     for site in (*manifest.sites, *manifest.agreed):
         if not is_safe_name(site):
@@ -301,7 +320,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _files(agreed: Iterable[str]) -> list[str]:
-    """Every file of the folder beside the manifest."""
+    """Return the names of all files in the folder except the manifest."""
     return [PLAN, GLOBAL_FILE, SELECTOR_FILE, *map(_personal_file, agreed)]
 
 

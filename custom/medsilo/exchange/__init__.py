@@ -1,1 +1,1 @@
-"""The terms on which a server and a site write to each other: channel, bounds, acceptance."""
+"""The rules for messages between a server and a site: channel, size limits, and checks of answers."""

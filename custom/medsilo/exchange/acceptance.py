@@ -1,4 +1,4 @@
-"""Accepting answers: every part of an answer is checked before any is used."""
+"""Check every part of a site's answer before the server uses any part."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -36,11 +36,16 @@ class Acceptance:
     def __init__(self, plan: Plan, study: str, sites: Sequence[str], everyone: Sequence[str]) -> None:
         self.plan, self.study, self.sites, self.everyone = plan, study, sites, everyone
         self.joined: dict[str, Joined] = {}  # live: the sites' answers to "join"
-        self.stated: dict[str, SiteAnswer] = {}  # live: the first answer of each site, to whose numbers it is held
+        # Live: the first answer of each site, whose numbers later answers must repeat
+        self.stated: dict[str, SiteAnswer] = {}
         self.most_values = MOST_VALUES + len(everyone) + sum(plan.task.goal.layout.values())
 
     def accept(self, site: str, parcel: StudyMessage, asked: Asked, known: Collection[str]) -> SiteAnswer:
-        """Return the typed answer; raises Refused. known: the sites that have answered already."""
+        """Return the typed answer, or raise Refused.
+
+        Args:
+            known: the sites that have answered already
+        """
         task, number = asked
         if site not in (self.sites if task == "round" else self.everyone):
             raise Refused(f"{site} is not a site of this study")
@@ -76,7 +81,7 @@ class Acceptance:
     def _check_test(self, site: str, answer: Tested, number: int) -> None:
         self._in_range("test", answer.test)
         if answer.selected > number:
-            raise Refused(f"it tested the model of round {answer.selected}, and there are {number} rounds")
+            raise Refused(f"the site tested the model of round {answer.selected}, and there are {number} rounds")
         check_counts(answer.counts, self.plan, answer.counted)
         check_threshold(answer.threshold, answer.counts, self.plan)
         self._check_subgroups(site, answer)
@@ -85,18 +90,18 @@ class Acceptance:
         for one in answer.subgroups:
             self._in_range(f"test (subgroup {plain(one.level, 60)})", one.score)
             if one.subgroup == HOSPITAL and one.level != site:
-                raise Refused("it sends the score of another hospital")
+                raise Refused("the site sends the score of another hospital")
         if answer.subgroups and (self.plan.task.scripted or answer.test is None):
-            raise Refused("it sends scores of subgroups, but none over its test cases")
+            raise Refused("the site sends scores of subgroups, but no score over all test cases")
 
     def _same_cases(self, site: str, answer: SiteAnswer) -> None:
         first = self.stated.get(site)
         if first and (first.cases, first.patients) != (answer.cases, answer.patients):
-            raise Refused("its numbers of cases or patients differ from those at joining")
+            raise Refused("the site's numbers of cases or patients differ from those at joining")
 
     def too_large(self, site: str, answer: SiteAnswer) -> str:
-        """The reason why a site would have more weight than the plan allows among those that joined, by its stated
-        numbers.
+        """Return the reason why a site would have more weight than the plan allows, from the numbers that sites stated.
+        The text is empty if the weight is allowed.
         """
         if site not in self.sites or not self.plan.weighs_cases:
             return ""
@@ -112,7 +117,9 @@ class Acceptance:
         )
 
     def weight_of(self, answer: SiteAnswer) -> int:
-        """The weight of a round over all of a site's training cases, by its stated numbers."""
+        """Return the weight of a site's update after a round with all of its training cases, from the site's stated
+        numbers.
+        """
         return update_weight(self.plan.weighting, answer.cases.train, answer.cases.train, answer.patients.train)
 
     def _in_range(self, name: str, score: float | None) -> None:
@@ -124,13 +131,15 @@ class Acceptance:
         known = self.plan.task.goal.classes
         for part, counts in answer.classes.items():
             if counts is not None and len(counts) != known:
-                raise Refused(f"its counts of the {part} part's classes are not {known} whole numbers")
+                raise Refused(f"the site's counts of classes in the {part} part are not {known} whole numbers")
         if odd := sorted(answer.machine.keys() - machine_facts().keys()):
             raise Refused(f"its machine: unexpected field: {plain(odd[0], 40)}")
         check_absent(answer.absent, self.plan.task)
 
     def _compared(self, answer: Joined) -> Joined:
-        """Return the answer of a site, with a warning where its numbers may differ from the server's in last digits."""
+        """Return a site's answer. The answer gets a warning if the site's software can change the last digits of
+        results.
+        """
         own = machine_facts()
         names = [name for name in own if answer.machine.get(name) != own[name]]
         told = {
@@ -156,7 +165,7 @@ class Acceptance:
 
 
 def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) -> None:
-    """Raise Refused unless these are possible counts of the task's layout for so many test cases, or patients."""
+    """Raise Refused unless the counts are possible for the task and the site's number of test cases or patients."""
     layout, most = plan.task.goal.layout, cases.test
     for name, values in counts.items():
         if name not in layout:
@@ -170,7 +179,7 @@ def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) 
 
 
 def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], plan: Plan) -> None:
-    """Refuse a threshold that the plan does not ask for, or that does not fit the counts."""
+    """Raise Refused for a threshold that the plan does not ask for, or that does not fit the counts."""
     if threshold is None:
         return
     if not plan.has_threshold or (told := plan.task.goal.classifies) is None:
@@ -179,7 +188,7 @@ def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], 
 
 
 def check_sum(name: str, values: Sequence[float], most: int, between: tuple[float, float]) -> None:
-    """Raise Refused unless these are a sum over at most so many cases, and their number."""
+    """Raise Refused unless the two values are a possible sum over cases and a possible number of cases."""
     (summed, number), (low, high) = values, between
     if number < 0 or number > most or number != math.floor(number):
         raise Refused(f"its counts of {name} cover {number:g} cases, and it has {most}")

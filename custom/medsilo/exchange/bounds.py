@@ -1,4 +1,4 @@
-"""Bound how large a message of a study may be: known from the plan before anything arrives."""
+"""Limit the size of a study's messages, from the plan alone."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -8,11 +8,11 @@ from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_VALUES, PIECE
 from medsilo.schedule.phase import Group, Phase, views
 
-SLACK = 8 << 20  # bytes of everything beside tensors
-WIDER = 2  # a hospital's filters may send a tensor in a type of twice its bytes
-BESIDE = 2 * MOST_VALUES  # values beside those of tensors, sites and counts
-MOST_UNNAMED = 32  # sites that a request may be for, until the first request has given its number of sites
-PER_TENSOR = 32  # values that a tensor's name, type and reference are
+SLACK = 8 << 20  # bytes of a message without its tensors
+WIDER = 2  # factor, because a hospital's filters may send a tensor in a type with twice the bytes
+BESIDE = 2 * MOST_VALUES  # number of values in a message without tensors, sites and counts
+MOST_UNNAMED = 32  # assumed number of sites, until the first request has reported the number of sites
+PER_TENSOR = 32  # number of values in a tensor's name, type and reference
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ def _bounds(plan: Plan, travels: Callable[[Phase], Sequence[Group]]) -> Bounds:
     for phase in phases:
         sent = [tensor for group in views(travels(phase), networks).values() for tensor in group.values()]
         size = max(size, sum(packed(tensor, plan.transport.precision).nbytes for tensor in sent))
-        tensors = max(tensors, sum(1 + tensor.nbytes // PIECE for tensor in sent))  # pieces, of a training script
+        # Number of pieces in which a training script sends tensors
+        tensors = max(tensors, sum(1 + tensor.nbytes // PIECE for tensor in sent))
     sites = len(plan.participation.everyone)
     return Bounds(SLACK + wider * size, BESIDE + PER_TENSOR * (tensors + sites) + sum(plan.task.goal.layout.values()))

@@ -1,6 +1,7 @@
-"""The server's interface to its sites: a channel asks them. All that is optional wraps one.
+"""The server's interface to its sites, through which the server sends requests.
 
-A layer around a channel is a channel (server_stack.py has their order).
+Optional features are layers around a channel, and each layer is a channel. The module server_stack.py lists the layers
+in order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from medsilo.runs.messages import StudyMessage
 Outgoing = Callable[[str], StudyMessage]
 Receive = Callable[[str, StudyMessage], None]
 
-LONGEST_REASON = 400  # bytes, as of a warning; a site's own log has the rest
+LONGEST_REASON = 400  # most bytes of a reason or warning; a site's log has the full text
 
 
 @dataclass(frozen=True)
@@ -29,22 +30,24 @@ class Missing:
     reason: str
     passing: bool = False  # whether asking again may succeed
     lacks: bool = False  # whether the site lacks files of the network that the server can send
-    # Of a site in this process: the error itself, whose traceback a program may want.
+    # The error object with its traceback, if the site runs in this process.
     error: MedsiloError | None = field(default=None, compare=False, repr=False)
 
     @property
     def text(self) -> str:
-        """The kind of failure and its reason."""
+        """Return the kind of failure and its reason."""
         return f"{self.kind}: {self.reason}"
 
     @classmethod
     def refused(cls, error: MedsiloError) -> "Missing":
-        """Make a rejection from an error; its text may come from a site, and appears on pages."""
+        """Create a rejection from an error. The error's text may come from a site, so control characters are
+        removed.
+        """
         return cls("refused", plain(str(error), LONGEST_REASON), isinstance(error, Passing), isinstance(error, Lacks))
 
 
 class Channel(Protocol):
-    """The server's side of the line to the sites. Layers wrap one, and are one.
+    """The server's connection to the sites. A layer wraps a channel, and is a channel.
 
     >>> class Counting:  # a layer
     ...     def __init__(self, inner: Channel) -> None:
@@ -55,9 +58,11 @@ class Channel(Protocol):
     """
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
-        """Ask all these sites at once; `receive` raises Refused for an answer that must not count.
+        """Send requests to all given sites at once. The function `receive` raises Refused for an answer that must not
+        count.
 
-        Returns the sites without an accepted answer. `outgoing` may be called more than once and changes nothing.
+        Returns the sites without an accepted answer. The function `outgoing` may be called more than once, and must
+        change no state.
         """
 
 
@@ -65,4 +70,4 @@ class Transport(Channel, Protocol):
     """The innermost channel, which moves messages."""
 
     def pause(self, seconds: float) -> None:
-        """Wait; raises Aborted when the run should stop."""
+        """Wait for some seconds. Raises Aborted if the run should stop."""

@@ -1,4 +1,4 @@
-"""Checks of versions and of tensors, the same at the server and at every site."""
+"""Checks of package versions and tensors, which the server and every site apply."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,9 @@ from medsilo.schedule.phase import Group, Ranges
 
 
 def check_packages(site: Any, server: Any) -> None:
-    """Raise Refused unless a site runs the server's versions of all packages that the plan uses, ours among them."""
+    """Raise Refused unless a site runs the server's versions of medsilo and of all other packages that the plan
+    uses.
+    """
     own, served = (told if isinstance(told, dict) else {} for told in (site, server))
     if own != served and (name := name_that_differs(own, served)) is not None:
         runs, serves = (plain(in_words(code.get(name)), 60) for code in (own, served))
@@ -22,7 +24,7 @@ def check_packages(site: Any, server: Any) -> None:
 
 
 def same_layout(groups: Mapping[str, Mapping[str, Any]], expected: Groups) -> None:
-    """Raise Refused unless these groups hold tensors of just these names and shapes."""
+    """Raise Refused unless the groups contain exactly the expected tensor names and shapes."""
     same_names("groups", groups, expected)
     for group, layout in expected.items():
         same_names(f"group {group}", groups[group], layout)
@@ -35,7 +37,7 @@ def same_layout(groups: Mapping[str, Mapping[str, Any]], expected: Groups) -> No
 
 
 def check_ranges(group: str, tensors: Mapping[str, Tensor], ranges: Ranges) -> None:
-    """Raise Refused where a number is outside its tensor's range, which neither data nor training can produce."""
+    """Raise Refused if a number is outside its tensor's possible range."""
     for name in tensors.keys() & ranges.keys():
         if not tensors[name].numel():
             continue
@@ -46,7 +48,7 @@ def check_ranges(group: str, tensors: Mapping[str, Tensor], ranges: Ranges) -> N
 
 
 def check_forms(groups: Groups, expected: Groups) -> None:
-    """Raise Refused unless these groups hold just the tensors that were asked for, in their shapes and types."""
+    """Raise Refused unless the groups contain exactly the expected tensors with the expected shapes and types."""
     same_layout(groups, expected)
     for group, layout in expected.items():
         for name, like in layout.items():
@@ -62,7 +64,9 @@ def check_numbers(
 ) -> None:
     """Raise Refused unless all numbers are finite and possible.
 
-    ranges: by group, of those tensors whose values have a range. finite: by group, tensors that are known to be.
+    Args:
+        ranges: the ranges of tensors whose values are limited, by group
+        finite: the names of tensors that are known to be finite, by group
     """
     for group, tensors in groups.items():
         for name in tensors.keys() - finite.get(group, ()):

@@ -1,8 +1,9 @@
-"""The names that a plug-in imports of medsilo, and nothing else of it. docs/research/extend.md shows them in use.
+"""The names that a plug-in imports from medsilo. A plug-in must import only these names. The page
+docs/research/extend.md shows examples.
 
-Plug-ins that read a data set for `medsilo init`, predict or export import from medsilo_lab.extend, too.
+Plug-ins that read a data set for `medsilo init`, that predict, or that export, import from medsilo_lab.extend, too.
 
-Each is here once, and is loaded when it is first used, so that importing this module costs nothing.
+Each name is loaded when it is first used, so that importing this module is fast.
 """
 
 from importlib import import_module
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from medsilo.tasks.table_reader import TableReader
     from medsilo.tasks.task import Task
 
-# Where each name lies: a command's plug-in is loaded for the help, and may not load torch.
+# The module that defines each name. A command's plug-in is loaded for the help text, and must not load torch.
 PLACES = {
     "Algorithm": "medsilo.schedule.algorithm",
     "CaseIndex": "medsilo.tasks.case_index",
@@ -72,7 +73,7 @@ PLACES = {
 }
 __all__ = ["__version__", "files", *PLACES]
 
-if not TYPE_CHECKING:  # a type checker would take any name as there
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
     def __getattr__(name: str) -> object:
         """Import a name when it is first used."""

@@ -1,6 +1,6 @@
 """Further names for a method that needs more than `Algorithm`, `Group` and `Phase`.
 
-Each is here once. `medsilo_zoo` shows them in use.
+The package `medsilo_zoo` shows examples.
 """
 
 from medsilo.core.errors import PlanError

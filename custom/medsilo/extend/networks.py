@@ -1,6 +1,6 @@
-"""Further names for a network that is made of others, or that begins with a file.
+"""Further names for a network that consists of other networks, or that starts with pre-trained weights from a file.
 
-Each is here once. `medsilo_pretrained` shows them in use.
+The package `medsilo_pretrained` shows examples.
 """
 
 from medsilo.core import weight_cache

@@ -15,7 +15,10 @@ from medsilo.mixing.mixers import WeightedMean
 class MeanByElement(WeightedMean):
     """θ ← Σ_k w_k θ_k / Σ_k w_k, element by element. Elements without any weight stay unchanged.
 
-    weigh: a site's weights in place of its cases, from its name and cases; asked when its tensors come.
+    Args:
+        weigh: a function, called when a site's tensors arrive, that returns the site's weights from its name and cases
+        rate: the server's step size; 1 gives the mean itself
+        uniform: True if all sites count one case
     """
 
     _is_mean = False
@@ -30,12 +33,12 @@ class MeanByElement(WeightedMean):
         return ServerReadable("its weights follow from the tensors themselves")
 
     def defend(self, shield: object) -> None:
-        raise PlanError("mixing: a mean with weights of its own for every tensor can't be made robust")
+        raise PlanError("mixing: a mean with different weights for every tensor can't use a robust rule")
 
     def _begin_sum(self) -> None:
         super()._begin_sum()
         self._spreads.clear()
-        self._totals: dict[str, Tensor] = {}  # of the weights, in place of one number
+        self._totals: dict[str, Tensor] = {}  # the sums of the weights for every element
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         weights = spread(self.weigh(site, 1.0 if self.uniform else weight), layout)
@@ -44,7 +47,9 @@ class MeanByElement(WeightedMean):
         del self._numbers[site]
 
     def _fold(self, sites: list[str]) -> None:
-        """m ← m + w / Σw · (θ - m), with weights w for every element; 0 where nobody weighs anything."""
+        """Update the mean m ← m + w / Σw · (θ - m) with weights w for every element. The mean is 0 where all weights
+        are 0.
+        """
         if not sites:
             return
         assert self._layout is not None

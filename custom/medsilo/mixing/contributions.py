@@ -1,7 +1,7 @@
-"""A round's contributions until they are mixed: a row of tensors for each site, read block by block.
+"""Store the tensors that sites sent in a round until the server aggregates them block by block.
 
-A row is never changed. Over NVFlare its tensors lie in a nameless file already, and are read from there. Rows in memory
-go to such a file, too, when all rows together would take more memory than is allowed.
+A row holds one site's tensors and never changes. Over NVFlare, a row's tensors are read from the unnamed temporary file
+that received them. Rows in memory are also written to an unnamed file when all rows together exceed the memory limit.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.mmap_store import Slice, Spill, let_go, stretches_of
 from medsilo.mixing.layout import Block, Layout, Tensors, TypeSection
 
-MEMORY = 512 << 20  # bytes of all rows together that may be in memory; the others lie in files
+MEMORY = 512 << 20  # largest number of bytes of all rows in memory; further rows are written to files
 
 
 @dataclass(frozen=True)
@@ -22,24 +22,25 @@ class SiteRow:
     """The tensors of one site's answer."""
 
     tensors: Tensors
-    files: list[Slice]  # where it lies in files
-    size: int  # bytes in memory
+    files: list[Slice]  # the parts of files that contain the tensors
+    size: int  # bytes of the tensors in memory
 
 
 class Contributions:
-    """The rows of those sites that have sent tensors."""
+    """The rows of all sites that have sent tensors in the open round."""
 
     def __init__(self) -> None:
         self._rows: dict[str, SiteRow] = {}
-        self._spill: Spill | None = None  # of those that do not lie in memory
+        self._spill: Spill | None = None  # the file of the rows that exceed the memory limit
 
     def __contains__(self, site: str) -> bool:
         return site in self._rows
 
     def put(self, site: str, tensors: Tensors, names: Iterable[str], at_once: bool = False) -> None:
-        """Take a site's tensors of these names. at_once: this row is dropped again before another is put.
+        """Store a site's tensors of the given names. When the disk is full, the stored rows stay unchanged.
 
-        When the disk is full, everything stays as it was.
+        Args:
+            at_once: True if the caller drops this row before it stores the next row
         """
         own = {name: tensors[name] for name in names}
         files = stretches_of(own.values())
@@ -50,20 +51,20 @@ class Contributions:
                 row = self._in_file(own)
             except MedsiloError as error:
                 raise MedsiloError(
-                    f"{site}: its contribution came before its turn and cannot be stored meanwhile: {error}",
+                    f"{site}: the site's tensors arrived before their turn, and can't be stored until then: {error}",
                     private=error.private,
                 ) from error
         let_go(row.files)
         self._rows[site] = row
 
     def _in_file(self, tensors: Tensors) -> SiteRow:
-        """Write a row to the round's file."""
+        """Write a row's tensors to the round's temporary file."""
         self._spill = self._spill or Spill()
         written = dict(zip(tensors, self._spill.put(tensors.values()), strict=True))
         return SiteRow(written, stretches_of(written.values()), 0)
 
     def each(self, sites: Iterable[str]) -> Iterator[Tensors]:
-        """Yield the tensors of one site after the other; the memory of a mapped file is released before the next."""
+        """Yield the tensors of each site, and release the memory of the site's mapped file before the next site."""
         for site in sites:
             yield self._rows[site].tensors
             let_go(self._rows[site].files)
@@ -71,8 +72,9 @@ class Contributions:
     def columns(
         self, sites: Sequence[str], section: TypeSection, origin: Tensors | None
     ) -> Iterator[tuple[Block, Tensor]]:
-        """Yield some columns of all rows at a time, [1 + sites, width] in double precision: the numbers of `origin`, or
-        zeros, and each site's difference from them."""
+        """Yield a block of columns of all rows at a time, as a tensor [1 + sites, width] in double precision. Row 0 has
+        the numbers of `origin`, or zeros; each further row has a site's difference from row 0.
+        """
         rows = [self._rows[site] for site in sites]
         models = [row.tensors for row in rows]
         for block, numbers in section.side_by_side([origin or models[0], *models]):
@@ -84,12 +86,12 @@ class Contributions:
                 let_go(row.files)
 
     def drop(self, sites: Iterable[str]) -> None:
-        """Forget these sites' rows."""
+        """Delete the rows of the given sites."""
         for site in sites:
             self._rows.pop(site, None)
 
     def clear(self) -> None:
-        """Forget every row, and the file."""
+        """Delete all rows and the temporary file."""
         self._rows.clear()
         self._spill = None
 
@@ -97,11 +99,12 @@ class Contributions:
 def fold(
     mean: Tensors, layout: Layout, rows: Contributions, shares: Mapping[str, float], origin: Tensors | None
 ) -> None:
-    """m ← m + a (θ - m) for each site, with a, its share of the weights so far; θ is less `origin` where that is given.
+    """Update the mean m ← m + a (θ - m) for each site, where a is the site's share of the weights added so far.
 
-    Each step is in the mean's own type, single precision at least. Double precision would hardly improve the mean of
-    many sites, because the result is rounded to the mean's type. All sites go into one block of the mean
-    before the next, so that it stays in the processor's cache.
+    If `origin` is given, θ is the site's difference from `origin`. Each step uses the mean's number type, which has at
+    least single precision. Double precision would hardly improve the mean of many sites, because the result is rounded
+    to the mean's type. All sites are added to one block of the mean before the next block, so that the block stays in
+    the processor's cache.
     """
     for section in layout.sections:
         as_sent = origin is None and section.dtype == section.kept
@@ -114,7 +117,7 @@ def fold(
                     if origin is not None:
                         block.subtract(origin, numbers)
                 came = block.of(row) if as_sent else numbers.split(block.sizes)
-                if share == 1.0:  # the first: it is the mean so far
+                if share == 1.0:  # the first site's numbers are the mean so far
                     torch._foreach_copy_(kept, came)
                 else:
                     torch._foreach_lerp_(kept, came, share)

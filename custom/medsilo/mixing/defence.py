@@ -1,4 +1,4 @@
-"""A plan's defence: contributions wait until all are there, and are read block by block together."""
+"""Combine the sites' tensors by a plan's robust rule, block by block, once all sites have answered."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,17 +15,20 @@ from medsilo.mixing.rules import Coordinatewise, Reweighting, Updates, capped
 
 @dataclass(frozen=True)
 class Shield:
-    """A plan's defence against dishonest sites: a rule in place of the mean, a bound on a site's share, or both."""
+    """A plan's defence against dishonest sites: a robust rule in place of the mean, a bound on each site's weight, or
+    both.
+    """
 
     rule: RobustRule | None = None
     max_weight: float | None = None
-    apart: Collection[str] = ()  # names of tensors that aren't trained; they are combined apart from the others
+    apart: Collection[str] = ()  # names of tensors that aren't trained, combined separately from trained tensors
 
     def combined(
         self, rows: Contributions, weights: Mapping[str, float], layout: Layout, origin: Tensors | None
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Return the difference from `origin`, which the sites received, to the next model by name, in single precision
-        at least. Also return each contribution's share of it, where that is one number."""
+        """Return the next model's difference from `origin`, the model that the sites received, by tensor name in at
+        least single precision. Also return each site's weight, if the weight is a single number.
+        """
         ways, alike, sites, counts = layout.rooms(), self._shares(weights), sorted(weights), dict[str, float]()
         for part in self._parts(layout, next(rows.each(sites))):
             updates = Updates(rows, part, origin, sites, alike)
@@ -45,12 +48,12 @@ class Shield:
         return {name: _lower_median(torch.stack([row[name] for row in held])) for name in layout.carried}
 
     def _parts(self, layout: Layout, row: Tensors) -> list[Layout]:
-        """Return the make-up of the trained weights, and of the other tensors."""
+        """Return one layout for the trained weights, and one layout for all other tensors."""
         kinds = [[name for name in layout.averaged if (name in self.apart) == apart] for apart in (False, True)]
         return [Layout({name: row[name] for name in names}) for names in kinds if names]
 
     def _shares(self, weights: Mapping[str, float]) -> Tensor:
-        """Return the sites' shares before any rule: alike, or by their weights where the plan bounds them."""
+        """Return the sites' weights before the rule applies, which are equal, or capped if the plan bounds weights."""
         if self.max_weight is None or (self.rule and not self.rule.weighs):
             return torch.full((len(weights),), 1 / len(weights), dtype=torch.float64)
         return capped(torch.tensor([weights[site] for site in sorted(weights)], dtype=torch.float64), self.max_weight)
@@ -61,5 +64,5 @@ def _weighted(shares: Tensor, columns: Tensor) -> Tensor:
 
 
 def _lower_median(values: Tensor) -> Tensor:
-    """The lower median over the first dimension, which takes the mean's place for integers and booleans."""
+    """Return the lower median over the first dimension, which replaces the mean for integers and booleans."""
     return (values.long() if values.dtype == torch.bool else values).median(0).values.to(values.dtype)

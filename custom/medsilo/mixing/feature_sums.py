@@ -1,4 +1,4 @@
-"""FedSM's sums over hospitals' features: the last sums of every hospital count until it sends new sums."""
+"""FedSM's mean of the hospitals' feature sums, in which a hospital's last sums count until it sends new sums."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,10 +12,10 @@ from medsilo.mixing.mixers import UniformMean
 
 
 class LastSums(UniformMean):
-    """The mean over the last sums of all hospitals that ever sent any.
+    """The mean of the last feature sums of all hospitals that have ever sent feature sums.
 
-    A hospital's features come from layers that do not learn, so they do not change while it is silent. Holds the sums
-    of each hospital (learning/discriminant.py: FeatureSums).
+    A hospital's features come from frozen layers, so the features do not change while the hospital sends no sums. The
+    class `FeatureSums` in learning/discriminant.py computes each hospital's sums.
     """
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ class LastSums(UniformMean):
 def _of_one(mean: Tensors, place: int, hospitals: int) -> dict[str, Tensor]:
     """Estimate one hospital's sums from the mean, where secure aggregation hides each hospital's.
 
-    Its means are a row of the mean. Its own covariance is unknown, so the pooled covariance within hospitals stands for
-    it.
+    The hospital's means are one row of the mean. The hospital's covariance is unknown, so the pooled covariance within
+    hospitals replaces it.
     """
     here = torch.zeros_like(mean["present"])
     here[place] = 1

@@ -1,6 +1,6 @@
-"""Forms of a mixer's mathematics, as data, for numbers that the server cannot read.
+"""Forms of an aggregation, declared as data, for secure aggregation, in which the server cannot read single answers.
 
-A mixer declares one of these forms; neither the server's side nor a site's knows methods.
+Each aggregator declares its form, so secure aggregation needs no code for single methods.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,9 +15,9 @@ class MeanForm:
     """The server needs only the mean of the sites' tensors.
 
     Args:
-        weighted: by the sites' cases; else all count alike
-        enter: turns a site's tensors, and the tensors that it received, into the tensors to send; `take_mean` takes
-            their mean
+        weighted: True if sites are weighted by their cases; otherwise all sites count alike
+        enter: a function that converts a site's tensors, and the tensors that the site received, into the tensors to
+            send; `take_mean` takes the mean of the sent tensors
     """
 
     weighted: bool
@@ -26,9 +26,12 @@ class MeanForm:
 
 @dataclass(frozen=True)
 class PullForm:
-    """Each site moves its own tensors towards the mean of all others; it needs their sum, and the server none of them.
+    """Each site moves its tensors towards the mean of all other sites, and needs only the sum of their tensors.
 
-    pull: the weight of the site's own tensors.
+    The server needs no tensors.
+
+    Args:
+        pull: the weight of the site's own tensors
     """
 
     pull: float
@@ -42,7 +45,9 @@ class ServerReadable:
 
 
 class Mean(Enum):
-    """A plain mean over sites: a method names it, and the server alone makes its mixer (`mixers.mixer_of`)."""
+    """A plain mean over sites, which a method selects and for which the server creates an aggregator
+    (`mixers.mixer_of`).
+    """
 
     OF_CASES = "weighted by training cases, as FedAvg's"
     OF_SITES = "in which all sites count alike"

@@ -1,4 +1,4 @@
-"""Means whose weights are known only when a round closes: everything that came waits until then."""
+"""Weighted means whose weights are known only when a round closes, so that answers wait until then."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,16 +11,17 @@ from medsilo.mixing.layout import Tensors
 from medsilo.mixing.mixers import Identity, WeightedMean
 from medsilo.mixing.rules import capped
 
-LEAST = 1e-9  # the least share, so that sites of weight zero can take a part of the excess over a cap
+LEAST = 1e-9  # the smallest share, so that sites with weight zero can receive a part of the excess over a cap
 Shares = Mapping[str, float]
 
 
 class StalenessWeightedMean(WeightedMean):
-    """θ ← Σ_k a_k θ_k over the sites that answered, with weights a that follow from all of the round.
+    """The mean θ ← Σ_k a_k θ_k over the sites that answered, with weights a that depend on all answers of the round.
 
-    late: returns the weight of every site that answered, from this mixer: it may ask for `products`, and look at groups
-        that were declared earlier, which are closed by then.
-    scale: returns a number for every tensor, by which its mean is multiplied; asked after `late`.
+    Args:
+        late: a function of this mixer that returns the weight of every site that answered; the function may use
+            `products`, and groups that were declared earlier, because their rounds are closed
+        scale: a function, called after `late`, that returns the factor by which each tensor's mean is multiplied
     """
 
     _waits = True
@@ -32,7 +33,7 @@ class StalenessWeightedMean(WeightedMean):
     ) -> None:
         super().__init__()
         self._late, self._scale = late, scale
-        self.memory: dict[str, dict[str, float]] = {}  # by site: what `late` keeps from round to round
+        self.memory: dict[str, dict[str, float]] = {}  # the numbers that `late` keeps from round to round, by site
 
     @property
     def sealed(self) -> Form:
@@ -74,11 +75,12 @@ class StalenessWeightedMean(WeightedMean):
         return zip(sites, self._rows.each(sites), strict=True)
 
     def products(self, part: Callable[[str], str] = lambda name: "all") -> dict[str, Tensor]:
-        """Return the inner products [1 + K, 1 + K] of the model before the round and of K sites' differences from it,
-        in sorted order and double precision. The products add up all tensors of a part.
+        """Return the inner products [1 + K, 1 + K] between the model before the round and the K sites' differences from
+        this model. Sites are in sorted order, and numbers in double precision. Each matrix adds up the products over
+        all tensors of a part.
 
         Args:
-            part: gives the part of a tensor by its name
+            part: a function that returns the part of a tensor from the tensor's name
         """
         found: dict[str, Tensor] = {}
         assert self._layout is not None and self._given is not None
@@ -93,7 +95,7 @@ class StalenessWeightedMean(WeightedMean):
 
 
 def at_most(weights: Shares, largest: float) -> dict[str, float]:
-    """Normalise the weights and cap each share at the largest; equal shares where all weights are zero."""
+    """Normalise the weights and cap each share at `largest`. If all weights are zero, the shares are equal."""
     values = torch.tensor(list(weights.values()), dtype=torch.float64)
     shares = values / values.sum() if values.any() else torch.full_like(values, 1 / len(values))
     if shares.max() > largest:
@@ -102,10 +104,12 @@ def at_most(weights: Shares, largest: float) -> dict[str, float]:
 
 
 class SharedNumbers(Identity):
-    """Numbers that every site says of itself, and is given back with numbers of the server's in it.
+    """Numbers that every site sends and gets back, with some of the numbers replaced by the server.
 
-    answer: returns these for a site, by name; asked when the round closes, also for sites that did not answer. A site
-        that does not train gets zeros.
+    A site that does not train gets zeros.
+
+    Args:
+        answer: a function, called when the round closes, that returns the server's numbers for a site by name
     """
 
     def __init__(self, answer: Callable[[str], Shares]) -> None:

@@ -1,4 +1,4 @@
-"""The make-up of a group of tensors, and how mathematics runs over it, block by block and with numbers by name."""
+"""The names, shapes and types of a group of tensors, cut into blocks on which the server computes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,18 +7,19 @@ import torch
 from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
-# One number, or by a tensor's name a number or a tensor of its shape. Tensors that are not averaged have none.
+# One number for all tensors, or for each tensor's name a number or a tensor of the same shape. Tensors that are not
+# averaged have no entry.
 Numbers = float | Mapping[str, float | Tensor]
 
-# Numbers that are handled at once: few enough for a processor's cache in double precision, and many enough to hide the
-# cost of calling torch.
+# The count of numbers in a block. A block fits into a processor's cache in double precision, and is large enough to
+# hide the cost of calling torch.
 BLOCK = 1 << 18
-WIDEST, NARROWEST = 16 << 10, 4 << 10  # columns that are read at once of every site; the more sites, the fewer
+WIDEST, NARROWEST = 16 << 10, 4 << 10  # columns read at once of every site: more sites, fewer columns
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor, or a stretch of a long one."""
+    """A tensor, or a contiguous part of a long tensor."""
 
     name: str
     start: int
@@ -26,14 +27,14 @@ class Piece:
     whole: bool
 
     def of(self, tensors: Tensors) -> Tensor:
-        """The piece's numbers, in one dimension, without a copy."""
+        """Return the piece's numbers as a one-dimensional view."""
         tensor = tensors[self.name]
         flat = tensor if tensor.ndim == 1 else tensor.view(-1)
         return flat if self.whole else flat[self.start : self.stop]
 
 
 class Block:
-    """A run of consecutive numbers in a section, up to a limit: many small tensors, or a part of a long one."""
+    """Consecutive numbers of a section up to a limit: many small tensors, or a part of a long tensor."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces = pieces
@@ -41,11 +42,11 @@ class Block:
         self.size = sum(self.sizes)
 
     def of(self, tensors: Tensors) -> list[Tensor]:
-        """The block's tensors, and views of its part of long tensors."""
+        """Return the block's tensors, with views of the block's part of long tensors."""
         return [tensors[piece.name] if piece.whole else piece.of(tensors) for piece in self.pieces]
 
     def flat(self, tensors: Tensors) -> list[Tensor]:
-        """Return the same, each in one dimension."""
+        """Return the block's tensors as one-dimensional views."""
         return [piece.of(tensors) for piece in self.pieces]
 
     def read(self, tensors: Tensors, into: Tensor) -> None:
@@ -53,21 +54,21 @@ class Block:
         torch._foreach_copy_(into.split(self.sizes), self.flat(tensors))
 
     def write(self, numbers: Tensor, tensors: Tensors) -> None:
-        """Put numbers [size], which may be of a wider type, where the block's tensors have theirs."""
+        """Copy `numbers` [size], which may be of a wider type, into the block's tensors."""
         torch._foreach_copy_(self.flat(tensors), numbers.split(self.sizes))
 
     def subtract(self, tensors: Tensors, of: Tensor) -> None:
-        """Take the block's numbers off those of `of` [size], which may be of a wider type."""
+        """Subtract the block's numbers from `of` [size], which may be of a wider type."""
         torch._foreach_sub_(of.split(self.sizes), self.flat(tensors))
 
 
 class TypeSection:
-    """All tensors of one floating-point type, thought of as one vector."""
+    """All tensors of one floating-point type, as one long vector."""
 
     def __init__(self, dtype: torch.dtype, shapes: Mapping[str, torch.Size]) -> None:
         self.dtype = dtype
         self.kept = torch.promote_types(dtype, torch.float32)  # single precision at least
-        # places do not depend on the order of arrival, because even the last bit may depend on them
+        # sorted names, because the last bit of a sum depends on the order of tensors, which must not depend on arrival
         self.names = sorted(shapes)
         self.shapes = {name: shapes[name] for name in self.names}
         self.size = sum(shape.numel() for shape in shapes.values())
@@ -75,7 +76,9 @@ class TypeSection:
         self.widest = max((block.size for block in self.blocks), default=0)
 
     def cut(self, width: int) -> list[Block]:
-        """Cut the section into blocks up to a width: small neighbours together, long tensors in parts."""
+        """Cut the section into blocks up to a width: neighbouring small tensors share a block, and long tensors are
+        split.
+        """
         blocks: list[list[Piece]] = []
         room = 0
         for name in self.names:
@@ -90,13 +93,13 @@ class TypeSection:
         return [Block(pieces) for pieces in blocks]
 
     def side_by_side(self, rows: Sequence[Tensors]) -> Iterator[tuple[Block, Tensor]]:
-        """Yield blocks, and all rows' numbers of them, [rows, size] in double precision."""
+        """Yield each block with all rows' numbers, [rows, size] in double precision."""
         for block in self.cut(max(NARROWEST, min(WIDEST, BLOCK // len(rows)))):
             yield block, torch.stack([torch.cat(block.flat(row)) for row in rows]).double()
 
 
 class Layout:
-    """The make-up of a group: names, shapes and types, and the sections that are averaged."""
+    """The names, shapes and types of a group's tensors, and the sections of tensors that are averaged."""
 
     def __init__(self, tensors: Tensors) -> None:
         self.signature = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
@@ -109,7 +112,7 @@ class Layout:
         self.carried = sorted(self.signature.keys() - set(self.averaged))
 
     def rooms(self) -> dict[str, Tensor]:
-        """Return tensors for all numbers that are averaged, in single precision at least, not yet filled."""
+        """Return uninitialised tensors for all numbers that are averaged, in at least single precision."""
         return {
             name: torch.empty(shape, dtype=section.kept)
             for section in self.sections
@@ -117,16 +120,16 @@ class Layout:
         }
 
     def narrowed(self, wide: dict[str, Tensor], carried: Tensors) -> dict[str, Tensor]:
-        """Convert tensors to their own types in their original order, and add those that are not averaged.
+        """Convert tensors to their original types and order, and add the tensors that are not averaged.
 
-        Empties `wide`; a tensor that has its type already is not copied.
+        The method empties `wide`. A tensor that already has its original type is not copied.
         """
         kinds = self.signature.items()
         return {name: wide.pop(name).to(kind) if name in wide else carried[name] for name, (_, kind) in kinds}
 
 
 def spread(numbers: Numbers, layout: Layout) -> dict[str, Tensor]:
-    """Return a number, or a tensor of its shape, for every tensor that is averaged."""
+    """Return, for every averaged tensor, one number or a tensor of the same shape."""
     given = numbers if isinstance(numbers, Mapping) else dict.fromkeys(layout.averaged, numbers)
     of = {name: given[name] for name in layout.averaged}
     return {

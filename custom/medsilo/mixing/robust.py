@@ -1,6 +1,6 @@
 """A plan's `aggregation`: the defence against hospitals that send wrong or harmful tensors.
 
-The rules are in rules.py, which only plans with a rule load.
+The rules are defined in rules.py, which is imported only if a plan uses a rule.
 """
 
 import json
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 class RobustRule(Section, ABC):
-    """A rule by which the sites' updates become one, in place of a mean. None helps where most sites are dishonest."""
+    """A robust rule that combines the sites' updates in place of a mean. No rule helps if most sites are dishonest."""
 
-    # Whether every site counts by the weights of the method (cases), if the plan bounds a site's share of them.
+    # True if the rule uses the method's weights (numbers of cases) when the plan bounds each site's weight.
     weighs: ClassVar[bool] = False
 
     name: str
 
     @property
     def fewest(self) -> int:
-        """The sites that it needs in every round."""
+        """Return the fewest sites that the rule needs in every round."""
         return 3
 
 
 def _rule_named(values: Any) -> Any:
-    """Return the rule that a plan names, for pydantic, whose errors it raises."""
+    """Return the rule that a plan names, or raise pydantic's validation error."""
     if values is None or isinstance(values, RobustRule):
         return values
     from medsilo.mixing.rules import NAMED_RULE
@@ -46,19 +46,19 @@ class AggregationSettings(Feature):
     robust: Annotated[SerializeAsAny[RobustRule] | None, BeforeValidator(_rule_named)] = Field(
         None,
         description="a rule that replaces every mean over hospitals, so that a few dishonest hospitals can't bend "
-        "the model. Hospitals count alike in it, unless `max_weight` is given with `norm-bound`. Groups with "
+        "the model. The rule weights hospitals equally, unless `max_weight` is given with `norm-bound`. Groups with "
         "different values for each hospital keep the method's aggregation",
     )
     max_weight: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="the largest weight of one hospital in a mean, whatever number of cases it claims; the "
-        "excess goes to the others",
+        description="the largest weight of one hospital in a mean, regardless of the number of cases that the "
+        "hospital states; the excess goes to the others",
     )
 
     def shield(self, apart: Collection[str]) -> "Shield | None":
-        """The defence of aggregators; None where the plan has none."""
+        """Return the defence that aggregators apply, or None if the plan has no defence."""
         if not self.robust and not self.max_weight:
             return None
         from medsilo.mixing.defence import Shield
@@ -81,7 +81,7 @@ class AggregationSettings(Feature):
         if self.robust and hospitals < self.robust.fewest:
             yield (
                 f"aggregation.robust: {self.robust.name} needs {self.robust.fewest} hospitals in every round, and "
-                f"{hospitals} are enough for this plan; raise participation.minimum, or lower what the rule asks for"
+                f"{hospitals} are enough for this plan; raise participation.minimum, or choose a rule that needs fewer"
             )
         if self.max_weight and self.robust and not self.robust.weighs:
             yield (f"aggregation.max_weight: all hospitals count alike in {self.robust.name}; set it to null")
@@ -97,7 +97,7 @@ class AggregationSettings(Feature):
         groups = [group for phase in plan.course.phases for group in phase.groups]
         mixed = sorted({group.title or group.name for group in groups if group.personal and group.travels == "both"})
         return [
-            f"mixing: the {title} of every hospital is mixed as the method says, so what a dishonest hospital sends of "
-            "it reaches the others"
+            f"mixing: the method mixes the {title} of every hospital without a robust rule, so a dishonest hospital "
+            "can harm the other hospitals"
             for title in mixed
         ]

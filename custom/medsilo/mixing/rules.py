@@ -1,8 +1,8 @@
-"""Robust rules by their names in plans; they replace a mean, so that few sites can't bend it.
+"""Robust aggregation rules, which replace a mean so that a few dishonest sites can't distort the model.
 
-They work on updates d_i = θ_i - θ, where θ are the weights sent to the sites. The result is θ + d, or the server's step
-along d. Trained weights and other numbers of a group, such as running statistics, are combined apart: their scales
-differ, and the larger would hide the smaller.
+The rules combine updates d_i = θ_i - θ, where θ are the weights sent to the sites. The result is θ + d, or the server's
+step along d. Trained weights are combined separately from other numbers of a group, such as running statistics. Their
+scales differ, so the larger numbers would hide the smaller numbers.
 """
 
 from abc import abstractmethod
@@ -23,50 +23,52 @@ from medsilo.mixing.robust import RobustRule
 
 @dataclass
 class Updates:
-    """The sites' updates of one part of a group, in their order."""
+    """The sites' updates of one part of a group, in the order of `sites`."""
 
     rows: Contributions
     part: Layout
     origin: Tensors | None  # the tensors sent to the sites
     sites: list[str]
-    weights: Tensor  # [sites], in double precision; they sum to 1
+    weights: Tensor  # [sites], in double precision; the weights sum to 1
 
     @cached_property
     def norms(self) -> Tensor:
-        """[sites]"""
+        """Return the Euclidean norm of each site's update, [sites]."""
         squares = torch.zeros(len(self.sites), dtype=torch.float64)
         for _, columns in self.blocks():
             squares += columns.square_().sum(1)
         return squares.sqrt()
 
     def blocks(self) -> Iterator[tuple[Block, Tensor]]:
-        """Yield blocks and all sites' numbers of them: [sites, columns] in double precision; may be changed."""
+        """Yield each block with all sites' numbers, [sites, columns] in double precision; callers may change the
+        numbers.
+        """
         for section in self.part.sections:
             for block, numbers in self.rows.columns(self.sites, section, self.origin):
                 yield block, numbers[1:]
 
 
 class Reweighting(RobustRule):
-    """A weighted sum of whole updates."""
+    """A rule that gives each update one weight, and returns the weighted sum."""
 
     @abstractmethod
     def shares(self, updates: Updates) -> Tensor:
-        """The weight of every update, [sites]."""
+        """Return the weight of every update, [sites]."""
 
 
 class Coordinatewise(RobustRule):
-    """A rule for every number by itself."""
+    """A rule that combines each coordinate of the updates separately."""
 
     @abstractmethod
     def across(self, columns: Tensor) -> Tensor:
-        """Return the combined numbers, [columns], of [sites, columns]."""
+        """Combine the sites' numbers [sites, columns] into one number per column, [columns]."""
 
 
 class NormBound(Reweighting):
     """Sun et al., Can You Really Backdoor Federated Learning?, 2019: d = Σ p_i d_i min(1, B / ‖d_i‖).
 
-    B is a multiple of the (lower) median norm of the round's updates, so nobody has to know a good bound beforehand.
-    Against updates that are too long; not against those that point the wrong way.
+    B is a multiple of the (lower) median norm of the round's updates, so nobody has to choose a bound beforehand. This
+    rule limits updates that are too long, but not updates that point in a wrong direction.
     """
 
     weighs: ClassVar[bool] = True
@@ -81,7 +83,7 @@ class NormBound(Reweighting):
 class Median(Coordinatewise):
     """Yin et al., Byzantine-Robust Distributed Learning, 2018, Def. 1: the median of every number by itself.
 
-    With an even number of sites, the mean of the two in the middle.
+    With an even number of sites, the median is the mean of the two middle values.
     """
 
     name: Literal["median"] = "median"
@@ -95,7 +97,7 @@ class TrimmedMean(Coordinatewise):
     """Yin et al. 2018, Def. 2: the mean of each coordinate without its largest and smallest values."""
 
     name: Literal["trimmed-mean"] = "trimmed-mean"
-    bad: int = Field(1, ge=1, le=2000, description="how many values are left out at either end (b)")
+    bad: int = Field(1, ge=1, le=2000, description="number of values that are left out at either end (b)")
 
     @property
     def fewest(self) -> int:
@@ -108,14 +110,16 @@ class TrimmedMean(Coordinatewise):
 class MultiKrum(Reweighting):
     """Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, 2017.
 
-    An update's score is the sum of its squared distances to the n - f - 2 nearest updates. The updates with the lowest
-    scores are averaged. Others are left out.
+    An update's score is the sum of its squared distances to the n - f - 2 nearest updates. The rule averages the
+    updates with the lowest scores, and ignores all others.
     """
 
     name: Literal["multi-krum"] = "multi-krum"
-    bad: int = Field(1, ge=1, le=2000, description="how many sites may be dishonest (f); it needs 2 f + 3 sites")
+    bad: int = Field(
+        1, ge=1, le=2000, description="largest number of dishonest sites (f); the rule needs 2 f + 3 sites"
+    )
     keep: int | None = Field(
-        None, ge=1, le=4096, description="how many updates are averaged (m); 1 is Krum; `null`: all but f"
+        None, ge=1, le=4096, description="number of averaged updates (m); 1 is Krum; `null`: all but f"
     )
 
     @property
@@ -141,7 +145,7 @@ NAMED_RULE: TypeAdapter[RobustRule] = TypeAdapter(
 def capped(weights: Tensor, cap: float) -> Tensor:
     """Normalise the weights and cap each share; the excess goes to the others in proportion to their weights.
 
-    Where shares up to `cap` can't add up to 1, all sites count alike.
+    If shares of at most `cap` can't add up to 1, all sites get equal weights.
     """
     count = len(weights)
     if cap * count <= 1:
@@ -159,12 +163,12 @@ def capped(weights: Tensor, cap: float) -> Tensor:
 
 
 def _at_most(bound: Tensor, norms: Tensor) -> Tensor:
-    """The factors that scale vectors of these norms down to the bound."""
+    """Return the factors that scale vectors of the given norms down to the bound."""
     return torch.where(norms > bound, bound / norms, 1.0)
 
 
 def _squared_distances(updates: Updates) -> Tensor:
-    """The squared distances [sites, sites] between all sites' updates."""
+    """Return the squared distances [sites, sites] between all sites' updates."""
     squares = torch.zeros(len(updates.sites), len(updates.sites), dtype=torch.float64)
     for _, columns in updates.blocks():
         for place in range(len(columns) - 1):
@@ -173,5 +177,5 @@ def _squared_distances(updates: Updates) -> Tensor:
 
 
 def _in_order(columns: Tensor) -> Tensor:
-    """Every column from its smallest number to its largest (numpy's sort is several times as fast as torch's here)."""
+    """Sort the numbers of every column in ascending order. NumPy sorts several times as fast as torch here."""
     return torch.from_numpy(np.sort(columns.numpy(), axis=0))

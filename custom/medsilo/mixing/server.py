@@ -1,8 +1,8 @@
-"""Server steps: the mean of the sites' models gives the direction of a step to the next model.
+"""Server optimizers: the mean of the sites' models gives the direction of a step to the next model.
 
-They stream as `WeightedMean` does: memory holds the result and about two answers while a round is open, and the
-optimizer's moments are on disk. Use them for trained weights. Buffers such as running statistics belong in another
-group with a plain mean, because a step of Adam may make a variance negative.
+As in `WeightedMean`, memory holds the result and about two answers while a round is open. The optimizer's moments are
+on disk. Use server optimizers for trained weights only. Buffers such as running statistics belong in another group with
+a plain mean, because a step of Adam may make a variance negative.
 """
 
 import math
@@ -19,20 +19,20 @@ from medsilo.mixing.forms import Form, MeanForm
 from medsilo.mixing.layout import Layout, Tensors
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 
-REACH = "reach"  # ‖a_i‖₁ of FedNova, which travels beside the weights
+REACH = "reach"  # the name of FedNova's ‖a_i‖₁, which each site sends with its weights
 FURTHEST = 1e9
 
 
 def reach_of(tensors: Tensors) -> float:
-    """The ‖a_i‖₁ among a site's tensors; Refused if no steps can have it."""
+    """Return FedNova's ‖a_i‖₁ from a site's tensors, or raise Refused if the value is impossible."""
     reach = float(tensors[REACH]) if REACH in tensors else 0.0
     if not 0.5 < reach < FURTHEST:
-        raise Refused(f"{REACH} is {reach}: one local step counts as 1, and no site makes {FURTHEST:.0e} of them")
+        raise Refused(f"{REACH} is {reach}: one local step counts as 1, and no site makes {FURTHEST:.0e} steps")
     return reach
 
 
 def steps_of(tensors: Tensors, arrived: Tensors) -> Tensors:
-    """Return (θ_i - θ) / ‖a_i‖₁ and ‖a_i‖₁, of whose means FedNova's step is made."""
+    """Return (θ_i - θ) / ‖a_i‖₁ and ‖a_i‖₁, whose means over sites determine FedNova's step."""
     reach = reach_of(tensors)
     ways = {name: (tensor.double() - arrived[name].double()) / reach for name, tensor in tensors.items()}
     return {name: way.to(tensors[name].dtype) for name, way in ways.items()} | {REACH: tensors[REACH]}
@@ -41,8 +41,8 @@ def steps_of(tensors: Tensors, arrived: Tensors) -> Tensors:
 class FedNova(WeightedMean):
     """Wang et al. 2020: θ ← θ - τ_eff Σ p_i (θ - θ_i) / ‖a_i‖₁ with τ_eff = Σ p_i ‖a_i‖₁.
 
-    That is τ_eff Σ (p_i / ‖a_i‖₁) times the way to the mean whose weights are p_i / ‖a_i‖₁. Every site sends its ‖a_i‖₁
-    as the tensor "reach"; the result of this name is τ_eff.
+    The step is τ_eff Σ (p_i / ‖a_i‖₁) times the difference to the mean with weights p_i / ‖a_i‖₁. Every site sends its
+    ‖a_i‖₁ as the tensor "reach". In the result, the tensor "reach" is τ_eff.
 
     With `uniform`, p_i is 1 / K instead of n_i / n. K and n count only the sites that answered.
     """
@@ -58,7 +58,7 @@ class FedNova(WeightedMean):
         return MeanForm(weighted=not self.alike, enter=steps_of)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
-        """Take the means of `steps_of`: θ + τ_eff times the mean step is the model of one site with this reach."""
+        """Take the means of `steps_of`, as if one site had sent the model θ + τ_eff times the mean step."""
         effective, given = reach_of(tensors), self._given or {}
         moved = {
             name: (given[name].double() + effective * step.double()).to(step.dtype)
@@ -69,7 +69,7 @@ class FedNova(WeightedMean):
 
     def _begin_sum(self) -> None:
         super()._begin_sum()
-        self._reaches: dict[str, tuple[float, float]] = {}  # n_i (or 1) and ‖a_i‖₁
+        self._reaches: dict[str, tuple[float, float]] = {}  # n_i (or 1) and ‖a_i‖₁ of each site
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         reach = reach_of(tensors)
@@ -87,16 +87,16 @@ class FedNova(WeightedMean):
 
 
 class ServerOptimizer(WeightedMean):
-    """θ ← θ + η u(D): D = Σ p_i θ_i - θ, the way to the mean, is an optimizer's gradient (Reddi et al. 2021, Alg. 2).
+    """θ ← θ + η u(D): an optimizer uses the mean update D = Σ p_i θ_i - θ as its gradient (Reddi et al. 2021, Alg. 2).
 
-    Its vectors, each as large as an answer in single precision at least, are in a temporary file. Every step writes a
-    new file, so that a checkpoint can be written from the old file.
+    The optimizer's vectors are in a temporary file. Each vector is as large as an answer in at least single precision.
+    Every step writes a new file, so that a checkpoint can be written from the old file.
 
     With `uniform`, p_i is 1 / K instead of n_i / n. K and n count only the sites that answered.
     """
 
     _is_mean = False
-    first: tuple[float, ...] = (0.0,)  # the vectors' values before the first step, one for each
+    first: tuple[float, ...] = (0.0,)  # one value per vector: all of its numbers before the first step
 
     def __init__(self, lr: float, uniform: bool) -> None:
         super().__init__()
@@ -106,14 +106,14 @@ class ServerOptimizer(WeightedMean):
 
     @abstractmethod
     def update(self, d: Tensor, *memory: Tensor) -> Tensor:
-        """Return u(D), and change the vectors in place; all of it in double precision, some numbers at a time."""
+        """Return u(D) in double precision for a block of numbers, and change the optimizer's vectors in place."""
 
     def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
         self._steps += 1
         self._memory = stored(self._stepped(blocks, layout))
 
     def _stepped(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> Iterator[Tensor]:
-        """Make the step, and yield the new vectors block by block."""
+        """Make the optimizer's step, and yield the new vectors block by block."""
         kinds, count = [section.kept for section in layout.sections for _ in section.blocks], len(self.first)
         for place, (theta, d) in enumerate(blocks):
             before = self._memory[place * count : (place + 1) * count]
@@ -124,7 +124,9 @@ class ServerOptimizer(WeightedMean):
             yield from (vector.to(kinds[place]) for vector in wide)
 
     def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-        """The vectors' keys begin with a slash, which no tensor's name does."""
+        """Return the state, in which the keys of the optimizer's vectors begin with a slash, unlike the names of
+        tensors.
+        """
         tensors, facts = super()._save()
         vectors = {f"/{place}": vector for place, vector in enumerate(self._memory)}
         return {**tensors, **vectors}, {**facts, "steps": self._steps}
@@ -151,9 +153,9 @@ class FedAvgM(ServerOptimizer):
 class FedAdam(ServerOptimizer):
     """m ← β₁ m + (1 - β₁) D, v ← β₂ v + (1 - β₂) D², u = m / (√v + τ).
 
-    variant: "reddi", the paper: v starts at τ², no bias correction. "torch", the result of torch's Adam with -D as
-    gradient:
-        v starts at 0, m and v are divided by 1 - β₁ᵗ and 1 - β₂ᵗ.
+    Args:
+        variant: "reddi" as in the paper, where v starts at τ² without bias correction; "torch" as in torch's Adam with
+            gradient -D, where v starts at 0, and m and v are divided by 1 - β₁ᵗ and 1 - β₂ᵗ
     """
 
     def __init__(
@@ -198,7 +200,9 @@ class FedAdagrad(FedAdam):
 
 
 class DynamicStep(ServerOptimizer):
-    """FedDyn's step, over those of the N sites that answered: `h ← h - α/N Σ (θ_k - θ)`, `u = D - h/α`."""
+    """FedDyn's server step `h ← h - α/N Σ (θ_k - θ)`, `u = D - h/α`, where Σ covers the sites that answered, of all N
+    sites.
+    """
 
     def __init__(self, alpha: float) -> None:
         super().__init__(lr=1.0, uniform=True)
@@ -213,7 +217,7 @@ class DynamicStep(ServerOptimizer):
 class Scaffold(UniformMean):
     """Karimireddy et al. 2020, the server's control variate: c ← c + |S| / N · mean over S of (c_i⁺ - c_i).
 
-    S are those that answered of all N sites. A site sends c + c_i⁺ - c_i.
+    S are the sites that answered, of all N sites. A site sends c + c_i⁺ - c_i.
     """
 
     @property
@@ -223,10 +227,11 @@ class Scaffold(UniformMean):
     def _merge(self) -> None:
         """Aggregate the answers.
 
-        Only now their number is known: if some are missing, the mean becomes a step towards it.
+        The number of answers is known only now. If some sites did not answer, the mean is replaced by a step towards
+        the mean.
         """
         assert self._layout is not None
-        models = self._origin is None  # and not the ways to them
+        models = self._origin is None  # rather than differences from the last model
         self.rate = len(self._answered) / len(self._sites)
         if models and self._total and self._origin is not None:
             for _, c, mean in self._beside(self._origin, self._layout):

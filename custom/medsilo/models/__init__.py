@@ -1,1 +1,1 @@
-"""Networks: MONAI's where it has them, and the papers' others. Their names are in `medsilo.registry`."""
+"""The networks of medsilo, some of which come from MONAI. The module `medsilo.registry` lists their names."""

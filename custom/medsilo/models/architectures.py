@@ -1,4 +1,4 @@
-"""The networks: layers in a row, for tables, patches of images, signals and FedSM's selector; U-Net; DenseNet-121."""
+"""The networks: linear model, MLP, small CNN, activity CNN, VGG-11, U-Net and DenseNet-121."""
 
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ MEANS: dict[int, type[nn.Module]] = {2: nn.AdaptiveAvgPool2d, 3: nn.AdaptiveAvgP
 
 
 class Halving(nn.Module):
-    """Max pooling of two; an axis of one stays as it is, so that small images pass, too."""
+    """Max pooling by two. An axis of length one stays unchanged, so that the network accepts small images, too."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         axes = inputs.shape[2:]
@@ -25,14 +25,14 @@ class Halving(nn.Module):
 
 
 def block(dimensions: int, channels: int, features: int, kernel: int, norm: Norm) -> nn.Sequential:
-    """Convolution, norm, ReLU and pooling: [B, channels, ...] to [B, features, ... / 2]."""
+    """Return a block of convolution, norm, ReLU and pooling, from [B, channels, ...] to [B, features, ... / 2]."""
     convolution = CONVOLUTIONS[dimensions](channels, features, kernel, padding=kernel // 2)
     norms = Network.norm_layer(dimensions, features, norm)
     return nn.Sequential(convolution, *norms, nn.ReLU(inplace=True), Halving())
 
 
 def use_batch_statistics(module: nn.Module) -> nn.Module:
-    """Replaces every batch norm, in place, by one without weights that takes each batch's own statistics."""
+    """Replace every batch norm in place with a batch norm without weights that always uses the batch's statistics."""
     for name, layer in module.named_children():
         if isinstance(layer, _BatchNorm):
             setattr(module, name, type(layer)(layer.num_features, affine=False, track_running_stats=False))
@@ -42,15 +42,15 @@ def use_batch_statistics(module: nn.Module) -> nn.Module:
 
 
 Features = Annotated[int, Field(ge=1, le=4096)]
-# Configuration A of Simonyan and Zisserman 2015: stages that end in pooling, and the features of their convolutions.
+# Configuration A of Simonyan and Zisserman 2015: the features of each convolution, by stage. Pooling ends each stage.
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 WIDTH = 4096
 
 
 class Linear(Network):
-    """A weighted sum of a case's inputs for every output: [B, channels] to [B, classes].
+    """A linear layer from a case's inputs [B, channels] to its outputs [B, classes].
 
-    Logistic, linear or Cox regression, by the task's loss.
+    The task's loss makes this network a logistic, linear or Cox regression.
     """
 
     name: Literal["linear"] = "linear"
@@ -60,7 +60,7 @@ class Linear(Network):
 
 
 class Mlp(Network):
-    """Fully connected layers, each with norm and ReLU, and the head: [B, channels] to [B, classes]."""
+    """An MLP of fully connected layers with norm and ReLU, and a linear head, from [B, channels] to [B, classes]."""
 
     name: Literal["mlp"] = "mlp"
     hidden: tuple[Features, ...] = Field(
@@ -76,9 +76,9 @@ class Mlp(Network):
 
 
 class SmallCnn(Network):
-    """Three convolutions with pooling, the mean over the image, one linear layer (the head).
+    """A CNN of three convolutions with pooling, the mean over the image, and one linear layer (the head).
 
-    [B, channels, (D,) H, W] to [B, classes]; D, H and W are free.
+    The network maps [B, channels, (D,) H, W] to [B, classes] for any D, H and W.
     """
 
     name: Literal["small-cnn"] = "small-cnn"
@@ -98,11 +98,13 @@ class SmallCnn(Network):
 
 
 class ActivityCnn(Network):
-    """Two temporal convolutions (kernel 9) with norm and pooling, a layer of 64, the head: [B, C, T] to [B, classes].
+    """A CNN of two temporal convolutions with norm and pooling, a layer of 64, and the head, from [B, C, T] to [B,
+    classes].
 
-    It is the AdaFed paper's for activities from wearable sensors (PAMAP2). The paper flattens all time steps before the
-    layer of 64, which fixes T. Here the mean over time comes before it and the convolutions are padded, so that every T
-    works. (A mean, because gradients of adaptive pooling to several steps are not deterministic on a GPU.)
+    The AdaFed paper uses this network with kernel 9 for activities from wearable sensors (PAMAP2). The paper flattens
+    all time steps before the layer of 64, which fixes T. Here the mean over time replaces flattening, and the
+    convolutions are padded, so that every T works. Gradients of adaptive pooling to several steps would not be
+    deterministic on a GPU.
     """
 
     name: Literal["activity-cnn"] = "activity-cnn"
@@ -122,10 +124,11 @@ class ActivityCnn(Network):
 
 
 class Vgg11(Network):
-    """No norm, two layers of 4096 with dropout: [B, channels, H, W] to [B, classes]; 129 M weights.
+    """VGG-11 without norm, with two layers of 4096 and dropout, from [B, channels, H, W] to [B, classes]; 129 M
+    weights.
 
-    It is the selector of the FedSM paper. Its pooling to 7 x 7 changes nothing at 224 pixels; at other sizes its
-    gradient is not deterministic on a GPU.
+    The FedSM paper uses this network as selector. For images of 224 pixels, the pooling to 7 x 7 changes nothing. For
+    other sizes, the gradient of the pooling is not deterministic on a GPU.
     """
 
     name: Literal["vgg11"] = "vgg11"
@@ -144,9 +147,9 @@ class Vgg11(Network):
 
 
 class UNet(Network):
-    """MONAI's `UNet`: [B, channels, H, W] to logits [B, classes, H, W]; of volumes [B, channels, D, H, W] alike.
+    """MONAI's `UNet`, from [B, channels, (D,) H, W] to logits [B, classes, (D,) H, W].
 
-    Each level halves the image, so D, H and W are multiples of 2 ** (levels - 1). The head is the last convolution.
+    Each level halves the image, so D, H and W must be multiples of 2 ** (levels - 1). The head is the last convolution.
     """
 
     name: Literal["unet"] = "unet"
@@ -154,7 +157,9 @@ class UNet(Network):
         default=(16, 32, 64), min_length=2, max_length=7, description="features of each level, the finest first"
     )
     dimensions: Dimensions = 2
-    residual_units: int = Field(default=0, ge=0, le=4, description="residual convolutions per level; 0: one plain one")
+    residual_units: int = Field(
+        default=0, ge=0, le=4, description="residual convolutions per level; 0: one plain convolution"
+    )
     norm: Literal["batch", "batch-statistics", "instance", "instance-statistics", "none"] = Field(
         "batch", description=Network.NORM + "; `instance-statistics` is instance norm without weights, MONAI's default"
     )
@@ -175,10 +180,10 @@ class UNet(Network):
 
 
 class DenseNet121(Network):
-    """Growth 32, blocks of 6, 12, 24, 16 layers, untrained: [B, channels, (D,) H, W] to [B, classes]; sizes >= 32.
+    """An untrained DenseNet-121 with growth 32, from [B, channels, (D,) H, W] with sizes >= 32 to [B, classes].
 
-    norm: "batch", or "batch-statistics" as in HarmoFL's released code (which also pads by two pixels after the first
-    block; that is left out).
+    HarmoFL's released code uses the norm "batch-statistics", and pads by two pixels after the first block. This network
+    does not pad there.
     """
 
     name: Literal["densenet121"] = "densenet121"
@@ -188,7 +193,7 @@ class DenseNet121(Network):
     def build(self, channels: int, classes: int) -> nn.Module:
         if self.norm == "batch":
             return super().build(channels, classes)
-        # Not by MONAI's `norm`: its initialisation fails on norms without weights.
+        # MONAI's argument `norm` is not used, because MONAI's initialisation fails for norms without weights.
         return use_batch_statistics(self.model_copy(update={"norm": "batch"}).build(channels, classes))
 
     def monai(self, channels: int, classes: int) -> dict[str, Any] | None:

@@ -20,15 +20,17 @@ Activation = Annotated[
     ),
 ]
 Dimensions = Annotated[Literal[2, 3], Field(description="2: flat images and slices; 3: volumes")]
-LITTLE_WORK = 1 << 34  # numbers of a network times values of a case: a fraction of a second, and 64 MiB at most
+# The product of a network's parameters and a case's values: takes a fraction of a second, and at most 64 MiB
+LITTLE_WORK = 1 << 34
 MOST_GROUPS = 8
 BATCH_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
 class Network(Feature):
-    """A network of the plan: its name and settings; `build` makes the module, or `monai` names a network of MONAI.
+    """A plan's network with its name and settings. The method `build` creates the module, or `monai` names a network of
+    MONAI.
 
-    Subclasses declare `name: Literal["..."] = "..."` and their settings.
+    A subclass declares `name: Literal["..."] = "..."` and its settings.
 
     >>> from typing import Literal
     >>> from torch import nn
@@ -46,7 +48,7 @@ class Network(Feature):
         "normalisation layers; `batch-statistics` is batch norm without weights that takes each batch's own "
         "statistics, also in tests"
     )
-    # MONAI's instance norm has no weights by default; with them it can be compared with batch norm.
+    # MONAI's instance norm has no weights by default. In medsilo, instance norm has weights, as batch norm does.
     MONAI_NORMS: ClassVar[Mapping[str, Any]] = {
         "batch": "BATCH",
         "batch-statistics": ("BATCH", {"affine": False, "track_running_stats": False}),
@@ -59,13 +61,13 @@ class Network(Feature):
         "leaky-relu": ("LEAKYRELU", {"negative_slope": 0.1, "inplace": True}),
         "prelu": "PRELU",
     }
-    MOST_PARAMETERS: ClassVar[int] = 500_000_000  # of all networks of a method together
+    MOST_PARAMETERS: ClassVar[int] = 500_000_000  # parameters of all networks of a method together
 
     name: str
 
     def build(self, channels: int, classes: int) -> nn.Module:
-        """A freshly initialised module; its weights come from torch's global generator."""
-        from monai.networks import nets  # here, because importing MONAI takes seconds
+        """Return a module with initial weights from torch's global random generator."""
+        from monai.networks import nets  # imported here, because importing MONAI takes seconds
 
         told = dict(self.monai(channels, classes) or {})
         made = getattr(nets, str(told.pop("_target_", "")).rpartition(".")[2], None)
@@ -74,59 +76,69 @@ class Network(Feature):
         return made(**told)
 
     def monai(self, channels: int, classes: int) -> dict[str, Any] | None:
-        """The same module in a MONAI bundle's words, its class under "_target_"; None where MONAI has none."""
+        """Return the module as an entry of a MONAI bundle, with its class under "_target_", or None if MONAI has no
+        such network.
+        """
         return None
 
     @staticmethod
     def norm_layer(dimensions: int, features: int, norm: str) -> list[nn.Module]:
-        """The norm after a layer with so many features, "batch", "batch-statistics" or "group"; else an empty list."""
+        """Return the norm layer for a layer's features if `norm` is "batch", "batch-statistics" or "group", otherwise
+        an empty list.
+        """
         if norm == "batch":
             return [BATCH_NORMS[dimensions](features)]
-        if (
-            norm == "batch-statistics"
-        ):  # of HarmoFL's released code: no weights, and the batch's statistics at all times
+        if norm == "batch-statistics":  # as in HarmoFL's released code: no weights, and always the batch's statistics
             return [BATCH_NORMS[dimensions](features, affine=False, track_running_stats=False)]
         return [nn.GroupNorm(math.gcd(MOST_GROUPS, features), features)] if norm == "group" else []
 
     def settled(self, module: nn.Module, compute: Any) -> nn.Module:
-        """Move the module that `build` made to a site's device."""
+        """Move the module from `build` to a site's device."""
         return module.to(compute.device)
 
     @property
     def files(self) -> Mapping[str, int]:
-        """Return the files that a party must have to build it with its values: SHA-256 and bytes of each."""
+        """Return the files that are needed to build the network with its pre-trained values, as sizes in bytes by
+        SHA-256.
+        """
         return {}
 
     def translated(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return a file's tensors under the names that `build` gives them, where it knows others."""
+        """Return a file's tensors under the names of `build`."""
         return given
 
     @property
     def embedding(self) -> str:
-        """The key that identifies a frozen part's features where a site caches them in place of its cases; empty
-        without a cache.
+        """Return a key for the cached features of a frozen part, which a site can store in place of its cases. The key
+        is empty if features can't be cached.
         """
         return ""
 
     def embed(self, module: nn.Module, inputs: Tensor) -> Tensor:
-        """The features of cases, [cases, features]. module: from `build`."""
+        """Return the features of cases, [cases, features].
+
+        Args:
+            module: a module from `build`
+        """
         raise NotImplementedError
 
     @property
     def plain(self) -> "Network":
-        """The network that remains after training, where this one wraps another."""
+        """Return the network that remains after training. A network that wraps another network returns the inner
+        network.
+        """
         return self
 
     def finished(self, module: nn.Module, channels: int, classes: int) -> nn.Module:
-        """Convert the module that `build` made to the form of `plain`, with the same outputs."""
+        """Convert the module from `build` to the form of `plain`, with the same outputs."""
         return module
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
-        """Yield a message if it has more parameters than a site can hold, or does not read the task's cases."""
+        """Yield a message if the network has too many parameters for a site, or can't read the task's cases."""
         if (parameters := parameters_of(networks)) > self.MOST_PARAMETERS:
             yield f"network: has {parameters} parameters with all of the method's; {self.MOST_PARAMETERS} may be"
         if any(own.is_complex() for network in networks.values() for own in network.state_dict().values()):
-            yield "network: has complex numbers, which are not mixed; give real and imaginary parts"
+            yield "network: has complex numbers, which can't be averaged; use real and imaginary parts"
         task, shape = plan.task, plan.task.shape
         if shape is None:
             return
@@ -157,16 +169,17 @@ class Network(Feature):
 
 
 def parameters_of(networks: Mapping[str, nn.Module]) -> int:
-    """Return the number of the parameters of all networks together."""
+    """Return the total number of parameters of all networks."""
     return sum(tensor.numel() for network in networks.values() for tensor in network.parameters())
 
 
 @torch.no_grad()
 def tried(model: nn.Module, shape: Sequence[int], cases: int = 2) -> Any:
-    """Apply a network to zeros of a task's shape; a large network on the meta device.
+    """Apply a network to zeros of a task's shape. A large network runs on torch's meta device.
 
-    There torch loads its compiler first, which takes a second, longer than most networks need on the CPU. The network
-    runs in one thread, because a process forked after several threads have computed would wait for them forever.
+    On the meta device, torch first loads its compiler, which takes longer than most networks need on the CPU. The
+    network runs in one thread, because a process that is forked after computing with several threads would wait
+    forever.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     place = "cpu" if sum(own.numel() for _, own in tensors) * max(math.prod(shape), 1024) <= LITTLE_WORK else "meta"

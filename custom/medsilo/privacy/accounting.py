@@ -1,6 +1,7 @@
-"""The cost of releases together: ε at a δ, by the privacy loss distributions of Google's dp-accounting.
+"""Compute the privacy cost ε of several releases together at a given δ, with the privacy loss distributions of Google's
+dp-accounting.
 
-The estimate is pessimistic: losses are rounded so that ε is never below the true one.
+The estimate is pessimistic: privacy losses are rounded so that the computed ε is never below the true ε.
 """
 
 import math
@@ -21,25 +22,25 @@ from medsilo.privacy.mechanisms import (
     SampledGaussian,
 )
 
-# The grid of privacy losses is as coarse as ε allows, within 1e-3 (tests/unit/privacy/test_accounting.py). It has so
-# many points for all losses, and more where a single step's losses would fall between them.
+# The grid of privacy losses is as coarse as possible for an error of ε below 1e-3. The grid has POINTS points for all
+# losses, and more points if a single step's losses would fall between two points.
 POINTS, MOST_POINTS = 1 << 16, 1 << 19
-WITHIN = 1 / 32  # of the standard deviation of a single step's loss
-FINEST, COARSEST = 2.0**-26, 2.0**-4  # a larger loss than fits on the coarsest grid makes ε infinite
-TAIL = 12.0  # standard deviations that count for how wide a distribution is
-ROUGH = 1.001  # noise that is looked for is at most this much too large
+WITHIN = 1 / 32  # largest step of the grid, as a fraction of the standard deviation of a single step's loss
+FINEST, COARSEST = 2.0**-26, 2.0**-4  # if the losses do not fit on the coarsest grid, ε is infinite
+TAIL = 12.0  # standard deviations in the half-width of a distribution
+ROUGH = 1.001  # largest ratio of the noise found by the search to the least sufficient noise
 
-Part = tuple[str, float, float, int]  # kind, noise, rate, sensitivity: accounted together
+Part = tuple[str, float, float, int]  # kind, noise, rate and sensitivity of mechanisms that are accounted together
 Parts = tuple[tuple[Part, int], ...]
 
 
 def epsilon(charges: Iterable[Charge], delta: float) -> float:
-    """Return the ε that holds at this δ for all charges together."""
+    """Return the ε of all charges together at the given δ."""
     return epsilon_of(counted(charges), delta)
 
 
 def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
-    """Return the ε that holds at this δ for mechanisms that were used so often, as `counted` counts them."""
+    """Return the ε at the given δ for mechanisms with their numbers of uses, as `counted` returns them."""
     if not 1e-12 <= delta < 1:
         raise MedsiloError(f"δ = {delta:g} is out of range; give a number from 1e-12 to less than 1")
     parts = _parts(used)
@@ -47,10 +48,13 @@ def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
 
 
 def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Sequence[Charge] = ()) -> float:
-    """The least noise multiplier, to a thousandth, with which these steps cost at most ε at this δ.
+    """Return the least noise multiplier, to a thousandth, with which all steps together cost at most ε at the given δ.
 
-    It is relative to the L2 sensitivity to one unit; at rate 1 a step is a release over all units. beside: the study's
-    other charges. Raises MedsiloError where no noise is enough.
+    The noise multiplier is relative to the L2 sensitivity to one unit. At rate 1, a step is a release over all units.
+    Raises MedsiloError if no noise is sufficient.
+
+    Args:
+        beside: the study's other charges
     """
 
     def cost(noise: float) -> float:
@@ -63,9 +67,10 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Seq
 
 
 def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) -> float:
-    """The least scale of geometric noise, to a thousandth, with which `count` releases cost at most ε at this δ.
+    """Return the least scale of geometric noise, to a thousandth, with which `count` releases cost at most ε at the
+    given δ.
 
-    It is relative to the sensitivity to one unit. Raises MedsiloError where no noise is enough.
+    The scale is relative to the sensitivity to one unit. Raises MedsiloError if no noise is sufficient.
     """
 
     def cost(scale: float) -> float:
@@ -75,7 +80,9 @@ def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) ->
 
 
 def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: float) -> float:
-    """The least noise, to a thousandth, that costs at most ε; raises MedsiloError where none up to MOST_NOISE does."""
+    """Return the least noise, to a thousandth, that costs at most ε. Raises MedsiloError if this noise is above
+    MOST_NOISE.
+    """
     high = 1.0  # a noise level that keeps ε within the bound
     while cost(high) > epsilon:
         high *= 2
@@ -85,7 +92,7 @@ def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: flo
     while low > 1e-2 and cost(low) <= epsilon:
         low, high = low / 2, low
     dear, cheap = low, high
-    for _ in range(8):  # guess where the cost is ε, and look whether the bisection would end there
+    for _ in range(8):  # guess the noise whose cost is ε, and check whether the bisection would end at this noise
         if not (epsilon < cost(dear) < math.inf and cost(cheap) > 0):
             break
         share = math.log(cost(dear) / epsilon) / math.log(cost(dear) / cost(cheap))
@@ -100,7 +107,9 @@ def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: flo
 
 
 def _halved(low: float, high: float, enough: Callable[[float], bool]) -> tuple[float, float]:
-    """Return the last two of a bisection: noise that is not enough, and noise that is and is at most ROUGH of that."""
+    """Return the last interval of a bisection: insufficient noise, and sufficient noise that is at most ROUGH times
+    larger.
+    """
     while high / low > ROUGH:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if enough(middle) else (middle, high)
@@ -108,7 +117,7 @@ def _halved(low: float, high: float, enough: Callable[[float], bool]) -> tuple[f
 
 
 def _no_noise(what: str, epsilon: float, delta: float) -> str:
-    return f"no noise keeps {what} within ε = {epsilon:g} at δ = {delta:g}: allow more ε, or let less leave"
+    return f"no noise keeps {what} within ε = {epsilon:g} at δ = {delta:g}: allow more ε, or release fewer results"
 
 
 def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:
@@ -133,9 +142,9 @@ def together(charges: Iterable[Charge], what: str) -> list[Charge]:
 
 
 def _parts(used: Mapping[Mechanism, int]) -> Parts:
-    """Group mechanisms that are accounted together.
+    """Group the mechanisms that are accounted together.
 
-    Gaussians without sampling are one part: their μ = 1 / noise add up in squares.
+    Gaussians without sampling are one part, because the squares of their μ = 1 / noise add up.
     """
     found: Counter[Part] = Counter()
     squares: list[float] = []
@@ -166,13 +175,13 @@ def _epsilon(parts: Parts, delta: float) -> float:
 
 @lru_cache(16)
 def _composed(parts: Parts) -> Any:
-    """Return the privacy loss distribution of all parts, the rarer composed last."""
+    """Return the privacy loss distribution of all parts together."""
     step = _step(parts)
     return reduce(lambda one, other: one.compose(other), (_distribution(part, times, step) for part, times in parts))
 
 
 def _step(parts: Parts) -> float:
-    """Return the step of the grid of privacy losses: such that they all are on it."""
+    """Return the step of the grid of privacy losses, chosen so that all losses fit on the grid."""
     width = math.fsum(_reach(part, times) for part, times in parts)
     finest = min((_spread(part) for part, _ in parts), default=1.0) * WITHIN
     step = max(min(width / POINTS, finest), width / MOST_POINTS, FINEST)
@@ -180,7 +189,7 @@ def _step(parts: Parts) -> float:
 
 
 def _spread(part: Part) -> float:
-    """Return about the standard deviation of the privacy loss of one use."""
+    """Return the approximate standard deviation of the privacy loss of one use."""
     kind, noise, rate, _ = part
     if kind == "geometric":
         return 1 / noise
@@ -199,7 +208,7 @@ def _reach(part: Part, times: int) -> float:
 
 @lru_cache(64)
 def _distribution(part: Part, times: int, step: float) -> Any:
-    """The privacy loss distribution of a mechanism after so many uses."""
+    """Return the privacy loss distribution of a mechanism after the given number of uses."""
     from dp_accounting.pld import privacy_loss_distribution as losses
 
     kind, noise, rate, sensitivity = part

@@ -1,7 +1,7 @@
-"""The mechanisms by which a hospital's records are released, with their parameters for accounting.
+"""The noise mechanisms for releasing results from a hospital's records, with their parameters for privacy accounting.
 
-Two data sets are neighbours when one has one unit more: one record, or one patient with all records. The sensitivity Δ
-is the largest change of the release between neighbours (Δ₂ in Euclidean length, Δ₁ in sum of absolute values).
+Two data sets are neighbours if they differ in one unit: one record, or one patient with all records. The sensitivity Δ
+is the largest change of a release between neighbours (Δ₂ in Euclidean length, Δ₁ in sum of absolute values).
 """
 
 from typing import Annotated, Literal, Self, TypeAlias
@@ -21,15 +21,17 @@ class Gaussian(Section):
 
     kind: Literal["gaussian"] = "gaussian"
     noise: Noise = Field(description="σ / Δ₂, for one unit")
-    count: Count = 1  # releases with this noise
+    count: Count = 1  # number of releases with this noise
 
 
 class SampledGaussian(Section):
-    """Normal noise on a sum over a Poisson sample: every unit is drawn by itself, in every step, and clipped as one."""
+    """Normal noise on a sum over a Poisson sample, in which every step draws each unit independently and clips its
+    contribution.
+    """
 
     kind: Literal["sampled-gaussian"] = "sampled-gaussian"
     noise: Noise = Field(description="σ / Δ₂, for one drawn unit")
-    rate: float = Field(gt=0, le=1, description="chance of a unit to be in a step's sample")
+    rate: float = Field(gt=0, le=1, description="probability that a unit is in a step's sample")
     steps: Count
 
 
@@ -43,7 +45,7 @@ class Geometric(Section):
 
 
 class Public(Section):
-    """A number that the hospital declared public in writing: it is neither charged nor protected."""
+    """A number that the hospital declared public in writing, and that is neither charged nor protected."""
 
     kind: Literal["public"] = "public"
     reason: Reason
@@ -53,12 +55,18 @@ Mechanism: TypeAlias = Annotated[Gaussian | SampledGaussian | Geometric | Public
 
 
 class Charge(Section):
-    """A release and its mechanism: "weights of phase train, round 3" by SampledGaussian(...)."""
+    """A release and its mechanism, for example "weights of phase train, round 3" with SampledGaussian(...)."""
 
     what: Reason
     of: Mechanism
 
     @classmethod
     def normal(cls, what: str, noise: float, count: int = 1) -> Self:
-        """Return the charge of normal noise on something computed from all records. noise: σ / Δ₂, for one unit."""
+        """Return the charge of a result from all records with normal noise.
+
+        Args:
+            what: a description of the release
+            noise: σ / Δ₂, for one unit
+            count: the number of releases
+        """
         return cls(what=what, of=Gaussian(noise=noise, count=count))

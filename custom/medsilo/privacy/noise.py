@@ -1,15 +1,16 @@
-"""Random numbers that nobody can guess, for noise and for sampling.
+"""Cryptographically secure random numbers for noise and for sampling.
 
-The bits are ChaCha20's, under a key of 32 bytes from the operating system. The key is made for every attempt of an
-answer and never written, because noise in two different sums would cancel in their difference.
+ChaCha20 generates the bits from a key of 32 bytes, which the operating system provides. Every attempt of an answer uses
+a new key that is never stored. If two different sums had the same noise, the noise would cancel in their difference.
 
-Floating-point noise on a floating-point sum shows the sum in its low digits (Mironov 2012 for Laplace, Jin et al. 2022
-for the normal). So a sum is rounded to a grid of 2^-40 of the noise's standard deviation. The noise is a whole number
-of its cells, drawn from the discrete Gaussian by rejection (after Canonne, Kamath and Steinke 2020). The results are
-points of a grid that does not depend on the sum. Decisions that floating point leaves in doubt are made with 192 bits.
-A small error remains: rounding d numbers to the grid moves a sum by at most √d cells more. This is below 1e-6 of the
-bound as long as √d times the noise multiplier is below 10^6, and the bound has room for it (learning/private.py). With
-so many cells, the discrete Gaussian's loss is that of the normal distribution that the account counts.
+Floating-point noise on a floating-point sum reveals the sum in the low digits (Mironov 2012 for Laplace noise, Jin et
+al. 2022 for normal noise). The sum is therefore rounded to a grid whose cells are 2^-40 of the noise's standard
+deviation. The noise is a whole number of cells, drawn from the discrete Gaussian by rejection (after Canonne, Kamath
+and Steinke 2020). The results are points of a grid that does not depend on the sum. If floating point can't decide
+whether to accept a draw, 192-bit arithmetic decides. Rounding d numbers to the grid moves a sum by at most √d cells.
+This error is below 1e-6 of the clipping bound as long as √d times the noise multiplier is below 10^6. The module
+learning/private.py leaves room for this error. With so small cells, the discrete Gaussian has the same privacy loss as
+the normal distribution, which the privacy account uses.
 """
 
 import hashlib
@@ -22,13 +23,13 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
-CHUNK = 1 << 16  # numbers that are made at once: they stay in the processor's cache
+CHUNK = 1 << 16  # count of numbers that are generated at once, and that fit into the processor's cache
 EXACT = 2.0**-53
 BITS = 40
 CELLS = 2.0**BITS  # cells of the grid in one standard deviation
-LARGEST = 20  # standard deviations: more has a probability of 1e-88
-DOUBT = 2.0**-42  # relative error of exp(-e) and e ≤ 200 in floating point, with room to spare
-LONG = 192  # bits of an exact decision
+LARGEST = 20  # standard deviations; larger noise has a probability of 1e-88
+DOUBT = 2.0**-42  # bound on the relative floating-point error of exp(-e) for e ≤ 200
+LONG = 192  # bits of the numbers in an exact decision
 EXACTLY = Context(prec=80, Emin=-99999)
 
 Floats = NDArray[np.float64]
@@ -37,11 +38,13 @@ Floats = NDArray[np.float64]
 class NoiseSource:
     """A stream of secret random numbers.
 
-    Make a new source for every attempt of an answer; it gives each number once.
+    Every attempt of an answer needs a new source. A source returns each number once.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
-        """Begin a stream with a fresh key; with a given one of 32 bytes it is secret only as far as the key is."""
+        """Start a stream with a new random key. If a key of 32 bytes is given, the stream is only as secret as the
+        key.
+        """
         drawn = secrets.token_bytes(32) if key is None else key
         self._stream = Cipher(algorithms.ChaCha20(drawn, bytes(16)), None).encryptor()
 
@@ -57,11 +60,13 @@ class NoiseSource:
         return np.frombuffer(self._stream.update(bytes(8 * count)), "<u8").astype(np.uint64, copy=False)
 
     def uniform(self, count: int) -> Floats:
-        """Return numbers in (0, 1], each of 53 bits."""
+        """Return random numbers in (0, 1] with 53 bits each."""
         return ((self.words(count) >> np.uint64(11)).astype(np.float64) + 1.0) * EXACT
 
     def poisson_sample(self, count: int, rate: float) -> list[int]:
-        """The members of a Poisson sample: each is drawn independently with this chance."""
+        """Return the indices of a Poisson sample, in which each index is drawn independently with probability
+        `rate`.
+        """
         return np.flatnonzero(self.uniform(count) <= rate).tolist() if rate < 1 else list(range(count))
 
     # ------------------------------------------------------------------ noise
@@ -76,12 +81,16 @@ class NoiseSource:
         return np.concatenate(made)[:count]
 
     def with_normal(self, exact: torch.Tensor, deviation: float) -> torch.Tensor:
-        """Return the tensor with normal noise of this standard deviation, in its own type, on its own device."""
+        """Return the tensor with normal noise of the given standard deviation, in the same type and on the same
+        device.
+        """
         if not deviation:
             return exact.detach().clone()
         cell, noise = deviation / CELLS, torch.from_numpy(self.whole_normal(exact.numel())).view(exact.shape)
-        noise = noise.pin_memory() if exact.device.type == "cuda" else noise  # else the copy waits for the card
-        there = noise.to(exact.device, non_blocking=True)  # a card rounds, adds and multiplies as a processor does
+        # Without pinned memory, the copy waits for the GPU
+        noise = noise.pin_memory() if exact.device.type == "cuda" else noise
+        # A GPU rounds, adds and multiplies with the same results as a CPU
+        there = noise.to(exact.device, non_blocking=True)
         return (((exact.detach().double() / cell).round() + there) * cell).to(exact.dtype)
 
     def geometric(self, scale: float) -> int:
@@ -89,12 +98,16 @@ class NoiseSource:
         return self._failures(scale) - self._failures(scale)
 
     def _failures(self, scale: float) -> int:
-        """Return a geometric number: P(k) = (1 - q) q^k with q = exp(-1 / scale)."""
+        """Return a random number of a geometric distribution, P(k) = (1 - q) q^k with q = exp(-1 / scale)."""
         with localcontext(EXACTLY):
             return int(-self.long_uniform().ln() * Decimal(scale))
 
     def long_uniform(self, first: int | None = None) -> Decimal:
-        """Return a number in (0, 1) of 192 bits. first: the first 64, where they are drawn already."""
+        """Return a random number in (0, 1) with 192 bits.
+
+        Args:
+            first: the first 64 bits, if they are drawn already
+        """
         words = [*([] if first is None else [first]), *self.words(LONG // 64).tolist()][: LONG // 64]
         whole = (words[0] << 128) + (words[1] << 64) + words[2]
         with localcontext(EXACTLY):
@@ -102,14 +115,17 @@ class NoiseSource:
 
 
 def accepted(numbers: NDArray[np.uint64], second: NDArray[np.uint64], bits: int, more: NoiseSource) -> Floats:
-    """Make integers of the discrete Gaussian with σ = 2^bits from random words; NaN where a proposal is rejected.
+    """Convert random words to integers of the discrete Gaussian with σ = 2^bits. A rejected proposal becomes NaN.
 
-    The proposal is |k| = v σ + u with P(v) = 2^-(v+1) and u uniform below σ, and either sign; it is accepted with
-    probability
-    13/16 · 2^v · exp(-k² / 2σ²), which is at most 0.986. more: random bits, for cases that floating point can't decide.
+    The proposal is |k| = v σ + u with a random sign, P(v) = 2^-(v+1) and u uniform below σ. The probability of
+    acceptance is 13/16 · 2^v · exp(-k² / 2σ²), which is at most 0.986.
+
+    Args:
+        more: a source of further random bits, for cases that floating point can't decide
     """
     coins = (numbers >> np.uint64(BITS)) & np.uint64((1 << LARGEST) - 1) | np.uint64(1 << LARGEST)
-    blocks = np.frexp((coins & (~coins + np.uint64(1))).astype(np.float64))[1] - 1.0  # tails before the first head
+    # Number of tails before the first head of the coin tosses
+    blocks = np.frexp((coins & (~coins + np.uint64(1))).astype(np.float64))[1] - 1.0
     size = blocks * 2.0**bits + (numbers & np.uint64((1 << bits) - 1)).astype(np.float64)
     minus = (numbers >> np.uint64(63)).astype(bool)
     chance = np.ldexp(13 / 16 * np.exp(-np.square(size / 2.0**bits) / 2), blocks.astype(np.int64))
