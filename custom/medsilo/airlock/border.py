@@ -35,8 +35,8 @@ HELD = "this hospital held the answer back"  # the reason that leaves; the detai
 PROTECTED = "this hospital's update as a whole, and not one patient"  # by noise; rho is that of zero-concentrated DP
 BLOCK = 1 << 15  # numbers; for more, torch would wake its threads, which then wait by spinning
 LARGEST_POWER = 309  # of ten, of the numbers that JSON can hold
-# Of an answer that is held back: which of this side's reasons, of which there are fewer than 16, and when
-HELD_BITS = {"reasons": 4, "times": REAL}
+# Of an answer that is held back: which of this side's reasons, of which there are fewer than 32, and when
+HELD_BITS = {"reasons": 5, "times": REAL}
 NUMBERS = "its numbers are not those of this task"
 SCORES: dict[str, DataPart] = {  # the part of each score
     "train_loss": "train",

@@ -6,6 +6,7 @@ walls. Sockets are those of programs on one machine and of a network that is not
 
 import os
 import struct
+from dataclasses import dataclass
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 NUMBERS = {  # of each call: on x86_64, on aarch64
@@ -57,14 +58,35 @@ NUMBERS = {  # of each call: on x86_64, on aarch64
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
     "msgget": (68, 186),
+    "semget": (64, 190),
+    "io_setup": (206, 0),  # the whole machine has one number of these requests
 }
-SOCKET = (41, 198)
 # of sockets: of this machine, of two networks that have only the room's loopback; its addresses
 FAMILIES = (1, 2, 10, 16)
+
+
+@dataclass(frozen=True)
+class Limited:
+    """A system call that is denied by the value of one of its arguments."""
+
+    numbers: tuple[int, int]  # on x86_64, on aarch64
+    argument: int  # the position of the argument
+    values: tuple[int, ...]
+    allowed: bool  # whether the call is allowed with these values only, or with all other values only
+
+
+LIMITED = {
+    "socket": Limited((41, 198), 0, FAMILIES, True),
+    "socketpair": Limited((53, 199), 0, (1,), True),
+    # A lease on a file (F_SETLEASE) delays each process outside that opens this file for writing.
+    "fcntl": Limited((72, 25), 1, (1024,), False),
+    # SO_SNDBUF and SO_RCVBUF enlarge a socket's buffer, which counts as no process's memory.
+    "setsockopt": Limited((54, 208), 2, (7, 8), False),
+}
 X32 = 0x40000000  # the calls of another table on x86_64
 LOAD, EQUAL, GREATER, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, DENY = 0x7FFF0000, 0x00050001  # EPERM
-NUMBER, ARCHITECTURE, FIRST = 0, 4, 16  # offsets in the kernel's data
+NUMBER, ARCHITECTURE, FIRST = 0, 4, 16  # offsets in the kernel's data; each argument has 8 bytes
 
 
 def filter_program(machine: str | None = None) -> bytes | None:
@@ -77,20 +99,27 @@ def filter_program(machine: str | None = None) -> bytes | None:
     if machine not in ARCHITECTURES:
         return None
     column = list(ARCHITECTURES).index(machine)
-    denied = sorted(own[column] for own in NUMBERS.values())
-    # Each line: the instruction, its operand, and whether it may jump to the end, where calls are denied.
-    lines: list[tuple[int, int, bool]] = [(LOAD, NUMBER, False)]
-    lines += [(GREATER, X32, True)] if machine == "x86_64" else []
-    lines += [(EQUAL, number, True) for number in denied]
-    body = [_line(LOAD, 0, 0, ARCHITECTURE), _line(EQUAL, 1, 0, ARCHITECTURES[machine]), _line(RETURN, 0, 0, DENY)]
-    tail = 2 + len(FAMILIES)  # lines between the last of these and the denial
-    for place, (does, number, leaves) in enumerate(lines):
-        body.append(_line(does, len(lines) - place - 1 + tail if leaves else 0, 0, number))
-    body.append(_line(EQUAL, 0, len(FAMILIES) + 2, SOCKET[column]))  # another call is allowed
-    body.append(_line(LOAD, 0, 0, FIRST))
-    for place, family in enumerate(FAMILIES):
-        body.append(_line(EQUAL, len(FAMILIES) - place, 0, family))
-    return b"".join([*body, _line(RETURN, 0, 0, DENY), _line(RETURN, 0, 0, ALLOW)])
+    # Each line: the instruction, the lines to skip if it holds and if it does not, its operand. DENY and ALLOW stand
+    # for the two last lines.
+    lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 0, DENY, ARCHITECTURES[machine]), (LOAD, 0, 0, NUMBER)]
+    lines += [(GREATER, DENY, 0, X32)] if machine == "x86_64" else []
+    lines += [(EQUAL, DENY, 0, number) for number in sorted(own[column] for own in NUMBERS.values())]
+    for call in LIMITED.values():
+        listed, other = (ALLOW, DENY) if call.allowed else (DENY, ALLOW)
+        lines += [(EQUAL, 0, len(call.values) + 2, call.numbers[column]), (LOAD, 0, 0, FIRST + 8 * call.argument)]
+        lines += [(EQUAL, listed, 0, value) for value in call.values]
+        lines += [(RETURN, 0, 0, other)]
+    end = len(lines)
+    body = [
+        _line(does, _skip(true, end - place), _skip(false, end - place), value)
+        for place, (does, true, false, value) in enumerate(lines)
+    ]
+    return b"".join([*body, _line(RETURN, 0, 0, ALLOW), _line(RETURN, 0, 0, DENY)])
+
+
+def _skip(lines: int, left: int) -> int:
+    """Return the number of lines to skip. left: the lines from this one to the end, where the two results follow."""
+    return {ALLOW: left - 1, DENY: left}.get(lines, lines)
 
 
 def _line(does: int, true: int, false: int, number: int) -> bytes:
