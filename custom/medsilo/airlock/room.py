@@ -183,7 +183,7 @@ def _refuse_sockets(read: Iterable[Path]) -> None:
     """
     lines = (line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text(errors="replace").splitlines())
     sockets = {Path(fields[7]) for fields in lines if len(fields) == 8 and fields[7].startswith("/")}
-    there = {path.resolve() for path in sockets if path.is_socket()}
+    there = {path.resolve() for path in sockets if _is_socket(path)}
     for path in read:
         if odd := [own for own in there if own.is_relative_to(path.resolve())]:
             raise MedsiloError(
@@ -191,6 +191,12 @@ def _refuse_sockets(read: Iterable[Path]) -> None:
                 "in a folder that the script may read; name narrower folders in room.reads and data",
                 private=f"{path} has {odd[0]} in it",
             )
+
+
+def _is_socket(path: Path) -> bool:
+    with suppress(OSError):  # a folder that this account may not enter is closed to the script, too
+        return path.is_socket()
+    return False
 
 
 def memory_file(content: bytes) -> int:
