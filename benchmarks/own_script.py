@@ -1,6 +1,7 @@
 """Measure the cost that medsilo adds to a user's training script: a round's time and the server's memory.
 
     python -m benchmarks.own_script [small|large|all] [--sites 3,6] [--airlock] [--times 3]
+    python -m benchmarks.own_script --start
 
 The reference is NVFlare's `FedAvgRecipe` with the same script, network, sites and polling in the same simulator, and
 with PyTorch tensors. The script does not train, so a round only costs the recipe and the client API. federation.py
@@ -11,15 +12,24 @@ the figures are medians.
 
 With --airlock, the reference is medsilo's recipe with the same script outside, and the other side runs the script in an
 airlock. With --airlock, memory is measured in a site's main process, in which no script runs.
+
+With --start, the benchmark measures the seconds from the call that starts a script to the script's first line, in an
+airlock and outside, in turn. The first airlock of a process also tests the machine and looks for Python's folders. The
+bound is on the difference of the medians.
 """
 
 import argparse
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
+from socket import socketpair
 from typing import Any
 
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe as StockRecipe
@@ -38,12 +48,16 @@ from benchmarks.federation import (
     simulate,
 )
 from benchmarks.timing import note, run
+from medsilo.airlock.room import CODE, Room, ability, environment
 from medsilo.recipes import FedAvgRecipe
+from medsilo.site.airlock_settings import RoomSettings
 
 SITES = "3,6"
 SIZES = {"small": SMALL, "large": LARGE}
 IN_ROOM = 1.05  # most time relative to the same script outside the airlock
 MOST_TIME, MOST_MEMORY = 1.0, 1.0  # .9 is a median of several runs, which scatter by a tenth
+START_MOST = 0.3  # most seconds by which an airlock delays a script's first line
+STARTS = 15  # number of starts of each side
 NAME = "own-script"
 
 
@@ -98,6 +112,52 @@ def _both(size: Size, sites: int) -> list[tuple[Any, Any]]:
     ]
 
 
+def start_in_room(folder: Path, first: bool) -> float:
+    """Return the seconds until the first line of a script in a room. first: whether it is the process's first room."""
+    started = time.monotonic()
+    if first:
+        ability.cache_clear()
+        environment.cache_clear()
+        ability()
+    ours, theirs = socketpair()
+    room = Room(("python3", "-u", str(CODE / "script.py")), {folder: CODE}, RoomSettings(), 8 << 30, 1)
+    with ours, theirs:
+        process, writes = room.start(theirs, folder / "log")
+        code = process.wait()
+        writes.join()
+    if code:
+        sys.exit((folder / "log").read_text())
+    return float((folder / "log").read_text().split()[-1]) - started
+
+
+def start_outside(folder: Path) -> float:
+    """Return the seconds until the first line of the same script in the same Python."""
+    started = time.monotonic()
+    python = str(Path(sys.executable).with_name("python3"))
+    environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    said = subprocess.check_output([python, "-u", str(folder / "script.py")], env=environment, text=True)
+    return float(said) - started
+
+
+def compare_starts() -> bool:
+    """Print how long a script needs to start in a room and outside; False if the room delays it too much."""
+    holds = True
+    print(f"{'':<32} {'outside s':>12} {'room s':>12} {'later by':>9}    (median, slowest)")
+    for imported, first in (("time", True), ("time", False), ("torch, time", True)):
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            (folder / "script.py").write_text(f"import {imported}\nprint(time.monotonic())\n")
+            works = partial(start_outside, folder), partial(start_in_room, folder, first)
+            outside, inside = zip(*([work() for work in works] for _ in range(STARTS)), strict=True)
+        later = statistics.median(inside) - statistics.median(outside)
+        what = f"import {imported}, {'first' if first else 'later'} room"
+        sides = (f"{statistics.median(side):.2f} {max(side):.2f}" for side in (outside, inside))
+        print("{:<32} {:>12} {:>12} {:>9.2f}".format(what, *sides, later), flush=True)
+        note(f"a room: {what}, time", statistics.median(inside) / statistics.median(outside))
+        holds &= later <= START_MOST
+    return holds
+
+
 def main() -> int:
     """Print the table; returns 1 if a bound is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -107,7 +167,10 @@ def main() -> int:
         "--airlock", action="store_true", help="compare a script in an airlock with the same script outside"
     )
     parser.add_argument("--times", type=int, default=1, help="number of runs of both sides, for medians")
+    parser.add_argument("--start", action="store_true", help="compare the start of a script in an airlock and outside")
     asked = parser.parse_args()
+    if asked.start:
+        return 0 if compare_starts() else 1
     holds = True
     one, other = ("outside", "room") if asked.airlock else ("stock", "medsilo")
     print(f"{'':<32} {f'{one} s':>9} {other:>8} {'ratio':>6} {f'{one} MB':>10} {other:>8} {'ratio':>6}")
@@ -128,4 +191,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run(main, globals(), SIZES={"small": SMALL}, SITES="2")
+    run(main, globals(), SIZES={"small": SMALL}, SITES="2", STARTS=2)

@@ -62,6 +62,20 @@ CASES: dict[str, Case] = {
     "memory_in_files": Case("refused", ENDED),
     "memory_in_segments": Case("refused", ENDED),
     "many_eaters": Case("refused", "more memory than 2048 MiB (memory_limit)", slow=True),
+    "idle_memory": Case(
+        "refused",
+        "more memory than 512 MiB (memory_limit)",
+        settings={"memory_limit": 512},
+        rounds=2,
+        sites=("a", "b"),
+        slow=True,
+    ),
+    "socket_buffers": Case("refused", "more than 2048 sockets", slow=True),
+    "page_tables": Case(
+        "refused", "more memory than 512 MiB (memory_limit)", settings={"memory_limit": 512}, slow=True
+    ),
+    "machine_wide": WALLS,
+    "leases": WALLS,
     "full_scratch": WALLS,
     "empty_files": Case("refused", "files in its scratch (room.scratch)", slow=True),
     "sleeping": Case("refused", HOURS, settings={"room": {"hours": 0.0003}}),

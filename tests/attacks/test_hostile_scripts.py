@@ -114,7 +114,7 @@ def test_a_hostile_script_is_stopped_or_counted(name: str, hospital: Hospital) -
     assert study and not [file for file in study if b"Miller" in file.read_bytes() and not LEAVES.get(name)]
     if case.reason:
         assert ((os.getuid() and case.as_user) or case.reason) in ran.error
-        assert ran.left[-1]["bits"] == {"reasons": 4, "times": 64}
+        assert ran.left[-1]["bits"] == {"reasons": 5, "times": 64}
     else:
         assert not ran.error and [line["task"] for line in ran.left[1:-2]] == ["round"] * case.rounds
     if case.verdict == "walls" and name != "command_options":  # the script `command_options` ends before it runs

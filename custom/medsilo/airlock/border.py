@@ -35,8 +35,8 @@ HELD = "this hospital held the answer back"  # the reason that the server receiv
 PROTECTED = "this hospital's update as a whole, and not one patient"  # the object that noise protects, as a log entry
 BLOCK = 1 << 15  # count of numbers; for longer tensors, torch would use threads, which waste processor time
 LARGEST_POWER = 309  # the largest power of ten in a number that JSON can hold
-# The disclosed bits of a rejected answer: which of fewer than 16 reasons applies, and when the answer was rejected
-HELD_BITS = {"reasons": 4, "times": REAL}
+# The disclosed bits of a rejected answer: which of fewer than 32 reasons applies, and when the answer was rejected
+HELD_BITS = {"reasons": 5, "times": REAL}
 NUMBERS = "its numbers are not those of this task"
 SCORES: dict[str, DataPart] = {  # the data part on which each score is computed
     "train_loss": "train",

@@ -28,7 +28,7 @@ APP, WORK, KEPT = Path("/room/app"), Path("/room/work"), Path("/room/kept")
 CODE = APP / "custom"  # the script's code
 OUTPUT = WORK / "medsilo"  # the folder in which a room's process stores its studies
 INSIDE = "MEDSILO_AIRLOCK"  # the environment variable that contains the script's facts inside a room
-USER = 1000
+USER = 1000 if os.getuid() != 1000 else 1001  # differs from the number of the kit's account
 ALONE = ("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session")
 # Readable folders of the operating system: programs, libraries, the loader's files, and facts about the processor
 SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/fonts", "/sys/devices/system/cpu")
@@ -38,9 +38,13 @@ WRITTEN = {  # files that are created for the room
     "/etc/hosts": b"127.0.0.1 localhost room\n",  # host names with which processes in a room find each other
 }
 # Files of the kernel below /proc, through which a script that runs as root could change the machine's settings
-SHUT = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "mtrr", "scsi")  # mounted read-only
-HIDDEN = ("keys", "key-users", "kcore", "kmsg", "kallsyms", "timer_list", "slabinfo", "vmallocinfo", "pagetypeinfo")
-LARGEST_LOG = 16 * MiB  # the most bytes of a script's output that are logged
+SHUT = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "mtrr", "scsi", "pressure")  # mounted read-only
+HIDDEN = (
+    *("keys", "key-users", "kcore", "kmsg", "kallsyms", "timer_list", "slabinfo", "vmallocinfo", "pagetypeinfo"),
+    *("kpagecount", "kpageflags", "kpagecgroup"),  # the state of each page of the machine's memory
+)
+LARGEST_LOG = 16 * MiB  # the most bytes of a script's output that are logged in a study
+LEAST_LOG = MiB // 16  # the bytes that each further room may log when the log is full
 OPEN_FILES = 4096
 REMEDY = "install it (Debian and Ubuntu: apt install bubblewrap; medsilo docs start/install)"
 NO_ROOM = "let this account make user namespaces (medsilo docs start/install)"
@@ -138,8 +142,10 @@ class Room:
         for file, inner in written.items():
             own += ["--ro-bind-data", str(file), inner]
         read = {path: path for path in (*environment(), *self.data, *self.settings.reads)}
-        self._refuse_private(read)
-        for source, there in {**read, **self.files}.items():
+        self._refuse_private([*map(Path, SYSTEM), *read])
+        bound = {**read, **self.files}
+        _refuse_sockets([*map(Path, SYSTEM), *bound])
+        for source, there in bound.items():
             own += ["--ro-bind", str(source), str(there)]
         for device in self.settings.devices:
             own += ["--dev-bind", str(device), str(device)]
@@ -177,6 +183,29 @@ class Room:
                 )
 
 
+def _refuse_sockets(read: Iterable[Path]) -> None:
+    """Raise MedsiloError where a folder to read contains the Unix socket of a service of this machine.
+
+    A read-only folder does not stop a process from connecting to a socket in it.
+    """
+    lines = (line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text(errors="replace").splitlines())
+    sockets = {Path(fields[7]) for fields in lines if len(fields) == 8 and fields[7].startswith("/")}
+    there = {path.resolve() for path in sockets if _is_socket(path)}
+    for path in read:
+        if odd := [own for own in there if own.is_relative_to(path.resolve())]:
+            raise MedsiloError(
+                "the airlock would let a training script connect to a service of this machine, whose Unix socket lies "
+                "in a folder that the script may read; name narrower folders in room.reads and data",
+                private=f"{path} has {odd[0]} in it",
+            )
+
+
+def _is_socket(path: Path) -> bool:
+    with suppress(OSError):  # a folder that this account may not enter is closed to the script, too
+        return path.is_socket()
+    return False
+
+
 def memory_file(content: bytes) -> int:
     """Return a file descriptor from which a program can read the content once."""
     file = os.memfd_create("medsilo")
@@ -208,8 +237,8 @@ PRINTABLE = bytes(byte if byte in b"\t\n" or (byte >= 32 and byte != 127) else o
 def _write_log(process: subprocess.Popen, file: Path) -> None:
     """Write a script's output into the hospital's log file, up to a limit, without control characters of terminals."""
     assert process.stdout
-    left = LARGEST_LOG
     with suppress(OSError), file.open("ab", buffering=0) as log:
+        left = max(LARGEST_LOG - log.tell(), LEAST_LOG)
         while came := os.read(process.stdout.fileno(), 65536):
             kept = came[:left].translate(PRINTABLE)
             log.write(kept)

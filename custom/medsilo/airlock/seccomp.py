@@ -7,6 +7,7 @@ room, which has no network.
 
 import os
 import struct
+from dataclasses import dataclass
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 NUMBERS = {  # the numbers of each system call on x86_64 and aarch64
@@ -58,14 +59,35 @@ NUMBERS = {  # the numbers of each system call on x86_64 and aarch64
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
     "msgget": (68, 186),
+    "semget": (64, 190),
+    "io_setup": (206, 0),  # the whole machine has one number of these requests
 }
-SOCKET = (41, 198)
 # The allowed families of sockets: Unix, IPv4, IPv6 and netlink. In a room, IPv4 and IPv6 reach only the loopback.
 FAMILIES = (1, 2, 10, 16)
+
+
+@dataclass(frozen=True)
+class Limited:
+    """A system call that is denied by the value of one of its arguments."""
+
+    numbers: tuple[int, int]  # on x86_64, on aarch64
+    argument: int  # the position of the argument
+    values: tuple[int, ...]
+    allowed: bool  # whether the call is allowed with these values only, or with all other values only
+
+
+LIMITED = {
+    "socket": Limited((41, 198), 0, FAMILIES, True),
+    "socketpair": Limited((53, 199), 0, (1,), True),
+    # A lease on a file (F_SETLEASE) delays each process outside that opens this file for writing.
+    "fcntl": Limited((72, 25), 1, (1024,), False),
+    # SO_SNDBUF and SO_RCVBUF enlarge a socket's buffer, which counts as no process's memory.
+    "setsockopt": Limited((54, 208), 2, (7, 8), False),
+}
 X32 = 0x40000000  # marks system calls of the x32 interface on x86_64
 LOAD, EQUAL, GREATER, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, DENY = 0x7FFF0000, 0x00050001  # EPERM
-NUMBER, ARCHITECTURE, FIRST = 0, 4, 16  # offsets in the kernel's description of a system call
+NUMBER, ARCHITECTURE, FIRST = 0, 4, 16  # offsets in the kernel's description of a call; each argument has 8 bytes
 
 
 def filter_program(machine: str | None = None) -> bytes | None:
@@ -78,20 +100,27 @@ def filter_program(machine: str | None = None) -> bytes | None:
     if machine not in ARCHITECTURES:
         return None
     column = list(ARCHITECTURES).index(machine)
-    denied = sorted(own[column] for own in NUMBERS.values())
-    # Each line has an instruction, an operand, and whether the instruction may jump to the end, which denies the call.
-    lines: list[tuple[int, int, bool]] = [(LOAD, NUMBER, False)]
-    lines += [(GREATER, X32, True)] if machine == "x86_64" else []
-    lines += [(EQUAL, number, True) for number in denied]
-    body = [_line(LOAD, 0, 0, ARCHITECTURE), _line(EQUAL, 1, 0, ARCHITECTURES[machine]), _line(RETURN, 0, 0, DENY)]
-    tail = 2 + len(FAMILIES)  # number of lines between the last tested call and the denial
-    for place, (does, number, leaves) in enumerate(lines):
-        body.append(_line(does, len(lines) - place - 1 + tail if leaves else 0, 0, number))
-    body.append(_line(EQUAL, 0, len(FAMILIES) + 2, SOCKET[column]))  # all other calls except socket() are allowed
-    body.append(_line(LOAD, 0, 0, FIRST))
-    for place, family in enumerate(FAMILIES):
-        body.append(_line(EQUAL, len(FAMILIES) - place, 0, family))
-    return b"".join([*body, _line(RETURN, 0, 0, DENY), _line(RETURN, 0, 0, ALLOW)])
+    # Each line has an instruction, the numbers of lines to skip if the instruction's condition is true and if it is
+    # false, and an operand. DENY and ALLOW mean a jump to the last two lines.
+    lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 0, DENY, ARCHITECTURES[machine]), (LOAD, 0, 0, NUMBER)]
+    lines += [(GREATER, DENY, 0, X32)] if machine == "x86_64" else []
+    lines += [(EQUAL, DENY, 0, number) for number in sorted(own[column] for own in NUMBERS.values())]
+    for call in LIMITED.values():
+        listed, other = (ALLOW, DENY) if call.allowed else (DENY, ALLOW)
+        lines += [(EQUAL, 0, len(call.values) + 2, call.numbers[column]), (LOAD, 0, 0, FIRST + 8 * call.argument)]
+        lines += [(EQUAL, listed, 0, value) for value in call.values]
+        lines += [(RETURN, 0, 0, other)]
+    end = len(lines)
+    body = [
+        _line(does, _skip(true, end - place), _skip(false, end - place), value)
+        for place, (does, true, false, value) in enumerate(lines)
+    ]
+    return b"".join([*body, _line(RETURN, 0, 0, ALLOW), _line(RETURN, 0, 0, DENY)])
+
+
+def _skip(lines: int, left: int) -> int:
+    """Return the number of lines to skip. left: the lines from this one to the end, where the two results follow."""
+    return {ALLOW: left - 1, DENY: left}.get(lines, lines)
 
 
 def _line(does: int, true: int, false: int, number: int) -> bytes:

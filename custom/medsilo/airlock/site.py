@@ -8,10 +8,11 @@ import logging
 import os
 import subprocess
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from socket import socketpair
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import psutil
@@ -39,6 +40,9 @@ LACKING = "a pre-trained file that the network begins with is not here"
 KILLED = 5.0  # seconds that the operating system has to end a room's processes
 MOST_KEPT = 1000  # most files of a site's state
 MOST_MESSAGES = 10_000  # most messages from the script before an answer
+MOST_SOCKETS = 2048  # most sockets in a room; each buffer of 208 KiB counts as no process's memory
+MOST_OPENED = 1 << 17  # most open files of all processes in a room; the kernel uses up to 8 KiB for each file
+PROTOCOLS = ("tcp", "tcp6", "udp", "udp6")
 
 
 class OverLimit(Refused):
@@ -67,15 +71,19 @@ class RoomSite:
         self.writes: Thread  # writes the output to a file until the last process in the room has ended
         self.end: End
         self._look: Stop = lambda: None
-        self._began = self._looked = time.monotonic()
+        self._began: float | None = None  # when the hospital began to wait for an answer; None if it does not wait
         self.most = 0  # the most bytes of memory that the room used
+        self.over: OverLimit | None = None  # the limit that the room exceeded, until an answer says so
 
     # ------------------------------------------------------------------ a message
     def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         asked, started = Request.received(parcel.facts), time.monotonic()
         self._look, self._began, self.most = stop, started, 0
-        self._running()
+        if self.over is None:
+            self._running()
         try:
+            if self.over is not None:
+                raise self._taken_over()
             self.end.send("ask", parcel.groups, facts=parcel.facts)
             head = self._listen()
             if head.kind == "lacks":
@@ -88,6 +96,7 @@ class RoomSite:
             }
             return self.border.answer(asked, parcel.groups, head.facts, groups, **measured)
         except Lacks:
+            self.border.note_failure(asked)  # the server sees that the program says so, and when
             raise
         except (EOFError, OSError) as error:
             self.border.note_failure(asked)
@@ -100,6 +109,8 @@ class RoomSite:
             self.border.note_failure(asked)
             self.close(0)
             raise HeldBack("it is no message of medsilo", f"{error} {error.private}") from error
+        finally:
+            self._began = None
 
     def _listen(self) -> Head:
         """Return the head of the script's answer. The script's logged numbers and files arrive before the answer, and
@@ -133,7 +144,10 @@ class RoomSite:
         make_folder(self.place.folder)
         with theirs:
             self.process, self.writes = self._room().start(theirs, self.place.folder / PRINTED)
-        self.end = End(ours, self._watch)
+        self.end = End(ours, lambda: self._look())
+        self._closed = Event()
+        self._guard = Thread(target=self._watch, args=(self.process, self._closed), name="room's limits", daemon=True)
+        self._guard.start()
         self._begin()
 
     def _room(self) -> Room:
@@ -147,7 +161,8 @@ class RoomSite:
             files[place.folder] = KEPT
         source = settings.data
         data = (source.data_set, source.folder, source.exclude_patients) if source else ()
-        private = [place.folder.parents[1], *([Path(place.kit.key).parents[1]] if place.kit else [])]
+        private = [place.folder.parents[1], book_of(settings, place.site, place.folder).folder]
+        private += [Path(place.kit.key).parents[1]] if place.kit else []
         return Room(
             self.program,
             files,
@@ -170,25 +185,48 @@ class RoomSite:
     def _begin(self) -> None:
         """Send the first message to a newly started program."""
 
-    def _watch(self) -> None:
-        """Check whether to wait further for the room. Raises OverLimit if the room exceeded a limit."""
-        self._look()
-        now = time.monotonic()
-        if now - self._looked < LOOK or not self.process:
-            return
-        self._looked = now
-        own, room = self.place.settings, self.place.settings.room
+    def _watch(self, process: subprocess.Popen, closed: Event) -> None:
+        """Measure a room until it ends, also between two answers, and kill it where it exceeds a limit."""
+        while not closed.wait(LOOK) and process.poll() is None:
+            try:
+                self._measure(process.pid)
+            except Exception as error:
+                over = error if isinstance(error, OverLimit) else OverLimit("the use of this machine is unknown")
+                LOG.warning("%s", over, exc_info=None if over is error else error)
+                if not closed.is_set():
+                    self.over = over
+                process.kill()
+                return
+
+    def _measure(self, pid: int) -> None:
+        """Raise OverLimit where a room exceeds a limit of this hospital."""
+        own, room, began = self.place.settings, self.place.settings.room, self._began
         most = own.most_memory + room.scratch * MiB
-        processes, held, files = _taken(self.process.pid, most)
-        self.most = max(self.most, held)
-        if now - self._began > room.hours * 3600:
+        inside: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):
+            inside = psutil.Process(pid).children(recursive=True)
+        taken = Taken(len(inside))
+        if taken.processes <= room.processes:  # further processes would only delay the end
+            taken = taken_by([Path("/proc", str(process.pid)) for process in inside], most)
+        self.most = max(self.most, taken.memory)
+        if began is not None and time.monotonic() - began > room.hours * 3600:
             raise OverLimit(f"it took longer than {room.hours:g} hours for an answer (room.hours)")
-        if processes > room.processes:
+        if taken.processes > room.processes:
             raise OverLimit(f"it had more than {room.processes} processes and threads (room.processes)")
-        if files > room.scratch * 1024:  # the kernel uses about a KiB per file, which no memory limit counts
+        if taken.files > room.scratch * 1024:  # the kernel uses about a KiB per file, which no limit counts
             raise OverLimit(f"it had more than {room.scratch * 1024} files in its scratch (room.scratch)")
-        if held > most:
+        if taken.sockets > MOST_SOCKETS:
+            raise OverLimit(f"it had more than {MOST_SOCKETS} sockets")
+        if taken.opened > MOST_OPENED:
+            raise OverLimit(f"it had more than {MOST_OPENED} open files")
+        if taken.memory > most:
             raise OverLimit(f"it took more memory than {own.most_memory // MiB} MiB (memory_limit)")
+
+    def _taken_over(self) -> OverLimit:
+        """Return the limit that the room exceeded, once."""
+        over, self.over = self.over, None
+        assert over is not None
+        return over
 
     def _ended(self) -> MedsiloError:
         """Return the reason why the room ended before its answer, without text from the script."""
@@ -198,6 +236,8 @@ class RoomSite:
                 self.process.wait(timeout=5)
             code = self.process.poll()
         self.close(0)
+        if self.over is not None:
+            return self._taken_over()
         what = f"{PRINTED}, beside that hospital's results, says why"
         if code is None or code < 0 or code >= 128:
             return Died(f"{self.what} was killed; {what}, or its memory ran out")
@@ -217,8 +257,10 @@ class RoomSite:
                 self.end.look = partial(_until, time.monotonic() + grace)
                 self.end.send("end")
                 process.wait(timeout=grace)
+        self._closed.set()
         process.kill()
         process.wait()
+        self._guard.join(KILLED)
         self.writes.join(KILLED)
         self.end.pair.close()
 
@@ -292,25 +334,50 @@ def _until(end: float) -> None:
         raise TimeoutError
 
 
-def _taken(pid: int, enough: int) -> tuple[int, int, int]:
-    """Return the number of processes and threads in a room, their memory in bytes, and the number of files in the
-    room's scratch folder.
+@dataclass(frozen=True)
+class Taken:
+    """The resources of this machine that the processes in a room use together."""
 
-    Shared memory is first counted for each process. If the sum exceeds `enough`, shared memory is counted once.
+    processes: int = 0  # processes and threads
+    memory: int = 0  # bytes
+    files: int = 0  # in the scratch
+    sockets: int = 0  # also those that no process has open, but that wait in another socket
+    opened: int = 0  # open files
+
+
+def taken_by(inside: list[Path], enough: int) -> Taken:
+    """Measure the processes in a room, and make them the first that the kernel ends if the machine's memory runs out.
+
+    Shared memory counts for each process at first. If the sum exceeds `enough`, it counts once.
     """
-    number = held = files = 0
-    inside = []
-    with contextlib.suppress(psutil.Error):
-        inside = [Path("/proc", str(process.pid)) for process in psutil.Process(pid).children(recursive=True)]
+    number = held = files = sockets = opened = queued = 0
     for process in inside:
         told = _told(process / "status")
         number += told.get("Threads", 0)
-        held += (told.get("RssAnon", 0) + told.get("RssShmem", 0)) * 1024
+        held += sum(told.get(name, 0) for name in ("RssAnon", "RssShmem", "VmSwap", "VmPTE")) * 1024
         files = files or _files(process)
+        sockets, queued = (sockets, queued) if sockets else _sockets(process)
+        with contextlib.suppress(OSError):
+            opened += sum(1 for _ in (process / "fd").iterdir())
+            (process / "oom_score_adj").write_text("1000")
     if held > enough:
-        shares = [_told(process / "smaps_rollup") for process in inside]
-        held = sum(own.get("Pss_Anon", 0) + own.get("Pss_Shmem", 0) for own in shares) * 1024
-    return number, held, files
+        shares = [{**_told(process / "smaps_rollup"), **_told(process / "status")} for process in inside]
+        names = "Pss_Anon", "Pss_Shmem", "SwapPss", "VmPTE"
+        held = sum(own.get(name, 0) for own in shares for name in names) * 1024
+    return Taken(number, held + queued, files, sockets, opened)
+
+
+def _sockets(process: Path) -> tuple[int, int]:
+    """The number of sockets in a room's network, and the bytes that wait in those of TCP and UDP; zeros where the
+    process has ended, or is not inside yet.
+    """
+    with contextlib.suppress(OSError):
+        if (process / "ns/net").stat().st_ino == Path("/proc/self/ns/net").stat().st_ino:
+            return 0, 0
+        used = (process / "net/sockstat").read_text().split(maxsplit=3)[2]
+        lines = [line for name in PROTOCOLS for line in (process / "net" / name).read_text().splitlines()[1:]]
+        return int(used), sum(int(half, 16) for line in lines for half in line.split()[4].split(":"))
+    return 0, 0
 
 
 def _told(file: Path) -> dict[str, int]:

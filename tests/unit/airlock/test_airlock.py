@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from medsilo.airlock import inside, seccomp
-from medsilo.airlock.border import LEFT
-from medsilo.airlock.room import ability
+from medsilo.airlock.border import HELD_BITS, LEFT
+from medsilo.airlock.room import USER, Room, ability
 from medsilo.airlock.seccomp import filter_program
 from medsilo.airlock.site import PRINTED
 from medsilo.airlock.study import StudyRoom, room_of
@@ -36,6 +36,7 @@ from medsilo.recipes import FedAvgRecipe
 from medsilo.runs import paths
 from medsilo.runs.reading import read_rounds
 from medsilo.runs.rounds import Round
+from medsilo.site.airlock_settings import RoomSettings
 from medsilo.site.job_code import as_brought
 from medsilo.site.ledger import ledger_of, ledgers
 from medsilo.site.query_budget import MESSAGES, PLACES, QueryBudget
@@ -43,6 +44,7 @@ from medsilo.site.settings import SiteSettings
 from medsilo_lab.engines.inprocess import Line
 from medsilo_server.coordinator import Coordinator
 from medsilo_server.record import Record
+from tests.attacks.hostile_scripts import HERE
 from tests.attacks.rooms import LEARNS, in_room, learning
 from tests.conftest import make_plan
 from tests.hospital import KEY, NAMES, write_photos
@@ -150,6 +152,53 @@ def test_a_room_ends_with_whoever_made_it(tmp_path: Path) -> None:
 
 
 @needs_room
+def test_a_room_shows_no_folder_with_secrets_or_with_a_service(tmp_path: Path) -> None:
+    """The hospital's secrets are its split and its ledger's key. A service answers at its Unix socket, also where the
+    folder is read-only.
+    """
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    own: dict[str, Any] = {"public_data": False, "approval": "none", "room": {"scratch": 64, "reads": [str(shared)]}}
+    ran = in_room(tmp_path / "state", LEARNS, {**own, "state_dir": str(shared / "state")}, rounds=1)
+    assert "show a training script this hospital's kit or results" in ran.error and not ran.printed
+    with socket.socket(socket.AF_UNIX) as service:
+        service.bind(str(shared / "s"))
+        ran = in_room(tmp_path / "service", LEARNS, own, rounds=1)
+    assert "connect to a service of this machine" in ran.error and not ran.printed
+    assert "shared" not in ran.error
+
+
+def test_a_kit_among_the_systems_programs_stays_unseen() -> None:
+    room = Room((), {}, RoomSettings(), 1 << 30, 1, private=(Path("/usr/local/kit"),))
+    with pytest.raises(MedsiloError, match="this hospital's kit or results"):
+        room.walls({}, None)
+    assert os.getuid() != USER
+
+
+@needs_room
+def test_all_rooms_of_a_study_share_one_limit_on_the_log(tmp_path: Path) -> None:
+    lines = "print('x' * (17 << 20), flush=True)\n"
+    ran = in_room(tmp_path, lines + LEARNS, rounds=2, ends=1)
+    assert not ran.error and ran.printed.count("medsilo: the script printed more") == 2
+    assert len(ran.printed) < 17 << 20
+
+
+@needs_room
+def test_a_script_that_says_that_it_lacks_a_file_is_counted(tmp_path: Path) -> None:
+    lines = """
+import medsilo.client as flare
+from lead import door
+flare.init()
+head = door().receive()
+door().tensors(head.tensors)
+door().send("lacks")
+"""
+    ran = in_room(tmp_path, lines, files={"lead.py": (HERE / "lead.py").read_text()})
+    assert "a pre-trained file" in ran.error or "ended before" in ran.error
+    assert ran.left and all(line["bits"] == HELD_BITS for line in ran.left)
+
+
+@needs_room
 def test_a_border_clips_and_rounds_what_leaves(tmp_path: Path) -> None:
     ran = in_room(tmp_path, LEARNS, {"border": {"clip": 0.5, "bfloat16": True}}, rounds=1)
     begun, _ = load_tensors(tmp_path / "job/app/config/initial.safetensors")
@@ -220,7 +269,7 @@ def test_what_a_script_can_have_sent_is_signed(tmp_path: Path) -> None:
     assert in_room(tmp_path / "held", learning("import sys; sys.exit(3)"), settings).error
     book = QueryBudget(next((tmp_path / "held").rglob("_hospital")) / "a")
     held = ledger_of(book, data, None).standing().entries[-1]
-    assert held.what == "a script's answer that was held back" and sum(held.bits.values()) == 68
+    assert held.what == "a script's answer that was held back" and sum(held.bits.values()) == 69
 
 
 @needs_room
@@ -324,22 +373,26 @@ def test_the_kernels_filter_denies_what_it_lists_and_nothing_else(machine: str) 
     lines = [struct.unpack("<HBBI", program[place : place + 8]) for place in range(0, len(program), 8)]
     denied = {own[column] for own in seccomp.NUMBERS.values()}
 
-    def allows(number: int, first: int = 0, architecture: int = seccomp.ARCHITECTURES[machine]) -> bool:
+    def allows(number: int, *given: int, architecture: int = seccomp.ARCHITECTURES[machine]) -> bool:
+        told = {0: number, 4: architecture, **{16 + 8 * place: value for place, value in enumerate(given)}}
         place, held = 0, 0
         while True:
             does, true, false, value = lines[place]
             if does == seccomp.RETURN:
                 return value == seccomp.ALLOW
             if does == seccomp.LOAD:
-                held = {0: number, 4: architecture, 16: first}[value]
+                held = told[value]
             else:
                 fits = held == value if does == seccomp.EQUAL else held >= value
                 place += true if fits else false
             place += 1
 
-    socket = seccomp.SOCKET[column]
-    assert {number for number in range(600) if not allows(number, 2)} == denied
+    socket, pair, files, options = (call.numbers[column] for call in seccomp.LIMITED.values())
+    assert {number for number in range(600) if not allows(number, 1, 1, 1)} == denied
     assert {family for family in range(60) if allows(socket, family)} == set(seccomp.FAMILIES)
+    assert [family for family in range(60) if allows(pair, family)] == [1]
+    assert [command for command in range(2000) if not allows(files, 0, command)] == [1024]
+    assert [option for option in range(100) if not allows(options, 0, 1, option)] == [7, 8]
     assert not allows(0, architecture=0x40000003)  # system calls of another architecture have other numbers
 
 

@@ -1,0 +1,8 @@
+# Tries to delay the hospital's own process with leases on files, for which each later writer has to wait.
+import fcntl
+import os
+
+from lead import tries
+
+for path in (__file__, "/room/kept/script.log", "/room/app/config/plan.yaml", fcntl.__file__, "/usr/bin/env"):
+    tries(path, lambda: fcntl.fcntl(os.open(path, os.O_RDONLY), fcntl.F_SETLEASE, fcntl.F_RDLCK))
