@@ -4,8 +4,8 @@
 
 Each part alternates with its reference, waits for the GPU before it reads the clock, and takes the fastest repetition.
 
-- loop: images per second in an epoch of a U-Net on images in memory, by the engine's loop and by a loop as in MONAI's
-  tutorials, which reads every batch's loss. With the same order of summation, the engine's loop must be as fast.
+- loop: images per second in an epoch of a U-Net on images in memory, by the engine's loop and by MONAI's tutorial
+  loop. The tutorial loop reads every batch's loss. With the same order of summation, the engine's loop must be as fast.
 - busy: the share of an epoch in which the GPU computes, and its slowest operations.
 - harmofl: the milliseconds of AmplitudeNorm per batch and relative to a training step, and a perturbed step relative
   to a plain step.

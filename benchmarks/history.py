@@ -45,7 +45,7 @@ def run_cheap(noted: Path) -> dict[str, float]:
         environment = {**os.environ, RATIOS: str(noted)}
         subprocess.run([sys.executable, *words], cwd=HERE.parent, env=environment, stdout=sys.stderr)
         if noted.stat().st_size == before:
-            sys.exit(f"{words[-1]} measured no ratio; its output above gives the reason")
+            sys.exit(f"{words[-1]} measured nothing; its output above gives the reason")
     return read(noted.read_text("utf-8").splitlines())
 
 

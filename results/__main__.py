@@ -77,7 +77,7 @@ def _page(name: str, places: Places, chosen: argparse.Namespace, until: float | 
     text = study(name, PAGES[name], parts, failures, remarks).text()
     print(text)
     if chosen.write and (fewest := min(filter(None, map(seeds_done, parts)), default=0)) < LEAST_SEEDS:
-        print(f"{name}: {fewest} seeds are finished; a file needs {LEAST_SEEDS}", file=sys.stderr)
+        print(f"{name}: {fewest} seeds are done; a file needs {LEAST_SEEDS}", file=sys.stderr)
     elif chosen.write:
         file.write_text(text, "utf-8")
         result_files.write_index(FOLDER)

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     if results.builds != {build}:
-        print(f"the results belong to another build than {build[:12]}, so they show no claim", file=sys.stderr)
+        print(f"these are not results of this build ({build[:12]}), so the results show no claim", file=sys.stderr)
         return 1
     told = {claim: why_not(claim, results, given.gate) for claim in CLAIMS}
     bad = [line for reasons in told.values() for line in reasons if not (given.gate and line.endswith(SKIPPED))]

@@ -132,7 +132,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     ring = item.get_closest_marker("slow") or item.get_closest_marker("long")
     most = MOST * BESIDE
     if used > most and not ring and len(sys.modules) - modules < LOADED and used > most * pace():
-        pytest.fail(f"{used:.1f} s of processor time, and a default test has {MOST:.0f} s: shorten it or mark it slow")
+        pytest.fail(f"the test took {used:.1f} s of processor; the limit is {MOST:.0f} s: shorten it or mark it slow")
     return result
 
 
