@@ -99,9 +99,9 @@ def test_the_simulator_ends_with_its_command(moment: str, sign: signal.Signals, 
     record = Record(tmp_path / "runs" / "left")
     with command(tmp_path, "run", str(tmp_path / "job"), "--out", str(tmp_path / "runs"), "--name", "left") as process:
         if moment == "in a round":
-            wait_until(lambda: len(record.rounds()) >= 2, 120, "round 2")
+            wait_until(lambda: len(record.rounds()) >= 2, 600, "round 2")
         else:
-            wait_until(lambda: forks(process), 120, "a site's process")
+            wait_until(lambda: forks(process), 600, "a site's process")
         said = killed(process, sign, tmp_path)
     if sign == signal.SIGTERM:
         assert process.returncode == 130 and f"medsilo resume {record.folder}" in said and "Traceback" not in said
@@ -115,7 +115,7 @@ def test_the_runs_of_a_comparison_end_with_it(sign: signal.Signals, tmp_path: Pa
     where = ["--out", str(tmp_path / "study"), "--at-once", "2"]
     with command(tmp_path, "compare", *arguments, *where) as process:
         cells = [Record(tmp_path / "study" / name) for name in ("local-0", "fedavg-0")]
-        wait_until(lambda: all(len(cell.rounds()) >= 1 for cell in cells), 240, "a round of both")
+        wait_until(lambda: all(len(cell.rounds()) >= 1 for cell in cells), 600, "a round of both")
         said = killed(process, sign, tmp_path)
     assert "Traceback" not in said
 
@@ -126,7 +126,7 @@ def test_what_the_command_started_ends_when_only_the_simulator_is_killed(tmp_pat
     write_job(tmp_path / "job", make_plan("fedavg", LONG, sites=SITES[:2]))
     record = Record(tmp_path / "runs" / "left")
     with command(tmp_path, "run", str(tmp_path / "job"), "--out", str(tmp_path / "runs"), "--name", "left") as process:
-        wait_until(lambda: len(record.rounds()) >= 2, 120, "round 2")
+        wait_until(lambda: len(record.rounds()) >= 2, 600, "round 2")
         (simulator,) = psutil.Process(process.pid).children()
         family = simulator.children(recursive=True)
         assert len(family) >= 3

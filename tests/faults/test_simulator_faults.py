@@ -179,7 +179,7 @@ def kill_after_round(job: Path, out: Path, name: str, round_number: int) -> None
     command = [sys.executable, "-m", "medsilo", "run", str(job), "--out", str(out), "--name", name]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 600
         while len(Record(out / name).rounds()) < round_number:
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.05)

@@ -99,7 +99,7 @@ class Cells:
             CoreCell.ALL_CELLS.clear()
         self.job.core_cell.start()
         self.site.core_cell.start()
-        wait_until(lambda: line is None or self.relay.down.passed > 0, 60, "the hospital's connection")
+        wait_until(lambda: line is None or self.relay.down.passed > 0, 600, "the hospital's connection")
         self.got: list[Shareable] = []
         self.job.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic="*", cb=self._commanded)
         self.commands: list[str] = []
@@ -132,7 +132,7 @@ class Cells:
         """Send an answer that the job must reject, and return the reason."""
         before = len(self.got)
         self.send(payload, **how)
-        wait_until(lambda: len(self.got) > before, 60, "the answer")
+        wait_until(lambda: len(self.got) > before, 600, "the answer")
         answer = self.got[-1]
         assert len(self.got) == before + 1 and is_unread(answer)
         assert answer.get_peer_context().get_identity_name() == "hospital-a"
@@ -486,7 +486,7 @@ def test_a_stream_that_is_not_what_it_announces_ends_nothing(
     before = len(cells.got)
     cells.throw(piece(next(NUMBERS), 0, StreamDataType.FINAL, announced, sent))
     if words:
-        wait_until(lambda: len(cells.got) > before, 60, "the refusal")
+        wait_until(lambda: len(cells.got) > before, 600, "the refusal")
         with pytest.raises(Refused, match=words):
             to_parcel(cells.got[-1])
     else:
@@ -499,12 +499,12 @@ def test_who_leaves_answers_hanging_keeps_few_readers(cells: Cells, no_exit: lis
     streams = [next(NUMBERS) for _ in range(3 * MOST_OPEN)]
     for stream in streams:
         cells.throw(piece(stream, 0, StreamDataType.CHUNK, 8, b"half"))
-    wait_until(lambda: cells.gate.open[SITE] == MOST_OPEN, 60, "the answers that are open")
+    wait_until(lambda: cells.gate.open[SITE] == MOST_OPEN, 600, "the answers that are open")
     time.sleep(0.2)
     assert cells.gate.open[SITE] == MOST_OPEN
     for stream in streams:
         cells.throw(piece(stream, 1, StreamDataType.FINAL, 8, b"half"))
-    wait_until(lambda: not cells.gate.open, 60, "the end of all of them")
+    wait_until(lambda: not cells.gate.open, 600, "the end of all of them")
     assert cells.takes() and no_exit == []
 
 
@@ -513,7 +513,7 @@ def test_readers_end_with_the_study_and_late_answers_are_still_read(cells: Cells
     assert cells.takes()
     begun = {*cells.gate.readers._threads}
     cells.gate.end_readers()
-    wait_until(lambda: not begun & {*threading.enumerate()}, 60, "the end of the readers")
+    wait_until(lambda: not begun & {*threading.enumerate()}, 600, "the end of the readers")
     assert begun and cells.takes() and no_exit == []
 
 
@@ -545,7 +545,7 @@ def test_streams_that_ended_are_not_kept_for_as_long_as_their_sender_wishes(
     before, seen, many = len(cells.got), timers(), MOST_KEPT + 100
     for _ in range(many):
         cells.throw(piece(next(NUMBERS), 0, StreamDataType.FINAL, len(WHOLE), WHOLE, **wishes))
-    wait_until(lambda: len(cells.got) == before + many, 60, "all of them")
+    wait_until(lambda: len(cells.got) == before + many, 600, "all of them")
     assert cells.takes() and no_exit == []
     assert MOST_KEPT - 10 < len(finished()) < MOST_KEPT + 10
     assert timers() <= seen + 9  # the timers of the hospital's own messages
@@ -589,11 +589,11 @@ def test_streams_that_never_begin_are_few(cells: Cells, no_exit: list[int]) -> N
     streams = [next(NUMBERS) for _ in range(3 * MOST_STREAMS)]
     for stream in streams:
         cells.throw(piece(stream, 5, StreamDataType.CHUNK, 8, b"half"))
-    wait_until(lambda: unfinished() == {*streams[-MOST_STREAMS:]}, 60, "the oldest to go")
+    wait_until(lambda: unfinished() == {*streams[-MOST_STREAMS:]}, 600, "the oldest to go")
     assert cells.takes() and no_exit == []
     for stream in streams:  # the sender does the same when another stream ends
         cells.throw(piece(stream, 5, StreamDataType.ERROR, 8, b"", ERROR_MSG="ended"))
-    wait_until(lambda: not unfinished(), 60, "the end of all of them")
+    wait_until(lambda: not unfinished(), 600, "the end of all of them")
 
 
 def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -613,7 +613,7 @@ def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monke
     wide, streams = {"CHUNK_SIZE": 1, "WINDOW_SIZE": 10**6}, [next(NUMBERS) for _ in range(4)]
     for sequence, stream in itertools.product(range(1, 26), streams):
         cells.throw(piece(stream, sequence, StreamDataType.CHUNK, 8, b"x" * 50_000, **wide))
-    wait_until(lambda: len(held) >= 100, 60, "all pieces")
+    wait_until(lambda: len(held) >= 100, 600, "all pieces")
     assert 0.9 * most < max(held) <= most
 
 
@@ -637,16 +637,16 @@ def test_the_servers_own_process_takes_little_of_each_sender(cells: Cells) -> No
     seen, note = timers(), (0, StreamDataType.FINAL, len(WHOLE), WHOLE)
     for _ in range(MOST_KEPT + 100):
         send("hospital-a", what=note)
-    wait_until(lambda: len(got) == MOST_KEPT + 100, 60, "all of them")
+    wait_until(lambda: len(got) == MOST_KEPT + 100, 600, "all of them")
     assert MOST_KEPT - 10 < len(kept()) < MOST_KEPT + 10 and timers() <= seen + 9
     hanging = [send("hospital-a", what=(0, StreamDataType.CHUNK, 8, b"half")) for _ in range(2 * MOST_STREAMS)]
     other = send("hospital-b", what=(0, StreamDataType.CHUNK, 8, b"half"))
-    wait_until(lambda: unfinished() == {*hanging[-MOST_STREAMS:], other}, 60, "the oldest of hospital-a to go")
+    wait_until(lambda: unfinished() == {*hanging[-MOST_STREAMS:], other}, 600, "the oldest of hospital-a to go")
     huge = send("hospital-b", what=(0, StreamDataType.CHUNK, SERVERS_MOST + 1, b"x"))
-    wait_until(lambda: RxTask.rx_task_map[SITE, huge].failed, 60, "the end of a message that is too large")
+    wait_until(lambda: RxTask.rx_task_map[SITE, huge].failed, 600, "the end of a message that is too large")
     for number in [*hanging, other]:
         cells.throw(piece(number, 1, StreamDataType.ERROR, 8, b"", ERROR_MSG="ended"), SERVER)
-    wait_until(lambda: not unfinished(), 60, "the end of all of them")
+    wait_until(lambda: not unfinished(), 600, "the end of all of them")
     assert cells.takes()
 
 
@@ -662,7 +662,7 @@ def test_without_the_gate_such_an_answer_ends_the_process(cells: Cells, no_exit:
     ours = found.reg.pop(f"{CellChannel.SERVER_COMMAND}:submit_update")
     with contextlib.suppress(Exception):
         cells.send(b"garbage", headers=FOBS, timeout=1.0)
-    wait_until(lambda: bool(no_exit), 60, "the end of the process")
+    wait_until(lambda: bool(no_exit), 600, "the end of the process")
     found.set(CellChannel.SERVER_COMMAND, "submit_update", ours)
     assert no_exit == [1]
 
@@ -792,7 +792,7 @@ def test_a_site_keeps_few_finished_streams_and_no_threads_for_them(cells: Cells)
     for _ in range(MOST_KEPT + 100):
         told = piece(next(NUMBERS), 0, StreamDataType.FINAL, len(WHOLE), WHOLE, **news)
         cells.job.core_cell.fire_and_forget(STREAM_CHANNEL, STREAM_DATA_TOPIC, SITE, told)
-    wait_until(lambda: len(got) == MOST_KEPT + 100, 60, "all of them")
+    wait_until(lambda: len(got) == MOST_KEPT + 100, 600, "all of them")
     assert cells.takes()
     assert MOST_KEPT - 10 < len(kept() - earlier) < MOST_KEPT + 10 and timers() <= seen
 

@@ -71,7 +71,7 @@ def listening(kits: Path, scheme: str = "tcp", seconds: str = "") -> Iterator[tu
     port = free_port()
     command = ["-c", LISTENS, str(kits / "localhost"), f"{scheme}://localhost:{port}", seconds]
     with running(*command, kit=kits / "localhost") as process:
-        wait_until(lambda: answers(port), 60, "the listener")
+        wait_until(lambda: answers(port), 600, "the listener")
         time.sleep(0.5)
         yield process, port
 
@@ -188,7 +188,7 @@ def test_a_relay_lets_nobody_keep_others_out(kits: Path) -> None:
     port = json.loads((kits / "relay-n/local/comm_config.json").read_text())["internal"]["resources"]["port"]
     command = ["-m", "nvflare.private.fed.app.relay.relay", "-m", str(kits / "relay-n"), "-s", "fed_relay.json"]
     with running(*command, "--set", "secure_train=true", kit=kits / "relay-n"):
-        wait_until(lambda: answers(port), 60, "the relay")
+        wait_until(lambda: answers(port), 600, "the relay")
         with silent(port):
             shake(kits, port)
 
@@ -217,7 +217,7 @@ def test_a_server_that_does_not_shake_hands_is_not_up(kits: Path) -> None:
         assert "handshake" in str(trouble(kit)) and time.monotonic() - at < 60
     command = ["-c", LISTENS, str(kits / "localhost"), f"tcp://localhost:{kit.port}", "10"]
     with running(*command, kit=kits / "localhost"), ExitStack() as lines:
-        wait_until(lambda: trouble(kit) is None, 60, "the server")
+        wait_until(lambda: trouble(kit) is None, 600, "the server")
         for _ in range(20):
             lines.enter_context(silent(kit.port))
         assert trouble(kit) is None

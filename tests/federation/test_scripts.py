@@ -51,7 +51,7 @@ def simulated(
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1200,
     )
     found = list(place.glob(f"workspace/{name}/server/medsilo/*/{paths.SUMMARY}"))
     assert said.returncode == 0 and len(found) == 1, said.stderr[-2000:]
@@ -132,7 +132,7 @@ def test_the_skill_makes_a_stock_job_fedbn_by_what_it_says_alone(root: Path, tmp
     said, study = "", ""
     for command in [line for block in blocks(skill, "bash") for line in block]:
         words = [word.replace("STUDY", study) for word in shlex.split(command)]
-        done = subprocess.run(words, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(words, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=1200)
         assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
         said += done.stdout
         study = study or "".join(re.findall(r"medsilo report (\S+)", done.stdout))
@@ -235,7 +235,7 @@ def test_two_processes_train_one_model_or_are_refused(method: str, root: Path, t
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1200,
     )
     if method == "FedProx":
         assert said.returncode == 1 and "join: FedProx" in said.stderr.splitlines()[-1]
@@ -282,7 +282,7 @@ def test_a_filter_of_nvflares_runs_on_what_a_round_sends(root: Path, tmp_path: P
     assert "    run = " in text
     job.write_text(text.replace("    run = ", f"    {adds} = "))
     command = [sys.executable, "job.py", "--method", "FedAvg", "--rounds", "2", "--seed", "0"]
-    said = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=400)
+    said = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=1200)
     assert said.returncode == 0, said.stderr[-2000:]
     lines = seen.read_text().split("\n")[:-1]
     (size,) = {line.split()[1] for line in lines}  # requests to join and to end carry no tensors
@@ -319,7 +319,7 @@ def test_nvflares_patch_of_lightnings_trainer_ends_in_one_line(root: Path, tmp_p
             module = "import importlib\n\nflare = importlib.import_module('nvflare.client.' + 'lightning')"
             script.write_text(text.replace("import nvflare.client.lightning as flare", module))
         said = subprocess.run(
-            [sys.executable, "job.py", "--rounds", "2"], cwd=place, capture_output=True, text=True, timeout=200
+            [sys.executable, "job.py", "--rounds", "2"], cwd=place, capture_output=True, text=True, timeout=1200
         )
         assert said.returncode
         told.append(said.stderr.strip().splitlines()[-1])

@@ -117,7 +117,7 @@ class Consortium:
         resources["components"][0]["args"]["num_of_gpus"] = 0
         (local / "resources.json").write_text(json.dumps(resources))
 
-    def start(self, within: float = 240) -> None:
+    def start(self, within: float = 600) -> None:
         self.start_party(SERVER)
         # The server rejects registrations before it has started, and the hospitals do not repeat them in this test.
         self.wait_for_log(SERVER, "Server started")
@@ -125,7 +125,7 @@ class Consortium:
             self.start_party(party)
         self.await_hospitals(within)
 
-    def await_hospitals(self, within: float = 240) -> None:
+    def await_hospitals(self, within: float = 600) -> None:
         session = self.session()
         try:
             wait_until(lambda: len(session.get_system_info().client_info) == len(self.hospitals), within, "hospitals")
@@ -134,7 +134,7 @@ class Consortium:
 
     def wait_for_log(self, name: str, words: str, since: int = 0) -> str:
         """Wait for these words in a log after the offset `since`; return the text after them."""
-        wait_until(lambda: words in self.log(name)[since:], 180, f"{words!r} in the log of {name}")
+        wait_until(lambda: words in self.log(name)[since:], 600, f"{words!r} in the log of {name}")
         return self.log(name)[since:]
 
     def log(self, name: str) -> str:
@@ -197,7 +197,7 @@ class Consortium:
 
     def session(self) -> Session:
         """Return the lead's session with the server, as soon as it answers."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while True:
             try:
                 return connect(self.lead, self.kit(self.lead), 5.0)

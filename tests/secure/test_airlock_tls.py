@@ -101,7 +101,7 @@ def test_a_hostile_script_over_tls(name: str, guarded: Consortium, tmp_path: Pat
     """The script ends as in the airlock without NVFlare."""
     before, case, site, kit = studies(guarded), CASES[name], HOSPITALS[0], guarded.kit(HOSPITALS[0])
     shutil.copy(HOSTILE / f"{name}.py", tmp_path / "client.py")
-    subprocess.run([sys.executable, "-c", EXPORTS], cwd=tmp_path, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", EXPORTS], cwd=tmp_path, check=True, timeout=600)
     job = tmp_path / "jobs/hostile"
     (custom,) = (path.parent for path in job.glob("*/custom/client.py"))
     shutil.copy(HOSTILE / "lead.py", custom)

@@ -41,7 +41,7 @@ def test_a_script_runs_over_tls_once_its_code_is_approved(
     try:
         consortium.start()
         assert consortium.run(job) != "FINISHED:COMPLETED"
-        wait_until(lambda: "has not approved plan" in told_of_last(), 60, "the reason")
+        wait_until(lambda: "has not approved plan" in told_of_last(), 600, "the reason")
         assert cli.main(["approve", "--kit", kit, "--json"]) == 0
         [asked] = json.loads(capsys.readouterr().out)["asked"]
         assert asked["lead"] == LEAD and asked["job_code"]
@@ -54,7 +54,7 @@ def test_a_script_runs_over_tls_once_its_code_is_approved(
         script = job / "app/custom/client.py"
         script.write_text(script.read_text() + "\n")
         assert consortium.run(job) != "FINISHED:COMPLETED"
-        wait_until(lambda: "with other code" in told_of_last(), 60, "the reason")
+        wait_until(lambda: "with other code" in told_of_last(), 600, "the reason")
 
         assert cli.main(["canary", "--kit", lead, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["hospitals"][ONE]["code"] == "approved"

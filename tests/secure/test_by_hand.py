@@ -30,7 +30,7 @@ def console(consortium: Consortium, *commands: str) -> str:
     script = consortium.kit(LEAD) / "startup/fl_admin.sh"
     typed = "\n".join([LEAD, *commands, "bye", ""])
     done = subprocess.run(
-        [script], input=typed, env=environment(consortium), capture_output=True, text=True, timeout=120, check=True
+        [script], input=typed, env=environment(consortium), capture_output=True, text=True, timeout=600, check=True
     )
     return done.stdout
 
@@ -38,7 +38,7 @@ def console(consortium: Consortium, *commands: str) -> str:
 def nvflare(consortium: Consortium, *arguments: object) -> dict[str, Any]:
     command = [sys.executable, "-m", "nvflare.cli", "job", *map(str, arguments)]
     command += ["--startup-kit", str(consortium.kit(LEAD)), "--format", "json"]
-    done = subprocess.run(command, env=environment(consortium), capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=environment(consortium), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])["data"]
 
@@ -105,6 +105,6 @@ def test_the_console_and_nvflares_commands_run_the_same_job(consortium: Consorti
         assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
     session = consortium.session()
     try:
-        wait_until(lambda: session.get_job_status(endless) == "FINISHED:ABORTED", 120, "the abort")
+        wait_until(lambda: session.get_job_status(endless) == "FINISHED:ABORTED", 600, "the abort")
     finally:
         session.close()

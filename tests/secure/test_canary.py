@@ -67,7 +67,7 @@ def test_a_canary_that_nobody_approved_is_said_to_be_refused(pair: Consortium, c
             assert cli.main(["status", "--kit", kit, "--json"]) == 0
             return json.loads(capsys.readouterr().out)["jobs"][0]
 
-        wait_until(lambda: newest().get("outcome") == "refused: not approved", 60, "the reason")
+        wait_until(lambda: newest().get("outcome") == "refused: not approved", 600, "the reason")
         assert newest()["status"] == "FINISHED:EXECUTION_EXCEPTION"
         assert cli.main(["status", newest()["id"], "--kit", kit]) == 0
         told = capsys.readouterr().out

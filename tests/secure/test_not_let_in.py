@@ -162,7 +162,7 @@ def test_what_is_not_run(consortium: Consortium, tmp_path: Path, monkeypatch: py
         def over() -> bool:
             return all(str(session.get_job_status(job_id)).startswith("FINISHED") for job_id in ids.values())
 
-        wait_until(over, 300, "three jobs to fail")
+        wait_until(over, 600, "three jobs to fail")
         metas = {name: session.get_job_meta(job_id) for name, job_id in ids.items()}
     finally:
         session.close()

@@ -55,7 +55,7 @@ def exported(
     shutil.copytree(root / "examples/hello-fedbn", folder)
     own = {"many": len(sites), "sites": list(sites), "external": list(external)}
     code = EXPORT.format(method=method, rounds=rounds, **own)
-    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, timeout=600)
     return folder / "jobs/tls"
 
 

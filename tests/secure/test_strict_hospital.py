@@ -62,7 +62,7 @@ def test_jobs_that_try_to_loosen_it(consortium: Consortium, tmp_path: Path) -> N
         def over() -> bool:
             return all(str(session.get_job_status(job_id)).startswith("FINISHED") for job_id in ids.values())
 
-        wait_until(over, 300, "five jobs to fail")
+        wait_until(over, 600, "five jobs to fail")
         metas = {name: session.get_job_meta(job_id) for name, job_id in ids.items()}
         assert {name: meta["status"] for name, meta in metas.items()} == {
             "code": "FINISHED:FAILED_TO_RUN",
@@ -80,7 +80,7 @@ def test_jobs_that_try_to_loosen_it(consortium: Consortium, tmp_path: Path) -> N
         assert "must be a fully qualified dotted Python path" in log
 
         waiting = session.submit_job(str(gpus))
-        wait_until(lambda: bool(session.get_job_meta(waiting).get("schedule_history")), 120, "the scheduler")
+        wait_until(lambda: bool(session.get_job_meta(waiting).get("schedule_history")), 600, "the scheduler")
         assert "not enough sites have enough resources" in session.get_job_meta(waiting)["schedule_history"][0]
         session.abort_job(waiting)
         with pytest.raises(AuthorizationError):

@@ -142,7 +142,7 @@ def test_a_room_ends_with_whoever_made_it(tmp_path: Path) -> None:
     site = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT)
     try:
         printed = tmp_path / "a/study/sites/a/script.log"
-        wait_until(lambda: printed.exists() and printed.read_text() == "1\n", 100, "the script")
+        wait_until(lambda: printed.exists() and printed.read_text() == "1\n", 600, "the script")
         rooms = psutil.Process(site.pid).children(recursive=True)
         site.kill()
         assert rooms and not psutil.wait_procs(rooms, timeout=60)[1]

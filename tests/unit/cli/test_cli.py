@@ -401,7 +401,7 @@ def test_a_shell_completes_commands_jobs_methods_and_keys(shell: str, tmp_path: 
         own = {**os.environ, "_MEDSILO_COMPLETE": f"complete_{shell}", **SHELLS[shell](words)}
         program = Path(sys.executable).with_name("medsilo")
         said = subprocess.run(
-            [program], env=own, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+            [program], env=own, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
         )
         assert wanted in said.stdout, (words, said)
 

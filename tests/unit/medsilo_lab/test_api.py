@@ -733,7 +733,7 @@ def test_the_notebook_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> None
     code[1].source = code[1].source.replace('"rounds": 12, "local_epochs": 2', '"rounds": 2, "local_epochs": 1')
     monkeypatch.setenv("PYTHONPATH", str(root / "custom"))
     here = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources=here).execute()
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=here).execute()
     outputs = [output.get("data", {}) for cell in code for output in cell.outputs]
     shown = [data["text/html"] for data in outputs if "text/html" in data]
     assert len(shown) == 5 and all("hospital-a" in html for html in shown)

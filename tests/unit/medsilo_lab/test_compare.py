@@ -105,7 +105,7 @@ def test_a_comparison_that_is_killed_goes_on_to_the_same_numbers(plan: Path, tmp
     assert main([*command, str(whole)]) == 0
     started = [sys.executable, "-m", "medsilo", *command, str(killed)]
     process = subprocess.Popen(started, stdout=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 600
     while not (killed / "fedavg-0").exists():
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.01)

@@ -262,14 +262,14 @@ def test_a_webhook_gets_each_line_in_order_when_it_answers_again(
     messages.add(Message("north fell out", time.time()))
     messages.add(Message("north is back", time.time()))
     metrics.Running("webhook", messages.hand_over, 0.01, 60)
-    wait_until(lambda: len(got) >= 5, 60, "both messages")
+    wait_until(lambda: len(got) >= 5, 600, "both messages")
     assert got == [{"text": "north fell out"}] * 4 + [{"text": "north is back"}]
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "'north fell out'" in said and "500" in said
     Hook.answers.extend([0, 0, 0])  # the webhook's server may have accepted the line each time
     messages.add(Message("south fell out", time.time()))
     messages.add(Message("south is back", time.time() - 3600))
-    wait_until(lambda: len(got) >= 9, 60, "both messages")
+    wait_until(lambda: len(got) >= 9, 600, "both messages")
     late = {"text": "south is back (told 60 min late)"}
     assert got[5:] == [{"text": "south fell out"}] * 3 + [late]
 
@@ -300,7 +300,7 @@ def test_a_full_disk_for_temporary_files_is_told(kits: Path, tmp_path: Path, mon
         command = [sys.executable, "-c", "import time; time.sleep(600)", str(kit.resolve())]
         own = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(full)})
         try:
-            wait_until(lambda: full in metrics.Processes.of(kit).temporary(), 60, "its folder")
+            wait_until(lambda: full in metrics.Processes.of(kit).temporary(), 600, "its folder")
             assert set(metrics.troubles(kit, 0.01)) == set()
             (full / "jobs").write_bytes(b"x" * 1_000_000)
             assert str(full) in metrics.troubles(kit, 0.01)["disk", "localhost"]
@@ -336,7 +336,7 @@ def test_the_program_serves_this_machine_alone_and_tells(
         program.communicate()
 
     wrong = start(str(kits / "localhost"), url="http://elsewhere.org/hook")
-    assert "https://" in wrong.communicate(timeout=60)[1] and wrong.returncode == 1
+    assert "https://" in wrong.communicate(timeout=600)[1] and wrong.returncode == 1
     address, got = hook
     kit = kits / "localhost"
     running = start(str(kit), "--port", "0", "--disk", "1e9", url=address)
@@ -344,23 +344,25 @@ def test_the_program_serves_this_machine_alone_and_tells(
         assert running.stdout
         url = running.stdout.readline().split()[1].removesuffix("/metrics")
         assert url.startswith("http://127.0.0.1:")
-        wait_until((kit / metrics.TOLD).exists, 60, "the watch")
+        wait_until((kit / metrics.TOLD).exists, 600, "the watch")
         # Before the first message, which waits for seconds
         write(kit, Event("began", "FedAvg", "", "lungs"))
         write(kit, Event("failed", "out of memory", "", "lungs", needs_somebody=True))
         assert b'medsilo_rounds{study="study"} 2.0' in urllib.request.urlopen(f"{url}/metrics", timeout=30).read()
         with pytest.raises(urllib.error.HTTPError, match="503"):
             urllib.request.urlopen(f"{url}/healthz", timeout=30)
-        wait_until(lambda: bool(got), 60, "the message")
+        wait_until(lambda: bool(got), 600, "the message")
         text = got[0]["text"]
         assert all(words in text for words in ("is not up", "are free", "out of memory")) and "began" not in text
         assert len(got) == 1
-        wait_until(lambda: not json.loads((kit / metrics.TOLD).read_text())["waiting"], 60, "the note of what was told")
+        wait_until(
+            lambda: not json.loads((kit / metrics.TOLD).read_text())["waiting"], 600, "the note of what was told"
+        )
         end(running)
         # written while no watching process runs
         write(kit, Event("failed", "no disk", "", "lungs", needs_somebody=True))
         running = start(str(kit), "--port", "0", url=address)
-        wait_until(lambda: any("no disk" in message["text"] for message in got), 60, "what was missed")
+        wait_until(lambda: any("no disk" in message["text"] for message in got), 600, "what was missed")
         assert sum("out of memory" in message["text"] for message in got) == 1
     finally:
         end(running)

@@ -41,7 +41,7 @@ def containers(root: Path) -> Path:
 
 def run(*command: object, **environment: object) -> subprocess.CompletedProcess:
     changed = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", **{k: str(v) for k, v in environment.items()}}
-    return subprocess.run([str(word) for word in command], env=changed, capture_output=True, text=True, timeout=120)
+    return subprocess.run([str(word) for word in command], env=changed, capture_output=True, text=True, timeout=600)
 
 
 def test_what_cannot_be_run_here_is_linted(containers: Path, root: Path) -> None:

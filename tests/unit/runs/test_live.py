@@ -206,7 +206,7 @@ def test_a_command_that_has_begun_is_never_silent_for_long(
             said[:] = [before + new for before, new in zip(said, capsys.readouterr(), strict=True)]
             return all(re.fullmatch(pattern, text) for pattern, text in zip((out, err), said, strict=True))
 
-        wait_until(matches, 60, f"{out} and {err}")
+        wait_until(matches, 600, f"{out} and {err}")
 
     screen = Console(silence=0.3)
     time.sleep(0.6)
@@ -251,7 +251,7 @@ def test_a_run_is_watched_and_stopped_on_a_page_of_its_own(live: bool, root: Pat
         assert process.stdout
         rounds = tmp_path / "watched" / paths.ROUNDS
         if not live:
-            wait_until(lambda: rounds.exists() and len(read_rounds(rounds.parent, growing=True)) > 1, 120, "two rounds")
+            wait_until(lambda: rounds.exists() and len(read_rounds(rounds.parent, growing=True)) > 1, 600, "two rounds")
             assert listening(process.pid) == []
             process.send_signal(signal.SIGINT)
         else:
@@ -266,7 +266,7 @@ def test_a_run_is_watched_and_stopped_on_a_page_of_its_own(live: bool, root: Pat
             def shown() -> str:
                 return browser.open(page, timeout=60).read().decode()
 
-            wait_until(lambda: shown().count('<tr><th scope="row">') >= 3, 120, "three rounds")
+            wait_until(lambda: shown().count('<tr><th scope="row">') >= 3, 600, "three rounds")
             text = shown()
             assert 'class="chart"' in text and all(f"hospital-{name}" in text for name in "abc")
             # the page loads nothing from other addresses
@@ -278,7 +278,7 @@ def test_a_run_is_watched_and_stopped_on_a_page_of_its_own(live: bool, root: Pat
             stop = urllib.request.Request(f"{page}stop", f"word={word}".encode(), {"Origin": address[1].rstrip("/")})
             with suppress(OSError, http.client.HTTPException):  # the page closes when the run ends
                 browser.open(stop, timeout=60)
-        said = process.communicate(timeout=120)[0]
+        said = process.communicate(timeout=600)[0]
         assert process.returncode == 130 and "medsilo resume" in said
     finally:
         process.kill()
