@@ -225,7 +225,7 @@ def test_a_folder_of_another_kind_is_refused_before_anything_is_written(
     for line, wanted in {
         "run jobs/fedavg --settings jobs": "has no medsilo.yaml; give the one that has it [jobs]",
         "compare --methods local -o run": "--out is the folder of a run; give another [run]",
-        "approve jobs/fedavg --kit kit": "this kit is a server's; give the hospital's [kit]",
+        "approve jobs/fedavg --kit kit": "this kit belongs to a server; give the kit of a hospital [kit]",
     }.items():
         assert main(line.split()) == 1, line
         assert wanted in capsys.readouterr().err, line
