@@ -83,7 +83,7 @@ FACTS = {
     ),
     "cyclic": (
         MODEL,
-        "1 divided by the number of hospitals",
+        "FedAvg's bytes divided by the number of hospitals",
         "none; only one hospital trains in each round",
         "models that should not be averaged, or hospitals that train at different times",
     ),
@@ -108,7 +108,7 @@ FACTS = {
     ),
     "fedmap": (
         "contribution, model, running statistics",
-        "1 from a hospital; about 130 to a hospital, because of the prior",
+        "FedAvg's bytes from a hospital; about 130 times as many to a hospital, because of the prior",
         "the gradient of the prior in each step, which costs as much as 130 cases; one pass without training",
         "small networks on tabular data of different hospitals",
     ),
@@ -166,19 +166,19 @@ FACTS = {
     "fedsm": (
         "global model, personal model, selector, sums over features; at the end, hospitals that agreed receive each "
         "other's personal models",
-        "5.9: two models and the selector",
+        "5.9 times FedAvg's bytes, for two models and the selector",
         "two networks learn, and a third one processes each batch without learning",
         "different hospitals, and predictions for patients of other hospitals",
     ),
     "fedsm-extra": (
         f"{SELECTED}; the selector follows in later rounds; hospitals that agreed receive each other's personal models",
-        "2.5 on average",
+        "2.5 times FedAvg's bytes on average",
         "in the selector's rounds, each batch passes through all K + 1 models",
         "the same as FedSM; an ablation of the FedSM paper",
     ),
     "fedsm-ensemble": (
         f"{SELECTED}; the same as FedSM-extra",
-        "2.5 on average",
+        "2.5 times FedAvg's bytes on average",
         "the same as FedSM-extra",
         "the same as FedSM-extra",
     ),

@@ -31,8 +31,8 @@ CHECKS = {
     "approval, privacy": "with `approval: required`, you approved this plan; enough of your privacy budget is left",
     "data": "the data set's acceptance and files; unreadable files, missing labels, label values, patients in two "
     "parts, copies, empty masks, one class only",
-    "quotas": "the plan stays within [your limits](join.md#your-limits); the duration of a round is the plan's timeout, "
-    "not the estimate",
+    "quotas": "the plan stays within [your limits](join.md#your-limits); the plan's timeout counts as the "
+    "duration of a round",
     "memory": "the memory for a few batches, forward and backward, compared with the free memory",
     "rehearsal": "whether a few batches were tried",
     "time": "the predicted duration of a round here, compared with the plan's `participation.timeout`",
