@@ -1104,7 +1104,7 @@ def test_a_round_that_is_not_sent_or_sent_twice_is_told(
         client.is_running()
     client.send(0.5)
     client.send(0.7)  # before, this ended the script before its first answer was sent
-    assert "send: this round is answered" in caplog.text
+    assert "send: this round was already sent" in caplog.text
     assert client.flare.sent[-1].metrics == {"validation": 0.5} and len(client.flare.sent) == 2
     assert client.is_running()
 
@@ -1421,7 +1421,7 @@ def test_a_head_that_is_also_in_the_body_is_refused_where_the_two_part(tmp_path:
     """Before, FedPer averaged the head under its other name."""
     model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 4), nn.Linear(4, 3, bias=False))
     model[2].weight = model[0].weight
-    with pytest.raises(MedsiloError, match="fedper parts head and body, which share a weight"):
+    with pytest.raises(MedsiloError, match="fedper separates head and body, but these share a weight"):
         plan_of_script(model, tmp_path, {"name": "fedper"}, rounds=1, minimum=1)
 
 
@@ -1431,7 +1431,7 @@ def test_a_head_that_is_also_in_the_body_is_refused_where_the_two_part(tmp_path:
         ({"input_ids": torch.ones(2, 2), "labels": torch.ones(2)}, "join: a batch has input_ids, labels; give batch="),
         (
             (torch.ones(2, 3), torch.ones(2)),
-            "join: RuntimeError.*MOON calls.*pass of its own; give batch= and loss=",
+            "join: RuntimeError.*MOON calls.*separate pass over the data; give batch= and loss=",
         ),
     ],
 )
