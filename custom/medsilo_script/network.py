@@ -205,8 +205,8 @@ class ScriptNetwork(Network):
     def make_by(self, model: nn.Module) -> None:
         """Let this process build the plan's networks as copies of a given network.
 
-        Each copy starts with the recipe's initial weights. A MedsiloError is raised if the plan describes another
-        network.
+        Each copied network starts with the recipe's initial weights. A MedsiloError is raised if the plan describes
+        another network.
 
         Args:
             model: the network to copy

@@ -61,7 +61,7 @@ class ScriptEvaluation(Evaluation):
         net = own if own in model.children() else model
         if function := script.test if tests else script.evaluate:
             return math.nan, scored(self.task, self.turns.hand_over(partial(_evaluated, function, net))), {}
-        if tests and net is not own:  # This pass over the data counts the decisions of the super model's selector.
+        if tests and net is not own:  # The super model's selector counts its decisions in this pass.
             for inputs, _ in self.in_order(part, net):
                 net(inputs)
         return math.nan, math.nan, {}

@@ -217,7 +217,7 @@ class MethodRecipe(Recipe):
         check_unquoted(sys.executable, "install medsilo elsewhere")
         try:
             ended = super().run(env, *given, **more)
-        except RuntimeError as error:  # NVFlare's error only contains a return code.
+        except RuntimeError as error:  # NVFlare's error contains only a return code.
             joins = "medsilo" in Path(self.train_script).read_text()
             hint = "" if joins else f"; {self.train_script} does not join, as by medsilo.client in place of nvflare's"
             raise MedsiloError(f"{failure_in(workspace) or error}{hint}; logs: {workspace}") from error
@@ -288,7 +288,9 @@ class MethodRecipe(Recipe):
             script = Path(given["train_script"])
             # A script with an absolute path may exist only at the sites.
             if not script.is_absolute() and not script.is_file():
-                raise MedsiloError(f"train_script: {script} is not here, in {Path.cwd().name}; give a file's path")
+                raise MedsiloError(
+                    f"train_script: {script} is not in the folder {Path.cwd().name}; give the path of a file"
+                )
             runner = {RENAMED.get(name, name): value for name, value in given.items()}
             if self._airlock:
                 self._prepare_room(runner, site)

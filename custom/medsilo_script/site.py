@@ -72,7 +72,7 @@ def _refuse_lacking(plan: Plan, data: Data) -> None:
         raise MedsiloError(f"join: {method.title} needs loss=, the function of (output, target) that you train with")
 
 
-# These settings restrict no data, because medsilo cannot restrict the data that a script sends.
+# Settings without restrictions, because medsilo cannot restrict the data that a script sends.
 SETTINGS = SiteSettings(device="cpu", public_data=True, min_patients_per_metric=1, share_personal_model=True)
 
 

@@ -93,7 +93,7 @@ class ScriptState(SiteState):
         """Raise a MedsiloError because the script took a training step, although only the method trains."""
         raise MedsiloError(
             f"optimizer.step: {self.algorithm.title} trains by a loop of its own, with loss=; put "
-            "'for net, optimizer in flare.networks():' around yours, which is skipped then"
+            "'for net, optimizer in flare.networks():' around your loop, which medsilo then skips"
         )
 
     def refuse_unseen_steps(self) -> None:
@@ -159,8 +159,8 @@ class ScriptState(SiteState):
         """Raise a MedsiloError in the first round if a super model could not combine the network's outputs."""
         if not module.training and not isinstance(output, Tensor):
             raise MedsiloError(
-                f"model: it returns a {type(output).__name__}; {self.algorithm.title}'s super model needs one tensor"
-                " in evaluation; let forward return it where not self.training"
+                f"model: the network returns a {type(output).__name__}; {self.algorithm.title}'s super model needs "
+                "one tensor in evaluation; let forward return a tensor if self.training is False"
             )
 
     def make_optimizers(self) -> None:

@@ -8,7 +8,7 @@ from medsilo.plan import Plan
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survey import Survey
 
-SUPPRESSED, UNREAD = "suppressed", "not read"  # a count that discloses a small count; unreadable data
+SUPPRESSED, UNREAD = "suppressed", "not read"  # in place of a count that must not leave, or of unreadable data
 HELD = " by structure and column"  # suffix of the title of a table
 SMALL = 10  # with fewer patients, the check warns that scores are imprecise
 LARGER = "bring more patients, or give these parts more of them (data.shares, where no table fixes the parts)"

@@ -143,7 +143,7 @@ def privacy_findings(
 
 
 def floors_beside(plan: Plan, settings: SiteSettings) -> tuple[str, str] | None:
-    """Explain whether this hospital's minimum numbers apply in addition to the plan's noise.
+    """Explain whether a hospital's minimum numbers of patients apply in addition to the noise of a private plan.
 
     Returns:
         the statement, and a remedy with which noise replaces the minimum numbers; None if noise replaces them already,

@@ -1,6 +1,6 @@
 """Check whether a site can join a job: policies, data, quotas, privacy, and a rehearsal with a few batches.
 
-This module loads training code.
+Importing this module loads PyTorch and medsilo's training code.
 """
 
 from collections.abc import Callable, Iterator

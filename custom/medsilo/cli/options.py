@@ -174,7 +174,7 @@ def settings_of(
 ) -> "SiteSettings":
     """Return a site's settings with the changes of the command line.
 
-    These settings are for work on this machine, which needs no approval.
+    The settings are for work on this machine, so the hospital's approval is not necessary.
 
     Args:
         device: the device of the command line

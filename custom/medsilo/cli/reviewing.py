@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 HEXADECIMAL = "0123456789abcdefABCDEF"
 LINK, REFERENCE = re.compile(r"\[([^]]*)\]\([^)]*\)"), re.compile(r" \(\[[^]]*\]\([^)]*\)\)")  # links in Markdown
 SAID = {"when": "worth a try", "leaves": "leaves a hospital", "bytes": "bytes a round", "work": "extra work"}
-# Plug-ins that serve a hospital's web page. Each plug-in is called with a kit and a port, and returns a server.
+# Plug-ins that serve a hospital's web page; a plug-in is called with a kit and a port, and returns a server.
 PAGES, SITE_PAGE = PluginTable("medsilo.pages", "types:FunctionType", {}), "site"
 HOURS = {"h": 1, "d": 24, "w": 168}
 INDENT = " " * 14  # the indentation of lines below a plan's hash
@@ -180,7 +180,7 @@ def _decide(
     if verdict == "approved" and not yes:
         _ask(screen, meant, asked is not None, job_code)
     if asked and given.strip(HEXADECIMAL):
-        home.approvals.keep(asked, job_code)  # also stores a plan that nobody has submitted yet
+        home.approvals.keep(asked, job_code)  # stores the plan even if nobody has submitted the plan yet
     before = home.approvals.last(meant)
     if verdict == "declined" and before and before.verdict == "approved":
         verdict = "withdrawn"

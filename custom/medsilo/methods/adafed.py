@@ -35,7 +35,7 @@ from medsilo.tasks.task import Task
 
 
 def wasserstein_distances(statistics: Sequence[Statistics]) -> Tensor:
-    """Return the distances between the sites' feature statistics (Eqs. 5 and 6), [N, N] in double precision.
+    """Return the distances between the sites' feature statistics (Equations 5 and 6), [N, N] in double precision.
 
     The distance is d_ij = Σ_l sqrt(‖μ_i^l − μ_j^l‖² + ‖√r_i^l − √r_j^l‖²). Each layer's term is the 2-Wasserstein
     distance of two Gaussian distributions with diagonal covariance.
@@ -54,7 +54,7 @@ def wasserstein_distances(statistics: Sequence[Statistics]) -> Tensor:
 
 
 def mixing_weights(distances: Tensor, self_weight: float) -> Tensor:
-    """Return the mixing weights W of Eqs. 7 and 8, [N, N].
+    """Return the mixing weights W of Equations 7 and 8, [N, N].
 
     The weight w_ii is λ, and the other sites share 1 − λ in proportion to 1 / d_ij. If some sites have distance zero
     from site i, only these sites share 1 − λ. For a single site, W = [[1]].
@@ -83,7 +83,7 @@ def uniform_weights(sites: int, self_weight: float | None = None) -> Tensor:
 
 
 class StatisticsMixture(Algorithm):
-    """The base of the three AdaFed methods, which mix the sites' models by similarity (Eqs. 2 to 8).
+    """The base of the three AdaFed methods, which mix the sites' models by similarity (Equations 2 to 8).
 
     Each site receives ψ_i ← Σ_j w_ij ψ_j, where the mixing weights W follow from the sites' feature statistics. The
     batch norm layers φ_i stay at the site. In a network without batch norm, for example with `privacy`, normalisation
@@ -91,7 +91,7 @@ class StatisticsMixture(Algorithm):
     """
 
     paper = "Chen et al. 2022"
-    # Settings of Eqs. 2 to 8 and of the paper's experiments, as far as the paper states them.
+    # Settings of Equations 2 to 8 and of the paper's experiments, as far as the paper states these settings.
     literal: ClassVar[Mapping[str, Any]] = {
         **BY_ITSELF,
         "algorithm.self_weight": 0.5,
@@ -104,7 +104,9 @@ class StatisticsMixture(Algorithm):
     personal: ClassVar[bool] = True
     layers: ClassVar[Layers] = "all"  # the batch norm layers whose input statistics are measured
 
-    self_weight: float = Field(0.5, ge=0, le=1, description="λ of Eq. 8: a site's own weight in its mixture")
+    self_weight: float = Field(
+        0.5, ge=0, le=1, description="λ of Eq. 8: the weight of a site's own model in the site's mixture"
+    )
     weights: Literal["similarity", "uniform"] = Field(
         "similarity", description="`uniform` is the control: the same λ, and equal weights for all other sites"
     )
@@ -116,7 +118,7 @@ class StatisticsMixture(Algorithm):
 
     def networks(self, build: ModelFactory) -> Modules:
         model = build()
-        self.check({"model": model})  # raises a clear error if the network lacks the necessary layers
+        self.check({"model": model})  # raises a PlanError if the network lacks the necessary layers
         return {"model": model, "statistics": StatisticsHolder(self._channels(model))}
 
     def _channels(self, model: nn.Module) -> list[int]:

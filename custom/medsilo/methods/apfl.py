@@ -29,8 +29,8 @@ class Share(nn.Module):
 class APFL(SharedAndOwn):
     """Each site trains a local model v and FedAvg's shared model w, and predicts with α v + (1 − α) w.
 
-    On each batch, w takes a step of FedAvg, and v ← v − η α ∇f(α v + (1 − α) w). Both gradients are computed before
-    either step. The mixture of v and w is used only for predictions, and never replaces v.
+    On each batch, w takes a step of FedAvg, and v ← v − η α ∇f(α v + (1 − α) w). The gradients of v and w are
+    computed before either step. The mixture of v and w is used only for predictions, and never replaces v.
     """
 
     title = "APFL"

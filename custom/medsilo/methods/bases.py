@@ -26,8 +26,8 @@ from medsilo.schedule.train_context import TrainContext
 class SharedAndOwn(Averaging):
     """The base of methods in which each site trains a shared network "global" and a personal network "model".
 
-    Both networks start from the same weights. The server averages "global", which the lead receives. The personal
-    network, with its running statistics of batch norm, never leaves the site.
+    The shared and the personal network start from the same weights. The server averages "global", which the lead
+    receives. The personal network, with its running statistics of batch norm, never leaves the site.
     """
 
     outcome: ClassVar[Outcome] = OwnModels(common="global")
@@ -145,7 +145,7 @@ class WeighingMethod(Algorithm):
         gt=0,
         le=1,
         description="the largest weight of one hospital in the mean; any excess is distributed to the other hospitals. "
-        "The paper has no such limit, which corresponds to 1",
+        "The paper does not limit a hospital's weight, which corresponds to 1",
     )
 
     def groups(self) -> tuple[Group, ...]:

@@ -104,7 +104,7 @@ class ModelsAndSelector(Algorithm):
     )
     selector_step: Literal["batch", "full-batch"] = Field(
         "batch",
-        description="`batch`: the selector takes a step per batch. `full-batch`: it takes one step per round, "
+        description="`batch`: the selector takes a step per batch. `full-batch`: the selector takes a step per round, "
         "with the sum of all batches' gradients",
     )
     selector_learning_rate: float | None = Field(
@@ -296,7 +296,7 @@ class FedSM(ModelsAndSelector):
     selector_sync: Literal["closed-form", "server-adam", "adam-moments", "none"] = Field(  # type: ignore[assignment]
         "closed-form",
         description="how the selector is trained. `closed-form` needs one round: the last layer is the linear "
-        "discriminant of the hospitals, from means over each hospital's cases. The other layers keep their initial "
+        "discriminant of the hospitals, from means over each hospital's cases. The selector's other layers keep their "
         "weights, and every hospital has the same weight. The other values train the selector by gradient steps, "
         "although each hospital has only one label. `server-adam`: the sites use SGD, and the server takes steps of "
         "Adam along the sites' mean change. `adam-moments`: Adam's moments and the weights are averaged. `none`: only "

@@ -1,8 +1,8 @@
 """HarmoFL: Jiang et al., HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical
 Images, AAAI 2022.
 
-HarmoFL consists of inputs with a common amplitude spectrum and of perturbed gradient steps. `schedule/additions.py` can
-also add either part to another method. Line numbers refer to Alg. 1 of the paper.
+HarmoFL consists of inputs with a common amplitude spectrum and of perturbed gradient steps. With
+`schedule/additions.py`, other methods can use either part of HarmoFL. Line numbers refer to Alg. 1 of the paper.
 """
 
 from typing import Literal

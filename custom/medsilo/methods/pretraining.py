@@ -33,7 +33,7 @@ class Pretraining(Section):
         "share",
         description="origin of f. `initial`: f has the initial weights, for networks that start from a checkpoint. "
         "`share`: the server trains f on a share of every site's training cases, **which the site thereby releases to "
-        "the server**. These cases are in the server's data folder, in the layout of the sites; the server generates "
+        "the server**. The released cases are in the server's data folder, in the sites' layout; the server generates "
         "synthetic cases itself. `file`: the weights are in a `.safetensors` file in the server's data folder",
     )
     share: float = Field(0.2, gt=0, le=1, description="share of the training cases that are public")

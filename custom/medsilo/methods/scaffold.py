@@ -20,7 +20,7 @@ from medsilo.schedule.train_context import TrainContext
 class Scaffold(ServerStep):
     """Control variates correct the gradients at each site for the differences between sites.
 
-    At a site, y ← y - η (g(y) - c_i + c). At the server, x ← x + η_g mean(y_i - x) and
+    A step at site i is y ← y - η (g(y) - c_i + c). At the server, x ← x + η_g mean(y_i - x) and
     c ← c + |S| / N mean(c_i⁺ - c_i); all sites have the same weight. The server sends its control variate c, and c_i
     stays at site i. The new c_i⁺ is the mean gradient in the site's steps. With plain SGD, c_i⁺ equals the paper's
     option II, c_i - c + (x - y) / (K η). The definition of c_i⁺ also holds with momentum.

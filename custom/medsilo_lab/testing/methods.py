@@ -39,8 +39,8 @@ from medsilo_server.record import Record
 
 State = dict[str, Tensor]
 Answer = Callable[[], StudyMessage]
-# The type of functions that deliver a site's answer to the server. Their arguments are the site, the request, and a
-# function that returns the answer.
+# A function of this type delivers a site's answer to the server. The function's arguments are the site, the request,
+# and a function that returns the answer.
 Carry = Callable[[str, StudyMessage, Answer], StudyMessage | Missing]
 
 SITES = ("hospital-a", "hospital-b", "hospital-c")

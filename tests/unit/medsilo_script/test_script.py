@@ -1480,7 +1480,7 @@ def test_a_super_models_networks_return_one_tensor(tmp_path: Path) -> None:
     site = ScriptSite(plan, "a", tmp_path, model, optimizer, Data([(1, 2)], [], 1))
     site.ask(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a", "b")).parcel({}))
     assert "logits" in model(torch.ones(1, 2))
-    with pytest.raises(MedsiloError, match="model: it returns a dict.*one tensor"):
+    with pytest.raises(MedsiloError, match="model: the network returns a dict.*one tensor"):
         model.eval()(torch.ones(1, 2))
 
 
