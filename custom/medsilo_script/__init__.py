@@ -1,1 +1,1 @@
-"""Let a user's own training script take part in a study: its network, metric and training loop."""
+"""Let a user's training script take part in a study, with the script's network, metric and training loop."""

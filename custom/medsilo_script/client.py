@@ -1,4 +1,4 @@
-"""Use medsilo's methods in a training script written for NVFlare's Client API. Two lines of the script change.
+"""Use medsilo's methods in a training script for NVFlare's Client API, by changing two lines of the script.
 
     import medsilo.client as flare                      # instead of nvflare.client
 
@@ -11,8 +11,8 @@
         flare.send(flare.FLModel(params=model.state_dict(), metrics={"accuracy": accuracy}))
 
 The job contains the method, which decides what a site sends, keeps and changes in each step. Methods with more than one
-network need a loop over `flare.networks()`. All other names, such as `get_site_name`, `FLModel` and `log`, are
-NVFlare's own.
+network need a loop over `flare.networks()`. All other names, such as `get_site_name`, `FLModel` and `log`, come from
+NVFlare's Client API.
 """
 
 import logging
@@ -67,15 +67,15 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"medsilo.client has no {name}; of nvflare.client it has {', '.join(sorted(SAME))}")
 
 
-_rank = "0"  # rank of this process among the processes that train one model together
+_rank = "0"  # rank of this process in distributed training of one model
 LOG = logging.getLogger(__name__)
-_site: ScriptSite | None = None  # the site that this process's script trains
+_site: ScriptSite | None = None  # the site of the script that runs in this process
 # The model and optimizer of a process of rank 1 or more, where no site is created.
 _follows: tuple[nn.Module, Optimizer] | None = None
 
 
 def init(*given: Any, **more: Any) -> Any:
-    """Initialise NVFlare's Client API. From now on, the server may only send messages that the plan needs.
+    """Initialise NVFlare's Client API, and reject all messages from the server that the plan does not need.
 
     Args:
         given: NVFlare's positional arguments, such as the rank
@@ -113,18 +113,18 @@ def join(
 ) -> None:
     """Join the job's study with a model, its optimizer and its training data.
 
-    Move the model to its device before this call. The arguments after `loader` are only needed for some methods and
-    scripts.
+    Move the model to its device before this call. Only some methods and scripts need the arguments after `loader`.
 
     Args:
         model: the network that the script trains
         optimizer: the script's optimizer of the model's weights
         loader: yields the training batches
-        evaluate: takes a network and returns its metrics on validation data; with it, every received model is scored,
-            including the last
+        evaluate: a function that returns a network's metrics on validation data; medsilo calls this function for every
+            received model, including the last model
         validation: yields validation batches with labels; FedSM and FedSM-extra need it to choose between models
-        test: takes a network and returns its metrics on test data; it is called once, with the selected model
-        loss: a function of (output, target) for MOON, APFL, pFedMe and FedSM-extra, which add terms to it; for HarmoFL,
+        test: a function that returns a network's metrics on test data; medsilo calls this function once, with the
+            selected model
+        loss: the loss function of (output, target), to which MOON, APFL, pFedMe and FedSM-extra add terms; for HarmoFL,
             the PyTorch module that the script calls on the network's output
         scheduler: the learning rate scheduler, whose state is saved with the optimizer's for a restart of the script
         samples: the number of training cases, if the loader has no length; or the cases of each part, for the report:
@@ -179,7 +179,7 @@ def _refuse_several_processes(plan: Plan) -> None:
 
 
 def is_running(ctx: Any = None) -> bool:
-    """Wait for a round to train; return False when the study is over. As in NVFlare, it is False if the rank is not 0.
+    """Wait for a round to train, and return False when the study is over. As in NVFlare, ranks other than 0 get False.
 
     Args:
         ctx: NVFlare's context, which is ignored
@@ -204,7 +204,7 @@ def is_running(ctx: Any = None) -> bool:
         script_process.take_next(site.plan)
         try:
             answer = site.ask(unflat(model.params or {}, model.meta or {}))
-        except Lacks:  # The server will send the initial weights.
+        except Lacks:  # After this answer, the server sends the initial weights.
             flare.send(flare.FLModel(params={}, meta={LACKS: True}))
             continue
         if answer is None:
@@ -218,7 +218,7 @@ def is_running(ctx: Any = None) -> bool:
 
 
 def is_train(ctx: Any = None) -> bool:
-    """Return True if a round has arrived that the script should train.
+    """Return True if the script has received a round that it should train.
 
     Args:
         ctx: NVFlare's context, which is ignored
@@ -246,8 +246,9 @@ is_submit_model = is_evaluate
 
 
 def receive(timeout: float | None = None, ctx: Any = None) -> flare.FLModel | None:
-    """Return the received model with the number of its round, counted from 0. The joined model already has its weights.
+    """Return the received model with the number of its round, which counts from 0.
 
+    Before this call, medsilo has already loaded the received weights into the joined model.
     The `params` are a copy of the joined model's weights before training, including the weights that never leave the
     site. As in NVFlare, other ranks than 0 get None.
 
@@ -261,7 +262,7 @@ def receive(timeout: float | None = None, ctx: Any = None) -> flare.FLModel | No
     >>> input_model = receive()
     >>> input_model.current_round, input_model.total_rounds
     (0, 2)
-    >>> model.load_state_dict(input_model.params)  # as other scripts do; needless here
+    >>> model.load_state_dict(input_model.params)  # allowed, but not necessary
     <All keys matched successfully>
     """
     if _follows:
@@ -286,8 +287,7 @@ def networks() -> Iterator[tuple[nn.Module, Optimizer]]:
 
 
 def send(model: flare.FLModel | Metrics | float | None = None, clear_cache: bool = True, ctx: Any = None) -> None:
-    """Send the trained tensors of a round, as the method defines them. As in NVFlare, this has no effect if the rank is
-    not 0.
+    """Send the trained tensors of a round that the method defines. As in NVFlare, ranks other than 0 send no tensors.
 
     The metrics are those of the received model before training, as in NVFlare. The recipe's `key_metric` must be among
     the metrics, which may also be in `meta`, as in MONAI's MonaiAlgo.
@@ -308,7 +308,7 @@ def send(model: flare.FLModel | Metrics | float | None = None, clear_cache: bool
         return
     site = _joined("send")
     if site.has_answered:
-        LOG.warning("send: this round is answered, and what comes after is not sent; call send() once in each round")
+        LOG.warning("send: this round was already sent, so this call has no effect; call send() once in each round")
         return
     if isinstance(model, flare.FLModel):
         own = site.state.module.state_dict()
@@ -368,9 +368,7 @@ def super_model(folder: Path | str, model: nn.Module) -> SuperModel:
 
 
 def _app_folder() -> Path:
-    """Return the folder of the job's app at this site. Its subfolder `custom` contains the script, and `config`
-    contains the plan.
-    """
+    """Return the folder of the job's app at this site, with the script in `custom` and the plan in `config`."""
     for place in map(Path, sys.path):
         if place.name == "custom" and (place.parent / "config" / paths.PLAN).is_file():
             return place.resolve().parent

@@ -1,4 +1,4 @@
-"""Give methods access to the data loaders of a user's script."""
+"""Give medsilo's methods access to the data loaders of a user's training script."""
 
 import random
 import sys
@@ -57,10 +57,10 @@ class Data:
 
     loader: Iterable[Any]  # yields the training batches
     validation: Iterable[Any] | None = None  # yields labelled validation batches, which FedSM needs
-    # number of training cases, or of the cases of each part; by default counted from the loaders
+    # the number of training cases or of the cases of each part; by default, the loaders are counted
     samples: Samples = None
     batch: Batch = usual_batch
-    loss: LossFunction | None = None  # loss function, for methods that add terms to it
+    loss: LossFunction | None = None  # the loss function, which only some methods need
     evaluate: Evaluate | None = None
     test: Evaluate | None = None  # scores the selected model once
     # The seed of each round's random numbers, if the site's process outside the airlock has sent it.
@@ -74,9 +74,7 @@ class Data:
             raise MedsiloError(f"join: samples has {odd.pop()!r} wrong; give cases of {', '.join(PARTS)}")
 
     def cases(self, part: DataPart) -> int:
-        """Return the number of cases in a part, as the script states it or as counted from the loader; 0 if it is
-        unknown.
-        """
+        """Return the number of cases in a part, which the script states or the loader contains; 0 if unknown."""
         if isinstance(self.samples, Mapping) and part in self.samples:
             return self.samples[part]
         if isinstance(self.samples, int) and part == "train":

@@ -1,4 +1,4 @@
-"""Let a site's work alternate with a user's training script. The work waits in a thread while the script trains."""
+"""Let a site's computation alternate with a user's training script, in a thread that waits while the script trains."""
 
 import math
 import threading
@@ -20,9 +20,8 @@ class Turn:
     """The part of a round in which one network is trained, either by the script or batch by batch by the method."""
 
     name: str
-    by_script: bool  # True if the script's loss and optimizer steps are all that the method needs
-    # Sets a network and the method's additional layers to training mode. With None, the script only scores the received
-    # model.
+    by_script: bool  # True if the script trains this network in its own loop
+    # Sets the network to training mode and returns its training step; None if the script only scores a model.
     make: Callable[[], TrainStep] | None
 
     @cached_property
@@ -36,7 +35,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class ScriptContext(TrainContext):
-    """Gives methods the training functions at a site that a script trains."""
+    """The training functions that methods use at a site where a script trains."""
 
     hand_over: Callable[[Turn], float] = field(kw_only=True)
 
@@ -83,8 +82,10 @@ class Work:
             self.asked.put(error)
 
     def hand_over(self, what: Turn | Callable[[], Any] | None) -> Any:
-        """Let the script train a network or call a function in the script's thread; return the result. With None, wait
-        until the script calls `send`.
+        """Let the script train a network, or call a function in the script's thread, and return the result.
+
+        Args:
+            what: the network or the function; None to wait until the script calls `send`
         """
         self.asked.put(what)
         return self.done.get()

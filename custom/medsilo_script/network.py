@@ -1,7 +1,7 @@
-"""Describe the network of a user's script, so that the server can build it without running the script's code.
+"""Describe the network of a user's script, so that the server can build the network without the script's code.
 
-A plan lists the network's layers with their types and the shapes of their tensors. Methods find normalisation layers
-and heads by the types. The initial weights are a file in the job, named by its hash.
+A plan lists the network's layers with the layers' types and tensor shapes. By these types, methods find normalisation
+layers and heads. The job contains the initial weights in a file, whose name is its hash.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,7 +34,7 @@ KINDS: Mapping[str, type[nn.Module]] = {
     kind.__name__.strip("_"): kind
     for kind in (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.Linear, _ConvTransposeNd, _ConvNd)
 }
-# One of these attributes holds a layer's number of input channels.
+# Names of layer attributes that may contain the number of input channels.
 NUMBERS = ("num_features", "num_channels", "in_features", "in_channels")
 DTYPES: Mapping[str, torch.dtype] = {
     str(kind).removeprefix("torch."): kind
@@ -46,7 +46,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 
 class TensorShape(Section):
-    """A tensor of a layer."""
+    """The name, shape and type of a layer's tensor."""
 
     name: Name
     shape: Annotated[tuple[Size, ...], Field(max_length=MOST_AXES)]
@@ -56,7 +56,7 @@ class TensorShape(Section):
 
 
 class LayerShape(Section):
-    """A layer of a network, without its weights."""
+    """The name, type and tensor shapes of a network's layer, without weights."""
 
     name: Name  # name of the layer in `named_modules`
     kind: Literal[("", *KINDS)] = ""  # type: ignore[valid-type]
@@ -103,8 +103,9 @@ def _tensor(name: str, full: str, value: Tensor, seen: dict[int, str]) -> Tensor
 
 
 def skeleton(layers: Iterable[LayerShape]) -> nn.Module:
-    """Return a network with these layers and tensors of zeros; raise PlanError if a layer is invalid. The network
-    cannot be called.
+    """Return a network of zeros with the described layers, which has no forward pass.
+
+    A PlanError is raised if the description of a layer is invalid.
     """
     root = nn.Module()
     parameters: dict[str, nn.Parameter] = {}
@@ -148,15 +149,15 @@ def _made(shape: LayerShape, parameters: dict[str, nn.Parameter]) -> nn.Module:
 
 # classes that wrap a model and rename its tensors
 WRAPPERS = ("OptimizedModule", "DataParallel", "DistributedDataParallel")
-COPIES: dict[str, nn.Module] = {}  # the script's own networks in this process, by the hash of their initial weights
+COPIES: dict[str, nn.Module] = {}  # copies of the script's networks in this process; keys are hashes of initial weights
 
 
 class ScriptNetwork(Network):
-    """The network of a user's script: its layers, and the file with its initial weights."""
+    """The network of a user's script, described by its layers and the file with its initial weights."""
 
     name: Literal["script"] = "script"
     layers: tuple[LayerShape, ...] = Field(
-        min_length=1, max_length=MOST_LAYERS, description="the network's layers, as a recipe writes them"
+        min_length=1, max_length=MOST_LAYERS, description="the network's layers, which a recipe writes"
     )
     sha256: str = Field(
         pattern=r"^[0-9a-f]{64}$", description="SHA-256 hash of the file with the network's initial weights"
@@ -176,9 +177,9 @@ class ScriptNetwork(Network):
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
         if plan.privacy:
-            yield "privacy: a script of your own has no account of it; run a task of medsilo's, or leave privacy out"
+            yield "privacy: medsilo cannot account for a training script's privacy; use a medsilo task, or omit privacy"
         if plan.sealed:
-            yield "secure_aggregation: a script of your own sends in clear; leave it out, or run a task of medsilo's"
+            yield "secure_aggregation: a training script sends unmasked tensors; use a medsilo task, or omit it"
         if sum(own.nbytes for own in networks["model"].state_dict().values()) > self.bytes:
             yield "network.layers: the tensors are larger than the file with their weights; let a recipe write the plan"
 
@@ -202,10 +203,13 @@ class ScriptNetwork(Network):
         }
 
     def make_by(self, model: nn.Module) -> None:
-        """Build networks of this plan as copies of the given network, in this process. Each copy starts with the
-        recipe's initial weights.
+        """Let this process build the plan's networks as copies of a given network.
 
-        Raise MedsiloError if the plan describes another network.
+        Each copied network starts with the recipe's initial weights. A MedsiloError is raised if the plan describes
+        another network.
+
+        Args:
+            model: the network to copy
         """
         described, own = (
             {name: (value.shape, value.dtype) for name, value in skeleton(layers).state_dict().items()}

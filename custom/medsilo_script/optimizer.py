@@ -1,4 +1,4 @@
-"""Expose the settings of a script's optimizer to methods, and create the same optimizer for other networks."""
+"""Read the settings of a script's optimizer for methods, and create equal optimizers for other networks."""
 
 from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
@@ -12,7 +12,7 @@ from medsilo.learning.training import Training
 
 
 def twin(optimizer: Optimizer, parameters: Sequence[nn.Parameter], of: Sequence[nn.Parameter]) -> Optimizer:
-    """Create an optimizer of the same class and settings for another network.
+    """Create an optimizer with the class and settings of a given optimizer for another network.
 
     Args:
         optimizer: The optimizer to copy.
@@ -38,7 +38,7 @@ class ScriptTraining(Training):
 
     @classmethod
     def of(cls, training: Training, optimizer: Optimizer, model: nn.Module, steps: Callable[[], int]) -> Training:
-        """Return the plan's training settings, with those of the script's optimizer in their place.
+        """Replace the plan's optimizer settings by the settings of the script's optimizer.
 
         Args:
             training: The plan's training settings.

@@ -39,7 +39,7 @@ from medsilo_script.task import ScriptTask
 
 
 class ScriptDisclosure(Disclosure):
-    """Discloses all numbers that the script sends, because medsilo cannot know which cases they cover."""
+    """Discloses all numbers that a script sends, because medsilo cannot know the cases behind these numbers."""
 
     def tells(self, part: DataPart) -> bool:
         return True
@@ -57,11 +57,11 @@ class ScriptEvaluation(Evaluation):
     ) -> tuple[float, float, Measures]:
         script, own = self.script, self.state.module
         tests = part is self.data.test
-        # The script's model applies its input layer itself, so it is passed without the wrapper.
+        # The script's evaluation gets the script's model itself, which already has the method's input layer.
         net = own if own in model.children() else model
         if function := script.test if tests else script.evaluate:
             return math.nan, scored(self.task, self.turns.hand_over(partial(_evaluated, function, net))), {}
-        if tests and net is not own:  # A super model's selector counts its decisions in a pass over the test data.
+        if tests and net is not own:  # The super model's selector counts its decisions in this pass.
             for inputs, _ in self.in_order(part, net):
                 net(inputs)
         return math.nan, math.nan, {}
@@ -76,7 +76,7 @@ class ScriptEvaluation(Evaluation):
 
 
 class ScriptTrainer(Trainer):
-    """Lets the script train networks in its own loop, and lets methods iterate over its data loader."""
+    """Trains networks in the script's loop, and lets methods iterate over the script's data loader."""
 
     state: ScriptState
 
@@ -93,13 +93,13 @@ class ScriptTrainer(Trainer):
     ) -> None:
         super().__init__(place, data, state, Protection(place), None, disclosure, evaluation)
         self.script, self.turns, self.home, self.handed_over = script, turns, home, False
-        self.sent_score: float | None = None  # the script's score of the received model, if it was sent
+        self.sent_score: float | None = None  # the score of the received model, if the script sent a score
 
     @cached_property
     def repeated_from(self) -> int:
-        """Return the seed for the script's random numbers if the study is reproducible.
+        """Return the seed for the script's random numbers in a reproducible study.
 
-        With real data, the seed is a secret of the hospital, because the script's noise can be computed from it.
+        With patients' data, the hospital keeps the seed secret, because the seed determines the script's random noise.
         """
         if self.script.repeats_from is not None:
             return self.script.repeats_from
@@ -125,7 +125,7 @@ class ScriptTrainer(Trainer):
         return loss
 
     def _let_score(self) -> None:
-        """Let the script's loop score the received model. The method then trains without the script."""
+        """Let the script's loop score the received model, before the method trains without the script."""
         state, self.handed_over = self.state, True
         arrived = [own.detach().clone() for own in state.module.parameters()]
         state.alone = True
@@ -135,7 +135,7 @@ class ScriptTrainer(Trainer):
             state.refuse_training()
 
     def _hand_over(self, turn: Turn) -> float:
-        """Let the script train a network. Only the script knows the loss, so NaN is returned."""
+        """Let the script train a network, and return NaN because only the script knows the loss."""
         state, self.handed_over = self.state, True
         state.turn = turn.name
         state.untrained.add(turn.name)
@@ -153,7 +153,7 @@ class ScriptTrainer(Trainer):
         return self.script.measured(self.state.compute.device)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the script's loss, for a method that adds terms to it."""
+        """Return the script's loss on a batch, for a method that adds terms to the loss."""
         if self.script.loss is None:
             name = self.place.plan.algorithm.name
             raise MedsiloError(f"join: {name} adds terms to your loss; give loss=")
@@ -186,13 +186,13 @@ class ScriptCases(RoundCases):
 
 
 class ScriptChoice(OwnChoice):
-    """Selects a site's best model by scores that the script may send after training."""
+    """Selects the best model of a site by the script's scores, which may arrive after training."""
 
     def __init__(self, place: SiteContext, state: ScriptState, disclosure: Disclosure, trainer: ScriptTrainer) -> None:
         super().__init__(place, state, disclosure)
         self.trainer = trainer
         self.scores = False  # True if the script has scored a model that may be selected
-        self.received: Tensors | None = None  # the received model, until the script has sent its score
+        self.received: Tensors | None = None  # the received model, whose score the script has not yet sent
 
     @property
     def chooses(self) -> bool:
@@ -217,18 +217,18 @@ class ScriptChoice(OwnChoice):
 def script_participant(
     script: Data, turns: Work, state: ScriptState, home: SiteSettings, place: SiteContext, envelope: UpdateCodec
 ) -> Participant:
-    """Create the participant for a site where a script trains and scores. Only the script reads the data.
+    """Create the participant for a site where a script reads the data, trains and scores.
 
     Args:
         script: The script's loaders and functions.
-        turns: Alternates between the site's thread and the script.
+        turns: The computation in the site's thread, which alternates with the script.
         state: The networks and optimizers of the site.
         home: The site's settings.
         place: The context of the site.
         envelope: Encodes the updates.
     """
     counts = map(script.cases, PARTS)
-    # placeholder cases, of which only the number is used
+    # placeholders for the cases, because only the number of cases is used
     data = SiteData(*(TensorDataset(torch.empty(number, 0)) for number in counts))
     disclosure = ScriptDisclosure(place, data, Protection(place))
     evaluation = ScriptEvaluation(script, turns, place, data, state)
@@ -238,7 +238,7 @@ def script_participant(
 
 
 def scored(task: Task, metrics: Metrics | float) -> float:
-    """Return the value of the plan's metric, negated if lower values are better."""
+    """Return the value of the plan's metric, and negate the value if lower values are better."""
     assert isinstance(task, ScriptTask)
     if isinstance(metrics, Mapping):
         if task.metric not in metrics:

@@ -27,14 +27,14 @@ class LaterGradients(torch.autograd.Function):
 
 
 class PerturbedLoss:
-    """Makes a script's loss compute its gradients at perturbed weights, before gradients are clipped or rescaled.
+    """Lets a script's loss compute gradients at perturbed weights, before the script clips or rescales gradients.
 
     The argument `loss` is the PyTorch module that the script calls on a network's output.
     """
 
     def __init__(self, alpha: float, loss: object) -> None:
         self.alpha = alpha
-        self.by_method = False  # True while a method trains over the loader itself
+        self.by_method = False  # True while a method, not the script, iterates over the loader
         # the network's last output, the network, its optimizer, and a function that repeats the forward pass
         self.passed: tuple[Any, nn.Module, Optimizer, Callable[[], Any]] | None = None
         self.fits: bool | None = None  # True if all gradients since the last step are perturbed
@@ -42,7 +42,7 @@ class PerturbedLoss:
             loss.register_forward_hook(lambda *called: self._take(*called), with_kwargs=True)
 
     def watch(self, network: nn.Module, optimizer: Callable[[], Optimizer]) -> None:
-        """Record the outputs of a network, so that the forward pass can be repeated."""
+        """Record each output of a network together with a function that repeats the forward pass."""
 
         def answered(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if torch.is_grad_enabled():
@@ -78,7 +78,7 @@ class PerturbedLoss:
                 return found
 
             perturbed_gradients(optimizer, closure, self.alpha, module=network)
-            for own, grad in earlier:  # The script may accumulate gradients of several batches.
+            for own, grad in earlier:  # Add earlier gradients, because the script may accumulate several batches.
                 own.grad = own.grad if grad is None else grad if own.grad is None else grad + own.grad
             self.fits = self.fits is not False
 

@@ -1,7 +1,7 @@
 """Run medsilo's methods as NVFlare recipes with a user's own training script.
 
-These recipes take the arguments of NVFlare's `FedAvgRecipe`, and run in `SimEnv`, `PocEnv` and `ProdEnv`. The script
-must call `medsilo.client.join`.
+The recipes have the arguments of NVFlare's `FedAvgRecipe`, and run in `SimEnv`, `PocEnv` and `ProdEnv`. The training
+script must call `medsilo.client.join`.
 
     from nvflare.recipe import SimEnv
     from medsilo.recipes import FedBNRecipe
@@ -50,7 +50,7 @@ RUNS = (  # arguments that describe how the script is run
     *("client_memory_gc_rounds", "cuda_empty_cache"),
 )
 LARGEST_JOB = 4 << 20  # maximum bytes of a job that NVFlare's sites accept over HTTP
-# imports of NVFlare's patch for Lightning, which has no effect on medsilo's methods
+# matches imports of NVFlare's patch for Lightning, which cannot run medsilo's methods
 LIGHTNINGS_PATCH = re.compile(r"nvflare\.(client|app_opt)(\.| +import +)lightning")
 Tasks = list[str] | None
 # Some arguments of a recipe have other names in NVFlare's ScriptRunner.
@@ -75,7 +75,7 @@ ARGUMENTS = {  # keys of a plan, and the recipe arguments that set them
 
 
 def _place_in_job(script: Path) -> str:
-    """Return a script's path in the job's folder custom/, which is relative to the script's folder in sys.path."""
+    """Return a script's path in the job's folder custom/, relative to the script's folder in sys.path."""
     if not script.is_absolute():
         return script.as_posix()
     above = [folder for own in sys.path if script.resolve().is_relative_to(folder := Path(own).resolve())]
@@ -87,8 +87,9 @@ def _place_in_job(script: Path) -> str:
 
 
 class MethodRecipe(Recipe):
-    """Base class of the recipes. A recipe creates a job for one method, whose arguments are described in
-    docs/research/methods.md.
+    """The base class of the recipes, which create jobs for methods.
+
+    The page docs/research/methods.md describes the arguments of each method.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     >>> recipe = FedProxRecipe(model=net, min_clients=3, train_script="client.py", mu=0.1)
@@ -121,7 +122,7 @@ class MethodRecipe(Recipe):
         """Create the job of a study.
 
         Args:
-            name: the name of the job; by default the method's
+            name: the name of the job; by default the name of the method
             model: the network that the script trains, or NVFlare's dictionary with its class path and arguments
             initial_ckpt: a file with the model's initial weights
             min_clients: the minimum number of sites in a round
@@ -131,11 +132,11 @@ class MethodRecipe(Recipe):
             key_metric_mode: "max" if higher values are better, "min" if lower values are better
             sites: the names of the sites that take part; by default all connected sites
             input_shape: the shape of one input, [channels, ...], which HarmoFL needs
-            seed: makes a study reproducible: each site seeds the script's random generators before every round; with
-                real data, the seed also depends on a secret of the site
+            seed: a seed for a reproducible study, with which each site seeds the script's random generators before
+                every round; with patients' data, the seed also depends on a secret of the site
             logs: names of numbers that the script logs and the server's tracker receives, besides key_metric
-            plan: more keys of the plan, such as {"participation": {"when_missing": "wait"}}
-            airlock: True to run the script in an isolated process without network, which hospitals may require anyway
+            plan: further keys of the plan, such as {"participation": {"when_missing": "wait"}}
+            airlock: True to run the script in an isolated process without network, which hospitals may require
             more: the method's own arguments, and NVFlare's arguments for running the script: train_args,
                 launch_external_process, command, ...
         """
@@ -145,9 +146,9 @@ class MethodRecipe(Recipe):
             raise MedsiloError(f"name: {name!r} is reserved for finished studies of another recipe; give another name")
         self.train_script, self._airlock = train_script, airlock
         self._runner = {name: more.pop(name, STOCK[name].default) for name in RUNS} | {"train_script": train_script}
-        self.__dict__.update(self._runner)  # NVFlare searches a recipe's attributes for secrets.
+        self.__dict__.update(self._runner)  # NVFlare searches the attributes of a recipe for secrets.
         self._sites: dict[str, dict[str, Any]] = {}
-        # With known site names, each site gets a job without weights, and the server sends the weights.
+        # If the names of the sites are known, each site's job has no weights, because the server sends the weights.
         self._names = list(sites)
         module = _module(model, initial_ckpt)
         self._files = TemporaryDirectory(prefix="medsilo-recipe-")
@@ -192,8 +193,15 @@ class MethodRecipe(Recipe):
             print(f"medsilo: the finished study of the earlier run is now in {kept}")
 
     def run(self, env: ExecEnv, *given: Any, **more: Any) -> Run:
-        """Run the recipe. In the simulator, the last printed line contains the path of the study, and an error gives
-        the reason of a failure.
+        """Run the recipe in an NVFlare environment.
+
+        In the simulator, the last printed line contains the path of the study. If the study fails, the error states the
+        reason.
+
+        Args:
+            env: the environment
+            given: further positional arguments of NVFlare's `run`
+            more: further keyword arguments of NVFlare's `run`
         """
         if not isinstance(env, SimEnv):
             clients = getattr(env, "clients", None) or range(1, (getattr(env, "num_clients", None) or 0) + 1)
@@ -209,7 +217,7 @@ class MethodRecipe(Recipe):
         check_unquoted(sys.executable, "install medsilo elsewhere")
         try:
             ended = super().run(env, *given, **more)
-        except RuntimeError as error:  # NVFlare's error only contains a return code.
+        except RuntimeError as error:  # NVFlare's error contains only a return code.
             joins = "medsilo" in Path(self.train_script).read_text()
             hint = "" if joins else f"; {self.train_script} does not join, as by medsilo.client in place of nvflare's"
             raise MedsiloError(f"{failure_in(workspace) or error}{hint}; logs: {workspace}") from error
@@ -221,12 +229,13 @@ class MethodRecipe(Recipe):
 
     @property
     def framework(self) -> NoReturn:
-        """Reject NVFlare's cross-site evaluation, which reads this attribute, because sites do not receive each other's
-        models.
+        """Reject NVFlare's cross-site evaluation, because medsilo's sites do not receive each other's models.
+
+        NVFlare's cross-site evaluation reads this attribute.
         """
         raise MedsiloError(
             "add_cross_site_evaluation: medsilo's sites do not get each other's models; give join evaluate= and test=, "
-            "and each site scores what it ends with"
+            "and each site scores its final model"
         )
 
     def _validate_before_use(self) -> None:
@@ -254,12 +263,10 @@ class MethodRecipe(Recipe):
         super().add_server_input_filter(filter, _tasks_there(tasks))
 
     def enable_log_streaming(self, *file_names: str) -> None:
-        """Reject the streaming of sites' logs, because a script may print text that the plan does not
-        allow to leave.
-        """
+        """Reject the streaming of logs, because a script may print data that must not leave the site."""
         raise MedsiloError(
-            "enable_log_streaming: a site's log has what the script prints, and that stays there; log numbers by "
-            "flare.log, and name them in logs=[...]"
+            "enable_log_streaming: a site's log contains the script's printed output, which must stay at the site; log "
+            "numbers by flare.log, and name them in logs=[...]"
         )
 
     def _workspace(self, env: SimEnv) -> Path:
@@ -274,14 +281,16 @@ class MethodRecipe(Recipe):
 
     def _prepare_client_apps(self) -> None:
         names = self._sites or self._names
-        if names:  # Without code in the server's app, NVFlare would only accept the classes on its own list.
+        if names:  # Without code in the server's app, NVFlare accepts only classes that are in NVFlare's list.
             self._job.add_file_to_server(self.train_script)
         for site in names or (ALL_SITES,):
             given = self._runner | self._sites.get(site, {})
             script = Path(given["train_script"])
             # A script with an absolute path may exist only at the sites.
             if not script.is_absolute() and not script.is_file():
-                raise MedsiloError(f"train_script: {script} is not here, in {Path.cwd().name}; give a file's path")
+                raise MedsiloError(
+                    f"train_script: {script} is not in the folder {Path.cwd().name}; give the path of a file"
+                )
             runner = {RENAMED.get(name, name): value for name, value in given.items()}
             if self._airlock:
                 self._prepare_room(runner, site)
@@ -295,7 +304,7 @@ class MethodRecipe(Recipe):
                 self._job.add_file_to(str(Path(self._files.name) / name), site, app_folder_type="config")
 
     def _prepare_room(self, runner: Mapping[str, Any], site: str) -> None:
-        """Let a script run in an isolated process, as hospitals with an airlock do for every job."""
+        """Prepare a site's app so that the script runs in an airlock, an isolated process without network."""
         command = runner["command"] if runner["launch_external_process"] else ["python3", "-u"]
         start = ScriptStart(
             file=_place_in_job(Path(runner["script"])),
@@ -310,7 +319,7 @@ class MethodRecipe(Recipe):
 
 
 def _tasks_there(tasks: Tasks) -> list[str]:
-    """Return the tasks to which a filter applies; raise MedsiloError for a task that the job does not have.
+    """Return the tasks to which a filter applies, and raise a MedsiloError if the job lacks one of these tasks.
 
     >>> _tasks_there(["validate"])
     Traceback (most recent call last):
@@ -322,7 +331,7 @@ def _tasks_there(tasks: Tasks) -> list[str]:
 
 
 def _numbers(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the method's own arguments; raise MedsiloError for arguments that change NVFlare's server.
+    """Return a method's arguments, and raise a MedsiloError for arguments that change NVFlare's server.
 
     >>> _numbers({"mu": 0.1, "patience": None})
     {'mu': 0.1}
@@ -348,7 +357,7 @@ def _by_arguments(text: str) -> str:
 
 
 def _module(model: nn.Module | Mapping[str, Any], checkpoint: str | None) -> nn.Module:
-    """Return the model with its initial weights loaded."""
+    """Create the model if it is given by its class path, and load the initial weights."""
     if isinstance(model, Mapping):
         named = str(model.get("class_path", model.get("path", "")))
         path, _, kind = named.rpartition(".")

@@ -1,4 +1,4 @@
-"""Find and keep studies in the workspace of NVFlare's simulator, which NVFlare empties before each run."""
+"""Find and keep studies in the workspace of NVFlare's simulator, because NVFlare empties this workspace."""
 
 import re
 import shutil
@@ -10,7 +10,7 @@ from medsilo.runs.reading import read_summary
 
 STUDIES = "medsilo"  # name of the folder with studies in the folders of the server and each site
 EARLIER = "-earlier"  # suffix of the folder that keeps a workspace's finished studies
-# The last line of a Python traceback in a log, also with the prefix of a rank.
+# Matches the last line of a Python traceback in a log, which may begin with a rank.
 RAISED = re.compile(
     r"^(?:\d.* - )?(?:\[rank\d+\]: )?(?:medsilo\.core\.errors\.\w+|([\w.]+(?:Error|Exception|Exit))): (.+)$",
     re.MULTILINE,
@@ -18,14 +18,12 @@ RAISED = re.compile(
 
 
 def studies_in(workspace: Path) -> list[Path]:
-    """Return the folders of the studies on the server, the newest last."""
+    """Return the folders of the studies in the server's part of a workspace, sorted from old to new."""
     return sorted((workspace / "server" / STUDIES).glob("*/"), key=lambda folder: folder.stat().st_mtime)
 
 
 def keep_finished(workspace: Path) -> Path | None:
-    """Move the files of a finished study at the server and the sites out of the workspace; return the new folder, or
-    None.
-    """
+    """Move the files of a finished study out of the workspace, and return the new folder; None without such a study."""
     finished = [study for study in studies_in(workspace) if is_finished(study)]
     if not finished:
         return None
@@ -37,8 +35,9 @@ def keep_finished(workspace: Path) -> Path | None:
 
 
 def failure_in(workspace: Path) -> str | None:
-    """Return the first error in a site's log, preferably an error of medsilo. Without errors, return the reason in the
-    study's summary.
+    """Return the first error in the logs of a workspace, preferably an error of medsilo.
+
+    If the logs contain no errors, the reason in the study's summary is returned.
     """
     for log in sorted(workspace.glob("*/log.txt")):
         if found := RAISED.findall(log.read_text(errors="replace")):

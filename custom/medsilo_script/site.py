@@ -1,7 +1,7 @@
-"""Run a site whose networks a user's script trains. The site answers the server like any other site.
+"""Run a site whose networks a user's script trains; the site answers the server like any other site.
 
-The method's own `train_round` runs unchanged in a separate thread. When it wants to train a network, it waits until the
-script's loop has done so.
+The method's `train_round` runs unchanged in a separate thread. When the method trains a network, this thread waits
+until the script's loop has trained the network.
 """
 
 import logging
@@ -58,9 +58,7 @@ def _refuse_optimizer(method: Algorithm, model: nn.Module, optimizer: Optimizer)
 
 
 def _refuse_lacking(plan: Plan, data: Data) -> None:
-    """Raise MedsiloError before the first round if the method needs arguments of `join` that the
-    script does not give.
-    """
+    """Raise a MedsiloError before the first round if the method needs an argument of `join` that is missing."""
     method, outcome = plan.algorithm, plan.algorithm.outcome
     data.method = method.title
     if method.own_loop or method.amplitude or method.perturbation or not outcome.one_network:
@@ -69,37 +67,36 @@ def _refuse_lacking(plan: Plan, data: Data) -> None:
         return
     if data.validation is None:
         raise MedsiloError(f"join: {method.title} needs validation=, a loader of validation batches with their labels")
-    # A selector without additional scores is trained with the loss.
+    # A selector without additional scores learns from the script's loss.
     if not outcome.scores_besides and data.loss is None:
         raise MedsiloError(f"join: {method.title} needs loss=, the function of (output, target) that you train with")
 
 
-# The script decides what leaves, so these settings restrict nothing.
+# Settings without restrictions, because medsilo cannot restrict the data that a script sends.
 SETTINGS = SiteSettings(device="cpu", public_data=True, min_patients_per_metric=1, share_personal_model=True)
 
 
 class CountedSite:
-    """Charges a script's answers to the hospital's budget, like all other answers."""
+    """A wrapper of a script's site that charges each answer to the hospital's query budget."""
 
     def __init__(self, inner: Site, place: SiteContext) -> None:
-        """Wrap a script's site, so that its answers are charged to the hospital's budget.
+        """Check that the hospital's budget permits the study, and raise Refused if the budget or approval is missing.
 
         Args:
             inner: The site that answers.
-            place: The context of the job at the hospital. Raises Refused if the study exceeds the hospital's budget, or
-                if the data set was not approved.
+            place: The context of the job at the hospital.
         """
         self.inner, self.protection = inner, Protection(place)
         self.protection.admit()
 
     def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
         reply = self.inner.answer(parcel, stop)
-        self.protection.note_script(reply)  # The entry is on the disk before the answer leaves.
+        self.protection.note_script(reply)  # The charge is written to the disk before the answer leaves.
         return reply
 
 
 class ScriptSite:
-    """A site, independent of NVFlare, that answers requests and waits for the script to train."""
+    """A site that answers requests, and waits for the script to train; this class does not depend on NVFlare."""
 
     def __init__(
         self,
@@ -141,11 +138,15 @@ class ScriptSite:
         self._told: dict[str, int] = {}  # number of cases of each site
 
     def ask(self, parcel: StudyMessage) -> StudyMessage | None:
-        """Answer a request, or return None if the script has to train first. Raises Lacks if the initial weights are
-        missing.
+        """Answer a request, or return None if the script has to train first.
+
+        A `Lacks` error is raised if the initial weights are missing.
+
+        Args:
+            parcel: the message with the request
         """
         asked = self.asked = Request.received(parcel.facts)
-        if not is_safe_name(asked.study):  # The study's name becomes the name of a folder.
+        if not is_safe_name(asked.study):  # The name of the study is also the name of its folder.
             raise Refused("the study's name has odd characters")
         self.plan = self.plan.among(asked.sites)
         if asked.plan != self.plan.hash:
@@ -170,7 +171,7 @@ class ScriptSite:
         return self.work.answer
 
     def _permitted(self, inner: Site, asked: Request) -> Site:
-        """Wrap a site so that it only answers while its hospital permits it."""
+        """Wrap a site so that the site answers only while its hospital permits the study."""
         if self.hospital is None:
             return inner
         study = self.hospital.folder.parents[2] / asked.study
@@ -181,8 +182,9 @@ class ScriptSite:
         return permission
 
     def _answer(self, order: StudyMessage) -> StudyMessage:
-        """Answer a request. If a method fails while it iterates over the data itself, the error names the argument of
-        `join` to change.
+        """Answer a request, and explain the errors of a method that iterates over the script's data.
+
+        The error message names the arguments of `join` that may need a change.
         """
         assert self._inner
         try:
@@ -193,7 +195,7 @@ class ScriptSite:
             raise MedsiloError(
                 f"join: {type(error).__name__}: {error}{own_line(error)}. {self.plan.algorithm.title} calls "
                 "net(inputs) and loss(output,"
-                " targets) in a pass of its own; give batch= and loss= that fit"
+                " targets) in a separate pass over the data; give batch= and loss= that fit"
             ) from error
 
     @property
@@ -203,7 +205,7 @@ class ScriptSite:
 
     @property
     def has_answered(self) -> bool:
-        """True if the script has already answered this round."""
+        """Return True if the script has already answered the current round."""
         return self.waiting is not None and self.work.answer is not None
 
     def weights(self) -> Tensors:
@@ -223,7 +225,7 @@ class ScriptSite:
         self.work.go_on(score)
 
     def finish(self, metrics: Metrics | float | None = None) -> StudyMessage:
-        """Answer the current round after the script has trained.
+        """Return the answer of the current round after the script has trained.
 
         Args:
             metrics: The metrics of the received model before training.

@@ -1,4 +1,4 @@
-"""Hold the networks and optimizers of a site that a user's script trains."""
+"""Manage the networks and optimizers of a site where a user's script trains."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ VARYING = ("lr", "momentum", "betas")  # optimizer settings that scripts and sch
 
 
 class ScriptCompute(Compute):
-    """The script's device. Precision and number of threads are left to the script."""
+    """The device of the script's model; the script itself determines precision and number of threads."""
 
     @contextmanager
     def reproducible(self, seed: int) -> Iterator[None]:
@@ -36,7 +36,7 @@ class ScriptCompute(Compute):
 
 
 def has_own_steps(method: Algorithm) -> bool:
-    """True if the method changes a site's training steps, so that medsilo must observe each step."""
+    """Return True if a method changes a site's training steps, so that medsilo must observe each step."""
     return (
         bool(method.perturbation)
         or type(method).train_round is not Algorithm.train_round
@@ -45,7 +45,7 @@ def has_own_steps(method: Algorithm) -> bool:
 
 
 class ScriptState(SiteState):
-    """The state of a site that a script trains. The network "model" and its optimizer are the script's own objects."""
+    """The state of a site where a script trains; the script itself creates the network "model" and its optimizer."""
 
     def __init__(
         self, plan: Plan, site: str, folder: Path, model: nn.Module, optimizer: Optimizer, scheduler: Any, loss: object
@@ -53,8 +53,8 @@ class ScriptState(SiteState):
         self.module, self.own_optimizer, self.scheduler = model, optimizer, scheduler
         self.steps = 0  # number of the script's optimizer steps in this round
         self.turn: str | None = None  # name of the network that the script is training
-        self.alone = False  # True if the script's loop only scores, because the method trains without it
-        # networks that the script should train and whose optimizers have made no step yet
+        self.alone = False  # True if the script's loop only scores, because the method trains without the loop
+        # names of networks whose optimizers have taken no step yet in this round
         self.untrained: set[str] = set()
         self.loss = PerturbedLoss(added.alpha if (added := plan.algorithm.perturbation) else 0.0, loss)
         self.hooked: WeakSet[nn.Module] = WeakSet()
@@ -66,7 +66,7 @@ class ScriptState(SiteState):
     def _prepare(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Any]] | None:
-        """Call a step's closure before the gradients are corrected, because PyTorch would call it afterwards."""
+        """Call an optimizer step's closure before the method corrects gradients; PyTorch calls closures afterwards."""
         if self.alone:
             self.refuse_training()
         closure: Closure | None = next((own for own in (*args[1:], *kwargs.values()) if own is not None), None)
@@ -78,7 +78,7 @@ class ScriptState(SiteState):
         return None if closure is None else ((optimizer, lambda: loss), {})
 
     def _refuse_other_network(self, optimizer: Optimizer) -> None:
-        """Raise MedsiloError if a step does not train the network that the script should train."""
+        """Raise a MedsiloError if an optimizer step does not train the network that the script should train."""
         if self.turn is None or not has_own_steps(self.algorithm):
             return
         self.untrained.discard(self.turn)
@@ -90,16 +90,14 @@ class ScriptState(SiteState):
             )
 
     def refuse_training(self) -> None:
-        """Raise MedsiloError because the script trains although the method trains without it."""
+        """Raise a MedsiloError because the script took a training step, although only the method trains."""
         raise MedsiloError(
             f"optimizer.step: {self.algorithm.title} trains by a loop of its own, with loss=; put "
-            "'for net, optimizer in flare.networks():' around yours, which is skipped then"
+            "'for net, optimizer in flare.networks():' around your loop, which medsilo then skips"
         )
 
     def refuse_unseen_steps(self) -> None:
-        """Raise MedsiloError if the script trained a network in this round without the optimizer that
-        medsilo observes.
-        """
+        """Raise a MedsiloError if the script trained a network with an optimizer that medsilo does not observe."""
         if has_own_steps(self.algorithm) and self.untrained:
             raise MedsiloError(
                 f"optimizer.step: {self.algorithm.title} saw no step of {min(self.untrained)!r} in this round; make one"
@@ -111,7 +109,7 @@ class ScriptState(SiteState):
 
     @property
     def training(self) -> Training:
-        """The current settings of the script's optimizer."""
+        """Return the training settings with the current settings of the script's optimizer."""
         return ScriptTraining.of(self.plan.training, self.own_optimizer, self.module, lambda: self.steps)
 
     def begin(self) -> None:
@@ -127,9 +125,7 @@ class ScriptState(SiteState):
         self.done, self.best = 0, None
 
     def _hook(self, name: str, module: nn.Module) -> None:
-        """Apply the method's input layer before this network. Copies of the network that the script
-        makes have it, too.
-        """
+        """Apply the method's input layer before a network, also in copies that the script makes of the network."""
 
         def normalise(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             layer = self.modules[INPUT]
@@ -144,8 +140,9 @@ class ScriptState(SiteState):
         self.loss.watch(module, lambda: self.optimizers[name])
 
     def refuse_other_learning(self) -> None:
-        """Raise MedsiloError if other weights are frozen than in the recipe, and the method stores values for each
-        trained weight.
+        """Raise a MedsiloError if the frozen weights differ from those of the recipe's model.
+
+        Only methods that store values for each trained weight need the same frozen weights.
         """
         if not any(isinstance(kept, nn.ParameterList) for kept in self.modules.values()):
             return
@@ -159,11 +156,11 @@ class ScriptState(SiteState):
             )
 
     def _refuse_many_outputs(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        """Raise MedsiloError in the first round if the network's outputs could not be combined in a super model."""
+        """Raise a MedsiloError in the first round if a super model could not combine the network's outputs."""
         if not module.training and not isinstance(output, Tensor):
             raise MedsiloError(
-                f"model: it returns a {type(output).__name__}; {self.algorithm.title}'s super model needs one tensor"
-                " in evaluation; let forward return it where not self.training"
+                f"model: the network returns a {type(output).__name__}; {self.algorithm.title}'s super model needs "
+                "one tensor in evaluation; let forward return a tensor if self.training is False"
             )
 
     def make_optimizers(self) -> None:
@@ -187,7 +184,7 @@ class ScriptState(SiteState):
         return optimizer
 
     def follow(self) -> None:
-        """Use the device of the script's model, because NVFlare's examples move it to a GPU and back in each round."""
+        """Follow the device of the script's model, because scripts may move the model to a GPU and back."""
         self.compute = ScriptCompute(device=next(self.module.parameters()).device)
 
     def besides(self) -> dict[str, Any]:
@@ -220,4 +217,4 @@ class ScriptState(SiteState):
 def _plain(number: Any) -> Any:
     if isinstance(number, tuple | list):
         return [_plain(own) for own in number]
-    return None if number is None else float(number)  # Some optimizers determine their learning rate themselves.
+    return None if number is None else float(number)  # Optimizers without a fixed learning rate have None.

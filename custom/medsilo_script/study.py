@@ -1,4 +1,4 @@
-"""Create the plan of a study that a user's script trains."""
+"""Create the plan of a study in which a user's script trains."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,10 +27,21 @@ def plan_of_script(
     logs: Sequence[str] = (),
     further: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Return the plan for a script that trains this model, and write the initial weights into a folder.
+    """Return the plan for a script that trains a model, and write the model's initial weights into a folder.
 
-    Besides the usual settings, `seed` makes the script's random numbers reproducible, and `further` adds keys of the
-    plan.
+    Args:
+        model: the network that the script trains
+        folder: the folder for the file with the initial weights
+        method: the plan's section for the method
+        rounds: the number of rounds
+        minimum: the minimum number of sites in a round
+        sites: the names of the participating sites; empty for all connected sites
+        metric: the name of the metric that selects the best model
+        lower_is_better: whether lower values of the metric are better
+        input_shape: the shape of one input, if the method needs the shape
+        seed: a seed for reproducible random numbers of the script
+        logs: the names of numbers that the script logs
+        further: further keys of the plan
     """
     seed = (further or {}).get("seed", seed)
     own: dict[str, Any] = {
@@ -55,7 +66,7 @@ def plan_of_script(
 
 
 def first_channels(model: nn.Module) -> int:
-    """Return the number of input channels of the network's first layer that has any.
+    """Return the number of input channels of a network's first layer with input channels, such as a convolution.
 
     >>> first_channels(nn.Sequential(nn.ReLU(), nn.Conv2d(3, 8, 1)))
     3

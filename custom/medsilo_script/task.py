@@ -1,4 +1,4 @@
-"""Describe the task of a user's script, of which a study only knows the metric's name."""
+"""Describe the task of a user's script by the name of its metric, because only the script knows data and loss."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from medsilo.tasks.task import Task
 
 
 class ScriptObjective(Objective):
-    """A metric that the script computes itself; higher values are better."""
+    """The objective of a script, which computes its metric itself; higher values are better."""
 
     metric_range = (-FURTHEST, FURTHEST)
     outputs = 1
@@ -29,16 +29,16 @@ class ScriptObjective(Objective):
         return {}
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        raise MedsiloError("the script has a loss of its own")
+        raise MedsiloError("medsilo cannot compute the loss of a training script")
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the accuracy of each case over all its positions. A super model uses it to choose its threshold."""
+        """Return the accuracy of each case over all positions, with which a super model chooses its threshold."""
         found = output.argmax(1)
         return (found == target.reshape(found.shape)).float().reshape(len(found), -1).mean(1)
 
 
 class ScriptTask(Task):
-    """A user's training script as a task. The script keeps its data, loss and metric to itself."""
+    """The task of a user's training script; medsilo does not access the script's data and does not know its loss."""
 
     title = "a training script of its own"
     scripted: ClassVar[bool] = True

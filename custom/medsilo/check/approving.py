@@ -1,4 +1,4 @@
-"""Describe a plan before it is approved: in words, and by its changes since the last plan of its study."""
+"""Describe a plan for the person who approves it, with its changes since the study's last approved plan."""
 
 import re
 import time
@@ -19,19 +19,19 @@ from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, study_i
 from medsilo.site.job_code import JobCode
 from medsilo.site.settings import SiteSettings
 
-if TYPE_CHECKING:  # settings can be accepted without training code
+if TYPE_CHECKING:  # do not load training code, because accepting settings does not need it
     from medsilo.plan import Plan
 
-LONGEST_VALUE = 200  # the most bytes shown of a value in a plan
+LONGEST_VALUE = 200  # bytes; longer values of a plan are truncated
 UNAPPROVED = "approval: none in medsilo.yaml, so plans run here that nobody at this hospital has approved"
-ABSENT: Any = object()  # the value of a key that a plan does not have
-SENTENCE_END = re.compile(r"[:;] |\. (?=[A-Z`])|\.$")  # the end of a description's first sentence
+ABSENT: Any = object()  # marks a key that is missing from a plan
+SENTENCE_END = re.compile(r"[:;] |\. (?=[A-Z`])|\.$")  # matches where the first sentence of a description ends
 NAMES = {"algorithm.name": "the method", "task.name": "the task", "network.name": "the network"}
 
 
 def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterator[Finding]:
-    """Compare the settings with those that the engineer accepted; with `accept`, accept them from now on."""
-    if kit.party != "hospital":  # of a person or a relay, which don't train
+    """Compare a hospital's settings with the version that its engineer accepted, or accept the present version."""
+    if kit.party != "hospital":  # persons and relays do not train, so their kits have no accepted settings
         return
     local = kit.folder.parent / "local"
     check_there(local)
@@ -39,7 +39,7 @@ def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterato
     accepted = AcceptedSettings(files_of(kit), book.folder if book else None)
     if not accept and (since := accepted.check()):
         yield Finding("settings", "ok", f"nothing in local/ changed since {since}")
-    # these settings promise no protection
+    # an empty result means that these settings promise no protection
     elif not (accepted.accept(settings) if accept else accepted.begin(settings)):
         return
     elif accept:
@@ -50,7 +50,7 @@ def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterato
 
 
 def event_findings(kit: Kit, accept: bool) -> Iterator[Finding]:
-    """Verify events.log against the kit's signature; with `accept`, sign it as it is."""
+    """Verify the signature of the kit's events.log; `accept` signs the present events.log."""
     if kit.party not in ("hospital", "server"):
         return
     chain = EventChain(files_of(kit))
@@ -64,7 +64,7 @@ def event_findings(kit: Kit, accept: bool) -> Iterator[Finding]:
 
 
 def approval_findings(home: KitAtHome, plan: "Plan", job_code: JobCode | None = None) -> Iterator[Finding]:
-    """Report whether a plan is approved, where this hospital requires approval. job_code: the job's code."""
+    """Report whether the hospital has approved a plan; report nothing if the hospital requires no approval."""
     if home.settings.approval_of(plan.task.synthetic) == "none":
         if home.settings.protects(plan.task.synthetic):
             yield Finding("settings", "note", UNAPPROVED, "write approval: required")
@@ -77,11 +77,11 @@ def approval_findings(home: KitAtHome, plan: "Plan", job_code: JobCode | None = 
 def standing(
     home: KitAtHome, plan: "Plan", sites: Collection[str] = (), job_code: JobCode | None = None
 ) -> tuple[str, bool]:
-    """Return the present meaning of the last decision about a plan, and whether the plan may run here.
+    """Return a description of the hospital's last decision about a plan, and True if the plan may run here.
 
     Args:
-        sites: the participants, where they are known
-        job_code: the job's code
+        sites: the participating sites, if they are known
+        job_code: the training script that the job brings
     """
     decision, own = home.approvals.last(plan.hash), plan.participation.everyone
     if decision is None:
@@ -97,7 +97,7 @@ def standing(
 
 
 def never_runs(home: KitAtHome, plan: "Plan", limits: ApprovalLimits, sites: Collection[str] = ()) -> str:
-    """The reason why an approval with these limits would let nothing run here; empty where the plan would run."""
+    """Return the reason why a plan could not run despite an approval with these limits; empty if the plan could run."""
     named = plan.participation.everyone
     if named and home.kit.name not in named:
         return f"{home.kit.name} is not in this plan, which names {plain(', '.join(named), 200)}"
@@ -114,7 +114,7 @@ def _not_its_words(home: KitAtHome, plan: "Plan") -> str | None:
 
 
 def plan_in_words(plan: "Plan") -> list[tuple[str, str]]:
-    """Describe a plan for people: headings and texts."""
+    """Return a description of a plan for people, as pairs of a heading and a text."""
     training, who, own = plan.training, plan.participation, plan.privacy
     promise = f"ε = {own.epsilon:g} at δ = {own.delta:g} for each {own.unit}" if own else "none"
     return [
@@ -133,7 +133,7 @@ def plan_in_words(plan: "Plan") -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Change:
-    """A key that differs between a plan and an earlier one: its name, its meaning, and the change, in words."""
+    """A key whose value differs between two plans: its name, its meaning, and a description of the difference."""
 
     key: str
     meaning: str
@@ -141,7 +141,7 @@ class Change:
 
 
 def changes_since(before: "Plan", plan: "Plan") -> list[Change]:
-    """Return each key in which a plan differs from an earlier one."""
+    """Return the keys whose values differ between a plan and an earlier plan."""
     from medsilo.plan import keys_of
 
     old, new = (dict(keys_of(own.resolved())) for own in (before, plan))
@@ -153,10 +153,13 @@ def changes_since(before: "Plan", plan: "Plan") -> list[Change]:
 
 
 def approved_before(home: KitAtHome, asked: AskingPlan, plan: "Plan") -> "tuple[Decision, Plan] | None":
-    """The last approval of another plan of the same study, and that plan; None where none can be read.
+    """Return the latest approval of an earlier plan of the same study, together with that plan.
 
-    Plans belong to one study if they state the same title, or if neither has a title and the study's name is the same.
-    The same lead must have submitted them, as far as that is known. A canary is of no study.
+    Two plans belong to the same study if they have the same title. Without titles, the names of their studies must be
+    equal. If both leads are known, the same lead must have submitted both plans. A canary belongs to no study.
+
+    Returns:
+        the decision and the plan; None if there is no such approval, or its plan cannot be read
     """
     kept = {one.hash: one for one in home.approvals.asked()}
     for decision in reversed(home.approvals.decisions()):
@@ -173,7 +176,7 @@ def approved_before(home: KitAtHome, asked: AskingPlan, plan: "Plan") -> "tuple[
 
 
 def _meaning(plan: "Plan", key: str) -> str:
-    """Return the first sentence of a key's description."""
+    """Return the first sentence of the description of a plan's key."""
     within: Any = plan
     description = ""
     for part in key.split("."):
@@ -196,7 +199,7 @@ def _other(old: Any, new: Any) -> str:
 
 
 def _list_changes(old: list[Any], new: list[Any]) -> Iterator[str]:
-    """Yield the additions to a list, its removals, and the changes under the same name."""
+    """Yield a text for each item that was added to a list, removed from the list, or changed."""
     then, now = ({_name(one): one for one in several} for several in (old, new))
     for told, names in (("now also", now.keys() - then.keys()), ("no longer", then.keys() - now.keys())):
         if names:
@@ -220,7 +223,7 @@ def _shown(value: Any) -> str:
 
 
 def _in_words(value: Any) -> str:
-    """Return a value as text without brackets and quotes."""
+    """Return a plan's value as text without brackets and quotes."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "nothing"}[value]
     if isinstance(value, list):

@@ -1,5 +1,6 @@
-"""A hospital's kit with its settings and records, read without training code, so that `medsilo approve` and `ledger`
-answer at once.
+"""Read a hospital's kit with its settings and records.
+
+To keep `medsilo approve` and `medsilo ledger` fast, this module loads no training code.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from medsilo.site.settings import SiteSettings
 if TYPE_CHECKING:
     from medsilo.plan import Plan
 
-ATTACHING = "medsilo."  # begins the groups of entry points that attach something to the engine
+ATTACHING = "medsilo."  # prefix of the entry-point groups for extensions of the engine
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class KitAtHome:
 
     @classmethod
     def read(cls, folder: Path) -> "KitAtHome":
-        """Read a hospital's kit; raises MedsiloError for any other folder."""
+        """Read a hospital's kit, and raise a MedsiloError if the folder is not a hospital's kit."""
         kit, local = read_kit(folder, "hospital"), folder / "local"
         files = files_of(kit)
         settings = SiteSettings.read(local)
@@ -46,34 +47,34 @@ class KitAtHome:
 
     @property
     def files(self) -> KitFiles:
-        """Return the files with which the kit signs."""
+        """Return the certificate, key and root certificate with which this kit signs."""
         return files_of(self.kit)
 
     @property
     def accepted(self) -> AcceptedSettings:
-        """Return the settings that the hospital's engineer accepted."""
+        """Return the record of the settings that the hospital's engineer accepted."""
         return AcceptedSettings(self.files, self.book.folder)
 
     def ledger(self, data: str) -> Ledger:
-        """Return the ledger of a data set, as the kit's key signs it."""
+        """Return the privacy ledger of a data set, which the kit's key signs."""
         return ledger_of(self.book, data, self.files)
 
     @property
     def output(self) -> Path:
-        """Return the folder with this hospital's studies."""
+        """Return the folder that contains this hospital's studies."""
         return self.settings.studies_in(self.local.parent)
 
     def plan_of(self, asked: AskingPlan) -> "Plan":
-        """Return a plan that was submitted to this hospital; raises MedsiloError if its hash has changed."""
+        """Return a submitted plan, and raise a MedsiloError if the plan's hash has changed."""
         from medsilo.plan import parse_plan
 
         plan = parse_plan(asked.plan, allowed=self.settings.packages)
         if plan.hash != asked.hash:
-            raise MedsiloError("the stored plan is not the one that asked: its hash differs")
+            raise MedsiloError("the stored plan is not the submitted plan: the hashes differ")
         return plan
 
     def code_of(self, asked: AskingPlan | None) -> PlanCode:
-        """Return the packages that run a plan; of a plan that is not here yet, all that may."""
+        """Return the packages that run a submitted plan; without a plan, return all packages that may run plans."""
         if asked:
             return self.plan_of(asked).code
         allowed = filter(is_installed, map(canonical, self.settings.packages))
@@ -81,19 +82,19 @@ class KitAtHome:
 
 
 def attached() -> set[str]:
-    """Return the packages of ours that an entry point attaches to the engine here, and those that always run."""
+    """Return the names of installed medsilo packages that always run, or extend the engine by entry points."""
     entries = (entry for one in filter(is_installed, OURS) for entry in distribution(one).entry_points)
     found = {entry.module.partition(".")[0] for entry in entries if entry.group.startswith(ATTACHING)}
     return {*filter(is_here, (*filter(is_ours, found), *ALWAYS))}
 
 
 def files_of(kit: Kit) -> KitFiles:
-    """The files with which a kit signs."""
+    """Return the certificate, key and root certificate with which a kit signs."""
     return KitFiles(*(str(kit.folder / name) for name in (kit.certificate, kit.key, kit.root)))
 
 
 def book_of_kit(settings: SiteSettings, local: Path | None, site: str) -> QueryBudget | None:
-    """The query budget of a kit's site; None where no settings name its folder."""
+    """Return the query budget of a kit's site, or None if the settings name no folder for the budget."""
     output = settings.studies_in(local.parent) if local else settings.output
     records = settings.state_dir or (output / HOSPITAL if output else None)
     return QueryBudget(records / site) if records else None

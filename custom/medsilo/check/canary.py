@@ -1,6 +1,7 @@
-"""A canary: a study of one round on synthetic data that shows which hospitals are ready, and how fast their lines are.
+"""A canary is a study of one round on synthetic data, which tests whether hospitals are ready for a real study.
 
-It reports whether a hospital's data can be read, and nothing of their content.
+A canary also measures the speed of each hospital's network connection. Each hospital reports whether its own data can
+be read, but nothing of the content of these data.
 """
 
 import os
@@ -26,12 +27,12 @@ from medsilo.site.policy import Policy, code_senders
 from medsilo.site.settings import CANARY, SiteSettings
 
 NAME: Literal["canary"] = CANARY
-BYTES = 4 << 20  # bytes to send when measuring the speed of a connection
+BYTES = 4 << 20  # bytes that the server sends to measure the speed of a connection
 GIB = 1 << 30
 
 
 class Canary(Layer):
-    """Lets hospitals report whether they are ready, and measures their lines."""
+    """A layer that lets hospitals report whether they are ready, and measures the speed of their connections."""
 
     name: Literal["canary"] = "canary"
 
@@ -53,7 +54,7 @@ class Canary(Layer):
 
 
 class ReadySite:
-    """A site that reports on joining whether it is ready."""
+    """A site that reports its readiness when it joins a canary."""
 
     def __init__(self, inner: Site, place: SiteContext) -> None:
         self.inner, self.place = inner, place
@@ -67,11 +68,11 @@ class ReadySite:
 
 
 class LineMeter:
-    """A channel that sends more on delivering, and measures how long it takes."""
+    """A channel that adds random bytes to the delivery of the model, and measures the speed of the transfer."""
 
     def __init__(self, inner: Channel) -> None:
         self.inner = inner
-        self.load = {"bytes": torch.randint(256, (BYTES,), dtype=torch.uint8)}  # random bytes, which no line compresses
+        self.load = {"bytes": torch.randint(256, (BYTES,), dtype=torch.uint8)}  # incompressible
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
         sent: dict[str, float] = {}
@@ -85,7 +86,7 @@ class LineMeter:
 
         def coming(site: str, reply: StudyMessage) -> None:
             if site in sent:
-                worked = reply.facts.get("seconds")  # the answer has not been checked yet
+                worked = reply.facts.get("seconds")  # unchecked, so it may have any type
                 took = monotonic() - sent[site] - (worked if isinstance(worked, float) and worked > 0 else 0.0)
                 reply.facts["readiness"] = Readiness(line=BYTES / max(took, 1e-3)).as_json()
             receive(site, reply)
@@ -94,7 +95,7 @@ class LineMeter:
 
 
 def readiness(place: SiteContext) -> Readiness:
-    """Look at a hospital's machine and at whether its data can be read."""
+    """Measure a hospital's readiness: its device, memory and disk, and whether its data can be read."""
     settings = place.settings
     promised = Policy.read(place.kit.kit / "local").gpus if place.kit else 0
     try:
@@ -114,20 +115,20 @@ def readiness(place: SiteContext) -> Readiness:
 
 
 def code_state(local: Path, settings: SiteSettings) -> Literal["none", "approved", "any"]:
-    """The kind of jobs whose code a hospital lets run."""
+    """Return the kind of jobs whose code may run at a hospital: none, approved jobs only, or any job."""
     if not code_senders(local):
         return "none"
     return "any" if settings.approval_of() == "none" else "approved"
 
 
 def data_state(settings: SiteSettings) -> Literal["readable", "not readable", "not set"]:
-    """Test whether the first file of a hospital's data opens."""
+    """Test whether the first file in the folder of a hospital's data can be read."""
     if settings.data is None:
         return "not set"
     try:
         settings.data.check_folder()
         paths = (Path(place, name) for place, _, names in os.walk(settings.data.folder) for name in names)
-        with next(path for path in paths if path.is_file()).open("rb") as first:  # a pipe would wait for a writer
+        with next(path for path in paths if path.is_file()).open("rb") as first:  # opening a pipe would block
             return "readable" if first.read(1) else "not readable"
     except (MedsiloError, OSError, StopIteration):
         return "not readable"

@@ -1,4 +1,4 @@
-"""The code of a job for review: every file, and its differences from the approved code."""
+"""Show the code of a job to a reviewer: every file, with its differences from the code that was approved before."""
 
 import difflib
 import hashlib
@@ -14,10 +14,10 @@ from medsilo.site.approvals import Decision
 from medsilo.site.job_code import JobCode
 from medsilo.site.settings import SiteSettings
 
-MOST_COMPARED = 5000  # lines of a file that are compared; a longer one is shown whole
+MOST_COMPARED = 5000  # lines; longer files are shown whole instead of as differences
 BINARY = "(no text: a person cannot read it here)"
 UNSEEN = "(some letters steer a screen or cannot be seen; they are shown as spaces)"
-RIGHTS = {  # abilities of a job's code, by whether it runs in an isolated process
+RIGHTS = {  # rights of a job's code, by the setting `airlock`
     "off": "The code runs as the account that runs this kit. It may read and write every file that this account may, "
     "start programs and open connections; no wall is around it.",
     "required": "The code runs in this hospital's airlock: it has no network, and reads its own folder, Python's "
@@ -28,13 +28,13 @@ State = Literal["new", "changed", "same", "gone"]
 
 @dataclass(frozen=True)
 class FileReview:
-    """A file of a job's code."""
+    """A file of a job's code with its state relative to the approved code."""
 
     name: str
     size: int
     hash: str
-    state: State  # compared with the code that was approved before
-    lines: tuple[str, ...]  # all of a new file, the difference of a changed one, none of an unchanged one
+    state: State  # relative to the code that was approved before
+    lines: tuple[str, ...]  # a new file's lines, a changed file's differences, or no lines
 
     @property
     def head(self) -> str:
@@ -45,7 +45,7 @@ class FileReview:
 
 
 def review(code: JobCode, before: JobCode | None = None) -> list[FileReview]:
-    """Return every file of a job's code, and the removed files. before: the code that was approved."""
+    """Return every file of a job's code, and every file that was removed since the approved code `before`."""
     return list(_files(code, before))
 
 
@@ -74,7 +74,7 @@ def _lines(now: bytes, then: bytes | None) -> Iterator[str]:
 
 
 def _text(content: bytes) -> list[str] | None:
-    """The lines of a text; None for binary content."""
+    """Return the lines of a text file, or None for a binary file."""
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -83,7 +83,13 @@ def _text(content: bytes) -> list[str] | None:
 
 
 def code_words(code: JobCode, settings: SiteSettings, before: tuple[Decision, JobCode] | None) -> list[tuple[str, str]]:
-    """Describe a job's code and its abilities for people: headings and texts. before: the code approved last."""
+    """Describe a job's code and its rights for people, as pairs of a heading and a text.
+
+    Args:
+        code: the code of the job
+        settings: the hospital's settings
+        before: the last approval of code at this hospital, with that code
+    """
     versions = code.facts().versions
     imports = sorted(code.imports)
     own = [name for name in imports if name in sys.stdlib_module_names]

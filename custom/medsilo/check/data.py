@@ -1,4 +1,4 @@
-"""A site's data in counts, without small counts."""
+"""Describe a site's data by counts, and suppress small counts."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,16 +8,16 @@ from medsilo.plan import Plan
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survey import Survey
 
-SUPPRESSED, UNREAD = "suppressed", "not read"  # a count that would disclose a small one; data that could not be read
-HELD = " by structure and column"  # the end of a table's title
-SMALL = 10  # patients, below which a score means little
+SUPPRESSED, UNREAD = "suppressed", "not read"  # in place of a count that must not leave, or of unreadable data
+HELD = " by structure and column"  # suffix of the title of a table
+SMALL = 10  # with fewer patients, the check warns that scores are imprecise
 LARGER = "bring more patients, or give these parts more of them (data.shares, where no table fixes the parts)"
 IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
-UNEVEN = 20  # the ratio of two classes' cases above which the check warns
+UNEVEN = 20  # the check warns above this ratio of the largest to the smallest class
 
 
 def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
-    """Yield the problems of the survey, and the balance of the classes."""
+    """Yield the problems that a survey found in a site's data, the class balance, and the sizes of the data's parts."""
     where, unit = "data", unit_of(plan)
     for problem in survey.problems:
         what, _, remedy = problem.what.partition("; ")
@@ -25,7 +25,7 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
         left += "; left out" if problem.severity == "left out" else ""
         severity: Severity = "stops" if problem.severity == "stops" else "note"
         yield Finding(where, severity, f"{what}{left}", remedy, problem.private)
-    if not survey.parts or not survey.usable:  # no conclusion from data with faults
+    if not survey.parts or not survey.usable:  # faulty data allow no conclusion about classes and sizes
         return
     if plan.task.goal.classifies:
         yield from _balance(survey.parts["train"].classes, plan.task.goal.classes, least, unit)
@@ -39,12 +39,12 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
 
 
 def unit_of(plan: Plan) -> str:
-    """The word for one input of the network, in the plural."""
+    """Return the plural name of the network's inputs: slices or cases."""
     return "slices" if plan.task.sliced else "cases"
 
 
 def _small(patients: Mapping[str, int], plan: Plan, least: int) -> Iterator[Finding]:
-    """Warn of parts with few patients: their scores stay here, or are imprecise."""
+    """Warn if the validation or test part has few patients, because scores are then suppressed or imprecise."""
     scored = {name: patients[name] for name in ("validation", "test")}
     if few := [name for name, count in scored.items() if 0 < count < least]:
         told = f"{' and '.join(few)}: fewer than {least} patients, so their score stays here (min_patients_per_metric)"
@@ -67,7 +67,7 @@ def _balance(classes: Mapping[str, int], known: int, least: int, unit: str) -> I
 
 
 def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
-    """Cases by part and class; sizes, spacings and intensities."""
+    """Return tables of a site's data: counts of cases by part and class, and ranges of sizes and intensities."""
     if not any(part.cases for part in survey.parts.values()):
         return []
     unit = unit_of(plan)
@@ -100,7 +100,7 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
 
 
 def _classes(survey: Survey, labels: Sequence[str], unit: str, least: int, exclusive: bool) -> Table:
-    """Return the cases of each class; where a case may have several, those that show each label."""
+    """Return a table of the number of cases with each class or label, by part."""
     parts = survey.parts.values()
     columns = [shown_counts([part.classes.get(label, 0) for label in labels], least, exclusive) for part in parts]
     none = ["not drawn"] * len(parts)
@@ -111,20 +111,20 @@ def _classes(survey: Survey, labels: Sequence[str], unit: str, least: int, exclu
 
 
 def _note(least: int) -> str:
-    """A note on the counts that a table leaves out."""
+    """Return a note that explains which counts a table suppresses."""
     beside = "and where one of them would follow from the others, the next smallest"
     return f"Counts from 1 to {least - 1} are suppressed, {beside} (min_patients_per_metric)." if least > 1 else ""
 
 
 def _shown(count: int, least: int) -> Cell:
-    """Return a count as text; a small count is suppressed."""
+    """Return a count for a table, but suppress a small count."""
     return shown_counts([count], least, exclusive=False)[0]
 
 
 def _presence(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
-    """The numbers of cases that have a structure or column, that were annotated without it, and that lack it.
+    """Count the cases that contain a structure or column, that were annotated without it, and that were not annotated.
 
-    A suppressed count of a part can't be computed from a sum either.
+    If the count of a part is suppressed, only bounds are returned, so that sums do not disclose the count.
     """
     cases = sum(part.cases for part in survey.parts.values())
     if name in survey.absent:
@@ -139,7 +139,7 @@ def _presence(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
 
 
 def in_words(row: Sequence[Cell] | None, told: bool) -> Cell:
-    """Return a row of such a table in a word or two."""
+    """Summarise a row of the table of structures and columns in one or two words."""
     if row is None:
         return "has it" if told else UNREAD
     have, none, lack = row
@@ -149,7 +149,7 @@ def in_words(row: Sequence[Cell] | None, told: bool) -> Cell:
 
 
 def shown_counts(counts: list[int], least: int, exclusive: bool) -> list[Cell]:
-    """Suppress small counts; where only one is hidden and the sum is known, suppress the next smallest, too."""
+    """Suppress small counts, and a second count if a known sum would disclose the only suppressed count."""
     hidden = [0 < count < least for count in counts]
     shown: list[Cell] = [f"fewer than {least}" if small else count for count, small in zip(counts, hidden, strict=True)]
     others = [place for place, small in enumerate(hidden) if not small and counts[place]]
@@ -159,7 +159,7 @@ def shown_counts(counts: list[int], least: int, exclusive: bool) -> list[Cell]:
 
 
 def _along(name: str, ranges: Sequence[tuple[float, float]]) -> Iterator[list[Cell]]:
-    """Yield the range of a quantity; of one with several axes each, with the axis in its name."""
+    """Yield a table row with the range of a quantity, or one row for each axis if there are several axes."""
     for axis, (low, high) in zip("xyz", ranges, strict=False):
         yield [name.format(f" {axis}" if len(ranges) > 1 else ""), low, high]
 

@@ -1,4 +1,4 @@
-"""A plan against a hospital's limits and its privacy: the demands, the allowance, and the charges."""
+"""Compare a plan's requests with a hospital's quotas and with its privacy budget."""
 
 import secrets
 from collections import Counter
@@ -32,10 +32,17 @@ CASES = {"train": "training", "validation": "validation", "test": "test"}
 def source_of(
     plan: Plan, settings: SiteSettings, book: QueryBudget | None, only_tested: bool = False, at_hospital: bool = True
 ) -> DataSource | None:
-    """Return the data with the site's future split. A hospital has its own split, drawn once and kept. Where one person
-    owns all sites it is the plan's, as in 'medsilo run'.
+    """Return a site's data source with the split into training, validation and test that a study would use.
 
-    only_tested: whether the site does not train in this study; at_hospital: whether there is a hospital's kit.
+    A hospital draws its split once and reuses that split in all studies. If one person owns all sites, as in
+    'medsilo run', the plan defines the split.
+
+    Args:
+        plan: the plan of the study
+        settings: the site's settings
+        book: the site's query budget, if the site has one
+        only_tested: whether the site does not train in this study
+        at_hospital: whether the check has a hospital's kit
     """
     source = read_for(plan, settings.data, only_tested)
     if source is None or not settings.protects(plan.task.synthetic) or not plan.task.split_by_site:
@@ -48,7 +55,7 @@ def source_of(
 
 
 def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None, survey: Survey) -> Iterator[Finding]:
-    """Compare the plan with the site's limits."""
+    """Compare a plan with a site's quotas and with the site's rules about its data."""
     where = "quotas"
     over = [one for one in asked_of(plan, plan.parameters) if one.asked > one.most]
     for one in over:
@@ -75,8 +82,7 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None,
 
 
 def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[Finding]:
-    """Compare the plan's answers with the answers that are left for leads: for a new lead, and for the lead who used
-    most."""
+    """Compare the plan's number of scored answers with the quota of a new lead and of the lead who used most."""
     used = book.used(data_set(settings.data, plan.task.name))
     for part, planned in planned_answers(plan).items():
         allowed, most = settings.most_answers(part), max((count[part] for count in used.values()), default=0)
@@ -89,7 +95,7 @@ def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[F
 
 
 def answers_wanted(plan: Plan, settings: SiteSettings, book: QueryBudget, lead: str) -> str:
-    """The number of scored answers that a plan needs, and the number that its lead has left, in one sentence."""
+    """State in one sentence how many scored answers a plan needs, and how many its lead may still receive."""
     if not settings.protects(plan.task.synthetic):
         return "not counted: no patient's data are read, or they are public"
     used = book.used(data_set(settings.data, plan.task.name)).get(lead, Counter[str]())
@@ -104,7 +110,7 @@ def answers_wanted(plan: Plan, settings: SiteSettings, book: QueryBudget, lead: 
 def privacy_findings(
     plan: Plan, settings: SiteSettings, book: QueryBudget | None, kit: KitFiles | None = None
 ) -> Iterator[Finding]:
-    """Check that plan and hospital agree on privacy, and report the study's cost and the rest of the budget."""
+    """Check a plan's privacy against the hospital's demands, and report the study's cost and the remaining budget."""
     demands, where = settings.privacy, "privacy"
     if plan.privacy is None:
         if demands:
@@ -137,8 +143,12 @@ def privacy_findings(
 
 
 def floors_beside(plan: Plan, settings: SiteSettings) -> tuple[str, str] | None:
-    """Say that this hospital's minimum numbers hold beside the plan's noise, and when noise replaces them; None without
-    noise or patients."""
+    """Explain whether a hospital's minimum numbers of patients apply in addition to the noise of a private plan.
+
+    Returns:
+        the statement, and a remedy with which noise replaces the minimum numbers; None if noise replaces them already,
+        or if the plan has no noise or reads no patients' data
+    """
     if plan.privacy is None or not settings.protects(plan.task.synthetic):
         return None
     demands = settings.privacy
@@ -158,7 +168,7 @@ def floors_beside(plan: Plan, settings: SiteSettings) -> tuple[str, str] | None:
 
 
 def price_list(plan: Plan, settings: SiteSettings) -> list[tuple[str, str]]:
-    """The outputs of a plan with their protection and charge: noisy, declared public, suppressed, or not protected."""
+    """Return each output of a plan with its protection and its privacy cost."""
     phases = [stretch.phase for stretch in plan.course.stretches()]
     once = {group.name for phase in phases if phase.releases for group in phase.sent}
     prices = {}

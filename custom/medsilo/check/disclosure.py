@@ -1,4 +1,4 @@
-"""The disclosure report: every group of tensors that leaves a site under a plan, with its bytes and averages."""
+"""The disclosure report lists all tensors and numbers that leave a site under a plan."""
 
 import json
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ REMEDIES = "What can be done about each: medsilo.yaml, privacy.json, resources.j
 
 @dataclass(frozen=True)
 class Leak:
-    """One group of tensors that a site sends in each of these rounds."""
+    """A group of tensors that a site sends in each round from `first` to `last`."""
 
     first: int
     last: int
@@ -61,12 +61,12 @@ class Leak:
 
     @property
     def when(self) -> str:
-        """Describe the rounds in which this group leaves."""
+        """Describe the rounds in which a site sends this group of tensors."""
         return str(self.first) if self.rounds == 1 else f"{self.first} to {self.last}"
 
 
 def leaks(plan: Plan) -> list[Leak]:
-    """Return all groups of tensors that leave a site, in the order of the rounds."""
+    """Return all groups of tensors that a site sends under a plan, in the order of the rounds."""
     modules, secure = plan.layout(), plan.secure_aggregation.implementation
     found = []
     for stretch in plan.course.stretches():
@@ -80,7 +80,7 @@ def leaks(plan: Plan) -> list[Leak]:
 
 
 def leaving(algorithm: Algorithm) -> str:
-    """The groups that leave a site under a method without plan options, in the order of its phases."""
+    """Name the groups of tensors that a site sends under a method with default options, in the order of its phases."""
     if algorithm.pooled:
         return "all data are pooled"
     sent = (group for stretch in algorithm.course(Training()).stretches() for group in stretch.phase.sent)
@@ -88,7 +88,7 @@ def leaving(algorithm: Algorithm) -> str:
 
 
 def told_besides(plan: Plan) -> list[str]:
-    """The further disclosures besides trained weights and scores, one line each, in the order of the phases."""
+    """Return a line for each of the method's disclosures besides trained weights and scores, by phase."""
     modules = plan.layout()
     lines: list[str] = []
     for stretch in plan.course.stretches():
@@ -110,10 +110,17 @@ def describe(
     carries_code: bool = False,
     kit: KitFiles | None = None,
 ) -> list[str]:
-    """The report as lines. policy: the site's own, where it is known. carries_code: whether the job does. kit: the
-    site's, whose key signed its acceptances."""
+    """Return the disclosure report of a plan at a site, as lines of text.
+
+    Args:
+        plan: the plan to report about
+        settings: the site's settings
+        policy: the site's privacy policy, if it is known
+        carries_code: whether the job brings a training script
+        kit: the files of the site's kit, whose key signed the acceptance of the data set
+    """
     found, own = leaks(plan), policy or Policy()
-    if plan.task.scripted:  # a script's numbers leave as the script has them
+    if plan.task.scripted:  # medsilo neither rounds nor suppresses the numbers of a training script
         settings, carries_code = settings.model_copy(update={"public_data": True, "min_patients_per_metric": 1}), True
     prices = aligned([("what", "price"), *price_list(plan, settings)])
     parts = [
@@ -139,9 +146,11 @@ def describe(
 
 
 def left_in_short(plan: Plan, carries_code: bool = False) -> list[str]:
-    """The disclosures of each site, for readers who know neither tensors nor bytes; it names no site.
+    """Summarise what each site discloses under a plan, for readers who do not know tensors or bytes.
 
-    carries_code: as in `describe`.
+    Args:
+        plan: the plan to summarise
+        carries_code: whether the job brings a training script
     """
     trained = "generated cases" if plan.task.synthetic else "this hospital's patients"
     return [
@@ -156,7 +165,7 @@ def left_in_short(plan: Plan, carries_code: bool = False) -> list[str]:
 
 
 def through_features(plan: Plan) -> list[str]:
-    """The disclosures and protections of the plan's features beside its method."""
+    """Return the disclosures and protections of a plan's optional features, as lines of text."""
     return [line for feature in plan.features for line in feature.leaves(plan)]
 
 
@@ -170,7 +179,7 @@ def _groups(found: list[Leak], policy: Policy) -> list[str]:
 
 
 def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
-    """The numbers that leave beside tensors, in the order of their leaving."""
+    """List the numbers that a site sends besides tensors, in the order of the messages."""
     least = settings.least(plan.task.synthetic)
     few = f", unless they are fewer than {least}" if least > 1 else ""
     whose, times = ("patients", CLASS) if settings.protects(plan.task.synthetic) else ("cases", 1)
@@ -199,7 +208,7 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
 
 
 def _subgroups(plan: Plan, settings: SiteSettings) -> list[str]:
-    """The lines about the subgroups of patients that this hospital's data set declares."""
+    """Return the lines about the patient subgroups that this hospital's data set declares."""
     declared = settings.data.subgroups if settings.data and not plan.task.synthetic else {}
     if not declared or plan.task.scripted:
         return []
@@ -226,7 +235,7 @@ def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
 
 
 def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
-    """Describe how numbers are rounded, how the data are split, and how many answers leave a site."""
+    """Describe how a site rounds numbers, how the data are split, and how many scored answers leave the site."""
     unit, patients = settings.count_unit(False), SCORE_ROUNDING
     low, high = plan.task.goal.metric_range
     steps = ", ".join(f"{Resolution(1 / number, patients).step(low, high):g} with {number}" for number in (10, 50, 200))
@@ -268,7 +277,7 @@ def _logs(policy: Policy) -> list[str]:
 
 
 def _filters(policy: Policy) -> list[str]:
-    """The effects of privacy.json on every answer, whatever the job configures."""
+    """Describe the effects of the site's privacy.json on every answer; a job cannot change these effects."""
     if policy.scope is None:
         return ["No privacy.json: nothing is held back or changed."]
     lines = [f"  {path.rpartition('.')[2]} {json.dumps(args)}" for path, args in policy.filters]
@@ -276,7 +285,7 @@ def _filters(policy: Policy) -> list[str]:
 
 
 def _averages(plan: Plan, settings: SiteSettings) -> Iterator[str]:
-    """Yield the groups that are averages of a site's images, with the rounds in which they leave."""
+    """Yield a line for each group of tensors that is an average over a site's images, with its rounds."""
     for stretch in plan.course.stretches():
         once = stretch.first == stretch.last
         rounds = f"in round {stretch.first} only" if once else f"in rounds {stretch.first} to {stretch.last}"

@@ -1,4 +1,7 @@
-"""The check of a site against a job: its policies, its data and a few batches of them. It loads training code."""
+"""Check whether a site can join a job: policies, data, quotas, privacy, and a rehearsal with a few batches.
+
+Importing this module loads PyTorch and medsilo's training code.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def check_job(visit: "Visit", plan: Plan, settings: SiteSettings, report: Report, say: Callable[[str], None]) -> None:
-    """Check the demands that a job's plan makes on the site."""
+    """Check whether a site meets the demands of a job's plan, and add the findings to the report."""
     with guarded("data", report):
         _look_at_data(visit, plan, settings, report, say)
     report.tables.append(words_table(plan))
@@ -39,7 +42,7 @@ def check_job(visit: "Visit", plan: Plan, settings: SiteSettings, report: Report
 
 
 def _policy(visit: "Visit", plan: Plan, settings: SiteSettings) -> Iterator[Finding]:
-    """Yield the statements of the plan and of the hospital's own files about this site."""
+    """Yield findings where the plan or the hospital's policy files keep this site from joining."""
     named = plan.participation.everyone
     if named and visit.site not in named:
         told = f"the job names {', '.join(named)}, not {visit.site}"
@@ -54,7 +57,7 @@ def _policy(visit: "Visit", plan: Plan, settings: SiteSettings) -> Iterator[Find
     if visit.local is None:
         return
     policy = Policy.read(visit.local, visit.scope)
-    if not policy.starts and not visit.carries_code:  # NVFlare asks the list only where a job brings no code
+    if not policy.starts and not visit.carries_code:  # NVFlare ignores the list if a job brings code
         told = "class_allow_list in local/resources.json has none of medsilo's classes"
         yield Finding("policy", "stops", told, f"add {EXECUTOR} to it, as the example site_configs do")
     if policy.gpus > (there := torch.cuda.device_count()):
@@ -68,7 +71,7 @@ def _policy(visit: "Visit", plan: Plan, settings: SiteSettings) -> Iterator[Find
 def _look_at_data(
     visit: "Visit", plan: Plan, settings: SiteSettings, report: Report, say: Callable[[str], None]
 ) -> None:
-    """The data in counts, then a few batches of them."""
+    """Survey the site's data, check quotas and privacy, then rehearse training with a few batches."""
     least, sites = settings.least(plan.task.synthetic), sorted({*plan.participation.everyone, visit.site})
     say("reading the data")
     book = book_of_kit(settings, visit.local, visit.site)
@@ -94,7 +97,7 @@ def _look_at_data(
         return
     compute = settings.compute()
     there = (visit.free_memory or free_memory)(compute)
-    if settings.isolated and compute.device.type == "cpu":  # for a training process that is as large as this one
+    if settings.isolated and compute.device.type == "cpu":  # subtract the memory of a process like this one
         there = max(0, min(there, settings.most_memory - psutil.Process().memory_info().rss))
     if too_much := check_memory(plan, there):
         report.findings.append(too_much)

@@ -1,6 +1,7 @@
-"""A kit: certificates and their dates, the key, the server at the other end. Reads files; needs no NVFlare.
+"""Check a kit without NVFlare: its certificates, its key, and the connection to its server.
 
-As a probe: python -m medsilo.check.kit KIT ends with 0, or with 1 and a line where its party is not up.
+As a health probe, the command `python -m medsilo.check.kit KIT` exits with 0 if the kit's party is running. Otherwise,
+the command prints the reason and exits with 1.
 """
 
 import json
@@ -26,20 +27,20 @@ if TYPE_CHECKING:
 SEAL = "signature.json"
 SOON = timedelta(days=30)
 PATIENCE = 5.0  # seconds for the server to answer
-TRIES = 3  # handshakes that are tried before the check fails
-LOG = 1 << 20  # bytes of a log's end that are read
+TRIES = 3  # number of handshakes before the check fails
+LOG = 1 << 20  # bytes to read from the end of a log
 PARTIES = {"fed_client": "hospital", "fed_server": "server", "fed_admin": "person", "fed_relay": "relay"}
-RELAY = Path("local/relay__resources.json")  # in the kit of a hospital that is behind a relay
-NVFLARE = "nvflare.private.fed.app."  # begins the names of its programs
-OF_A_JOB = (f"{NVFLARE}client.worker_process", f"{NVFLARE}server.runner_process")  # may live on without the kit's own
+RELAY = Path("local/relay__resources.json")  # exists only in kits of hospitals that connect through a relay
+NVFLARE = "nvflare.private.fed.app."  # prefix of the names of NVFlare's programs
+OF_A_JOB = (f"{NVFLARE}client.worker_process", f"{NVFLARE}server.runner_process")  # can outlive the kit's main process
 AGAIN = "ask the consortium's lead for a new startup folder and replace yours"
 
 
 @dataclass(frozen=True)
 class Kit:
-    """The facts in a kit's startup folder."""
+    """The party, address and files that a kit's startup folder describes."""
 
-    folder: Path  # startup/
+    folder: Path  # the folder startup/ in the kit
     party: str  # hospital, server, person or relay
     name: str  # the party's name, as in its certificate
     host: str
@@ -47,20 +48,25 @@ class Kit:
     certificate: str
     key: str
     root: str
-    meets: str = "the server"  # at that address
+    meets: str = "the server"  # the party at host and port
 
 
 def read_kit(kit: Path, wanted: str = "") -> Kit:
-    """Read a kit from its own files; raises MedsiloError for other folders. wanted: the party it must belong to."""
+    """Read a kit from its folder, and raise a MedsiloError if the folder is not a kit.
+
+    Args:
+        kit: the folder of the kit
+        wanted: the kind of party whose kit is required; empty for any party
+    """
     if not kit.is_dir():
-        raise MedsiloError("there is no such folder; give the kit's", str(kit))
+        raise MedsiloError("there is no such folder; give the folder of a kit", str(kit))
     startup = kit / "startup"
     path = next((path for path in (startup / f"{name}.json" for name in PARTIES) if path.is_file()), None)
     if path is None:
         names = ", ".join(f"{name}.json" for name in PARTIES)
         raise MedsiloError(f"the folder is no kit: its startup/ has none of {names}", str(kit))
     if wanted not in ("", PARTIES[path.stem]):
-        raise MedsiloError(f"this kit is a {PARTIES[path.stem]}'s; give the {wanted}'s", str(kit))
+        raise MedsiloError(f"this kit belongs to a {PARTIES[path.stem]}; give the kit of a {wanted}", str(kit))
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         return _described(startup, PARTIES[path.stem], values)
@@ -74,7 +80,7 @@ def _described(startup: Path, party: str, values: dict[str, Any]) -> Kit:
         own = (Path(admin[key]).name for key in ("client_cert", "client_key", "ca_cert"))
         return Kit(startup, party, admin["username"], admin["host"], int(admin["port"]), *own)
     if party == "relay":
-        names = ("client.crt", "client.key", "rootCA.pem")  # NVFlare's, which no file of this kit names
+        names = ("client.crt", "client.key", "rootCA.pem")  # NVFlare's default names
         return _connected(startup, party, values["identity"], names, values["connect_to"])
     server = values["servers"][0]
     host, _, port = server["service"]["target"].rpartition(":")
@@ -88,14 +94,22 @@ def _described(startup: Path, party: str, values: dict[str, Any]) -> Kit:
 
 
 def _connected(startup: Path, party: str, name: str, names: tuple[str, str, str], to: dict[str, str]) -> Kit:
-    """Return the kit of a party that connects to a relay, or is one. names: of its certificate, key and root."""
+    """Return the kit of a relay, or of a party that connects through a relay.
+
+    Args:
+        startup: the folder startup/ in the kit
+        party: the kind of party
+        name: the name of the party
+        names: file names of the certificate, the key and the root certificate
+        to: the connection in the kit's configuration
+    """
     host, _, port = to["address"].rpartition(":")
     meets = "the server" if to["fqcn"] == "server" else f"the relay {to['identity']}"
     return Kit(startup, party, name, host, int(port), *names, meets)
 
 
 def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Finding]:
-    """The certificate, its root and its key: dates, and that they belong together."""
+    """Check the dates of a kit's certificates, and that certificate, key and root certificate match."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -109,7 +123,7 @@ def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Findin
         key = load_pem_private_key((kit.folder / kit.key).read_bytes(), None)
         is_own = own.public_key() == key.public_key()
         root.public_key()
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # of an unknown curve, too
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # also raised for unknown elliptic curves
         told = f"a certificate or the key in the kit can't be read ({type(error).__name__})"
         yield Finding(where, "stops", told, AGAIN, (str(error),))
         return
@@ -130,7 +144,7 @@ def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Findin
 
 
 def check_expelled(kit: Kit) -> Iterator[Finding]:
-    """Report the server's answer to this site's last connection, from the kit's log."""
+    """Report whether the server disabled this site or ended its registration, according to the kit's log."""
     log = kit.folder.parent / "log.txt"
     if kit.party == "server" or not log.is_file():
         return
@@ -147,7 +161,7 @@ def check_expelled(kit: Kit) -> Iterator[Finding]:
 
 
 def check_seal(kit: Kit) -> Iterator[Finding]:
-    """The files of the startup folder are as the root signed them; NVFlare starts no kit where they aren't."""
+    """Check the root's signature of the startup folder, because NVFlare rejects a kit with changed files."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes
@@ -156,7 +170,7 @@ def check_seal(kit: Kit) -> Iterator[Finding]:
     path, changed = kit.folder / SEAL, []
     try:
         root = x509.load_pem_x509_certificate((kit.folder / kit.root).read_bytes()).public_key()
-    except (OSError, ValueError, UnsupportedAlgorithm):  # `check_certificates` says it
+    except (OSError, ValueError, UnsupportedAlgorithm):  # `check_certificates` reports this error
         return
     if not path.exists() or not isinstance(root, rsa.RSAPublicKey):
         return
@@ -187,7 +201,7 @@ def _dates(what: str, start: datetime, end: datetime, now: datetime) -> Finding:
 
 
 def check_network(kit: Kit) -> Finding:
-    """The server, or a relay, answers with the consortium's own TLS."""
+    """Check that the server or relay answers with a TLS certificate of the consortium."""
     address = f"{kit.host}:{kit.port}"
     try:
         with socket.create_connection((kit.host, kit.port), PATIENCE) as plain:
@@ -202,7 +216,7 @@ def check_network(kit: Kit) -> Finding:
 
 def _handshake(kit: Kit, plain: socket.socket, address: str) -> Finding:
     context = ssl.create_default_context(cafile=str(kit.folder / kit.root))
-    context.check_hostname = False  # NVFlare's clients look at the root, too
+    context.check_hostname = False  # NVFlare's clients also verify only the root
     told = f"{kit.meets} at {address}"
     try:
         context.load_cert_chain(kit.folder / kit.certificate, kit.folder / kit.key)
@@ -217,10 +231,10 @@ def _handshake(kit: Kit, plain: socket.socket, address: str) -> Finding:
 
 
 def trouble(kit: Kit) -> str | None:
-    """The reason why a party is not up; None where its server completes a handshake here, or its kit's process is
-    connected.
+    """Return the reason why a kit's party is not running, or None if the party is running.
 
-    Processes of other parties, of jobs and of `medsilo status` may be connected from the same machine.
+    A server is running if it completes a handshake on this machine. Another party is running if the main process of
+    its kit has a connection. Connections of other parties, of jobs and of `medsilo status` do not count.
     """
     if kit.party == "server":
         return _no_handshake(kit)
@@ -231,7 +245,7 @@ def trouble(kit: Kit) -> str | None:
         line = process.info["cmdline"] or ()
         if not any(word.startswith(NVFLARE) for word in line) or any(word in OF_A_JOB for word in line):
             continue
-        with suppress(psutil.Error, OSError):  # the process belongs to another account, or has ended
+        with suppress(psutil.Error, OSError):  # the process may belong to another account, or has ended
             if not any(Path(process.cwd(), word).resolve() == home for word in line):
                 continue
             lines = process.net_connections("tcp")
@@ -241,7 +255,7 @@ def trouble(kit: Kit) -> str | None:
 
 
 def processes_of(kit: Path) -> "Iterator[psutil.Process]":
-    """Yield the other processes of this machine that were started with a kit."""
+    """Yield the other processes on this machine whose command line names a kit's folder."""
     import psutil
 
     named = str(kit.resolve())
@@ -251,19 +265,20 @@ def processes_of(kit: Path) -> "Iterator[psutil.Process]":
 
 
 def is_of_kit(words: list[str] | None, kit: str) -> bool:
-    """True if a command line names a kit's folder, or one in it."""
+    """Return True if a command line names a kit's folder or a path within that folder."""
     return any(word == kit or word.startswith(f"{kit}/") for word in words or ())
 
 
 def _no_handshake(kit: Kit) -> str | None:
-    """The reason why a server on this machine accepts nobody; None where it does.
+    """Return the reason why the server on this machine accepts no connections, or None if it accepts connections.
 
-    The port is open in any case. No certificate is sent, so that the server keeps no connection.
+    An open port proves little, so the function tries a TLS handshake. The function sends no certificate, so that the
+    server does not register a connection.
     """
     context = ssl.create_default_context(cafile=str(kit.folder / kit.root))
     context.check_hostname = False
-    context.set_alpn_protocols(["h2", "http/1.1"])  # of gRPC and HTTP; NVFlare's own protocol over TCP ignores them
-    for _ in range(TRIES):  # a crowded server may end a connection that has not spoken yet
+    context.set_alpn_protocols(["h2", "http/1.1"])  # for gRPC and HTTP; NVFlare's TCP driver ignores them
+    for _ in range(TRIES):  # a busy server may close a new connection
         try:
             with socket.create_connection(("127.0.0.1", kit.port), PATIENCE) as plain, context.wrap_socket(plain):
                 return None

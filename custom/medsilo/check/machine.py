@@ -1,4 +1,4 @@
-"""The machine for training: Python, packages, medsilo itself, disk, device."""
+"""Check whether a machine can train: Python, packages, disk, memory, device and airlock."""
 
 import importlib.metadata
 import os
@@ -16,9 +16,9 @@ from medsilo.site.settings import SiteSettings
 if TYPE_CHECKING:
     from medsilo.plan import Plan
 
-CARDS = ("nvidia*", "nvmap", "kfd", "dxg")  # Linux's devices in /dev of a machine with a GPU
-PLATFORM = "nvflare"  # must be of the same release at all sites; the others may differ in digits
-ROOM = 1 << 30  # bytes beside the results for logs and NVFlare's own files
+CARDS = ("nvidia*", "nvmap", "kfd", "dxg")  # names in /dev of Linux machines with a GPU
+PLATFORM = "nvflare"  # all sites must have the same major and minor version of NVFlare
+ROOM = 1 << 30  # free bytes for logs and NVFlare's files besides the results
 
 
 def required_versions() -> dict[str, str]:
@@ -28,7 +28,7 @@ def required_versions() -> dict[str, str]:
 
 
 def check_environment(required: Mapping[str, str]) -> Iterator[Finding]:
-    """Python and the packages: there, of the versions that medsilo is tested with."""
+    """Check that Python packages are installed in the versions with which medsilo is tested."""
     where, python = "environment", ".".join(map(str, sys.version_info[:3]))
     others = []
     for name, version in required.items():
@@ -38,7 +38,7 @@ def check_environment(required: Mapping[str, str]) -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             yield Finding(where, "stops", f"the package {name} is missing", wanted)
             continue
-        if installed.partition("+")[0] == version:  # +cu126 and the like only say for which device it was built
+        if installed.partition("+")[0] == version:  # a suffix such as +cu126 names the device
             continue
         if name == PLATFORM and installed.split(".")[:2] != version.split(".")[:2]:
             yield Finding(where, "stops", f"{name} is {installed}, all sites run {version}", wanted)
@@ -51,7 +51,7 @@ def check_environment(required: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_disk(output: Path, plan: "Plan | None", free: Callable[[Path], int]) -> Finding:
-    """Check that the folder of results is writable and has room for a run."""
+    """Check that the output folder is writable and has enough free space for a run."""
     while not output.exists():
         output = output.parent
     if not output.is_dir() or not os.access(output, os.W_OK):
@@ -67,7 +67,7 @@ def check_disk(output: Path, plan: "Plan | None", free: Callable[[Path], int]) -
 
 
 def check_apart(settings: SiteSettings, local: Path | None) -> Iterator[Finding]:
-    """Yield a finding if the results' folder is also the folder of the data set or of its files."""
+    """Yield a finding if the output folder lies in the folder of the data set or of its files."""
     source, output = settings.data, settings.studies_in(local.parent) if local else settings.output
     folders = [source.folder, source.data_set or source.folder] if source else []
     if output and any(output.resolve().is_relative_to(folder.resolve()) for folder in folders):
@@ -76,20 +76,20 @@ def check_apart(settings: SiteSettings, local: Path | None) -> Iterator[Finding]
 
 
 def weights_of(plan: "Plan") -> tuple[int, int]:
-    """The bytes of all the method's networks, and the most that optimizers need beside them."""
+    """Return the bytes of all networks of a plan, and the most bytes that their optimizers need in addition."""
     weights = sum(tensor.nbytes for module in plan.layout().values() for tensor in module.state_dict().values())
-    remembered = int(plan.training.momentum > 0) if plan.training.optimizer == "sgd" else 2  # numbers of each weight
+    remembered = int(plan.training.momentum > 0) if plan.training.optimizer == "sgd" else 2  # per weight
     return weights, remembered * weights
 
 
 def kept(plan: "Plan") -> int:
-    """The most bytes that a run leaves at a site: the state after three rounds, two models, the super model."""
+    """Estimate the most bytes of disk that a run leaves at a site, by checkpoints and models."""
     weights, slots = weights_of(plan)
     return 3 * (weights + slots) + 3 * weights
 
 
 def check_memory(plan: "Plan", free: int) -> Finding | None:
-    """Return a finding if networks, gradients and optimizers alone need too much memory, so that nobody need try."""
+    """Return a finding if networks, gradients and optimizers alone need more memory than is free."""
     weights, slots = weights_of(plan)
     if 2 * weights + slots <= free:
         return None
@@ -98,7 +98,10 @@ def check_memory(plan: "Plan", free: int) -> Finding | None:
 
 
 def check_device(settings: SiteSettings) -> Iterator[Finding]:
-    """The device and precision of the settings. PyTorch is asked only where there may be a GPU: it takes a second."""
+    """Check that the settings' device and precision exist on this machine.
+
+    PyTorch is loaded only if the machine may have a GPU, because loading takes a second.
+    """
     where, cores, threads = "device", os.cpu_count() or 1, counted(settings.threads, "thread")
     if settings.device == "cpu" or (settings.device == "auto" and not may_have_gpu()):
         yield Finding(where, "ok", f"cpu, {settings.precision}, {cores} CPU cores, {threads}")
@@ -117,7 +120,7 @@ def check_device(settings: SiteSettings) -> Iterator[Finding]:
 
 
 def check_airlock(settings: SiteSettings) -> Iterator[Finding]:
-    """Report the parts of the room for training scripts that this machine can make, where the hospital wants a room."""
+    """Report whether this machine can run training scripts in an airlock, if the hospital's settings ask for one."""
     from medsilo.airlock.room import ability
 
     if settings.airlock == "off":
@@ -136,7 +139,7 @@ def check_airlock(settings: SiteSettings) -> Iterator[Finding]:
 
 
 def without_walls(settings: SiteSettings) -> str:
-    """The reason why scripts run here without the room that the hospital wants; empty where they don't."""
+    """Return the reason why scripts run here without the airlock that the hospital wants; otherwise an empty text."""
     from medsilo.airlock.room import ability
 
     if settings.airlock != "wanted" or ability().works:
@@ -145,5 +148,5 @@ def without_walls(settings: SiteSettings) -> str:
 
 
 def may_have_gpu() -> bool:
-    """True if this machine may have a GPU that PyTorch can use."""
+    """Return True if this machine may have a GPU that PyTorch can use."""
     return sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in CARDS)

@@ -1,4 +1,4 @@
-"""A hospital's data set beside a plan: the person's acceptance, for everybody who reads the plan there."""
+"""Describe a hospital's data set and its acceptance to everybody who reads a plan at this hospital."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,10 +15,11 @@ MAKE = "medsilo data FOLDER -o DATASET, accept it, then write data: DATASET into
 
 
 def data_set_words(settings: SiteSettings, kit: KitFiles | None = None) -> list[tuple[str, str]]:
-    """Describe the data set and its acceptance by headings and texts; empty without a data set.
+    """Describe a hospital's data set and its acceptance, as pairs of a heading and a text; empty without a data set.
 
     Args:
-        kit: the kit whose key must have signed the acceptance
+        settings: the hospital's settings
+        kit: the files of the kit whose key must have signed the acceptance
     """
     folder = settings.data.data_set if settings.data else None
     if folder is None:
@@ -31,7 +32,7 @@ def data_set_words(settings: SiteSettings, kit: KitFiles | None = None) -> list[
 
 
 def data_set_table(settings: SiteSettings, kit: KitFiles | None = None) -> list[Table]:
-    """Return the same as a table, where there is a data set."""
+    """Return the description of a hospital's data set as a list of one table; empty without a data set."""
     words = data_set_words(settings, kit)
     return [Table(TITLE, ("what", "words"), [list(row) for row in words])] if words else []
 
@@ -39,12 +40,15 @@ def data_set_table(settings: SiteSettings, kit: KitFiles | None = None) -> list[
 def data_set_findings(
     settings: SiteSettings, of_kit: bool, is_read: bool, kit: KitFiles | None = None
 ) -> Iterator[Finding]:
-    """Check that a person accepted the data set and that its files are unchanged; without a data set, advise how to
-    make it.
+    """Check that a person accepted the data set and that its files have not changed since.
+
+    Without a data set, a finding advises how to make one.
 
     Args:
+        settings: the hospital's settings
         of_kit: whether the settings are those of a kit
         is_read: whether a plan reads the data
+        kit: the files of the kit whose key must have signed the acceptance
     """
     source = settings.data
     if source is None or settings.public_data:
@@ -55,7 +59,7 @@ def data_set_findings(
             yield Finding(WHERE, "stops" if is_read else "note", told, MAKE)
         return
     own = DataSet.read(source.data_set)
-    if not of_kit and not (source.data_set / ACCEPTED).exists():  # for runs on this machine nobody has to
+    if not of_kit and not (source.data_set / ACCEPTED).exists():  # runs on this machine need no acceptance
         yield Finding(WHERE, "note", f"nobody has accepted data set {own.name}, which a kit needs", ACCEPT)
         return
     given = check_accepted(source.data_set, _key(kit))

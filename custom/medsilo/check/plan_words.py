@@ -1,4 +1,4 @@
-"""The words of a plan that may be a hospital's own, and that every other hospital reads."""
+"""List the words in a plan that may come from one hospital, because every other hospital reads them in the plan."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ NOTE = (
 
 
 def words_table(plan: Plan) -> Table:
-    """Return the study's description, the names of hospitals and classes, and all that the task says of their data."""
+    """Return a table with a plan's study description, the names of hospitals and classes, and the task's keys."""
     return Table(TITLE, ("key", "words"), [[key, words] for key, words in _words(plan) if words], NOTE)
 
 
@@ -34,7 +34,7 @@ def _words(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _in_words(value: Any) -> str:
-    """A value in the plan's form, in full."""
+    """Return a plan's value as text, without truncation."""
     if isinstance(value, list):
         return ", ".join(map(_in_words, value))
     if isinstance(value, dict):

@@ -1,7 +1,4 @@
-"""A few batches of a site's own data, forward and backward as the method does it, before a study begins.
-
-Their time and memory predict those of the rounds.
-"""
+"""Train on a few batches of a site's data before a study begins, to predict the time and memory of its rounds."""
 
 import math
 import time
@@ -28,36 +25,36 @@ from medsilo.schedule.phase import Phase, views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import SiteData
 
-TIGHT = 0.8  # share of the free memory above which the check warns
+TIGHT = 0.8  # the check warns if training needs a larger share of the free memory
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """One phase of a plan, tried with a few batches of a site's own data."""
+    """The measured time and memory of a plan's phase with a few batches of a site's data."""
 
     phase: str
     rounds: int
-    batch: float  # seconds per batch, after the first
+    batch: float  # seconds per batch, without the first batch
     evaluation: float  # seconds per validation case
     peak: int  # the largest number of bytes in use
 
 
 def round_seconds(tried: Rehearsal, plan: Plan, cases: dict[str, int]) -> float:
-    """The expected seconds of a site's work in a round of this phase."""
+    """Predict the seconds that a site needs for a round of this phase."""
     batches = plan.training.steps_of_round(steps_in(cases["train"], plan.training.batch_size))
     validated = cases["validation"] * plan.validations / (plan.rounds + 1)  # validation cases per round, on average
     return tried.batch * batches + tried.evaluation * validated
 
 
 def free_memory(compute: Compute) -> int:
-    """Bytes that are free on the device."""
+    """Return the free memory of the device in bytes."""
     if compute.device.type == "cuda":
         return torch.cuda.mem_get_info(compute.device)[0]
     return psutil.virtual_memory().available
 
 
 def rehearsal_findings(tried: Sequence[Rehearsal], plan: Plan, cases: dict[str, int], there: int) -> Iterator[Finding]:
-    """Compare the memory with the free memory, and the time with the plan's limit."""
+    """Compare the measured memory with the free memory, and the predicted time with the plan's timeout."""
     most = max(tried, key=lambda one: one.peak)
     told = f"a few batches took {size_text(most.peak)} at most; {size_text(there)} were free"
     if most.peak > TIGHT * there:
@@ -83,10 +80,10 @@ BATCHES = 4
 
 
 class _Rehearsing(Participant):
-    """A site that trains on a few batches as in the study; its results are neither saved nor sent."""
+    """A site that trains on a few batches as in the study, but neither saves nor sends the results."""
 
     def passes(self, phase: Phase, number: int, cases: int) -> float:
-        """The seconds of training on so many cases."""
+        """Measure the seconds of training on a number of cases."""
         self.trainer.train = Subset(self.data.train, range(cases))
         started = time.monotonic()
         phase.train_round(self.trainer.bench(SHUFFLE, number, lambda: None))
@@ -94,14 +91,14 @@ class _Rehearsing(Participant):
         return time.monotonic() - started
 
     def looks(self, cases: int) -> float:
-        """The seconds of validating so many cases."""
+        """Measure the seconds of validation on a number of cases."""
         started = time.monotonic()
         self.evaluation.evaluate(Subset(self.data.validation, range(cases)), lambda: None, self.state.model)
         self._wait()
         return time.monotonic() - started
 
     def enters(self, phase: Phase) -> None:
-        """Receive the server's first tensors, so that the site's state is as in the study."""
+        """Load the initial tensors that the server would send in the study's first round."""
         self.state.take_over(views(phase.given, self.place.plan.build_networks()), phase, self.envelope.keeps_at_home)
 
     def _wait(self) -> None:
@@ -112,15 +109,15 @@ class _Rehearsing(Participant):
 def rehearse(
     plan: Plan, site: str, sites: Sequence[str], settings: SiteSettings, data: SiteData, folder: Path
 ) -> list[Rehearsal]:
-    """Try every phase with training on a few batches; raises training's errors.
+    """Train on a few batches in every phase that trains, and raise the errors of training.
 
-    The networks begin as in the study; tensors that a site would receive later are unknown, and keep their initial
-    values.
+    The networks have the same initial weights as in the study. Tensors that a site would receive in later rounds keep
+    their initial values.
     """
-    # a rehearsal is neither counted nor sent
+    # do not count the rehearsal in the query budget, and do not ask for approval
     settings = settings.model_copy(update={"state_dir": folder, "approval": "none"})
     place = SiteContext(plan, site, sites, settings, folder)
-    parts_of(place, data)  # all that is asked before the first round
+    parts_of(place, data)  # raises the errors that the site would report before the first round
     short = plan.with_changes(["training.local_epochs=1", "training.local_steps=null", "training.truncate=false"])
     tried: dict[str, Rehearsal] = {}
     for stretch, short_stretch in zip(plan.course.stretches(), short.course.stretches(), strict=True):
@@ -138,20 +135,20 @@ def _try(site: _Rehearsing, phase: Phase, rounds: int, number: int) -> Rehearsal
     one, several = min(size, cases), min(BATCHES * size, cases)
     with site.state.compute.reproducible(site.place.plan.seed), _peak(site.state.compute) as peak:
         site.enters(phase)
-        site.passes(phase, number, one)  # with all that happens once
+        site.passes(phase, number, one)  # excluded from the time, because it includes work that is done only once
         batch = site.passes(phase, number, several) / steps_in(several, size)
         checked = min(len(site.data.validation), 4 * site.place.plan.task.evaluation_batch)  # type: ignore[arg-type]
         evaluation = site.looks(checked) / checked
     parameters = [own for module in site.state.modules.values() for own in module.parameters()]
     gradients = sum(own.grad.nbytes for own in parameters if own.grad is not None)
     weights, _ = weights_of(site.place.plan)
-    taken = weights + max(peak[0], gradients)  # the networks were there before
+    taken = weights + max(peak[0], gradients)  # the peak does not include the networks
     return Rehearsal(phase.name, rounds, batch, evaluation, taken)
 
 
 @contextmanager
 def _peak(compute: Compute) -> Iterator[list[int]]:
-    """The bytes taken at most inside, beyond those taken before, in a list of one."""
+    """Measure the block's peak of additional memory in bytes; the yielded list contains it afterwards."""
     found = [0]
     if compute.device.type == "cuda":
         before = torch.cuda.memory_allocated(compute.device)

@@ -1,4 +1,4 @@
-"""Findings of a check, in lines for a terminal and as JSON. Nothing in them may not be mailed."""
+"""Findings and reports of a check, as text and as JSON; both are free of patient data and may be mailed."""
 
 import traceback
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,10 @@ from medsilo.core.text import counted
 
 Severity = Literal["ok", "note", "stops"]
 Cell = str | int | float
-APPROVAL = "approval"  # where a plan that nobody has approved yet is noted
+APPROVAL = "approval"  # the place of findings about a plan that is not yet approved
 LESS_MEMORY = "end other programs, use a larger device, or ask the lead for a smaller training.batch_size"
 HELP = "look it up with 'medsilo docs', or ask the lead"
-# Each place that a check's line names, and its checks.
+# For each place in a check's report, a description of its checks.
 CHECKS = {
     "settings": "`medsilo.yaml` exists and is well-formed; `local/` is as its engineer accepted it",
     "environment": "Python and every required package, in the versions that medsilo is tested with",
@@ -25,23 +25,23 @@ CHECKS = {
     "airlock": "unless `airlock` is `off`: whether this machine can run "
     "[training scripts in a room](../trust/airlock.md)",
     "certificates": "dates, root, key, name and rights of the key's file; the signature of `startup/`",
-    "events": "`events.log` of the kit is whole, and goes on from the line that the key of the kit signed",
+    "events": "`events.log` of the kit is complete, and continues from the last line that the kit's key signed",
     "network": "the server's name resolves, its port answers, and its certificate has the consortium's root",
     "job, policy": "the job names this site; `resources.json` and `privacy.json` allow it",
-    "approval, privacy": "under `approval: required` you approved this plan; the privacy that you demand is left",
+    "approval, privacy": "with `approval: required`, you approved this plan; enough of your privacy budget is left",
     "data": "the data set's acceptance and files; unreadable files, missing labels, label values, patients in two "
     "parts, copies, empty masks, one class only",
-    "quotas": "the plan stays within [your limits](join.md#your-limits); its timeout, not the estimate, counts as "
-    "minutes for a round",
-    "memory": "a few batches, forward and backward, against what is free",
+    "quotas": "the plan stays within [your limits](join.md#your-limits); the plan's timeout counts as the "
+    "duration of a round",
+    "memory": "the memory for a few batches, forward and backward, compared with the free memory",
     "rehearsal": "whether a few batches were tried",
-    "time": "how long a round will take here, against the plan's `participation.timeout`",
+    "time": "the predicted duration of a round here, compared with the plan's `participation.timeout`",
 }
 MARKS: dict[Severity, str] = {"ok": "ok   ", "note": "note ", "stops": "STOPS"}
 
 
 def aligned(rows: Sequence[Sequence[str | int | float]]) -> list[str]:
-    """Rows below a heading, with their cells below each other: text to the left, numbers to the right."""
+    """Format rows as lines with aligned columns: text is left-aligned, numbers are right-aligned."""
     columns = []
     for column in zip(*rows, strict=True):
         texts = [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in column]
@@ -53,17 +53,17 @@ def aligned(rows: Sequence[Sequence[str | int | float]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding of a check: its place, its description, and the remedy, without paths, file names or patients."""
+    """A finding of a check: its place, description and remedy, which contain no paths, file names or patients."""
 
     where: str
     severity: Severity
     what: str
     remedy: str = ""
-    private: tuple[str, ...] = ()  # names of files, which only the hospital may read
+    private: tuple[str, ...] = ()  # file names and details for the hospital only
 
     @classmethod
     def stopping(cls, where: str, told: str, private: str = "") -> "Finding":
-        """Convert an error's text, whose remedy follows a semicolon, to a finding that stops a site."""
+        """Convert an error message to a finding that stops a site; the remedy follows the first semicolon."""
         what, _, remedy = told.partition("; ")
         return cls(where, "stops", what, remedy or HELP, (private,) if private else ())
 
@@ -85,7 +85,7 @@ class Table:
         return {"title": self.title, "rows": rows, "note": self.note}
 
     def as_text(self) -> list[str]:
-        """Return its lines for a terminal."""
+        """Return the table as lines of text."""
         lines = aligned([self.columns, *self.rows])
         return [self.title, *(f"  {line}" for line in lines), *([self.note] if self.note else [])]
 
@@ -94,20 +94,20 @@ class Table:
 class Report:
     """All findings and tables of one check."""
 
-    facts: dict[str, str]  # the party, the job, the package, the time
+    facts: dict[str, str]  # heading lines, such as site, packages, time and job
     findings: list[Finding] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # seconds of a round here, by the phases that were tried
-    whole: bool = True  # whether a job was given, so that data were looked at
+    seconds: list[float] = field(default_factory=list)  # predicted seconds of a round, for each rehearsed phase
+    whole: bool = True  # False if no job was given, so that the data were not checked
 
     @property
     def go(self) -> bool:
-        """True if no finding stops this site from joining."""
+        """Return True if no finding stops this site from joining."""
         return all(finding.severity != "stops" for finding in self.findings)
 
     @property
     def verdict(self) -> str:
-        """The outcome of the check in one line."""
+        """Return the result of the check as one line of text."""
         stops, notes = (
             counted(sum(own.severity == kind for own in self.findings), word)
             for kind, word in (("stops", "finding"), ("note", "note"))
@@ -121,7 +121,7 @@ class Report:
         return f"NO-GO: {stops} must be settled first ({notes})"
 
     def as_json(self) -> dict[str, Any]:
-        """The whole report; `schema` counts up when a key changes its meaning."""
+        """Return the whole report as JSON values; `schema` is increased when a key changes its meaning."""
         return {
             "schema": 1,
             "go": self.go and self.whole,
@@ -132,7 +132,7 @@ class Report:
         }
 
     def as_text(self) -> str:
-        """The report for a terminal."""
+        """Return the report as text for a terminal."""
         lines = [f"{name}: {value}" for name, value in self.facts.items()]
         lines.append("")
         width = max((len(finding.where) for finding in self.findings), default=0)
@@ -145,8 +145,11 @@ class Report:
         return "\n".join([*lines, "", self.verdict])
 
     def write_private(self, path: Path) -> bool:
-        """Write the findings for the hospital only to a file of its owner; returns False where there are no such
-        findings."""
+        """Write the private details of findings to a file that only its owner can read.
+
+        Returns:
+            False if there are no private details, so that no file was written
+        """
         lines = [
             line
             for finding in self.findings
@@ -161,11 +164,11 @@ class Report:
 
 @contextmanager
 def guarded(where: str, report: Report) -> Iterator[None]:
-    """Turn an error inside into a finding in medsilo's words, because other libraries' messages name files."""
+    """Convert an error in the block to a finding without the messages of other libraries, which may name files."""
     try:
         yield
     except MedsiloError as error:
-        why = error.__cause__ if isinstance(error.__cause__, Unfit) else error  # the cause, which no lead reads
+        why = error.__cause__ if isinstance(error.__cause__, Unfit) else error  # the lead does not see the cause
         report.findings.append(Finding.stopping(where, str(why), error.private))
     except Exception as error:
         private = tuple("".join(traceback.format_exception(error)).splitlines())

@@ -1,4 +1,4 @@
-"""The disclosure report of a script: its messages, and the most bits that could leave by each kind of number."""
+"""Report the messages of a training script, and the maximum number of bits that each kind of number could carry."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ OUTSIDE = (
 
 
 def most_that_leaves(plan: Plan) -> dict[str, Any]:
-    """Return for programs how many messages a site of a script's study sends, and how many bits at most by kind."""
+    """Return the number of messages of a site in a script's study, and the maximum bits of each kind of number."""
     stretches = most_bits(plan)
     return {
         "messages": sum(one.times for one in stretches),
@@ -27,13 +27,13 @@ def most_that_leaves(plan: Plan) -> dict[str, Any]:
 
 
 def _largest(stretches: list[Stretch]) -> Iterator[tuple[str, int]]:
-    """Yield, for each kind of number, its bits in the round with the most bits."""
+    """Yield the maximum bits per round for each kind of number."""
     for kind in KINDS:
         yield kind, max(one.bits[kind] for one in stretches if one.task == "round")
 
 
 def script_lines(plan: Plan) -> list[str]:
-    """Return the most that a script could send, in lines."""
+    """Describe in lines of text the most that a training script could send."""
     found = most_that_leaves(plan)
     names = ", ".join(sorted(logged_names(plan)))
     what = {

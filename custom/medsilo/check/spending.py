@@ -1,4 +1,4 @@
-"""The content of a hospital's ledger, for `medsilo ledger` and the hospital's page."""
+"""Summarise a hospital's privacy ledger for `medsilo ledger` and the hospital's page."""
 
 import math
 from collections import Counter
@@ -15,7 +15,10 @@ DELTA = 1e-5  # the δ if neither the hospital nor its ledger specifies one
 
 
 def spent(ledger: Ledger, demands: PrivacyRequirements | None) -> dict[str, Any]:
-    """Summarise a ledger for programs; an ε is None if no bound holds. Raises MedsiloError where it was changed."""
+    """Summarise a ledger as JSON values, and raise a MedsiloError if the ledger was changed.
+
+    Without a known privacy bound, ε is None.
+    """
     standing = ledger.standing()
     named = [entry.delta for entry in standing.entries if entry.delta is not None]
     delta = demands.delta if demands else named[-1] if named else DELTA
@@ -31,7 +34,7 @@ def spent(ledger: Ledger, demands: PrivacyRequirements | None) -> dict[str, Any]
 
 
 def _of_study(standing: LedgerStanding, study: str, delta: float) -> dict[str, Any]:
-    """Return the privacy cost of one study alone."""
+    """Return the privacy cost and the number of answers of one study."""
     entries = [entry for entry in standing.entries if entry.spending and entry.spending.study == study]
     spending = entries[-1].spending
     assert spending
@@ -47,7 +50,7 @@ def _of_study(standing: LedgerStanding, study: str, delta: float) -> dict[str, A
 
 
 def answered(book: QueryBudget) -> list[dict[str, Any]]:
-    """Return the answers that left, by study, as programs read them; of a script all that its messages held."""
+    """Return the answers that left the hospital in each study; for a training script, also the bits of its messages."""
     return [
         {**vars(asker), "answers": dict(count.answered), **({"script": dict(count.sent)} if count.sent else {})}
         for asker, count in book.counts().items()

@@ -1,6 +1,6 @@
-"""The check of a site before it joins: machine, kit and data against a job.
+"""Check a site before it joins a job: its machine, its kit and its data.
 
-Its output has counts and no names of patients.
+The output of the check contains counts, but no names of patients.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,7 +42,7 @@ UNSEEN = "no job was given, so the data were not looked at"
 
 @dataclass(frozen=True)
 class Visit:
-    """The site to check, and the purpose of the check. The functions query the machine; tests may replace them."""
+    """The site to check, the job, and the functions that query the machine."""
 
     site: str
     plan: "Plan | None" = None  # the plan of the job
@@ -50,20 +50,20 @@ class Visit:
     code: JobCode | None = None  # the code that the job brings
     local: Path | None = None  # the folder with medsilo.yaml
     kit: Kit | None = None
-    source: DataSource | None = None  # instead of the one in medsilo.yaml
+    source: DataSource | None = None  # replaces the data source in medsilo.yaml
     required: Mapping[str, str] = field(default_factory=required_versions)
     free_disk: Callable[[Path], int] = lambda folder: disk_usage(folder).free
-    free_memory: "Callable[[Compute], int] | None" = None  # by default, it asks the device
-    accept: bool = False  # whether the engineer says that the settings are as they should be
+    free_memory: "Callable[[Compute], int] | None" = None  # the default queries the device
+    accept: bool = False  # whether the engineer accepts the present settings
 
     @property
     def carries_code(self) -> bool:
-        """True if the job brings code."""
+        """Return True if the job brings a training script."""
         return self.code is not None
 
 
 def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Report:
-    """Check everything; a failure in one place is a finding and does not stop the other checks."""
+    """Run all checks of a site; if one check fails with an error, the other checks still run."""
     now = datetime.now(UTC)
     code = visit.plan.code if visit.plan else {ENGINE: facts_of(ENGINE)}
     facts = {"site": visit.site, **{name: in_words(own) for name, own in code.items()}}
@@ -118,7 +118,7 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
 
 
 def _settings(visit: Visit, report: Report) -> SiteSettings:
-    """The site's settings; the defaults where they can't be read, so that the rest is still looked at."""
+    """Read the site's settings; if they cannot be read, use the defaults so that the other checks still run."""
     settings, found = SiteSettings(), Finding("settings", "ok", f"{FILE_NAME} is well-formed")
     if visit.local is None:
         found = Finding("settings", "note", "the defaults are used", f"give --kit, or --settings with a {FILE_NAME}")
@@ -136,7 +136,7 @@ def _settings(visit: Visit, report: Report) -> SiteSettings:
 
 
 def _ways_around(visit: Visit, settings: SiteSettings) -> Iterator[Finding]:
-    """Yield the ways in which a job could break promises of medsilo.yaml."""
+    """Yield a finding for each way in which a job could bypass the promises in the site's medsilo.yaml."""
     promises = settings.promise(in_kit=visit.kit is not None)
     for told, remedy in ways_around(visit.local) if visit.local and promises else ():
         told += f"; so approval, privacy and takes_part in {FILE_NAME} hold nothing"

@@ -1,4 +1,7 @@
-"""The command line. Nothing heavy is imported before a command needs it: --help answers at once."""
+"""The command line of medsilo.
+
+To keep `--help` fast, a command imports large packages such as PyTorch only when it runs.
+"""
 
 import atexit
 import codecs
@@ -29,7 +32,7 @@ from medsilo.registry import PluginTable
 EPILOG = "'medsilo COMMAND --help' says what a command needs. It ends with 0 only if everything succeeded."
 Example = tuple[Callable[..., int | None], str]
 
-# Every command of the engine with an example, by the people it serves; other packages bring more.
+# The engine's commands with an example each, grouped by the role of their users. Other packages add commands.
 COMMANDS: dict[str, tuple[Example, ...]] = {
     "To begin with": (),
     "With all data on one machine": (),
@@ -51,7 +54,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
 }
 PLUGGED_IN = PluginTable("medsilo.commands", "medsilo.cli.show:Command", {})
 HELP = {"help_option_names": ["--help", "-h"]}
-# Names of these commands in other programs, which people type in the first hour.
+# For names of commands in other programs, the corresponding medsilo command.
 OTHERWISE = {
     "abort": "medsilo cancel ID --kit KIT",
     "evaluate": "medsilo release test RELEASE, or the test scores in a run's report",
@@ -65,14 +68,15 @@ OTHERWISE = {
     "stop": "'medsilo cancel ID --kit KIT' for a job, Ctrl-C for a run; startup/stop_fl.sh stops a kit",
     "train": "medsilo run JOB",
 }
-# The order of the help in each group. Others follow as they come.
+# The order of commands in the help. Commands outside this list follow in the order of their registration.
 ORDER = (
     *("init", "example", "demo", "run", "compare", "resume", "kits", "submit", "canary", "status", "download"),
     *("cancel", "release", "check", "disclosure", "approve", "page"),
 )
-LAB = "medsilo-lab"  # brings most commands
+LAB = "medsilo-lab"  # the package with most of the commands
 GPU_OPTIONS = ("--gpu", "--gpus", "--cuda")
-NVFLARE_OPTIONS = {"-t": "--threads", "-w": "--out", "--workspace": "--out"}  # of its simulator
+# Options of NVFlare's simulator, with the corresponding medsilo options.
+NVFLARE_OPTIONS = {"-t": "--threads", "-w": "--out", "--workspace": "--out"}
 
 
 SIMPLE = str.maketrans(
@@ -81,16 +85,16 @@ SIMPLE = str.maketrans(
 
 
 def simplified(error: UnicodeError) -> tuple[str, int]:
-    """Return simpler letters for those that a terminal does not know, as a handler of codecs: a minus stays one."""
+    """Replace characters that a terminal cannot encode by similar ASCII characters; an error handler for `codecs`."""
     assert isinstance(error, UnicodeEncodeError)
     return error.object[error.start : error.end].translate(SIMPLE).encode("ascii", "replace").decode(), error.end
 
 
 class OneCommand(TyperCommand):
-    """A command whose help shows arguments without their Python types."""
+    """A command whose help text shows arguments without their Python types."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return arguments and options."""
+        """Return the command's arguments and options."""
         params: list[Any] = super().get_params(ctx)
         for param in params:
             if param.param_type_name == "argument":
@@ -99,12 +103,12 @@ class OneCommand(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """The commands in groups, by the people they serve; a wrong name gets a suggestion."""
+    """A group of commands with a help section for each role, and suggestions for unknown commands."""
 
-    others: Mapping[str, str | None] = {}  # commands of other packages, which are imported only when they run
+    others: Mapping[str, str | None] = {}  # commands of other packages, which are not imported for the help
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the options; to check the None of typer's own flags, it would load pydantic."""
+        """Return the options with False in place of None, because typer would load pydantic to check None."""
         params: list[Any] = super().get_params(ctx)
         for param in params:
             param.default = False if param.default is None else param.default
@@ -114,7 +118,7 @@ class Commands(TyperGroup):
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write every command's whole first line, which the parent class would shorten."""
+        """Write the whole first line of every command's help; the parent class would shorten the line."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for name, own in self.commands.items():
             lines = (own.help or "").splitlines()
@@ -157,9 +161,12 @@ def _medsilo(
 
 
 def all_commands(wanted: str = "") -> dict[str, list[Command]]:
-    """The commands of the engine and of its plug-ins, by the people they serve. wanted: the command to run.
+    """Return the commands of the engine and its plug-ins, by the role of their users.
 
-    A command of another package is imported and listed only when it is the wanted one.
+    Commands of other packages are imported and returned only if they belong to the command that the user wants to run.
+
+    Args:
+        wanted: the first word of the command to run
     """
     found = {title: [Command(does, example, title) for does, example in own] for title, own in COMMANDS.items()}
     for name in PLUGGED_IN:
@@ -176,7 +183,7 @@ def _rank(one: Command) -> int:
 
 
 def _program(wanted: str = "") -> Any:
-    """Return the program with all its commands; without rich, whose import costs more than all the rest."""
+    """Return the command-line program with all commands; rich is not used, because its import is slow."""
     app = typer.Typer(name="medsilo", cls=Commands, rich_markup_mode=None, epilog=EPILOG, context_settings=HELP)
     app.callback()(_medsilo)
     groups: dict[str, typer.Typer] = {"": app}
@@ -197,22 +204,28 @@ def _program(wanted: str = "") -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0 only when everything it promised happened, 1 if not, 2 after wrong use, 130 when stopped."""
+    """Run one command and return its exit code.
+
+    The exit code is 0 after success, 1 after a failure, 2 after a wrong command line, and 130 after an interruption.
+
+    Args:
+        arguments: the words of the command line after the program's name; by default those of this process
+    """
     given = _by_options(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None:  # run as a command: its files are for this account, and Ctrl-C may end it
+    if arguments is None:  # in the program medsilo, only this account may read new files
         os.umask(0o077)
-        atexit.register(gc.freeze)  # else Python looks through all that is loaded as it ends: a fifth of `status`
+        atexit.register(gc.freeze)  # saves a garbage collection at the end, a fifth of the time of `status`
         codecs.register_error("simplified", simplified)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
-                stream.reconfigure(errors="simplified")  # a terminal may know fewer letters
+                stream.reconfigure(errors="simplified")  # a terminal may not encode all characters
     try:
         program = _program(given[0] if given else "")
         return program.main(given, prog_name="medsilo", standalone_mode=False) or 0
     except typer.TyperException as error:
         said = one_line(error, given)
-    except MedsiloError as error:  # a plug-in's command
+    except MedsiloError as error:  # raised if a plug-in cannot be loaded
         said = str(error)
     print(f"{tint('medsilo:', BAD, sys.stderr)} {plain(said)}", file=sys.stderr)
     if "--json" in given:
@@ -221,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _by_options(arguments: Sequence[str]) -> list[str]:
-    """Return a command line that asks for help and for the version by options."""
+    """Replace the words `help` and `version` of a command line by the corresponding options."""
     given = list(arguments)
     if given[:1] == ["help"]:
         given = [*given[1:], "--help"]
@@ -237,9 +250,9 @@ def _meant(given: str, known: Sequence[str]) -> str:
 
 
 def one_line(error: Any, given: Sequence[str]) -> str:
-    """Describe the fault of a command line and its remedy in one line."""
+    """Describe in one line the error of a command line and its remedy."""
     ctx = getattr(error, "ctx", None)
-    # An option without its value is reported without its context.
+    # If an option lacks its value, typer's error has no context.
     where = ctx.command_path if ctx else " ".join(["medsilo", *(word for word in given[:1] if word[:1] != "-")])
     head = "" if where == "medsilo" else where.removeprefix("medsilo ") + ": "
     text = " ".join(_in_words(error, given).removeprefix("Value error, ").split())
@@ -286,14 +299,14 @@ def _params(ctx: Any, kind: str) -> list[Any]:
 
 
 def _rows_of(ctx: Any, option: str) -> str:
-    """A hint for comparing several values of a key, where the command compares methods."""
+    """Explain how to compare several values of a key, if the user tried an option such as --sweep."""
     compares = any("--methods" in one.opts for one in _params(ctx, "option"))
     told = "; give each value a row: --methods fedprox:mu=0.1,fedprox:mu=1"
     return told if compares and option in ("--sweep", "--grid", "--search") else ""
 
 
 def _option_like(ctx: Any, option: str) -> str:
-    """The option that was probably meant; dashes don't count as similar letters."""
+    """Suggest the option with the most similar name, without regard to dashes."""
     names = {name.strip("-"): name for one in _params(ctx, "option") for name in one.opts}
     named = NVFLARE_OPTIONS.get(option, option).strip("-")
     near = get_close_matches(named.lower(), [name for name in names if len(name) > 1] + ["help"], 1)
@@ -301,20 +314,20 @@ def _option_like(ctx: Any, option: str) -> str:
 
 
 def _argument_of(ctx: Any, option: str) -> str:
-    """Return that a value is an argument of the command, where it is typed as an option."""
+    """Suggest the positional argument that corresponds to an unknown option."""
     words = (option.strip("-").upper(), option.strip("-").upper() + "S")
     names = (_name(one) for one in _params(ctx, "argument") if {_name(one), one.name.upper()} & {*words})
     return next((f"; give {name} without {option}" for name in names), "")
 
 
 def _one_of(ctx: Any) -> str:
-    """Return that a command takes one argument, where it does."""
+    """Suggest a single argument, if the command takes exactly one argument."""
     taken = _params(ctx, "argument")
     return f"; give one {_name(taken[0])}" if len(taken) == 1 and taken[0].nargs == 1 else ""
 
 
 def _device_of(ctx: Any, option: str, given: Sequence[str]) -> str:
-    """Return the option for a device that is called otherwise elsewhere, where the command has it."""
+    """Suggest --device for an option such as --gpu, if the command has that option."""
     if option not in GPU_OPTIONS or not ctx or not any("--device" in one.opts for one in ctx.command.params):
         return ""
     words = " ".join(given).replace("=", " ").split()
@@ -323,7 +336,7 @@ def _device_of(ctx: Any, option: str, given: Sequence[str]) -> str:
 
 
 def _change_of(ctx: Any, unexpected: str, given: Sequence[str]) -> str:
-    """The change of the plan that was probably meant, where its value stands apart or --set is missing."""
+    """Suggest how to write a change of the plan that lacks --set or the equals sign."""
     if not ctx or not any("--set" in one.opts for one in ctx.command.params):
         return ""
     words = [*given]
@@ -344,7 +357,7 @@ def _change_of(ctx: Any, unexpected: str, given: Sequence[str]) -> str:
 
 
 def _of_the_plan(ctx: Any, option: str) -> str | None:
-    """Return the plan's key that an option is taken for, where the command changes plans."""
+    """Return the plan's key with a name similar to an unknown option, if the command can change plans."""
     if not ctx or not any("--set" in one.opts for one in ctx.command.params):
         return None
     from medsilo.cli.plan_keys import keys_of_plans

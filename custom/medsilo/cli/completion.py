@@ -1,10 +1,13 @@
-"""Completion in the shell of jobs, methods and keys of the plan. Nothing heavy is imported."""
+"""Shell completion for names of jobs and methods and for keys of a plan.
+
+To keep completion fast, this module imports no large packages.
+"""
 
 from collections.abc import Iterable
 
 
 def jobs(incomplete: str) -> list[str]:
-    """Return the jobs of this folder and those that come with medsilo; a shell adds files by itself."""
+    """Return the names of jobs in the current folder and of the jobs that medsilo includes."""
     from medsilo.flare.job_source import JOBS, PLAN, shipped_jobs
 
     here = {path.parents[2].name for path in JOBS.glob(f"*/{PLAN}")}
@@ -13,7 +16,7 @@ def jobs(incomplete: str) -> list[str]:
 
 
 def methods(incomplete: str) -> list[str]:
-    """The methods that may come last in a list with commas."""
+    """Return the possible completions of the last method in a list with commas."""
     from medsilo.registry import METHODS
 
     before, comma, last = incomplete.rpartition(",")
@@ -21,7 +24,7 @@ def methods(incomplete: str) -> list[str]:
 
 
 def changes(incomplete: str) -> list[str]:
-    """Return the keys of a plan, each up to its value."""
+    """Return the possible completions of a plan's key, each with an equals sign."""
     from medsilo.cli.plan_keys import keys_of_plans
 
     known = keys_of_plans()

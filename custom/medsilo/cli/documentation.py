@@ -1,4 +1,4 @@
-"""The documentation in a terminal: the pages that come with medsilo, by name, by key, by command and by words."""
+"""Search medsilo's documentation pages, and print passages in a terminal."""
 
 import bz2
 import json
@@ -21,14 +21,14 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.package import PLACE, ROOT
 
 CHECKOUT = PLACE.parent
-PAGES = ROOT / "pages.json.bz2"  # in a wheel: the text of each page by its name, in one file that is a third as large
-HELP_PAGE = "study/help"  # the tables of this page begin with symptoms
+PAGES = ROOT / "pages.json.bz2"  # the compressed pages, which only a wheel contains
+HELP_PAGE = "study/help"  # the first column of this page's tables has symptoms
 REFERENCE = "reference/"
-MOST_FOUND = 8  # passages that a search lists
+MOST_FOUND = 8  # maximum number of passages in a search result
 WIDEST = 88  # characters per line
-IN_TITLE = 4  # weight of a word in a title
-USUAL_LENGTH = 120  # words of a passage; longer passages count less, as with BM25
-_NO_WORDS = frozenset(  # words that occur everywhere
+IN_TITLE = 4  # weight of title words relative to other words
+USUAL_LENGTH = 120  # typical number of words in a passage, for BM25 ranking
+_NO_WORDS = frozenset(  # frequent English words, which a search ignores
     re.findall(
         r"\w+",
         "a an and are as at be by can do does for from has have how i if in is it its me my no not of on or our that "
@@ -41,7 +41,7 @@ _ANCHOR = re.compile(r'<a name="([^"]+)"></a>')
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`]+)`")
 _ENDINGS = ("ments", "ment", "ations", "ation", "ings", "ing", "ies", "ied", "ers", "er", "ed", "es", "s", "y", "e")
-# Signs of formulas that LaTeX writes as a word, and a terminal as one letter.
+# Unicode characters for LaTeX commands in formulas.
 _SIGNS = {
     **{"alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "eta": "η", "theta": "θ", "lambda": "λ", "mu": "μ"},
     **{"sigma": "σ", "tau": "τ", "varphi": "φ", "psi": "ψ", "nabla": "∇", "Delta": "Δ", "Psi": "Ψ", "sum": "Σ "},
@@ -53,30 +53,30 @@ _SIGNS = {
 
 @dataclass(frozen=True)
 class Passage:
-    """A section of a page, or a row of a table on it."""
+    """A section of a documentation page, or a row of a table in that section."""
 
-    page: str  # the page's path without .md, such as study/join
+    page: str  # path of the page without .md, such as study/join
     anchor: str
     title: str
-    text: str  # Markdown
-    names: frozenset[str] = frozenset()  # keys, commands and pages that a person types to read it
-    messages: tuple[str, ...] = ()  # messages that a person sees, in a row of symptoms
+    text: str  # in Markdown
+    names: frozenset[str] = frozenset()  # keys, commands and pages by which `medsilo docs` finds the passage
+    messages: tuple[str, ...] = ()  # error messages that the passage explains
 
     @property
     def place(self) -> str:
-        """The name by which `medsilo docs` shows the passage."""
+        """Return the name with which `medsilo docs` prints this passage."""
         return f"{self.page}#{self.anchor}" if self.anchor else self.page
 
     @cached_property
     def words(self) -> Counter[str]:
-        """The passage's words without their endings, the title's words several times."""
+        """Count the passage's words without their endings; each title word counts several times."""
         words = Counter(words_of(self.text))
         for word in words_of(f"{self.title} {self.page.replace('/', ' ')}"):
             words[word] += IN_TITLE
         return words
 
     def is_about(self, message: str) -> bool:
-        """True if a line that a person pastes matches a message of the passage."""
+        """Return True if the passage explains a given error message."""
         return any(
             re.search(".+".join(map(re.escape, re.split(r" ?(?:…|\.\.\.) ?", own.strip()))), message, re.I)
             for own in self.messages
@@ -84,7 +84,7 @@ class Passage:
 
 
 def words_of(text: str) -> Iterator[str]:
-    """Yield the words of a text without their endings; a key also as the words that it is made of."""
+    """Yield the words of a text without their endings; for a key, also yield its parts."""
     for found in re.findall(r"[\w.-]*\w", text.lower()):
         for word in {found, *re.split(r"[._-]", found)} - _NO_WORDS:
             ending = next((own for own in _ENDINGS if word.endswith(own) and len(word) - len(own) > 2), "")
@@ -92,12 +92,12 @@ def words_of(text: str) -> Iterator[str]:
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading, as repositories' web pages make it."""
+    """Return the anchor of a heading in the form that GitHub uses."""
     return re.sub(r"[^\w\- ]", "", _LINK.sub(r"\1", heading).replace("`", "").strip().lower()).replace(" ", "-")
 
 
 def passages_of(page: str, text: str) -> Iterator[Passage]:
-    """Yield the sections of a page, and those rows of its tables that have an anchor or name a symptom."""
+    """Yield the sections of a page, and those rows of its tables that have an anchor or an error message."""
     title, heading, anchor, lines, fenced = "", "", "", list[str](), False
     for line in [*text.splitlines(), "# end"]:
         fenced ^= line.startswith("```")
@@ -128,7 +128,7 @@ def _rows_of(page: str, title: str, lines: Sequence[str]) -> Iterator[Passage]:
 
 
 def table_rows(lines: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the heads and the cells of each row of the tables in these lines."""
+    """Yield the column names and the cells of each table row in some lines of Markdown."""
     heads: list[str] = []
     for line in lines:
         if not line.startswith("|"):
@@ -143,7 +143,7 @@ def table_rows(lines: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
 
 @cache
 def pages() -> dict[str, str]:
-    """Return the text of each page by its name, such as study/join, in the order of their paths."""
+    """Return the text of each documentation page by its name, such as study/join."""
     if PAGES.is_file():
         return dict(json.loads(bz2.decompress(PAGES.read_bytes())))
     found = pages_of(CHECKOUT)
@@ -153,7 +153,7 @@ def pages() -> dict[str, str]:
 
 
 def pages_of(checkout: Path) -> dict[str, str]:
-    """Return the pages of a checkout: those of docs/, and the README about kits."""
+    """Return the documentation pages in a source checkout: the pages of docs/ and the README about kits."""
     docs, kits = checkout / "docs", checkout / "provisioning/README.md"
     files = {path.relative_to(docs).with_suffix("").as_posix(): path for path in sorted(docs.rglob("*.md"))}
     if files and kits.is_file():
@@ -162,12 +162,12 @@ def pages_of(checkout: Path) -> dict[str, str]:
 
 
 def all_passages() -> list[Passage]:
-    """Return all passages of all pages, in the order of their paths."""
+    """Return all passages of all documentation pages, sorted by the pages' paths."""
     return [one for page, text in pages().items() for one in passages_of(page, text)]
 
 
 def named(passages: Sequence[Passage], wanted: str) -> list[Passage]:
-    """Return the passages that a person names: by place, else by the name of a command, a page or a key."""
+    """Return the passages with a given name, which may be a place, a command, a page or a key."""
     place = re.sub(r"\.md(?=#|$)", "", wanted.removeprefix("docs/"))
     if by_place := [one for one in passages if one.place == place]:
         return by_place[:1]
@@ -177,7 +177,7 @@ def named(passages: Sequence[Passage], wanted: str) -> list[Passage]:
 
 
 def search(passages: Sequence[Passage], wanted: str) -> list[Passage]:
-    """Return the passages that fit some words best, the best first, as BM25 ranks them."""
+    """Return the passages that match some words best, ranked by BM25."""
     words = {*words_of(wanted)}
     known = Counter(word for one in passages for word in words & one.words.keys())
 
@@ -194,7 +194,7 @@ def search(passages: Sequence[Passage], wanted: str) -> list[Passage]:
 
 # ---------------------------------------------------------------------------------------------------- for a terminal
 def shown(passage: Passage, width: int) -> str:
-    """Return a passage as a terminal shows it: tables become lists, and links become names for `medsilo docs`."""
+    """Format a passage for a terminal: tables become lists, and links become names for `medsilo docs`."""
     parts = []
     text = re.sub(r"<!--.*?-->|<picture>.*?</picture>|^!\[.*?\)$", "", passage.text, flags=re.S | re.M)
     language = "text"
@@ -229,7 +229,7 @@ def _entry(heads: Sequence[str], cells: Sequence[str], page: str, width: int) ->
 
 
 def plain_words(markdown: str, page: str) -> str:
-    """Return a piece of Markdown as plain text."""
+    """Convert a piece of Markdown to plain text."""
 
     def led(found: re.Match[str]) -> str:
         path, _, anchor = found[2].partition("#")
@@ -245,7 +245,7 @@ def plain_words(markdown: str, page: str) -> str:
 
 
 def in_signs(formula: str) -> str:
-    """Return a formula of LaTeX in the signs of Unicode, as far as a line of text can."""
+    """Convert a LaTeX formula to a line of Unicode text, as far as possible."""
     text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"(\1)/(\2)", formula)
     text = re.sub(r"\\(?:text|mathrm|operatorname|mathcal)\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"\\([a-zA-Z]+) ?", lambda found: _SIGNS.get(found[1], found[1]), text)
@@ -264,12 +264,13 @@ def docs(
     screen: Console,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="WORDS", help="a key, a command, a page, a message, or any words; nothing: all pages"),
+        typer.Argument(metavar="WORDS", help="a key, command, page, message or any words (default: list all pages)"),
     ] = None,
 ) -> int | None:
     """Print the documentation of a key, a command, a message or any words.
 
-    Reads the pages that come with medsilo, without a network. Names in brackets are further places to read.
+    The command reads the pages that are installed with medsilo, without a network. Names in brackets refer to other
+    pages.
     """
     width = min(WIDEST, shutil.get_terminal_size().columns)
     passages, wanted = all_passages(), " ".join(words or ()).strip()
@@ -282,7 +283,7 @@ def docs(
     if exact:
         first, *others = exact
         sections = (one for one in passages if one.page == first.page and one.anchor)
-        whole = [first, *(one for one in sections if one.title.startswith(f"{first.title}: "))]  # rows are in these
+        whole = [first, *(one for one in sections if one.title.startswith(f"{first.title}: "))]
         chosen = [first] if first.anchor else list(dict.fromkeys(whole))
         screen.say("\n\n".join(shown(one, width) for one in chosen), "", f"From {first.place}")
         if others:

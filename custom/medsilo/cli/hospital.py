@@ -1,4 +1,4 @@
-"""Commands for a hospital's engineer: check, ledger, logs, prune."""
+"""The commands check, ledger, logs and prune for a hospital's engineer."""
 
 from contextlib import suppress
 from dataclasses import asdict
@@ -33,12 +33,13 @@ def check(
     ] = Path("medsilo-check-private.txt"),
     accept: Annotated[
         bool,
-        typer.Option("--accept", help="accept the kit's local/ and events.log as they are now"),
+        typer.Option("--accept", help="accept the present content of the kit's local/ and events.log"),
     ] = False,
 ) -> int:
-    """At a hospital, before joining: look at machine, kit and data for a job.
+    """At a hospital, before joining: check machine, kit and data for a job.
 
-    Sends nothing; what it prints may be mailed (medsilo docs study/join). 0: go, 1: no-go, 2: wrong command line.
+    The check sends no data, and you may mail its output (medsilo docs study/join). The exit code is 0 for go, 1 for
+    no-go, and 2 for a wrong command line.
     """
     import sys
 
@@ -57,7 +58,7 @@ def check(
     found = check(visit, lambda line: print(f"{line} ...", file=sys.stderr, flush=True))
     kept = found.write_private(private)
     screen.say(text := found.as_text())
-    if kit and "--kit KIT" in text:  # a path can't be mailed
+    if kit and "--kit KIT" in text:  # the path of the kit is private, so the report must not contain it
         print(f"KIT is {kit} here", file=sys.stderr)
     if kept:
         print(f"names of files and patients, for this hospital only: {private}", file=sys.stderr)
@@ -68,7 +69,7 @@ def check(
 def ledger(
     screen: Console,
     action: Annotated[
-        Literal["show", "accept"], typer.Argument(metavar="ACTION", case_sensitive=False, help="show, accept")
+        Literal["show", "accept"], typer.Argument(metavar="ACTION", case_sensitive=False, help="show or accept")
     ] = "show",
     *,
     kit: Annotated[Path, option("KIT", options.SITES_KIT)],
@@ -76,11 +77,12 @@ def ledger(
         Path | None, option("KIT", "for accept: the earlier kit, whose key signed the ledger so far")
     ] = None,
 ) -> None:
-    """Show what studies have cost this hospital's patients, and how many answers left.
+    """Show the privacy cost of studies for this hospital's patients, and the number of answers that left.
 
-    With show, it checks every line, its signature, and the heads here and in the kit. Then it prints the ε of each data
-    set and study, and the answers that left. Of a training script it adds what its messages could hold. With accept,
-    the ledger continues with this kit's key, after a new kit or a restored copy.
+    'ledger show' verifies all lines and signatures of the ledger. Then the command prints the ε of each data set and
+    study, and the number of answers that left. For a training script, it also prints the maximum content of the
+    messages in bits. After a kit was replaced or a copy restored, 'ledger accept' lets the present kit's key sign the
+    ledger.
     """
     screen.note("reading the ledger")
     from medsilo.check.at_home import KitAtHome
@@ -88,12 +90,12 @@ def ledger(
     from medsilo.site.ledger import ledgers
 
     if old_kit and action != "accept":
-        raise MedsiloError("--old-kit belongs to accept")
+        raise MedsiloError("the option --old-kit is for 'ledger accept' only")
     home = KitAtHome.read(kit)
     folder = home.book.folder
     found = [home.ledger(data) for data in ledgers(folder, home.files.kit)]
     if not found and action == "accept":
-        raise MedsiloError("there is no ledger yet: it begins with the first study that is counted", str(folder))
+        raise MedsiloError("this hospital has no ledger yet; the first counted study creates the ledger", str(folder))
     if not found:
         screen.say("no study has cost anything yet: the ledger begins with the first one that is counted")
     if action == "accept":
@@ -102,7 +104,7 @@ def ledger(
             home.accepted.accept(home.settings)
             screen.say("local/ is accepted as it is now")
         return
-    told = [spent(one, home.settings.privacy) for one in found]  # each line is checked
+    told = [spent(one, home.settings.privacy) for one in found]  # also verifies each line
     for view in told:
         screen.say(*spending_lines(view))
     answers = answered(home.book)
@@ -113,7 +115,10 @@ def ledger(
 def prune(
     screen: Console,
     folder: Annotated[
-        Path, typer.Argument(help="runs, or the kit of a server or a hospital (default: runs)", show_default=False)
+        Path,
+        typer.Argument(
+            help="a folder of runs, or the kit of a server or a hospital (default: the folder runs)", show_default=False
+        ),
     ] = Path("runs"),
     *,
     older_than: Annotated[float, option("DAYS", "only what last changed so many days ago", min=0)] = 7.0,
@@ -121,13 +126,13 @@ def prune(
         float | None,
         option("DAYS", "also checkpoints of unfinished studies that last changed so many days ago", min=0),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="remove it")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="remove the listed files and folders")] = False,
 ) -> None:
-    """List what old runs no longer need, with sizes and ages, and remove it with --yes.
+    """List files that old runs no longer need, with sizes and ages; with --yes, remove these files.
 
-    Lists checkpoints of finished studies and incomplete files. In a kit it also lists folders of jobs, and at the
-    server jobs that have ended. Models, scores and reports stay. What a lead has not fetched by then stays in the
-    server's kit, in medsilo/.
+    The list has checkpoints of finished studies and incomplete files. In a kit, the list also has folders of jobs, and
+    at the server, jobs that have ended. Models, scores and reports are never removed. Results that a lead has not yet
+    downloaded stay in the folder medsilo/ of the server's kit.
     """
     screen.note(f"looking through {folder}")
     from medsilo.runs.clean import check_holds_runs, find_old, remove
@@ -153,22 +158,22 @@ def prune(
 def logs(
     screen: Console,
     job: Annotated[
-        str | None, typer.Argument(metavar="JOB", help="a job's id or a study's name (default: all)")
+        str | None, typer.Argument(metavar="JOB", help="a job's id or a study's name (default: all jobs)")
     ] = None,
     *,
     kit: Annotated[Path, option("KIT", "the kit of a server or of a hospital, on its own machine")],
-    follow: Annotated[bool, typer.Option("--follow", help="show new lines until Ctrl-C")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="also show new lines until Ctrl-C")] = False,
 ) -> None:
-    """Show what happened to a server or a hospital: who came and went, how studies began and ended, and why.
+    """Show the events of a server or a hospital: connections, and the beginnings and ends of studies with reasons.
 
-    A line with WARNING needs somebody's attention. The lines come from events.log in the kit.
+    A line with WARNING needs a person's attention. The command reads the events from the file events.log in the kit.
     """
     from medsilo.check.kit import read_kit
     from medsilo.runs import event_reading
 
     party = read_kit(kit).party
     if party not in ("server", "hospital"):
-        raise MedsiloError(f"a {party} has no events; give the kit of a server or of a hospital")
+        raise MedsiloError(f"the kit of a {party} has no events; give the kit of a server or of a hospital")
     found = [event_reading.shown(line) for line in event_reading.read(kit, job or "")]
     screen.say(*found or ["nothing has happened yet"])
     screen.answer(events=found)
@@ -178,7 +183,7 @@ def logs(
 
 
 def _accept_ledgers(screen: Console, found: "list[Ledger]", old_kit: Path | None) -> None:
-    """Let the kit's key sign the present ledgers."""
+    """Sign the present ledgers with the kit's key."""
     from medsilo.check.at_home import files_of
     from medsilo.check.kit import read_kit
 
@@ -199,7 +204,7 @@ def _visit(
     site: str | None,
     accept: bool,
 ) -> "Visit":
-    """Parse the command line of a check into the site and its purpose; raises an error where it is wrong."""
+    """Convert the command line of 'medsilo check' to a Visit, and raise a MedsiloError for a wrong command line."""
     from medsilo.check.kit import read_kit
     from medsilo.check.visit import Visit
     from medsilo.core.text import is_safe_name
@@ -207,12 +212,12 @@ def _visit(
     from medsilo.tasks.sources import DataSource
 
     if accept and not kit_folder:
-        raise MedsiloError("--accept is about a kit; give --kit")
+        raise MedsiloError("--accept needs a kit; give --kit")
     kit = read_kit(kit_folder) if kit_folder else None
     local = options.folder_of_settings(settings_folder, kit_folder)
     own = options.folder_of_site(local, site) if site else local
     plan, allowed, scope, code = None, tuple[str, ...](), None, None
-    with suppress(MedsiloError):  # the check reports faults of the settings
+    with suppress(MedsiloError):  # the check itself reports errors in the settings
         allowed = SiteSettings.read(own).packages if own else ()
     if job_name:
         from medsilo.flare.job_source import find_job
@@ -226,11 +231,11 @@ def _visit(
 
         plan = load_plan(plan_file, changes, allowed)
     elif changes:
-        raise MedsiloError("--set changes a plan, and there is none; give a job or --plan")
+        raise MedsiloError("--set changes a plan, but no plan was given; give a job or --plan")
     site = site or (kit.name if kit else None)
     if site is None and plan and plan.participation.everyone:
         known = ", ".join(plan.participation.everyone)
-        raise MedsiloError(f"which site is this? give --site; the job names {known}")
+        raise MedsiloError(f"the name of this site is not known; give --site with a name of the job: {known}")
     site = site or "this-site"
     if not is_safe_name(site):
         raise MedsiloError(f"--site {site!r} has odd characters; use letters, digits, '.', '_' and '-'")

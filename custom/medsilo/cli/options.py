@@ -1,6 +1,6 @@
-"""The options that several commands share and the checks of their values.
+"""Options that several commands share, and the checks of their values.
 
-Nothing heavy is imported here: --help answers at once.
+To keep `--help` fast, this module imports no large packages.
 """
 
 import errno
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # ---------------------------------------------------------------------------------------------------- values
 def output_folder(value: object) -> Path:
-    """A folder that can be written to, or made; the trial leaves no file."""
+    """Return the path of an output folder, and raise a ValueError if this account cannot write to the folder."""
     path = Path(str(value))
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} can't be written: {path} is a file; choose a folder")
@@ -29,7 +29,7 @@ def output_folder(value: object) -> Path:
 
 
 def output_file(value: object) -> Path:
-    """Return a file that can be written or written over."""
+    """Return the path of an output file, and raise a ValueError if this account cannot write the file."""
     path = Path(str(value))
     if path.is_dir():
         raise ValueError(f"{path} can't be written: {path} is a folder; give the name of a file")
@@ -38,7 +38,7 @@ def output_file(value: object) -> Path:
 
 
 def _try_to_write(wanted: Path, folder: Path) -> None:
-    """Try to write a file into the nearest existing folder, because rights alone don't show whether it takes files."""
+    """Test the nearest existing folder with a temporary file, because permissions alone do not prove write access."""
     place = next((parent for parent in (folder, *folder.parents) if parent.exists()), folder)
     if not place.is_dir():
         raise ValueError(f"{wanted} can't be written: {place} is a file; choose another folder")
@@ -46,19 +46,26 @@ def _try_to_write(wanted: Path, folder: Path) -> None:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".medsilo-"):
             pass
     except OSError as error:
-        # A place like /proc says that there is no such file.
-        why = "takes no files" if error.errno == errno.ENOENT else f"says {os.strerror(error.errno or 0).lower()!r}"
+        # In a file system such as /proc, a new file raises ENOENT.
+        why = "takes no files" if error.errno == errno.ENOENT else f"reports {os.strerror(error.errno or 0).lower()!r}"
         raise ValueError(f"{wanted} can't be written: {place} {why}; choose another folder") from error
 
 
 # ---------------------------------------------------------------------------------------------------- options
 def option(metavar: str, help: str, *names: str, **more: Any) -> Any:
-    """Return an option that takes a value. names: where it is called otherwise than its parameter."""
+    """Return a command-line option that takes a value.
+
+    Args:
+        metavar: the placeholder of the value in the help text
+        help: the help text of the option
+        names: names that differ from the name of the parameter
+        more: further arguments of `typer.Option`
+    """
     return typer.Option(*names, metavar=metavar, help=help, **more)
 
 
 def several(metavar: str, help: str, *names: str, **more: Any) -> Any:
-    """Return an option that may be repeated."""
+    """Return a command-line option that users may repeat."""
     return option(metavar, help, *names, default_factory=list, show_default=False, **more)
 
 
@@ -68,16 +75,14 @@ SETTINGS_OF_SITES = f"{SETTINGS_FOLDER}. FOLDER/<site>/medsilo.yaml is for that 
 DATA = "folder with the sites' data, for tasks that need one"
 
 A_JOB = typer.Argument(
-    help="a job's folder, for example jobs/fedavg, or the name of one that comes with medsilo, for example fedavg",
+    help="a job's folder, for example jobs/fedavg, or the name of a job that medsilo includes, for example fedavg",
     autocompletion=completion.jobs,
 )
 Job = Annotated[str, A_JOB]
 JobOrNone = Annotated[str | None, A_JOB]
 PlanFile = Annotated[
     Path | None,
-    typer.Option(
-        "--plan", help="another plan, which runs with the job's method, for example jobs/fedavg/plans/nifti-folder.yaml"
-    ),
+    typer.Option("--plan", help="another plan for the job's method, for example jobs/fedavg/plans/nifti-folder.yaml"),
 ]
 Changes = Annotated[
     list[str],
@@ -118,14 +123,16 @@ SettingsOfSites = Annotated[Path | None, option("FOLDER", SETTINGS_OF_SITES, "--
 Model = Annotated[Path, typer.Argument(help="folder of a super model or of a run")]
 ModelOf = Annotated[str, option("SITE", "the run's model of this hospital instead of the shared one", "--site")]
 Runs = Annotated[list[Path], typer.Argument(help="folders of runs")]
-JobId = Annotated[str, typer.Argument(metavar="ID", help="the job's id, as submit printed it")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="the job's id that 'medsilo submit' printed")]
 
 
 def check_changes(changes: list[str], job: Path | str | None = None, plan: Path | None = None, **sections: Any) -> None:
-    """Raise an error where --set names a key that the plan does not have, before PyTorch is loaded.
+    """Raise an error if --set names a key that the plan does not have, without loading PyTorch.
 
     Args:
-        job, plan: as typed
+        changes: the values of --set
+        job: the job as the user typed it
+        plan: the file of another plan, if given
         sections: further known sections of the plan
     """
     if changes:
@@ -135,9 +142,9 @@ def check_changes(changes: list[str], job: Path | str | None = None, plan: Path 
 
 
 def folder_of_settings(folder: Path | None, kit: Path | None = None) -> Path | None:
-    """Return the folder, or that of a kit; an error if one was given and is not there."""
+    """Return the given or the kit's folder of settings, and raise a MedsiloError if the folder does not exist."""
     if folder and kit:
-        raise MedsiloError("--kit and --settings both name settings; give one of them")
+        raise MedsiloError("--kit and --settings both name a folder of settings; give only one of these options")
     folder = kit / "local" if kit else folder
     if folder and not folder.is_dir():
         raise MedsiloError("there is no such folder of settings; give the folder that holds medsilo.yaml", str(folder))
@@ -145,14 +152,14 @@ def folder_of_settings(folder: Path | None, kit: Path | None = None) -> Path | N
 
 
 def folder_of_site(folder: Path | None, site: str) -> Path | None:
-    """Return the folder with a site's own settings, where a folder of settings for several has one, or that folder."""
+    """Return the subfolder with a site's settings, or the common folder if the site has no subfolder."""
     from medsilo.site.settings import FILE_NAME
 
     return folder / site if folder and (folder / site / FILE_NAME).is_file() else folder
 
 
 def settings_of_owner(*given: Any) -> "SiteSettings":
-    """Return settings, as `settings_of` does, of who owns all sites."""
+    """Return the settings of a person who owns all sites, with the arguments of `settings_of`."""
     from medsilo.site.settings import ALL_MINE
 
     return settings_of(*given, **ALL_MINE)
@@ -165,31 +172,38 @@ def settings_of(
     before: "SiteSettings | None" = None,
     **more: Any,
 ) -> "SiteSettings":
-    """Return the command line's settings over a site's own, or over those that a run had before.
+    """Return a site's settings with the changes of the command line.
 
-    They are for work that stays on this machine, which needs no approval.
+    The settings are for work on this machine, so the hospital's approval is not necessary.
+
+    Args:
+        device: the device of the command line
+        data: the data folder of the command line
+        settings_folder: the folder with the site's settings
+        before: the settings of an earlier run, which apply without a settings folder
+        more: further settings
     """
     from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings_of_all
 
     local = folder_of_settings(settings_folder)
     if local and not any(local.glob(FILE_NAME)) and not any(local.glob(f"*/{FILE_NAME}")):
-        raise MedsiloError(f"the folder of settings has no {FILE_NAME}; give the one that has it", str(local))
+        raise MedsiloError(f"the folder of settings has no {FILE_NAME}; give a folder with {FILE_NAME}", str(local))
     settings = read_settings_of_all(local) if local else before or SiteSettings()
     given = {"device": device, "data": data and data.resolve(), "approval": "none"}
     said = {key: value for key, value in given.items() if value is not None}
     settings = settings.changed({**said, **more}, "the command line")
     if device:
-        settings.compute()  # raises where it is not on this machine
+        settings.compute()  # raises an error if this machine lacks the device
     return settings
 
 
 Live = Annotated[
-    bool, typer.Option("--live", help="serve a page on this machine with curves, rounds and a button that stops")
+    bool, typer.Option("--live", help="serve a web page on this machine with curves, rounds and a stop button")
 ]
 
 
 def run_settings(run: Path) -> "SiteSettings":
-    """The settings of a run's sites: those that the simulator kept, or the defaults."""
+    """Return the settings that the simulator stored for a run's sites, or the defaults."""
     from medsilo.runs import paths
     from medsilo.site.settings import read_settings_of_all
 

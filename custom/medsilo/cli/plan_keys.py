@@ -1,4 +1,4 @@
-"""The keys of a plan, read without importing its classes, so that a wrong key costs no start of PyTorch."""
+"""Read the valid keys of a plan from source code, so that a wrong key is reported without loading PyTorch."""
 
 from collections.abc import Iterable, Mapping
 from functools import reduce
@@ -16,14 +16,18 @@ SETTINGS = "medsilo.site.settings:SiteSettings"
 
 
 def keys_of_plans() -> dict[str, list[str]]:
-    """Return the keys that are the same for every method and task, and those within each that is a section."""
+    """Return the keys that every plan may have; for a section, also the keys within that section."""
     plan = keys_in_source(PLAN_CLASS)
     return {key: [*(within.keys if (within := plan.below([key])) else ())] for key in plan.keys} if plan else {}
 
 
 def as_written(job: Path | str | None, plan: Path | None) -> dict[str, Any]:
-    """Return the unchecked raw values of the plan of a job or run, or of another plan with its method; empty if
-    unreadable."""
+    """Return the raw, unchecked values of a plan; empty if the plan cannot be read.
+
+    Args:
+        job: the job or run with the plan
+        plan: another plan, which runs with the method of the job
+    """
     own, other = _values_of(job), _values_of(plan)
     return {**other, "algorithm": own.get("algorithm")} if plan else own
 
@@ -34,20 +38,25 @@ def _values_of(place: Path | str | None) -> dict[str, Any]:
     try:
         found = job_or_run(place) if Path(place).suffix not in YAML else Path(place)
         values = values_of(found, lambda file: read_yaml(file, "the plan", "a plan.yaml"))
-    except (MedsiloError, OSError):  # reading it again reports the fault
+    except (MedsiloError, OSError):  # loading the plan later reports the error
         return {}
     return values if isinstance(values, dict) else {}
 
 
 def check_keys(changes: Iterable[str], written: Mapping[str, Any]) -> None:
-    """Raise a PlanError where a change, `a.b=value`, has a key that the plan hasn't. written: the plan, unchecked."""
+    """Raise a PlanError if a change such as `a.b=value` has a key that the plan does not have.
+
+    Args:
+        changes: the changes of the plan
+        written: the raw values of the plan, which are not yet checked
+    """
     changes = [*changes]
     names = {section: table.named_in(written.get(section)) for section, table in TABLES.items()}
     for key, _, name in (change.partition("=") for change in changes):
         section, _, last = key.partition(".")
         if section in TABLES and last == "name":
             names[section] = TABLES[section].spelled(name) or name
-            names |= {"network": ""} if section == "task" else {}  # the other task's own
+            names |= {"network": ""} if section == "task" else {}  # the new task has another default network
     if wrong := [*filter(None, (_wrong(change, names) for change in changes))]:
         raise PlanError("; ".join(wrong))
 
@@ -58,7 +67,7 @@ def _wrong(change: str, names: Mapping[str, str]) -> str:
     known, place = _known_at(path, names)
     try:
         value = load_yaml(text)
-    except YamlError:  # loading the plan reports the fault
+    except YamlError:  # loading the plan later reports the error
         return ""
     if not place or not equals or not all(path):
         return ""
@@ -70,8 +79,9 @@ def _wrong(change: str, names: Mapping[str, str]) -> str:
 
 
 def _known_at(path: list[str], names: Mapping[str, str]) -> tuple[list[str], int]:
-    """The possible keys in place of an unknown key, and how many parts of the path name that key; 0 where the path may
-    be right.
+    """Return the valid keys at the place of an unknown key, and the number of path parts up to that key.
+
+    If the path may be valid, the number is 0.
     """
     found = keys_in_source(PLAN_CLASS)
     for place, key in enumerate(path):
@@ -84,11 +94,11 @@ def _known_at(path: list[str], names: Mapping[str, str]) -> tuple[list[str], int
 
 
 def _within(section: str, names: Mapping[str, str]) -> SourceKeys | None:
-    """Return the keys of the method, task or network that a plan names; of a network that it does not, those of all."""
+    """Return the keys of a plan's method, task or network; for an unnamed network, return the keys of all networks."""
     table, task = TABLES[section], names.get("task", "")
     if name := names.get(section):
         return keys_in_source(table.written_in(name))
     if section != "network" or task not in TABLES["task"].ours:
         return None
-    known = [keys_in_source(table.written_in(name)) for name in table.ours]  # a network that wraps another has none
+    known = [keys_in_source(table.written_in(name)) for name in table.ours]  # None for a network that wraps another
     return SourceKeys({key: "" for keys in known if keys for key in keys.keys})

@@ -1,4 +1,4 @@
-"""Commands that list, disclose and decide before anything runs: approve, page, disclosure, list."""
+"""The commands approve, page, disclosure and list, with which people review a study before it runs."""
 
 import ast
 import re
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from medsilo.site.job_code import JobCode
 
 HEXADECIMAL = "0123456789abcdefABCDEF"
-LINK, REFERENCE = re.compile(r"\[([^]]*)\]\([^)]*\)"), re.compile(r" \(\[[^]]*\]\([^)]*\)\)")  # in Markdown
+LINK, REFERENCE = re.compile(r"\[([^]]*)\]\([^)]*\)"), re.compile(r" \(\[[^]]*\]\([^)]*\)\)")  # links in Markdown
 SAID = {"when": "worth a try", "leaves": "leaves a hospital", "bytes": "bytes a round", "work": "extra work"}
-# Plug-ins that serve a hospital's own page on its machine: called with the kit and a port, they return a server.
+# Plug-ins that serve a hospital's web page; a plug-in is called with a kit and a port, and returns a server.
 PAGES, SITE_PAGE = PluginTable("medsilo.pages", "types:FunctionType", {}), "site"
 HOURS = {"h": 1, "d": 24, "w": 168}
 INDENT = " " * 14  # the indentation of lines below a plan's hash
-QUOTED = "    | "  # before each line of a job's code, so that no line looks like medsilo's
+QUOTED = "    | "  # prefix that distinguishes lines of a job's code from medsilo's output
 
 
 def lasting(value: object) -> int:
-    """Return the hours of a time like 12h, 30d or 8w."""
+    """Convert a duration such as 12h, 30d or 8w to hours."""
     text = str(value).strip().lower()
     number, unit = text[:-1], text[-1:]
     if unit not in HOURS or not number.isdecimal() or not 0 < int(number) <= 100_000:
-        raise ValueError(f"{text!r} is not a time; write hours, days or weeks: 12h, 30d, 8w")
+        raise ValueError(f"{text!r} is not a duration; write hours, days or weeks: 12h, 30d, 8w")
     return int(number) * HOURS[unit]
 
 
@@ -49,7 +49,7 @@ def approve(
         str | None,
         typer.Argument(
             metavar="PLAN",
-            help="a job's folder, the plan's hash, or the first digits of the hash of a plan that asked here",
+            help="a job's folder, the plan's hash, or the first digits of the hash of a submitted plan",
         ),
     ] = None,
     *,
@@ -67,13 +67,15 @@ def approve(
     yes: Annotated[bool, typer.Option("--yes", help="approve without asking")] = False,
     by: Annotated[str, option("NAME", "who decides (default: this account's name)")] = "",
 ) -> None:
-    """At a hospital: approve or decline a plan, or list the plans that asked to run here.
+    """At a hospital: approve or decline a plan, or list the submitted plans.
 
-    With 'approval: required' in medsilo.yaml, no other plan runs, and no job's code but that which was approved with
-    its plan. The kit's key signs each decision, and the last decision counts. Without a plan, the command lists the
-    plans that wait for a decision, and all decisions. It shows the plan, what would leave, and every file of a job's
-    code. Then it asks before it approves; without a terminal it approves with --yes only. --decline rejects a plan, or
-    withdraws its approval: the study stops here before its next answer leaves. What has left can not be taken back.
+    With 'approval: required' in medsilo.yaml, a plan and its job's code run only after this hospital has approved them.
+    The kit's key signs each decision, and the last decision about a plan counts. Without PLAN, the command lists the
+    plans that wait for a decision, and all decisions.
+
+    With PLAN, the command shows the plan, the data that would leave, and every file of a job's code. Then the command
+    asks before it approves; without a terminal, the option --yes is necessary. --decline rejects a plan or withdraws
+    its approval, and the study stops here before its next answer leaves. Data that have left cannot be taken back.
     """
     options.check_changes(changes, hash)
     from medsilo.site.approvals import ApprovalLimits
@@ -81,10 +83,10 @@ def approve(
     if hash is not None:
         limits = ApprovalLimits.lasting(expires, rounds, sites)
         if decline and limits.words():
-            raise MedsiloError("a plan that is declined has no limits; leave --decline or the limits out")
+            raise MedsiloError("a declined plan has no limits; omit --decline or the limits")
         _decide(screen, "declined" if decline else "approved", kit, hash, by, limits, changes, yes)
     elif decline:
-        raise MedsiloError("which plan? give a job or the beginning of a hash")
+        raise MedsiloError("no plan was given; give a job or the beginning of a plan's hash")
     else:
         _list(screen, kit)
 
@@ -121,17 +123,17 @@ def page(
     kit: Annotated[Path, option("KIT", options.SITES_KIT)],
     port: Annotated[int, option("PORT", "port of the page; 0: any free port", min=0, max=65_535)] = 0,
 ) -> None:
-    """At a hospital: serve its own web page, to read plans, decide, and watch studies.
+    """At a hospital: serve the hospital's web page, to read plans, decide about plans, and watch studies.
 
-    The page is on this machine, at an address for one use. It ends with Ctrl-C; studies go on.
+    The page runs on this machine, and its address can be opened once. Ctrl-C stops the page, but no study.
     """
     screen.in_lines = True
     if SITE_PAGE not in PAGES:
-        raise MedsiloError("the package medsilo_page is not installed; decide by 'medsilo approve'")
+        raise MedsiloError("the package medsilo_page is not installed; use 'medsilo approve' to decide about plans")
     try:
         server = PAGES[SITE_PAGE](kit, port)
     except OSError as error:
-        raise MedsiloError(f"port {port} of this machine can't be used; give another --port, or none") from error
+        raise MedsiloError(f"port {port} of this machine can't be used; give another --port, or omit --port") from error
     screen.say(f"open this address in a browser on this machine; it is good for one use:\n{server.gate.start}")
     screen.event("ready", {"address": server.gate.start})
     try:
@@ -156,7 +158,7 @@ def _decide(
 
     home = KitAtHome.read(kit)
     meant, asked, job_code = _meant(home, given, changes)
-    if asked and verdict == "approved":  # the others need no plan that can be read
+    if asked and verdict == "approved":  # other decisions do not need a readable plan
         from medsilo.check.approving import never_runs, plan_in_words
         from medsilo.check.disclosure import left_in_short
         from medsilo.check.own_data_set import data_set_words
@@ -165,10 +167,10 @@ def _decide(
         plan = home.plan_of(asked)
         if plan.task.scripted and job_code is None:
             raise MedsiloError(
-                "a script trains by this plan, and its code is not here: give the job's folder in place of the hash"
+                "this plan needs a training script, which is not here; give the job's folder instead of the hash"
             )
         if why := never_runs(home, plan, limits, asked.sites):
-            raise MedsiloError(f"it would never run here: {why}; nothing is approved")
+            raise MedsiloError(f"this plan could never run here: {why}; the plan is not approved")
         about = [*plan_in_words(plan), *([] if plan.task.synthetic else data_set_words(home.settings, home.files))]
         screen.say(*(f"{name}: {words}" for name, words in about), "What leaves this hospital:")
         screen.say(*(f"{INDENT}{line}" for line in left_in_short(plan, job_code is not None)))
@@ -178,7 +180,7 @@ def _decide(
     if verdict == "approved" and not yes:
         _ask(screen, meant, asked is not None, job_code)
     if asked and given.strip(HEXADECIMAL):
-        home.approvals.keep(asked, job_code)  # also a plan that did not ask
+        home.approvals.keep(asked, job_code)  # stores the plan even if nobody has submitted the plan yet
     before = home.approvals.last(meant)
     if verdict == "declined" and before and before.verdict == "approved":
         verdict = "withdrawn"
@@ -194,7 +196,7 @@ def _decide(
 
 
 def _changes(home: "KitAtHome", asked: "AskingPlan", plan: "Plan") -> Iterator[str]:
-    """Yield the changes since the last approved plan of the same study, if any."""
+    """Yield the differences from the last approved plan of the same study, if there is such a plan."""
     from medsilo.check.approving import approved_before, changes_since
     from medsilo.site.accepted_settings import moment
 
@@ -206,7 +208,7 @@ def _changes(home: "KitAtHome", asked: "AskingPlan", plan: "Plan") -> Iterator[s
 
 
 def _show_code(screen: Console, home: "KitAtHome", asked: "AskingPlan", title: str | None, code: "JobCode") -> None:
-    """Show every file of a job's code, and its abilities."""
+    """Print every file of a job's code, and the rights of the code."""
     from medsilo.check.code_review import code_words, review
 
     before = home.approvals.code_approved(asked, title or "")
@@ -216,17 +218,19 @@ def _show_code(screen: Console, home: "KitAtHome", asked: "AskingPlan", title: s
 
 
 def _ask(screen: Console, plan: str, shown: bool, code: "JobCode | None") -> None:
-    """Ask at the terminal whether to approve a plan; raises MedsiloError without a yes."""
+    """Ask at the terminal whether to approve a plan, and raise a MedsiloError unless the answer is yes."""
     if not (screen.watched and sys.stdin.isatty()):
-        raise MedsiloError("nothing is approved: nobody can be asked without a terminal; read the plan, then add --yes")
+        raise MedsiloError(
+            "the plan is not approved: the command cannot ask without a terminal; read the plan, then add --yes"
+        )
     what = f"plan {plan[:12]}" if shown else f"plan {plan[:12]}, which is not here to read"
     what += f" with code {code.hash[:12]}" if code else ""
     if not typer.confirm(f"Approve {what}?"):
-        raise MedsiloError("nothing is approved, as you answered; --decline rejects the plan")
+        raise MedsiloError("the plan is not approved, as you answered; to reject the plan, add --decline")
 
 
 def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str, AskingPlan | None, JobCode | None]":
-    """The hash of the plan that was meant, and the plan where it is here, with the code of its job."""
+    """Return the hash of the plan that the user named; if the plan is known here, also return the plan and its code."""
     import time
 
     from medsilo.flare.job_source import find_job
@@ -243,16 +247,14 @@ def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str,
         asked = AskingPlan(plan=told, hash=plan.hash, at=int(time.time()), job_code=code.hash if code else "")
         return asked.hash, asked, code
     if changes:
-        raise MedsiloError(
-            "--set changes a job's plan, and a hash names an unchanged one; give the job's folder, or leave out --set"
-        )
+        raise MedsiloError("--set cannot change a plan that is given by its hash; give the job's folder, or omit --set")
     meant, found = given.lower(), home.approvals.asked(given.lower())
-    if len(meant) == 64 and not found:  # a whole hash need not have asked
+    if len(meant) == 64 and not found:  # a full hash is accepted even if nobody has submitted the plan
         return meant, None, None
     if len(meant) < 8 or len(found) != 1:
         raise MedsiloError(
-            f"{plain(given, 70)} begins the hash of {counted(len(found), 'plan')} that asked here; give 8 digits at "
-            "least, or all 64, or the job itself"
+            f"{counted(len(found), 'submitted plan')} have a hash that begins with {plain(given, 70)}; give at least 8 "
+            "digits, all 64 digits, or the job"
         )
     return found[0].hash, found[0], home.approvals.code_of(found[0])
 
@@ -274,13 +276,13 @@ def disclosure(
     kit: options.SiteKit = None,
     local: options.SettingsFolder = None,
     site: Annotated[
-        str | None, option("SITE", "the hospital whose settings count, where the folder of settings has several")
+        str | None, option("SITE", "the hospital whose settings apply, if the folder of settings has several")
     ] = None,
 ) -> None:
-    """Say what leaves a site under a job, before anything runs, or what left under a run.
+    """Print the disclosure report of a job before it runs, or of a finished run.
 
     The disclosure report lists every group of tensors with its bytes, and every number that a site sends.
-    'medsilo docs trust/privacy' has the promises.
+    'medsilo docs trust/privacy' explains medsilo's privacy promises.
     """
     options.check_changes(changes, job, plan)
     folder = options.folder_of_settings(local, kit)
@@ -319,12 +321,15 @@ def list_(
     screen: Console,
     method: Annotated[
         str | None,
-        typer.Argument(metavar="METHOD", help="one method: its idea, keys and cost", autocompletion=completion.methods),
+        typer.Argument(
+            metavar="METHOD", help="show the idea, keys and cost of one method", autocompletion=completion.methods
+        ),
     ] = None,
 ) -> None:
-    """List the methods, each with when to try it and what leaves a hospital, and the tasks.
+    """List the methods and the tasks; for each method, show when to try it, and the tensors that leave a hospital.
 
-    A plan names them as algorithm.name and task.name. With a METHOD: its idea, when to try it, its keys, and its cost.
+    A plan names its method as algorithm.name and its task as task.name. With METHOD, the command shows the idea of this
+    method, when to try it, its keys, and its cost.
     """
     if method:
         screen.note("loading the method")
@@ -359,7 +364,7 @@ def list_(
 
 
 def _title_of(table: "Registry", name: str) -> str:
-    """The title of a class from its source. No module is imported, and other packages are not read."""
+    """Read the title of a method or task from the source code of its class, without importing the module."""
     if package := table.package_of(name):
         return f"of package {package}"
     module, _, kind = table.place_of(name).partition(":")
@@ -374,7 +379,7 @@ def _title_of(table: "Registry", name: str) -> str:
 
 
 def _show_method(screen: Console, name: str) -> None:
-    """Show one method."""
+    """Print the idea, keys and cost of one method."""
     import inspect
     from difflib import get_close_matches
 
@@ -404,7 +409,7 @@ def _show_method(screen: Console, name: str) -> None:
 
 
 def _plain(text: str) -> str:
-    """Return a text of Markdown without links."""
+    """Remove the links from a Markdown text."""
     return LINK.sub(r"\1", REFERENCE.sub("", text))
 
 
@@ -413,6 +418,6 @@ def _default_of(value: Any) -> Any:
 
 
 def _meaning_of(kind: Any, key: str) -> str:
-    """The description of a key from the class that declares it first."""
+    """Return the description of a key from the nearest class that describes the key."""
     fields = (getattr(base, "model_fields", {}).get(key) for base in kind.__mro__)
     return next((field.description for field in fields if field and field.description), "")

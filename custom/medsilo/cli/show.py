@@ -1,6 +1,6 @@
 """Write a command's output: lines for people, one JSON document for programs, and progress on a terminal.
 
-rich is imported only where a person watches: --help and pipes do without it.
+The package rich is imported only for a terminal, because its import is slow.
 """
 
 import functools
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its function's name with dashes, its parameters are options, its docstring is the text of --help.
+    """A command of the program medsilo, made from a function.
+
+    The function's name is the command's name, its parameters are the options, and its docstring is the help text.
 
     >>> from medsilo.extend import Command, Console
     >>> def count(screen: Console, number: int = 3) -> None:
@@ -44,22 +46,26 @@ class Command:
     'auto'
     """
 
-    # The type of `out`: -o, a file of which it is tried at once whether it can be written.
+    # The type of a parameter `out`: the option -o with an output file that must be writable.
     OutFile = Annotated[Path, options.OUT_FILE]
 
-    does: Callable[..., int | None]  # gets a Screen first; returns another code than 0 where it did not succeed
-    example: str  # arguments of an example
-    people: str  # the heading that it is under
-    of: str = ""  # the command that it is one of several acts of
+    does: Callable[..., int | None]  # its first argument is the Console; returns a nonzero code after a failure
+    example: str  # command-line arguments of an example
+    people: str  # heading in the help, which names the role of the users
+    of: str = ""  # the group of commands to which the command belongs
 
     @property
     def name(self) -> str:
-        """The command's full name, as a user types it."""
+        """Return the command's full name, which users type."""
         return f"{self.of} {self.does.__name__.rstrip('_')}".strip().replace("_", "-")
 
     @staticmethod
     def settings(folder: Path | None) -> "SiteSettings":
-        """Return a hospital's settings, of the folder with its medsilo.yaml; without one the defaults."""
+        """Return the settings of a hospital, or the defaults.
+
+        Args:
+            folder: the folder with the hospital's medsilo.yaml; None for the defaults
+        """
         from medsilo.site.settings import SiteSettings
 
         own = options.folder_of_settings(folder)
@@ -67,17 +73,17 @@ class Command:
 
 
 BOLD, BAD, CAUTION = "1", "1;31", "1;33"  # a terminal's codes for styles
-WARNING = "warning:"  # begins a line that a reader should see
+WARNING = "warning:"  # prefix of lines that are highlighted
 
 
 def tint(text: str, style: str, stream: Any) -> str:
-    """Return a text in bold or in colour, where a terminal shows it and NO_COLOR does not forbid it."""
+    """Add bold or colour to a text if the stream is a terminal with colours and NO_COLOR is not set."""
     shows = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return f"\x1b[{style}m{text}\x1b[0m" if shows else text
 
 
 MOST_SILENCE = 4.5  # seconds without output; the documentation promises at most five
-LOOK = 0.2  # seconds between looks at whether something has to be said
+LOOK = 0.2  # seconds between checks whether to report progress
 STOPPED = "stopped"
 AsJson = Annotated[
     bool, typer.Option("--json", help="print JSON on stdout, for programs; lines for people go to stderr")
@@ -87,7 +93,7 @@ Progress = Callable[[], str]
 
 
 class Console:
-    """The output of one command. With `as_json`, stdout has JSON only.
+    """The output of one command; with `as_json`, only JSON is written to stdout.
 
     >>> screen = Console()
     >>> screen.say("model: 3 of 4")
@@ -98,18 +104,23 @@ class Console:
     """
 
     def __init__(self, as_json: bool = False, silence: float = MOST_SILENCE) -> None:
-        """silence: seconds of silence after which a running command reports its progress."""
+        """Create the output of a command.
+
+        Args:
+            as_json: whether to write JSON to stdout, and lines for people to stderr
+            silence: seconds without output after which a running command reports its progress
+        """
         self.as_json = as_json
-        self.in_lines = False  # JSON lines: one per event, the last with the outcome
+        self.in_lines = False  # whether to write one JSON line per event
         self.document: Any = {}
-        self.goes_on = ""  # in words, the way to continue stopped work
+        self.goes_on = ""  # explains how to continue interrupted work
         self.watched = sys.stdout.isatty() and not as_json
         self._print: Callable[[str], None] | None = None  # prints a line above the live display
         self._silence, self._said = silence, time.monotonic()
         self._saying = threading.Lock()
-        self._doing: Progress | None = None  # the present work, in words
-        self._aside = False  # whether that is for a person at the terminal alone
-        self._watcher: threading.Thread | None = None  # breaks the silence
+        self._doing: Progress | None = None  # describes the present work
+        self._aside = False  # whether progress is for a person at the terminal only
+        self._watcher: threading.Thread | None = None  # reports progress after long silence
         self._ended = threading.Event()
 
     def say(self, *lines: str) -> None:
@@ -127,15 +138,21 @@ class Console:
             self._said = time.monotonic()
 
     def begin(self, what: str) -> None:
-        """Announce the beginning of some work.
+        """Announce the beginning of some work, and report its progress every few seconds until `end`.
 
-        If the work takes long, report every few seconds that it goes on, until `close`.
+        Args:
+            what: a description of the work
         """
         self.say(what)
         self.doing(what)
 
     def doing(self, what: str | Progress, aside: bool = False) -> None:
-        """Set the progress to report, a text or a function that gives one. aside: for a person at the terminal only."""
+        """Set the description of the present work, for progress reports.
+
+        Args:
+            what: a text, or a function that returns a text
+            aside: whether to report progress only to a person at the terminal
+        """
         self._aside = aside
         started = time.monotonic()
         self._doing = what if callable(what) else lambda: f"{what} ({time.monotonic() - started:.0f} s)"
@@ -150,39 +167,39 @@ class Console:
             self._watcher.join()
 
     def _break_silence(self) -> None:
-        """Report progress whenever nothing was printed for long and the terminal shows no progress."""
-        with suppress(OSError):  # a pipe that nobody reads any more
+        """Report progress whenever a command has printed no output for a long time."""
+        with suppress(OSError):  # the reader of the pipe may have ended
             while not self._ended.wait(LOOK):
                 if self._doing and self._print is None and time.monotonic() - self._said >= self._silence:
                     self.aside(self._doing()) if self._aside else self.say(self._doing())
 
     def warn(self, line: str) -> None:
-        """Show a warning."""
+        """Print a warning to stderr."""
         print(f"{tint('medsilo:', BAD, sys.stderr)} {plain(line)}", file=sys.stderr, flush=True)
 
     def note(self, line: str) -> None:
-        """Say on a terminal what is being waited for; a pipe gets results only."""
+        """Print the present work on a terminal; if stderr is not a terminal, print no line."""
         if sys.stderr.isatty():
             self.aside(f"{line} ...")
             self.doing(line, aside=True)
 
     def aside(self, line: str) -> None:
-        """Show the present work on stderr, for people and logs."""
+        """Print a line about the present work to stderr."""
         print(printable(line), file=sys.stderr, flush=True)
         self._said = time.monotonic()
 
     def event(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """Print one JSON line, where they are asked for."""
+        """Print an event as a JSON line if the command writes JSON lines."""
         if self.as_json and self.in_lines:
             print(json.dumps({"event": kind, **facts}, allow_nan=False, default=str), flush=True)
 
     def answer(self, **facts: Any) -> None:
-        """Keep the facts for the JSON document that ends the command."""
+        """Add facts to the JSON document that the command prints at its end."""
         self.document = {**self.document, **facts}
 
     @contextmanager
     def rounds(self, progress: "StudyProgress") -> Iterator[Callable[[Any], None]]:
-        """Show the rounds of a study, each passed to the yielded function, and the progress between them."""
+        """Show the rounds of a study, and progress between rounds; pass each round's record to the yielded function."""
 
         def on_round(record: Any) -> None:
             lines = progress.add(record)
@@ -194,7 +211,7 @@ class Console:
 
     @contextmanager
     def busy(self, what: str) -> Iterator[Callable[[Progress], None]]:
-        """Show that the work goes on, and for how long; yields a function that adds a source of details."""
+        """Show the progress and duration of some work; the yielded function adds a source of details."""
         more: list[Progress] = [lambda: ""]
         started = time.monotonic()
 
@@ -207,7 +224,7 @@ class Console:
 
     @contextmanager
     def _watching(self, words: Progress) -> Iterator[None]:
-        """Show progress: on a terminal below the output, else after a long silence."""
+        """Show progress below the output of a terminal; without a terminal, report progress after long silence."""
         self.doing(words)
         if not self.watched:
             yield
@@ -219,14 +236,14 @@ class Console:
                 self._print = None
 
     def fail(self, error: MedsiloError, code: int = 1) -> int:
-        """Show the line of an error; return the exit code."""
+        """Print the message of an error, and return the exit code."""
         text = str(error) + (f" [{error.private}]" if error.private else "")
         self.warn(text)
         self.document = {**self.document, **failure(text, code, error)}
         return code
 
     def close(self, code: int) -> int:
-        """Print the JSON that was asked for; return the exit code."""
+        """Print the command's JSON document if the user wants JSON, and return the exit code."""
         if self.as_json and self.in_lines:
             self.event("outcome", {"code": code, **self.document})
         elif self.as_json:
@@ -235,13 +252,19 @@ class Console:
 
 
 def failure(text: str, code: int, error: Exception | str) -> dict[str, Any]:
-    """The JSON of a failed command. kind: "usage", "stopped", "plan", "data", ...; else "error"."""
+    """Return the JSON document of a failed command.
+
+    Args:
+        text: the error message
+        code: the exit code
+        error: the error, or the kind of error, such as "usage" or "stopped"
+    """
     kind = error if isinstance(error, str) else type(error).__name__.removesuffix("Error").lower()
     return {"error": text, "code": code, "kind": "error" if kind == "medsilo" else kind}
 
 
 def command(does: Does) -> Does:
-    """Return the command with `--json` added, its screen given, and its errors shown as one line."""
+    """Wrap a command's function: add the option --json, pass a Console, and print errors as one line."""
     signature = inspect.signature(does)
     parameters = [value for name, value in signature.parameters.items() if name != "screen"]
     as_json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
@@ -259,13 +282,15 @@ def command(does: Does) -> Does:
             return screen.close(130)
         except BrokenPipeError:
             return 1
-        except ModuleNotFoundError as error:  # a package that only some commands need is missing
+        except ModuleNotFoundError as error:  # only some commands need this package
             from medsilo.core.package import extra_with
 
             if not error.name or not (extra := extra_with(error.name)):
                 raise
-            return screen.close(screen.fail(MedsiloError(f"this needs the package {error.name}; install {extra}")))
-        except OSError as error:  # a full disk, a folder that may not be read
+            return screen.close(
+                screen.fail(MedsiloError(f"this command needs the package {error.name}; install {extra}"))
+            )
+        except OSError as error:  # for example, a full disk or an unreadable folder
             why = os.strerror(error.errno).lower() if error.errno else type(error).__name__
             told = MedsiloError(f"a file can't be read or written: {why}", error.filename or "")
             return screen.close(screen.fail(told))
@@ -281,7 +306,7 @@ REFRESHES = 4  # a second
 
 @contextmanager
 def _spinning(words: Callable[[], str]) -> Iterator[Callable[[str], None]]:
-    """Show words that are updated at every look; yields the function that prints a line above them."""
+    """Show a live status text on a terminal; the yielded function prints a line above the status."""
     from rich.live import Live
     from rich.spinner import Spinner
     from rich.text import Text

@@ -1,1 +1,1 @@
-"""Methods: one file each. Their names are in `medsilo.registry`."""
+"""The federated methods, one file for each method; `medsilo.registry` lists their names."""

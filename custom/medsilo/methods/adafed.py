@@ -35,52 +35,63 @@ from medsilo.tasks.task import Task
 
 
 def wasserstein_distances(statistics: Sequence[Statistics]) -> Tensor:
-    """d_ij = Σ_l sqrt(‖μ_i^l − μ_j^l‖² + ‖√r_i^l − √r_j^l‖²), Eqs. 5 and 6: [N, N] in double precision.
+    """Return the distances between the sites' feature statistics (Equations 5 and 6), [N, N] in double precision.
 
-    statistics: one list of (mean μ, variance r) per site, with the same layers everywhere. Each layer's term is the
-    2-Wasserstein distance of two Gaussian distributions with diagonal covariance.
+    The distance is d_ij = Σ_l sqrt(‖μ_i^l − μ_j^l‖² + ‖√r_i^l − √r_j^l‖²). Each layer's term is the 2-Wasserstein
+    distance of two Gaussian distributions with diagonal covariance.
+
+    Args:
+        statistics: for each site, the (mean μ, variance r) of the same layers
     """
     distances = torch.zeros(len(statistics), len(statistics), dtype=torch.float64)
     for layer in zip(*statistics, strict=True):
         means = torch.stack([mean.detach().cpu().double() for mean, _ in layer])
         variances = torch.stack([variance.detach().cpu().double() for _, variance in layer])
         points = torch.cat([means, variances.sqrt()], dim=1)
-        # not by matrix products: they would lose the small distances, which weigh most
+        # matrix products would lose precision for small distances, which have the largest weights
         distances += torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     return distances
 
 
 def mixing_weights(distances: Tensor, self_weight: float) -> Tensor:
-    """W [N, N] of Eqs. 7 and 8: w_ii = λ, and 1 − λ is shared among the others in proportion to 1 / d_ij.
+    """Return the mixing weights W of Equations 7 and 8, [N, N].
 
-    Sites at distance zero from site i are its twins: they share 1 − λ alone. A single site has W = [[1]].
+    The weight w_ii is λ, and the other sites share 1 − λ in proportion to 1 / d_ij. If some sites have distance zero
+    from site i, only these sites share 1 − λ. For a single site, W = [[1]].
     """
     distances = distances.detach().to("cpu", torch.float64)
     if len(distances) == 1:
         return torch.ones(1, 1, dtype=torch.float64)
     others = ~torch.eye(len(distances), dtype=torch.bool)
     nearest = distances.masked_fill(~others, torch.inf).amin(1, keepdim=True)
-    # d_nearest / d instead of 1 / d: the same after Eq. 7, without overflow
+    # d_nearest / d gives the same weights as 1 / d, without overflow
     inverse = torch.where(nearest > 0, nearest / distances, (distances == 0).double()).masked_fill(~others, 0)
     weights = (1 - self_weight) * inverse / inverse.sum(1, keepdim=True)
     return weights.masked_fill(~others, self_weight)
 
 
 def uniform_weights(sites: int, self_weight: float | None = None) -> Tensor:
-    """The control of AdaFed: λ for oneself and the same for all others; without λ, 1/N for everybody."""
+    """Return the mixing weights of AdaFed's control: λ for the own site and equal weights for all others.
+
+    Args:
+        sites: the number of sites
+        self_weight: λ; None for 1/N for every site
+    """
     if sites == 1 or self_weight is None:
         return torch.full((sites, sites), 1 / sites, dtype=torch.float64)
     return mixing_weights(1 - torch.eye(sites, dtype=torch.float64), self_weight)
 
 
 class StatisticsMixture(Algorithm):
-    """ψ_i ← Σ_j w_ij ψ_j with W from the sites' statistics; φ_i, the batch norm, stays (Eqs. 2 to 8). In a network
-    without batch norm, as with `privacy`, φ_i is the norms of any other kind. The base of the three AdaFeds, which
-    differ in their statistics and in the time of measuring.
+    """The base of the three AdaFed methods, which mix the sites' models by similarity (Equations 2 to 8).
+
+    Each site receives ψ_i ← Σ_j w_ij ψ_j, where the mixing weights W follow from the sites' feature statistics. The
+    batch norm layers φ_i stay at the site. In a network without batch norm, for example with `privacy`, normalisation
+    layers of other kinds stay at the site.
     """
 
     paper = "Chen et al. 2022"
-    # Eqs. 2 to 8 and the experiments' settings; settings that the text leaves open are missing.
+    # Settings of Equations 2 to 8 and of the paper's experiments, as far as the paper states these settings.
     literal: ClassVar[Mapping[str, Any]] = {
         **BY_ITSELF,
         "algorithm.self_weight": 0.5,
@@ -91,20 +102,23 @@ class StatisticsMixture(Algorithm):
     }
     protocols = {"paper": literal}
     personal: ClassVar[bool] = True
-    layers: ClassVar[Layers] = "all"  # the layers whose statistics are measured, where batch norm is kept
+    layers: ClassVar[Layers] = "all"  # the batch norm layers whose input statistics are measured
 
-    self_weight: float = Field(0.5, ge=0, le=1, description="λ of Eq. 8: a site's own weight in its mixture")
+    self_weight: float = Field(
+        0.5, ge=0, le=1, description="λ of Eq. 8: the weight of a site's own model in the site's mixture"
+    )
     weights: Literal["similarity", "uniform"] = Field(
         "similarity", description="`uniform` is the control: the same λ, and equal weights for all other sites"
     )
     bn_share: Literal["local", "weighted", "mean"] = Field(
         "local",
-        description="batch norm stays at the site, is mixed by W like other weights, or is averaged over all sites",
+        description="`local`: batch norm stays at the site. `weighted`: batch norm is mixed by W like other weights. "
+        "`mean`: batch norm is averaged over all sites",
     )
 
     def networks(self, build: ModelFactory) -> Modules:
         model = build()
-        self.check({"model": model})  # else a network without these layers would fail below, in other words
+        self.check({"model": model})  # raises a PlanError if the network lacks the necessary layers
         return {"model": model, "statistics": StatisticsHolder(self._channels(model))}
 
     def _channels(self, model: nn.Module) -> list[int]:
@@ -112,12 +126,12 @@ class StatisticsMixture(Algorithm):
 
     @property
     def measures(self) -> bool:
-        """True if W needs statistics."""
+        """Return True if the mixing weights W depend on statistics."""
         return True
 
-    # The groups
+    # Groups of tensors
     def groups(self) -> tuple[Group, ...]:
-        """The groups that are mixed after a round of training."""
+        """Return the groups of tensors that the server mixes after a training round."""
         title = "model without norms" if self.bn_share == "local" else "model"
         mixed = network("model") if self.bn_share == "weighted" else network("model", but=local_norm_names)
         model = Group("model", mixed, self.mixer, personal=True, title=title, site_details=self._weights_detail)
@@ -125,7 +139,7 @@ class StatisticsMixture(Algorithm):
         return (model, norms) if self.bn_share == "mean" else (model,)
 
     def statistics(self) -> Group:
-        """The statistics, which travel only from the sites to the server."""
+        """Return the group of feature statistics, which travel only from the sites to the server."""
         return Group(
             "statistics",
             network("statistics"),
@@ -143,16 +157,16 @@ class StatisticsMixture(Algorithm):
         return {name: everything[name] for name in local_norm_names(modules["model"])}
 
     def mixer(self, server: ServerSide) -> SimilarityMix:
-        """Eq. 2 with W from the latest statistics."""
+        """Return the aggregator of Eq. 2 with mixing weights W from the latest statistics."""
         measured = server.mixers.get("statistics")
         weights = measured.weights() if isinstance(measured, ComparedOnly) else self.compare(server.sites, {})
         return SimilarityMix(weights)
 
     def compare(self, sites: Sequence[str], measured: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
-        """Compute the mixing weights W.
+        """Compute the mixing weights W from the sites' statistics.
 
-        Its rows are uniform before any measurement; a site without statistics keeps its model and has no weight at
-        others.
+        Before the first measurement, all rows of W are uniform. A site without statistics keeps its model and has no
+        weight in the mixtures of other sites.
         """
         statistics = {site: statistics_of(row) for site, row in measured.items() if row["samples"] > 0}
         if self.measures and not statistics:
@@ -169,7 +183,7 @@ class StatisticsMixture(Algorithm):
         return {"similarity": {"sites": list(sites), "weights": cast(SimilarityMix, mixer).weights.tolist()}}
 
     def _ranges(self, modules: Modules, task: Task) -> Ranges:
-        """Statistics have the ranges of running statistics."""
+        """Return the valid ranges of the feature statistics, which are the ranges of running statistics."""
         largest = FURTHEST * max(1.0, task.largest_input)
         of = {"mean": (-largest, largest), "variance": (0.0, largest**2)}
         names = modules["statistics"].state_dict()
@@ -185,21 +199,21 @@ class StatisticsMixture(Algorithm):
         ]
 
     def hold(self, bench: TrainContext, statistics: Statistics) -> None:
-        """Store the statistics in the module from which they are sent."""
+        """Store a site's statistics in the module that the site sends to the server."""
         cast(StatisticsHolder, bench.modules["statistics"]).take(statistics, bench.cases.count())
 
 
 def _possible(tensors: Mapping[str, Tensor]) -> None:
-    """Raise Refused when no data have such statistics."""
+    """Raise Refused if the statistics cannot come from data."""
     if tensors["samples"] < 1:
         raise Refused("statistics/samples is below 1; nothing was measured")
 
 
 class AdaFed(StatisticsMixture):
-    """Sites run a pre-trained f over their training data and send the statistics of its batch norms' inputs; W follows.
+    """The mixing weights W follow from feature statistics, which each site measures with a pre-trained network f.
 
-    Phase "measure" is one round without training: f travels down, statistics travel up. In phase "train" site i gets
-    ψ_i ← Σ_j w_ij ψ_j.
+    In phase "measure", which is one round without training, the server sends f to the sites. Each site returns the
+    statistics of the inputs of f's batch norm layers. In phase "train", site i receives ψ_i ← Σ_j w_ij ψ_j.
     """
 
     title = "AdaFed"
@@ -213,9 +227,14 @@ class AdaFed(StatisticsMixture):
     made_anew = frozenset({"pretrained", "statistics"})
 
     name: Literal["adafed"] = "adafed"
-    pretraining: Pretraining = Field(Pretraining(), description="how the network f that measures the sites is made")
+    pretraining: Pretraining = Field(
+        Pretraining(),
+        description="origin of the pre-trained network f, with which the sites measure their feature statistics",
+    )
     init_from_pretrained: bool = Field(
-        False, description="the models start from f, too; the paper leaves it open, its code does not do it"
+        False,
+        description="whether the sites' models start from the weights of f; the paper does not specify this, and the "
+        "paper's code does not do it",
     )
 
     @property
@@ -224,7 +243,7 @@ class AdaFed(StatisticsMixture):
 
     @property
     def needs_f(self) -> bool:
-        """True if there is a network f."""
+        """Return True if the study needs a pre-trained network f."""
         return self.measures or self.init_from_pretrained
 
     def networks(self, build: ModelFactory) -> Modules:
@@ -240,7 +259,7 @@ class AdaFed(StatisticsMixture):
         )
 
     def private(self) -> Private:
-        """The privacy mechanism of f and of its statistics."""
+        """Return the privacy mechanism of the method, and reject a network f that was trained on the sites' cases."""
         if self.needs_f and self.pretraining.source != "file":
             raise PlanError(
                 "algorithm.pretraining.source: the server would read a share of the cases, which breaks the promise "
@@ -268,14 +287,13 @@ class AdaFed(StatisticsMixture):
         before = self.start_from_f if self.init_from_pretrained else None
         return [measure, replace(train, before=before), *more]
 
-    # At the server
     def make_f(self, server: ServerSide, modules: Modules) -> Facts:
-        """Read f, or train it on the public share of the data."""
+        """Read the pre-trained network f, or train f on the public share of the data."""
         facts = self.pretraining.obtain(modules["pretrained"], server)
         return {"pretraining": {**facts, "start": self.init_from_pretrained}}
 
     def start_from_f(self, server: ServerSide, modules: Modules) -> Facts:
-        """Let the models begin with f's weights."""
+        """Initialise the model at the server with the weights of the pre-trained network f."""
         modules["model"].load_state_dict(server.mixers["pretrained"].current(server.sites[0]))
         return {}
 
@@ -285,15 +303,14 @@ class AdaFed(StatisticsMixture):
         share = f"{self.pretraining.share:.0%} of the training cases"
         return (f"pre-training: {share} themselves are declared public and read at the server",)
 
-    # At a site
     def begin(self, bench: TrainContext) -> float:
-        """Measure with f, and begin with it where the plan says so."""
+        """Measure the site's statistics with f, and initialise the model with f if the plan demands this."""
         if self.init_from_pretrained:
             bench.modules["model"].load_state_dict(bench.modules["pretrained"].state_dict())
         return self.measure(bench) if self.measures else math.nan
 
     def measure(self, bench: TrainContext) -> float:
-        """Run f over the training data; no network learns."""
+        """Measure feature statistics by running f over the site's training data, without training."""
         what = bench.modules["pretrained"], bench.cases.in_order(), bench.compute.device, self.layers
         if bench.private:
             noisy = bench.private.noisy_mean(moments_of_cases(*what))
@@ -304,7 +321,7 @@ class AdaFed(StatisticsMixture):
 
 
 class DAdaFed(AdaFed):
-    """AdaFed whose W follows from one layer alone: the input of the classification layer."""
+    """A variant of AdaFed whose mixing weights W follow from the input of the classification layer only."""
 
     title = "d-AdaFed"
     layers = "last"

@@ -19,7 +19,7 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class Share(nn.Module):
-    """The mixing share α of one site."""
+    """A module with the mixing share α of one site."""
 
     def __init__(self, alpha: float) -> None:
         super().__init__()
@@ -27,9 +27,10 @@ class Share(nn.Module):
 
 
 class APFL(SharedAndOwn):
-    """v ← v − η α ∇f(α v + (1 − α) w) beside FedAvg's w, alternating batch by batch; α v + (1 − α) w predicts.
+    """Each site trains a local model v and FedAvg's shared model w, and predicts with α v + (1 − α) w.
 
-    The mixture serves the prediction only: it never takes v's place. Both gradients are taken before either step.
+    On each batch, w takes a step of FedAvg, and v ← v − η α ∇f(α v + (1 − α) w). The gradients of v and w are
+    computed before either step. The mixture of v and w is used only for predictions, and never replaces v.
     """
 
     title = "APFL"
@@ -39,9 +40,14 @@ class APFL(SharedAndOwn):
 
     name: Literal["apfl"] = "apfl"
     alpha: float = Field(
-        0.5, ge=0, le=1, description="the site's own model's share in the mixture; 0 is FedAvg, 1 is training alone"
+        0.5,
+        ge=0,
+        le=1,
+        description="α: the share of the site's local model in the mixture; 0 is FedAvg, 1 is single-site training",
     )
-    adaptive: bool = Field(False, description="each site adjusts its share once a round, with the plan's learning rate")
+    adaptive: bool = Field(
+        False, description="whether each site adjusts α once per round, with the plan's learning rate"
+    )
 
     def networks(self, build: ModelFactory) -> Modules:
         modules = super().networks(build)
@@ -49,7 +55,7 @@ class APFL(SharedAndOwn):
 
     @torch.no_grad()
     def personalise(self, bench: TrainContext) -> None:
-        """Mix the weights; running statistics are v's, whose passes are those with mixed weights."""
+        """Mix the weights of both models, and use the running statistics of v, whose passes use mixed weights."""
         model, w, v, alpha = _parts(bench.modules)
         copy_into(model, v)
         for mixed, own, shared in zip(model.parameters(), v.parameters(), w.parameters(), strict=True):
@@ -69,7 +75,7 @@ def _parts(modules: Modules) -> tuple[nn.Module, nn.Module, nn.Module, Tensor]:
 
 
 def interpolated(loss: LossFunction, shared: nn.Module, alpha: Tensor) -> ObjectiveFunction:
-    """f(α v + (1 − α) w) as an objective of v, whose gradient is α ∇f; w gets no gradient."""
+    """Return the objective f(α v + (1 − α) w) as a function of v; the shared model w receives no gradient."""
 
     def objective(own: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         weights = dict(shared.named_parameters())
@@ -80,9 +86,9 @@ def interpolated(loss: LossFunction, shared: nn.Module, alpha: Tensor) -> Object
 
 
 def choosing_alpha(lesson: TrainStep, bench: TrainContext) -> TrainStep:
-    """Return the training step, with one update of α before the first batch.
+    """Extend a training step by one update of the mixing share α before the first batch.
 
-    α ← α − η ⟨v − w, ∇f(α v + (1 − α) w)⟩, clamped to [0, 1].
+    The update is α ← α − η ⟨v − w, ∇f(α v + (1 − α) w)⟩, clamped to [0, 1].
     """
     _, w, v, alpha = _parts(bench.modules)
     chosen = False

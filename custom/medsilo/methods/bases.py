@@ -1,4 +1,4 @@
-"""Bases of several methods: a mean beside own models, a server's step, weights from updates; networks they need."""
+"""Base classes of several methods, and helper functions for their networks."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -24,9 +24,10 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class SharedAndOwn(Averaging):
-    """ "global" is the network w that travels and that the lead gets; "model" is the site's own, which it ends with.
+    """The base of methods in which each site trains a shared network "global" and a personal network "model".
 
-    Both begin with the same weights. The site's own never leaves it, running statistics of batch norm included.
+    The shared and the personal network start from the same weights. The server averages "global", which the lead
+    receives. The personal network, with its running statistics of batch norm, never leaves the site.
     """
 
     outcome: ClassVar[Outcome] = OwnModels(common="global")
@@ -40,18 +41,18 @@ class SharedAndOwn(Averaging):
 
     @abstractmethod
     def learning(self, bench: TrainContext) -> AbstractContextManager[Sequence[TrainStep]]:
-        """Yield the training steps of the site's networks for a round, while the block lasts."""
+        """Yield the training steps of a site's networks for one round."""
 
     def train_round(self, bench: TrainContext) -> float:
-        """Train both networks in one pass over the data."""
+        """Train the shared and the personal network in one pass over the data."""
         with self.learning(bench) as lessons:
             return bench.train(*lessons)
 
 
 class MeanOfOwn(Averaging):
-    """ "model" is w_k, which a site keeps from round to round.
+    """The base of methods in which each site k keeps a personal network "model" with weights w_k.
 
-    "global" receives the mean w̄ ← Σ p_k w_k, and sends w_k.
+    The network "global" receives the mean w̄ ← Σ p_k w_k from the server, and sends w_k to the server.
     """
 
     outcome: ClassVar[Outcome] = OwnModels(common="global")
@@ -64,23 +65,23 @@ class MeanOfOwn(Averaging):
         return (Group("global", network("global"), self.mean, title="own model", arrived=self.arrived),)
 
     def arrived(self, modules: Modules, came: bool) -> None:
-        """Note at a site that w̄ has arrived, where a method has to know."""
+        """Handle the arrival of the mean w̄ at a site; some methods override this function."""
 
     @abstractmethod
     def learn(self, bench: TrainContext) -> float:
-        """Train "model"; "global" holds w̄."""
+        """Train "model" for one round, while "global" contains the mean w̄."""
 
     def train_round(self, bench: TrainContext) -> float:
-        """Train, and copy the result to the network that leaves."""
+        """Train the personal network, and copy its weights to the network that the site sends."""
         loss = self.learn(bench)
         copy_into(bench.modules["global"], bench.modules["model"])
         return loss
 
 
 class ServerStep(Averaging):
-    """The server steps with the trained weights; all other tensors, such as running statistics, are averaged."""
+    """The base of methods with an optimizer step at the server; tensors such as running statistics are averaged."""
 
-    undefended: ClassVar[str] = ""  # why no robust aggregation can replace the step, and the alternative
+    undefended: ClassVar[str] = ""  # error text that explains why robust aggregation is impossible
 
     def groups(self) -> tuple[Group, ...]:
         return (
@@ -90,16 +91,16 @@ class ServerStep(Averaging):
 
     @abstractmethod
     def step(self, server: ServerSide) -> Aggregator:
-        """Return the update that the server makes to the trained weights."""
+        """Return the aggregator that updates the trained weights at the server."""
 
 
 def copy_into(own: nn.Module, shared: nn.Module) -> None:
-    """own ← w, running statistics included."""
+    """Copy all weights and running statistics from the shared to the personal network."""
     own.load_state_dict(shared.state_dict())
 
 
 def trained_weights(modules: Modules) -> Tensors:
-    """Return the model's parameters."""
+    """Return the model's parameters by name."""
     model = modules["model"]
     everything = model.state_dict()
     names = (name for name, _ in model.named_parameters(remove_duplicate=False))
@@ -107,17 +108,17 @@ def trained_weights(modules: Modules) -> Tensors:
 
 
 def other_tensors(modules: Modules) -> Tensors:
-    """Return the model's buffers."""
+    """Return the tensors of the model that are not parameters, such as running statistics."""
     return without(modules["model"].state_dict(), list(trained_weights(modules)))
 
 
 def learning_weights(model: nn.Module) -> list[nn.Parameter]:
-    """Return the weights that learn."""
+    """Return the model's parameters that require gradients."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 class Numbers(nn.Module):
-    """A place for numbers of a site that it keeps or sends, in double precision, and for truth values."""
+    """A module with scalar buffers: numbers in double precision, and truth values."""
 
     def __init__(self, **values: float) -> None:
         super().__init__()
@@ -127,12 +128,15 @@ class Numbers(nn.Module):
 
 
 def zeros_like(model: nn.Module) -> nn.ParameterList:
-    """Zeros in the shapes of the trained weights, for sums that a site or the server collects."""
+    """Return zeros in the shapes of the trained weights, to accumulate sums."""
     return nn.ParameterList(nn.Parameter(torch.zeros_like(p), requires_grad=False) for p in learning_weights(model))
 
 
 class WeighingMethod(Algorithm):
-    """θ ← Σ_k a_k θ_k, also of running statistics, with weights that the server works out once all have answered."""
+    """The base of methods in which the server computes the sites' weights a_k for the mean θ ← Σ_k a_k θ_k.
+
+    The server computes a_k after all sites have answered, and averages running statistics with the same weights.
+    """
 
     protocols = {"paper": {**BY_ITSELF, "algorithm.largest_share": 1.0}}
 
@@ -140,18 +144,18 @@ class WeighingMethod(Algorithm):
         0.5,
         gt=0,
         le=1,
-        description="the largest share of one hospital, whatever it sends or states; the excess goes to the others. "
-        "The paper has no bound, which is 1",
+        description="the largest weight of one hospital in the mean; any excess is distributed to the other hospitals. "
+        "The paper does not limit a hospital's weight, which corresponds to 1",
     )
 
     def groups(self) -> tuple[Group, ...]:
-        """The trained weights, and the buffers averaged with the same weights."""
+        """Return the groups of trained weights and of buffers, which are averaged with the same weights."""
         model = Group(
             "model",
             trained_weights,
             lambda server: StalenessWeightedMean(lambda mean: at_most(self.weigh(server, mean), self.largest_share)),
-            undefended=f"mixing: how much a hospital counts is what {self.name} finds out, so a robust rule or a cap "
-            "can't take its mean's place; lower algorithm.largest_share, or use fedavg",
+            undefended=f"mixing: {self.name} computes the weight of each hospital, so a robust rule or a cap cannot "
+            "replace its mean; lower algorithm.largest_share, or use fedavg",
         )
         buffers = Group(
             "buffers",
@@ -164,14 +168,12 @@ class WeighingMethod(Algorithm):
 
     @abstractmethod
     def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
-        """Return the weights of the sites that answered."""
+        """Return the weights in the mean of the sites that answered."""
 
     def warnings(self, sites: Sequence[str]) -> list[str]:
         if self.largest_share * len(sites) > 1:
             return []
-        return [
-            f"algorithm.largest_share {self.largest_share:g} leaves {len(sites)} hospitals no choice: all count alike"
-        ]
+        return [f"algorithm.largest_share {self.largest_share:g} gives {len(sites)} hospitals equal weights"]
 
 
 def require(names: Sequence[str], method: str, layer: str, remedy: str) -> None:

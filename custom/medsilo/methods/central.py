@@ -1,4 +1,4 @@
-"""Central training: all hospitals' data in one place, the upper bound that federated methods are held against."""
+"""Centralised training on the pooled data of all hospitals, an upper bound for comparison."""
 
 from typing import ClassVar, Literal
 
@@ -6,7 +6,7 @@ from medsilo.schedule.algorithm import BY_ITSELF, Algorithm
 
 
 class Central(Algorithm):
-    """One model trained on the pooled training data and tested at every site. In process only."""
+    """One model is trained on the pooled training data and tested at every site, in one process only."""
 
     title = "Central"
     paper = "upper bound"

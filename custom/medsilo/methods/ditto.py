@@ -14,7 +14,11 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class Ditto(SharedAndOwn):
-    """v ← v − η (∇f(v) + λ (v − w_t)) beside FedAvg's w, in one pass over the data; w_t is w as it arrived."""
+    """Each site trains FedAvg's shared model w and a personal model v, which is pulled towards w, in the same passes.
+
+    The personal model takes the step v ← v − η (∇f(v) + λ (v − w_t)). Here, w_t is the shared model that the site
+    received in this round.
+    """
 
     title = "Ditto"
     paper = "Li et al. 2021 (Ditto)"
@@ -25,11 +29,12 @@ class Ditto(SharedAndOwn):
         0.1,
         ge=0,
         le=1000,
-        description="λ: how strongly a site's own model is held near the shared one; 0 is training alone",
+        description="λ: strength of the pull of a site's personal model towards the shared model; 0 is single-site "
+        "training",
     )
 
     def private(self) -> Private:
-        says = "the site's own model learns by exact steps: it stays, and the shared one does not depend on it"
+        says = "the site's personal model learns without noise, because it stays and does not affect the shared model"
         return Private(("global",), self.exact_networks, says)
 
     @contextmanager

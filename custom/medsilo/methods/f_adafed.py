@@ -14,9 +14,10 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class FAdaFed(StatisticsMixture):
-    """FedBN with equal weights in the first R // 2 rounds, then AdaFed with W from batch norm's running statistics.
+    """AdaFed whose mixing weights W follow from running statistics of batch norm instead of a pre-trained network.
 
-    The last of the first rounds is phase "measure": the running statistics travel beside the model.
+    The first R // 2 rounds are FedBN with equal weights, and the remaining rounds are AdaFed. The last round of FedBN
+    is phase "measure", in which each site also sends the running statistics.
     """
 
     title = "f-AdaFed"
@@ -27,7 +28,7 @@ class FAdaFed(StatisticsMixture):
     def phases(self, rounds: int) -> Sequence[Phase]:
         first = rounds // 2
         if first < 1:
-            raise PlanError("training.rounds: f-adafed averages in the first half of the rounds; give 2 or more")
+            raise PlanError("training.rounds: f-adafed averages in the first half of the rounds; set 2 or more rounds")
         return [
             Phase("average", first - 1, self.groups()),
             Phase("measure", 1, (*self.groups(), self.statistics()), self.train_and_measure),
@@ -43,7 +44,7 @@ class FAdaFed(StatisticsMixture):
             raise PlanError(f"algorithm.name: {self.name} needs batch norm's running statistics; choose adafed")
 
     def train_and_measure(self, bench: TrainContext) -> float:
-        """Train, then hold batch norm's running statistics."""
+        """Train the model, then store batch norm's running statistics for the server."""
         loss = bench.train()
         self.hold(bench, running_statistics(bench.modules["model"]))
         return loss

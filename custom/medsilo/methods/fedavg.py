@@ -9,12 +9,12 @@ from medsilo.schedule.phase import Group, ServerSide, network
 
 
 class Averaging(Algorithm):
-    """Methods whose server takes a mean over the sites."""
+    """The base of methods in which the server computes a mean over the sites."""
 
     protocols = {"paper": BY_ITSELF}
 
     def mean(self, server: ServerSide, rate: float = 1.0) -> Aggregator:
-        """Return the mixer w ← Σ p_k w_k; with a rate η, w ← w + η (Σ p_k w_k − w)."""
+        """Return the aggregator w ← w + η (Σ p_k w_k − w), where the rate η is 1 by default."""
         return UniformMean(rate) if self.weighting == "uniform" else WeightedMean(rate)
 
     def groups(self) -> tuple[Group, ...]:
@@ -22,7 +22,7 @@ class Averaging(Algorithm):
 
 
 class FedAvg(Averaging):
-    """w ← Σ p_k w_k."""
+    """The server averages the weights of all sites: w ← Σ p_k w_k."""
 
     title = "FedAvg"
     paper = "McMahan et al. 2017"

@@ -11,9 +11,9 @@ from medsilo.schedule.phase import Group, network
 
 
 class FedBN(Averaging):
-    """FedAvg of everything but batch norm, whose weights and statistics stay at the site.
+    """FedAvg of all layers except batch norm, whose weights and statistics stay at the site.
 
-    In a network without batch norm, as a plan with `privacy` has it, norms of any other kind stay.
+    In a network without batch norm, for example with `privacy`, normalisation layers of other kinds stay at the site.
     """
 
     title = "FedBN"
@@ -34,5 +34,5 @@ class FedBN(Averaging):
         )
 
     def private(self) -> Private:
-        says = "the norms learn by noisy steps, too, although they stay: all other gradients depend on them"
+        says = "the norms also learn with noise, although they stay, because all other gradients depend on them"
         return Private(("model",), disclosure_notes=says)

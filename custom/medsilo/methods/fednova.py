@@ -14,17 +14,18 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class FedNova(ServerStep):
-    """w ← w - τ_eff Σ p_i (w - w_i) / ‖a_i‖₁: sites that make more steps don't pull the model towards themselves.
+    """The server divides each site's update by the site's number of steps: w ← w - τ_eff Σ p_i (w - w_i) / ‖a_i‖₁.
 
-    ‖a_i‖₁ follows from the steps a site made in the round and SGD's momentum, and is their number with Adam. It counts
-    the round's own gradients, so SGD's momentum restarts in every round, whatever `training.optimizer_state` says. With
-    momentum from earlier rounds, sites would again pull the model by their number of steps.
+    Without this division, sites with more steps would pull the model towards their optimum. ‖a_i‖₁ follows from the
+    site's number of steps in the round and the momentum of SGD; with Adam, ‖a_i‖₁ is the number of steps. SGD's
+    momentum restarts in every round, regardless of `training.optimizer_state`, because ‖a_i‖₁ counts only the gradients
+    of the round.
     """
 
     title = "FedNova"
     paper = "Wang et al. 2020"
     undefended = (
-        "mixing: fednova weighs each hospital by the steps that it says it made, so a robust rule can't hold; use "
+        "mixing: fednova weighs each hospital by the steps that the hospital reports, so a robust rule can't hold; use "
         "fedavg, scaffold or fedavgm"
     )
 
@@ -32,9 +33,7 @@ class FedNova(ServerStep):
 
     def check_training(self, training: Training) -> None:
         if training.nesterov:
-            raise PlanError(
-                "training.nesterov: FedNova counts how far steps with plain momentum reach; set it to false"
-            )
+            raise PlanError("training.nesterov: FedNova supports only plain momentum; set training.nesterov=false")
 
     def networks(self, build: ModelFactory) -> Modules:
         return super().networks(build) | {"reach": Numbers(value=1.0)}
@@ -58,13 +57,13 @@ class FedNova(ServerStep):
 
 
 def with_reach(modules: Modules) -> Tensors:
-    """Return the trained weights and ‖a_i‖₁, without which they can't be merged."""
+    """Return the trained weights and ‖a_i‖₁, which the server needs to combine the weights."""
     return trained_weights(modules) | {REACH: modules["reach"].get_buffer("value")}
 
 
 def reach(steps: int, momentum: float) -> float:
-    """‖a‖₁ = Σ_k a_k, a_k being how much of the gradient of step k is in the weights after all steps.
+    """Return ‖a‖₁ = Σ_k a_k, where a_k is the factor of the gradient of step k in the weights after all steps.
 
-    With momentum ρ, a_k = 1 + ρ + … + ρ^(τ - k); without, this is τ, the number of steps.
+    With momentum ρ, a_k = 1 + ρ + … + ρ^(τ - k). Without momentum, ‖a‖₁ is the number of steps τ.
     """
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

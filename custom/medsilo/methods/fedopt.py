@@ -13,13 +13,18 @@ from medsilo.schedule.phase import ServerSide
 
 
 class FedAvgM(ServerStep):
-    """D = Σ p_k w_k - w; m ← β m + D; w ← w + η m."""
+    """The server takes a step with momentum along the sites' mean change D = Σ p_k w_k - w.
+
+    The update is m ← β m + D and w ← w + η m.
+    """
 
     title = "FedAvgM"
     paper = "Hsu et al. 2019"
 
     name: Literal["fedavgm"] = "fedavgm"
-    server_lr: float = Field(1.0, gt=0, le=1000, description="the server's step along the sites' mean change (η)")
+    server_lr: float = Field(
+        1.0, gt=0, le=1000, description="η: learning rate of the server's step along the sites' mean change"
+    )
     server_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the server's step (β)")
 
     def step(self, server: ServerSide) -> steps.FedAvgM:
@@ -27,7 +32,10 @@ class FedAvgM(ServerStep):
 
 
 class FedAdam(ServerStep):
-    """m ← β₁ m + (1 - β₁) D; v ← β₂ v + (1 - β₂) D²; w ← w + η m / (√v + τ)."""
+    """The server takes a step of Adam along the sites' mean change D = Σ p_k w_k - w.
+
+    The update is m ← β₁ m + (1 - β₁) D, v ← β₂ v + (1 - β₂) D², and w ← w + η m / (√v + τ).
+    """
 
     title = "FedAdam"
     paper = "Reddi et al. 2021"
@@ -35,9 +43,13 @@ class FedAdam(ServerStep):
     rule: ClassVar[type[steps.FedAdam]] = steps.FedAdam
 
     name: Literal["fedadam"] = "fedadam"
-    server_lr: float = Field(0.01, gt=0, le=1000, description="the server's step along the sites' mean change (η)")
+    server_lr: float = Field(
+        0.01, gt=0, le=1000, description="η: learning rate of the server's step along the sites' mean change"
+    )
     server_betas: tuple[Beta, Beta] = Field((0.9, 0.99), description="decay rates of the server's moments (β₁, β₂)")
-    tau: float = Field(1e-3, gt=0, le=1, description="τ: the smaller, the more adaptive")
+    tau: float = Field(
+        1e-3, gt=0, le=1, description="τ: a constant in the denominator; smaller values make the steps more adaptive"
+    )
     variant: Literal["reddi", "torch"] = Field(
         "reddi",
         description="`reddi`: the paper, where v starts at τ² and the first steps are not corrected. `torch`: torch's "
@@ -49,7 +61,7 @@ class FedAdam(ServerStep):
 
 
 class FedYogi(FedAdam):
-    """FedAdam with v ← v - (1 - β₂) D² sign(v - D²)."""
+    """FedAdam with the second moment of the Yogi optimizer: v ← v - (1 - β₂) D² sign(v - D²)."""
 
     title = "FedYogi"
     rule = steps.FedYogi
@@ -58,18 +70,23 @@ class FedYogi(FedAdam):
 
 
 class FedAdagrad(ServerStep):
-    """m ← β m + (1 - β) D; v ← v + D²; w ← w + η m / (√v + τ).
+    """The server takes a step of Adagrad along the sites' mean change D = Σ p_k w_k - w.
 
-    D is weighted by cases, as FedAvg's mean; the paper's hospitals count alike (`weighting: uniform`).
+    The update is m ← β m + (1 - β) D, v ← v + D², and w ← w + η m / (√v + τ). By default, D weights hospitals by their
+    number of cases. In the paper, all hospitals have the same weight, as with `weighting: uniform`.
     """
 
     title = "FedAdagrad"
     paper = "Reddi et al. 2021"
 
     name: Literal["fedadagrad"] = "fedadagrad"
-    server_lr: float = Field(0.1, gt=0, le=1000, description="the server's step along the sites' mean change (η)")
+    server_lr: float = Field(
+        0.1, gt=0, le=1000, description="η: learning rate of the server's step along the sites' mean change"
+    )
     server_beta: float = Field(0.0, ge=0, lt=1, description="decay rate of the server's mean change (β₁)")
-    tau: float = Field(1e-3, gt=0, le=1, description="τ: the smaller, the more adaptive")
+    tau: float = Field(
+        1e-3, gt=0, le=1, description="τ: a constant in the denominator; smaller values make the steps more adaptive"
+    )
 
     def step(self, server: ServerSide) -> steps.FedAdagrad:
         return steps.FedAdagrad(self.server_lr, self.server_beta, self.tau, self.weighting == "uniform")

@@ -14,7 +14,7 @@ from medsilo.schedule.phase import Group, network
 
 
 class FedPer(Averaging):
-    """FedAvg of the body; the head, the network's last layer, stays at the site."""
+    """FedAvg of all layers except the last layer, the head, which stays at the site."""
 
     title = "FedPer"
     paper = "Arivazhagan et al. 2019"
@@ -26,7 +26,7 @@ class FedPer(Averaging):
         return (Group("body", network("model", but=head_names), self.mean, title="model without the last layer"),)
 
     def private(self) -> Private:
-        says = "the head learns by noisy steps, too, although it stays: the body's gradients depend on it"
+        says = "the head also learns with noise, although it stays, because the body's gradients depend on the head"
         return Private(("model",), disclosure_notes=says)
 
     def check(self, modules: Modules) -> None:
@@ -34,10 +34,12 @@ class FedPer(Averaging):
 
 
 def has_body_and_head(model: nn.Module, method: str) -> None:
-    """Raise a PlanError if a method that parts body and head can't do so in this network."""
+    """Raise a PlanError if a network cannot be divided into a body and a head."""
     require(head_names(model), method, "the head", "choose a network with a linear or convolution layer")
     require_features(model, method)
     (head,) = head_layers(model)
     body = [layer for layer in model.modules() if layer not in {*head.modules()}]
     if {*head.parameters()} & {own for layer in body for own in layer.parameters(recurse=False)}:
-        raise PlanError(f"algorithm.name: {method} parts head and body, which share a weight here; choose fedavg")
+        raise PlanError(
+            f"algorithm.name: {method} separates head and body, but these share a weight in this network; choose fedavg"
+        )

@@ -14,19 +14,24 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class FedProx(FedAvg):
-    """FedAvg whose sites minimise F_k(w) + μ/2 ‖w − w_t‖², w_t being the model as it arrived."""
+    """FedAvg in which site k minimises F_k(w) + μ/2 ‖w − w_t‖², where w_t is the model that the site received."""
 
     title = "FedProx"
     paper = "Li et al. 2020"
 
     name: Literal["fedprox"] = "fedprox"  # type: ignore[assignment]
-    mu: float = Field(0.01, ge=0, le=1000, description="strength of μ/2 ‖w − w_server‖²")
+    mu: float = Field(
+        0.01,
+        ge=0,
+        le=1000,
+        description="μ: strength of the penalty μ/2 ‖w − w_server‖² on the distance from the received model",
+    )
     partial: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="probability that a site is slow in a round and makes only a random share of its steps; its "
-        "result still counts (Section 5.2)",
+        description="probability that a site is slow in a round and makes only a random share of its steps. The server "
+        "also uses the result of a slow site (Section 5.2)",
     )
 
     def check_training(self, training: Training) -> None:
@@ -38,7 +43,7 @@ class FedProx(FedAvg):
 
     def private(self) -> Private:
         return Private(
-            ("model",), disclosure_notes="the pull to the model as it arrived is added to the noisy gradient"
+            ("model",), disclosure_notes="the pull towards the received model is added to the noisy gradient"
         )
 
     def train_round(self, bench: TrainContext) -> float:

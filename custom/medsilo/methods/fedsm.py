@@ -1,6 +1,7 @@
 """FedSM: Xu et al., Closing the Generalization Gap of Cross-silo Federated Medical Image Segmentation, CVPR 2022.
 
-Equations and lines of Alg. 1 are the paper's; Alg. 2, how the super model answers, is in medsilo.deploy.
+Numbers of equations and of lines of Alg. 1 refer to the paper. Alg. 2, the prediction of the super model, is in
+medsilo.deploy.
 """
 
 import copy
@@ -51,11 +52,11 @@ from medsilo.schedule.phase import (
 from medsilo.schedule.train_context import TrainContext
 from medsilo.tasks.task import Task
 
-STEEPEST = 1e6  # mean gradient of a weight
+STEEPEST = 1e6  # largest plausible mean gradient of a weight
 MOST_STEPS = 1e9
 
 PersonalMethod = Annotated[FineTuning | APFL | PerFedAvg | PFedMe | Ditto, Field(discriminator="name")]
-COMPACT: Mapping[int, Network] = {  # by axes
+COMPACT: Mapping[int, Network] = {  # by the number of spatial axes
     0: Mlp(norm="none"),
     1: ActivityCnn(norm="group"),
     2: SmallCnn(width=32, norm="group"),
@@ -64,20 +65,19 @@ COMPACT: Mapping[int, Network] = {  # by axes
 
 
 class ModelsAndSelector(Algorithm):
-    """A global model, a personal model per hospital, and a selector that chooses a model for each image.
+    """The base of the three FedSM methods: a global model, a personal model per hospital, and a selector.
 
-    The base of the three FedSMs: the networks, their groups, and the selector's steps, which work although a hospital
-    sees only one label. "model", which rounds evaluate, is the personal one.
+    The selector chooses a model for each image. The network "model", which rounds evaluate, is the personal model.
     """
 
     paper = "Xu et al. 2022"
-    # The paper's text: Adam steps for every batch, with a memory that stays at the site.
+    # Settings of the paper's text: one Adam step for every batch; Adam's moments stay at the site.
     literal: ClassVar[Mapping[str, Any]] = {
         "algorithm.selector": "vgg11",
         "algorithm.selector_sync": "none",
         "algorithm.selector_step": "batch",
     }
-    # The released code: one step a round with the gradient of all batches, and Adam's moments are averaged.
+    # Settings of the released code: one Adam step per round with the gradient of all batches, and averaged moments.
     released: ClassVar[Mapping[str, Any]] = {
         "algorithm.selector": "vgg11",
         "algorithm.selector_sync": "adam-moments",
@@ -89,29 +89,34 @@ class ModelsAndSelector(Algorithm):
         0.7,
         gt=0,
         le=1,
-        description="λ of Eq. 11: the weight of a site's own personal model; below 1/K the plan gets a caution",
+        description="λ of Eq. 11: the weight of a site's personal model in its update; below 1/K there is a warning",
     )
     selector: Literal["compact", "vgg11"] = Field(
         "compact",
-        description="the selector's network: a small one with group norm, or the paper's with 129 million weights",
+        description="the selector's network: `compact` is small and has group norm, `vgg11` is the paper's network "
+        "with 129 million weights",
     )
     selector_sync: Literal["server-adam", "adam-moments", "none"] = Field(
         "server-adam",
-        description="how selectors are averaged. `server-adam`: SGD at the sites, and the server takes Adam's steps "
-        "along their mean change. `adam-moments`: Adam's moments are averaged with the weights. `none`: the weights "
-        "alone, as in the paper's text",
+        description="how selectors are averaged. `server-adam`: the sites use SGD, and the server takes steps of Adam "
+        "along the sites' mean change. `adam-moments`: Adam's moments and the weights are averaged. `none`: only the "
+        "weights are averaged, as in the paper's text",
     )
     selector_step: Literal["batch", "full-batch"] = Field(
-        "batch", description="a step per batch, or one per round with the sum of all batches' gradients"
+        "batch",
+        description="`batch`: the selector takes a step per batch. `full-batch`: the selector takes a step per round, "
+        "with the sum of all batches' gradients",
     )
     selector_learning_rate: float | None = Field(
         None,
         ge=1e-8,
         le=10,
-        description="learning rate of the selector's optimizer at the sites; `null`: 0.02 with `server-adam`, else "
-        "0.001",
+        description="learning rate of the selector's optimizer at the sites; `null` means 0.02 with `server-adam`, "
+        "otherwise 0.001",
     )
-    selector_server_lr: float = Field(0.003, gt=0, le=10, description="learning rate of the server's Adam")
+    selector_server_lr: float = Field(
+        0.003, gt=0, le=10, description="learning rate of the server's Adam for the selector"
+    )
 
     @model_validator(mode="after")
     def _has_no_input_layer(self) -> Self:
@@ -127,7 +132,7 @@ class ModelsAndSelector(Algorithm):
             )
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
-        """The selector reads the task's cases: it is chosen by the network's convolutions, and needs some size."""
+        """Yield a conflict if the selector's network cannot read the cases of the task."""
         yield from super().conflicts(plan, networks)
         if (shape := plan.task.shape) is None:
             return
@@ -142,9 +147,8 @@ class ModelsAndSelector(Algorithm):
     def warnings(self, sites: Sequence[str]) -> list[str]:
         if self.pull * len(sites) >= 1:
             return []
-        return [f"algorithm.pull {self.pull:g} is below 1/{len(sites)}: personal models lean to the other hospitals"]
+        return [f"algorithm.pull {self.pull:g} is below 1/{len(sites)}: other hospitals dominate each personal model"]
 
-    # The networks
     def networks(self, build: ModelFactory) -> Modules:
         if "global" in build.sites:
             raise PlanError(f"participation.sites: 'global' is {self.name}'s model of all hospitals; rename that site")
@@ -153,24 +157,24 @@ class ModelsAndSelector(Algorithm):
         modules.setdefault("global", copy.deepcopy(own))
         modules["experts"] = nn.ModuleList(copy.deepcopy(own).requires_grad_(False) for _ in build.sites)
         selector = self.selector_network(own).build(build.channels, self.outputs(len(build.sites)))
-        modules["selector"] = selector.to(precision_of(own))  # the selector reads the same cases
+        modules["selector"] = selector.to(precision_of(own))  # models and selector read the same cases
         return modules | self.beside_selector(modules["selector"])
 
     def beside_selector(self, selector: nn.Module) -> Modules:
-        """The modules that travel with the selector."""
+        """Return the additional modules that sites exchange together with the selector."""
         return {"moments": Moments(selector)} if self.selector_sync == "adam-moments" else {}
 
     def trained_models(self, build: ModelFactory) -> Modules:
-        """The model, and further networks that learn the task at a site."""
+        """Return the networks that learn the task at a site."""
         return {"model": build()}
 
     def outputs(self, sites: int) -> int:
-        """Return the number of the selector's scores."""
+        """Return the number of the selector's outputs."""
         return 1 + sites
 
     def selector_network(self, model: nn.Module) -> Network:
-        """Return the selector for cases such as this network reads."""
-        if (beside := getattr(model, "beside", None)) is not None:  # another head behind a frozen network
+        """Return the selector's network for the same kind of cases that a model reads."""
+        if (beside := getattr(model, "beside", None)) is not None:  # the selector is another head on a frozen network
             return beside
         convolution = next((layer for layer in model.modules() if isinstance(layer, _ConvNd)), None)
         # frozen weights are buffers
@@ -190,13 +194,12 @@ class ModelsAndSelector(Algorithm):
         own = Training(optimizer=kind, learning_rate=self.selector_learning_rate or rate)
         return own.make_optimizer(module.parameters())
 
-    # The groups
     def global_group(self) -> Group:
-        """Return line 15: the mean of the global models."""
+        """Return the group of global models, which the server averages (line 15)."""
         return Group("global", network("global"), sample_mean, title="global model")
 
     def personal_group(self) -> Group:
-        """Return line 16: each personal model moves towards the others (Eq. 11)."""
+        """Return the group of personal models, which the server moves towards each other (line 16, Eq. 11)."""
         return Group(
             "personal",
             network("model"),
@@ -207,22 +210,21 @@ class ModelsAndSelector(Algorithm):
         )
 
     def selector_groups(self) -> tuple[Group, ...]:
-        """The groups of the selector (line 15), and Adam's moments where the plan averages them, too."""
+        """Return the group of selectors (line 15), and the group of Adam's moments if the plan averages them."""
         selector = Group("selector", network("selector"), self.selector_mean)
         if self.selector_sync != "adam-moments":
             return (selector,)
         return selector, Group("moments", network("moments"), sample_mean, ranges=_moment_ranges)
 
     def selector_mean(self, server: ServerSide) -> Aggregator:
-        """Return line 15 for the selector, or the server's Adam."""
+        """Return the aggregator of selectors: the mean of line 15, or Adam at the server."""
         if self.selector_sync == "server-adam":
             return FedAdam(self.selector_server_lr, (0.9, 0.999), tau=1e-8, variant="torch")
         return mixer_of(sample_mean, server)
 
-    # The trained networks
     @contextmanager
     def learning_selector(self, bench: TrainContext, objective: ObjectiveFunction) -> Iterator[TrainStep]:
-        """Yield the selector's step for a round's passes over the data."""
+        """Yield the selector's training step for one round."""
         optimizer = bench.optimizers["selector"]
         moments = cast(Moments | None, bench.modules.get("moments"))
         if moments:
@@ -238,13 +240,13 @@ class ModelsAndSelector(Algorithm):
 
 
 def own_expert(modules: Modules, place: int | None) -> None:
-    """Fill the experts as where nobody shares: a site's own model in its place, the global one in all others."""
+    """Fill the experts without shared models: with the site's personal model, and elsewhere with the global model."""
     for number, expert in enumerate(modules["experts"].children()):
         expert.load_state_dict(modules["model" if number == place else "global"].state_dict())
 
 
 def experts() -> Group:
-    """Return the personal models of the hospitals that let each other have them."""
+    """Return the group of personal models that hospitals agreed to share with each other."""
     return Group(
         "experts",
         network("experts"),
@@ -256,31 +258,31 @@ def experts() -> Group:
 
 
 def _moment_ranges(modules: Modules, task: Task) -> Ranges:
-    """Return the ranges of Adam's moments and step count; means of squared gradients are not negative."""
+    """Return the valid ranges of Adam's moments and step count."""
     of = {"first": (-STEEPEST, STEEPEST), "second": (0.0, STEEPEST**2), "steps": (0.0, MOST_STEPS)}
     return {name: of[name.partition("_")[0]] for name in modules["moments"].state_dict()}
 
 
 def _feature_ranges(modules: Modules, task: Task) -> Ranges:
-    """The ranges of the means of features and of their products; `present` is 1 for a hospital with sums."""
+    """Return the valid ranges of the sums over features; `present` is 1 for a hospital with sums."""
     furthest = FURTHEST * max(1.0, task.largest_input)
     return {"present": (0.0, 1.0), "means": (-furthest, furthest), "products": (-(furthest**2), furthest**2)}
 
 
 def _says_of_sums(tensors: Tensors) -> Sequence[str]:
-    """The notes for hospitals about the sums."""
+    """Return the lines of the disclosure report about sums over features."""
     return [
         f"sums: means over all training cases of {len(tensors['products'])} features, which a network with random "
-        "weights makes of a case, and of their products",
+        "weights computes for each case, and means of their products",
         "sums: means over few cases come close to single cases' features; with one case they are its own",
     ]
 
 
 class FedSM(ModelsAndSelector):
-    """A global model, personal models that meet by SoftPull, and a selector train together (Alg. 1).
+    """A global model, personal models and a selector train together (Alg. 1); SoftPull mixes the personal models.
 
-    At the end they make one super model. It sends an image to the model of the hospital that it resembles if the
-    selector is confident, else to the global model (Alg. 2).
+    At the end, all networks are combined to one super model. If the selector is confident that an image resembles those
+    of a hospital, this hospital's personal model predicts. Otherwise, the global model predicts (Alg. 2).
     """
 
     title = "FedSM"
@@ -293,25 +295,25 @@ class FedSM(ModelsAndSelector):
     name: Literal["fedsm"] = "fedsm"
     selector_sync: Literal["closed-form", "server-adam", "adam-moments", "none"] = Field(  # type: ignore[assignment]
         "closed-form",
-        description="how selectors are made. `closed-form` needs one round: the last layer is the linear "
-        "discriminant of the hospitals, from means over each hospital's cases. The other layers keep their"
-        " initial weights. Every hospital counts alike. The other values train the selector by steps,"
-        " though each hospital sees one label only. `server-adam`: SGD at the sites, and the server "
-        "takes Adam's steps along their mean change. `adam-moments`: Adam's moments are averaged with"
-        " the weights. `none`: the weights alone, as in the paper's text",
+        description="how the selector is trained. `closed-form` needs one round: the last layer is the linear "
+        "discriminant of the hospitals, from means over each hospital's cases. The selector's other layers keep their "
+        "weights, and every hospital has the same weight. The other values train the selector by gradient steps, "
+        "although each hospital has only one label. `server-adam`: the sites use SGD, and the server takes steps of "
+        "Adam along the sites' mean change. `adam-moments`: Adam's moments and the weights are averaged. `none`: only "
+        "the weights are averaged, as in the paper's text",
     )
     personal_method: PersonalMethod | None = Field(
         None,
-        description="the method that makes the personal models in place of SoftPull, with its own settings. The "
-        "models then travel once, in a last round (Table 6)",
+        description="the method that trains the personal models instead of SoftPull, with the settings of that method. "
+        "The sites then send their personal models only once, in an additional last round (Table 6)",
     )
     selector_least: float = Field(
         0.9,
         ge=0,
         le=1,
-        description="the least share of validation cases, as a mean over hospitals, for which the selector names "
-        "their hospital. Below it the global model predicts every image, and the summary has a "
-        "warning",
+        description="the minimum accuracy of the selector: the share of validation cases that the selector assigns to "
+        "the right hospital, as a mean over hospitals. Below this value, the global model predicts every image, and "
+        "the summary has a warning",
     )
 
     @model_validator(mode="after")
@@ -320,13 +322,13 @@ class FedSM(ModelsAndSelector):
         changed = [name for name in steps if getattr(self, name) != type(self).model_fields[name].default]
         if changed and self.selector_sync == "closed-form":
             raise PlanError(
-                f"algorithm.{changed[0]}: a selector in closed form makes no steps; remove it, or set "
+                f"algorithm.{changed[0]}: a selector in closed form takes no steps; remove this key, or set "
                 "algorithm.selector_sync=server-adam"
             )
         return self
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        selector = self.selector_groups()  # lines 7, 10 and 15
+        selector = self.selector_groups()  # lines 7, 10 and 15 of Alg. 1
         if self.personal_method is None:
             groups = (self.global_group(), self.personal_group(), *selector)
             return [Phase("train", rounds, groups, self.train_all_three)]
@@ -373,7 +375,7 @@ class FedSM(ModelsAndSelector):
         return {"sums": FeatureSums(head.out_features, head.in_features)}
 
     def selector_groups(self) -> tuple[Group, ...]:
-        """Return the selector, and beside it the sums over features that its last layer follows from."""
+        """Return the groups of the selector, and of the sums over features that determine its last layer."""
         if self.selector_sync != "closed-form":
             return super().selector_groups()
         return Group("selector", network("selector"), sample_mean), Group(
@@ -403,15 +405,16 @@ class FedSM(ModelsAndSelector):
                 f"without noise; set it to null"
             )
         return Private(
-            ("model", "global", "selector"), disclosure_notes="three noisy gradients of each batch count together"
+            ("model", "global", "selector"),
+            disclosure_notes="each batch has three noisy gradients, which count together",
         )
 
     def train_all_three(self, bench: TrainContext) -> float:
-        """Lines 6 to 12: all three learn from each batch."""
+        """Train the personal model, the global model and the selector on each batch (lines 6 to 12 of Alg. 1)."""
         label = bench.sites.index(bench.site)
 
         def tell_apart(scores: Tensor, targets: Tensor) -> Tensor:
-            """Eq. 2: every image of hospital k has the label k."""
+            """Return the selector's loss of Eq. 2, in which every image of hospital k has the label k."""
             return functional.cross_entropy(scores, torch.full((len(scores),), label, device=scores.device))
 
         chosen = OutputLoss(tell_apart)

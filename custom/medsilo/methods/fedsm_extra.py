@@ -1,4 +1,4 @@
-"""FedSM-extra and the FedSM ensemble (Xu et al. 2022, Sec. 3.1): the models first, then a selector among them."""
+"""FedSM-extra and the FedSM ensemble (Xu et al. 2022, Sec. 3.1), which train the selector after the models."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ from medsilo.tasks.task import Task
 
 
 class SelectorAfterwards(ModelsAndSelector):
-    """Global and personal models as in FedSM; afterwards, hospitals get the models of the others that agreed, and train
-    only the selector among all K + 1.
+    """The base of both methods: global and personal models are trained as in FedSM, and then the selector is trained.
 
-    Output 0 is the global model.
+    Before the selector's rounds, each hospital receives the personal models of the hospitals that agreed. The selector
+    has K + 1 outputs, and output 0 belongs to the global model.
     """
 
     protocols = {"paper": ModelsAndSelector.literal}
@@ -31,15 +31,15 @@ class SelectorAfterwards(ModelsAndSelector):
     selector_rounds: int | None = Field(
         None,
         ge=1,
-        description="how many of `training.rounds` train the selector, after the models; `null`: a third, as in the "
-        "paper",
+        description="the number of the last rounds that train the selector; `null` means a third of `training.rounds`, "
+        "as in the paper",
     )
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         last = self.selector_rounds or max(1, rounds // 3)
         if last >= rounds:
             raise PlanError(
-                f"training.rounds: {self.name} trains models before {last} rounds of the selector; give more"
+                f"training.rounds: {self.name} trains models before {last} rounds of the selector; set more rounds"
             )
         models = (self.global_group(), self.personal_group())
         done = (*(group.given_only() for group in models), experts())
@@ -49,11 +49,11 @@ class SelectorAfterwards(ModelsAndSelector):
         ]
 
     def train_models(self, bench: TrainContext) -> float:
-        """Train the personal and the global model from each batch."""
+        """Train the personal and the global model on each batch."""
         return bench.train(bench.lesson("model"), bench.lesson("global"))
 
     def train_selector(self, bench: TrainContext) -> float:
-        """Train the selector on the answers of all K + 1 models."""
+        """Train the selector on the outputs of all K + 1 models."""
         frozen = [bench.modules["global"], *bench.modules["experts"].children()]
         for model in frozen:
             model.eval()
@@ -68,11 +68,18 @@ class SelectorAfterwards(ModelsAndSelector):
 
     @abstractmethod
     def objective(self, scores: Tensor, outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> Tensor:
-        """The selector's loss; scores: [B, K + 1]; outputs: those of the global and all personal models."""
+        """Return the loss of the selector on a batch.
+
+        Args:
+            scores: the selector's outputs, [B, K + 1]
+            outputs: the outputs of the global model and of all personal models
+            targets: the labels of the batch
+            loss: the loss function of the task
+        """
 
 
 class FedSMExtra(SelectorAfterwards):
-    """The selector learns to name the best of all K + 1 models; at the end the most likely one answers."""
+    """The selector learns which of the K + 1 models is best for an image; the model with the highest score predicts."""
 
     title = "FedSM-extra"
 
@@ -87,13 +94,17 @@ class FedSMExtra(SelectorAfterwards):
 
 
 def best_of(outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> Tensor:
-    """Eq. 1 repaired: argmin_k L(h_k(x), y) for every case, the smallest k among equals; [B]."""
+    """Return the index of the model with the lowest loss for every case of a batch, [B].
+
+    The index is argmin_k L(h_k(x), y), which corrects a misprint in Eq. 1. If models have equal losses, the smallest
+    index is returned.
+    """
     losses = [[loss(output[i : i + 1], targets[i : i + 1]) for i in range(len(targets))] for output in outputs]
     return torch.stack([torch.stack(row) for row in losses]).argmin(0)
 
 
 class FedSMEnsemble(SelectorAfterwards):
-    """h = Σ_k y_k h_k: the selector learns the weights of all K + 1 models' probabilities."""
+    """The selector learns weights y_k for the probabilities of all K + 1 models, and predicts h = Σ_k y_k h_k."""
 
     title = "FedSM ensemble"
 
@@ -108,7 +119,7 @@ class FedSMEnsemble(SelectorAfterwards):
         if task.goal.outputs < 2 or task.goal.overlaps:
             other = "regions that overlap" if task.goal.overlaps else "one number"
             raise PlanError(
-                f"algorithm.name: {self.name} mixes probabilities of classes, and networks of this task give {other}; "
+                f"algorithm.name: {self.name} mixes class probabilities, but networks of this task predict {other}; "
                 "choose fedsm"
             )
 
@@ -117,7 +128,7 @@ class FedSMEnsemble(SelectorAfterwards):
 
 
 def mixed(scores: Tensor, outputs: Sequence[Tensor]) -> Tensor:
-    """log Σ_k softmax(scores)_k softmax(outputs_k), of which a softmax gives h: [B, classes, ...]."""
+    """Return log Σ_k softmax(scores)_k softmax(outputs_k), [B, classes, ...]; a softmax of this result is h."""
     logarithms = torch.stack([output.log_softmax(1) for output in outputs])
     shares = scores.log_softmax(1).T
     return (logarithms + shares.reshape(*shares.shape, *(1,) * (logarithms.dim() - 2))).logsumexp(0)

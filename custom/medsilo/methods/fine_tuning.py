@@ -1,4 +1,4 @@
-"""Fine-tuning: FedAvg's model, trained on by each site alone before it is used; "FT" of the FedSM paper's Table 6."""
+"""Fine-tuning of FedAvg's model at each site, which is the method "FT" in Table 6 of the FedSM paper."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class FineTuning(SharedAndOwn):
-    """FedAvg of w; a site's own model is w after some epochs on its training data, made from each w that arrives."""
+    """FedAvg, after which each site fine-tunes the received model for some epochs on its training data."""
 
     title = "Fine-tuning"
     paper = "Wang et al. 2019"
@@ -23,7 +23,9 @@ class FineTuning(SharedAndOwn):
         1, ge=0, le=1000, description="passes over a site's training data before each evaluation; 0 is FedAvg"
     )
 
-    steps: int | None = Field(None, ge=1, le=100_000, description="mini-batches in place of epochs, in repeated passes")
+    steps: int | None = Field(
+        None, ge=1, le=100_000, description="number of mini-batches for fine-tuning, which replaces `epochs`"
+    )
 
     def personalise(self, bench: TrainContext) -> None:
         copy_into(bench.modules["model"], bench.modules["global"])

@@ -1,8 +1,8 @@
 """HarmoFL: Jiang et al., HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical
-Images, AAAI 2022. Lines of Alg. 1 are the paper's.
+Images, AAAI 2022.
 
-Both halves, inputs of one amplitude and perturbed steps, may be added to any other method, too:
-`schedule/additions.py`.
+HarmoFL consists of inputs with a common amplitude spectrum and of perturbed gradient steps. With
+`schedule/additions.py`, other methods can use either part of HarmoFL. Line numbers refer to Alg. 1 of the paper.
 """
 
 from typing import Literal
@@ -18,15 +18,16 @@ from medsilo.schedule.weighting import Weighting
 
 
 class HarmoFL(Averaging):
-    """min_θ Σ p_i F_i(θ + δ, Ψ(D_i)): inputs of one amplitude, and weights whose neighbourhood is flat (Eq. 1).
+    """HarmoFL gives all images a common amplitude spectrum, and perturbs the weights to find flat minima.
 
-    Both halves are on unless switched off. Without them this is FedAvg.
+    The objective is min_θ Σ p_i F_i(θ + δ, Ψ(D_i)) (Eq. 1). Without `amplitude` and `perturbation`, HarmoFL equals
+    FedAvg.
     """
 
     title = "HarmoFL"
     paper = "Jiang et al. 2022"
     protocols = {
-        # The paper's text, its misprints repaired: the whole spectrum, an average that comes from zero.
+        # Settings of the paper's text with corrected misprints: the whole spectrum, and an average that starts at zero.
         "paper": {
             "algorithm.amplitude.band": None,
             "algorithm.amplitude.decay": 0.1,
@@ -35,8 +36,8 @@ class HarmoFL(Averaging):
             "algorithm.weighting": "uniform",
             "algorithm.server_lr": 1.0,
         },
-        # The released code computes only the mean of each channel, from the first batch of round 1 for ever, because it
-        # cuts its decay of 0.1 to the whole number 0. Its batch norm has no weights and no running statistics.
+        # The released code computes only the mean of each channel. The code converts its decay of 0.1 to the integer 0,
+        # so the mean of the first batch is used in all rounds. Batch norm has no weights and no running statistics.
         "released-code": {
             "algorithm.amplitude.band": 0.0,
             "algorithm.amplitude.decay": 0.0,
@@ -52,11 +53,13 @@ class HarmoFL(Averaging):
     amplitude: Amplitude | None = Amplitude()
     perturbation: Perturbation | None = Perturbation()
     weighting: Weighting | None = "uniform"
-    server_lr: float = Field(1.0, gt=0, le=10, description="the server's step along the sites' mean change (η)")
+    server_lr: float = Field(
+        1.0, gt=0, le=10, description="η: learning rate of the server's step along the sites' mean change"
+    )
 
     def private(self) -> Private:
-        return Private(("model",), disclosure_notes="both gradients of a perturbed step are noisy, and both count")
+        return Private(("model",), disclosure_notes="each perturbed step has two noisy gradients, which both count")
 
     def mean(self, server: ServerSide, rate: float = 1.0) -> Aggregator:
-        """Return line 16 of Alg. 1: θ ← θ + η_g (Σ p_i θ_i − θ)."""
+        """Return the aggregator θ ← θ + η_g (Σ p_i θ_i − θ) (line 16 of Alg. 1)."""
         return super().mean(server, self.server_lr)

@@ -1,4 +1,4 @@
-"""Local training, the papers' "Base": every hospital for itself."""
+"""Single-site training, which is the baseline "Base" in the papers."""
 
 from typing import ClassVar, Literal
 
@@ -6,7 +6,7 @@ from medsilo.schedule.algorithm import BY_ITSELF, Algorithm
 
 
 class Local(Algorithm):
-    """θ_i ← θ_i: only metrics travel."""
+    """Each hospital trains its model alone, and sends only metrics."""
 
     title = "Local"
     paper = "the papers' Base"

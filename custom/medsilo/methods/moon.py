@@ -17,12 +17,12 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class Moon(FedAvg):
-    """FedAvg with ℓ + μ ℓ_con: features are drawn to those of the global model and away from those of the site's
-    previous model.
+    """FedAvg with the loss ℓ + μ ℓ_con, which pulls features towards the global model's features.
 
-    ℓ_con = -log(e^{cos(z, z_glob) / τ} / (e^{cos(z, z_glob) / τ} + e^{cos(z, z_prev) / τ})) (Eq. 3). z is the input of
-    the last layer; the paper's networks have a two-layer projection to 256 numbers before it. The previous
-    model stays at the site; before the first round it is the initial one.
+    The contrastive loss also pushes features away from those of the site's previous model. Eq. 3 is
+    ℓ_con = -log(e^{cos(z, z_glob) / τ} / (e^{cos(z, z_glob) / τ} + e^{cos(z, z_prev) / τ})), where z is the input of
+    the last layer. The networks of the paper have an additional two-layer projection to 256 numbers. The previous model
+    stays at the site, and is the initial model before the first round.
     """
 
     title = "MOON"
@@ -30,8 +30,8 @@ class Moon(FedAvg):
     own_loop: ClassVar[bool] = True
 
     name: Literal["moon"] = "moon"  # type: ignore[assignment]
-    mu: float = Field(1.0, ge=0, le=1000, description="weight of the contrast")
-    temperature: float = Field(0.5, gt=0, le=100, description="τ of the contrast")
+    mu: float = Field(1.0, ge=0, le=1000, description="μ: weight of the contrastive loss")
+    temperature: float = Field(0.5, gt=0, le=100, description="τ: temperature of the contrastive loss")
 
     def networks(self, build: ModelFactory) -> Modules:
         model = super().networks(build)["model"]
@@ -55,9 +55,15 @@ class Moon(FedAvg):
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
-    """Return ℓ_con (Eq. 3), the mean over cases, near the one and away from the other.
+    """Return the mean contrastive loss ℓ_con (Eq. 3) of a batch.
 
-    In the features' own type, but for half precision, which is too coarse for a cosine.
+    Features in half precision are converted to single precision, because half precision is too coarse for a cosine.
+
+    Args:
+        z: features of the trained model
+        near: features of the global model
+        far: features of the site's previous model
+        temperature: τ
     """
     kind = torch.promote_types(z.dtype, torch.float32)
     closer, further = (functional.cosine_similarity(z.to(kind), other.to(kind)) for other in (near, far))

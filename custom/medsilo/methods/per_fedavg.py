@@ -16,10 +16,11 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class PerFedAvg(SharedAndOwn):
-    """FedAvg of a w that is good after one step: min_w Σ p_k f_k(w − a ∇f_k(w)), by gradients of the first order.
+    """FedAvg of a model w that performs well after one gradient step at each site.
 
-    A site's model is the received w after one step with the gradient over all its training data: the expectation of the
-    paper's Eq. 3. Validation and test data are not used to adapt.
+    The objective is min_w Σ p_k f_k(w − a ∇f_k(w)), with first-order gradients. A site's personal model is the received
+    w after one step with the gradient over all training data, the expectation in the paper's Eq. 3. Validation and test
+    data are not used for this step.
     """
 
     title = "Per-FedAvg"
@@ -28,7 +29,12 @@ class PerFedAvg(SharedAndOwn):
     made_anew: ClassVar[frozenset[str]] = frozenset({"model"})
 
     name: Literal["per-fedavg"] = "per-fedavg"
-    inner_lr: float = Field(0.01, ge=0, le=1000, description="a: the step of adaptation; the plan's learning rate is b")
+    inner_lr: float = Field(
+        0.01,
+        ge=0,
+        le=1000,
+        description="a: step size of the adaptation at a site; the paper's b is the plan's learning rate",
+    )
 
     def personalise(self, bench: TrainContext) -> None:
         model = bench.modules["model"]
@@ -44,10 +50,10 @@ class PerFedAvg(SharedAndOwn):
 
 
 class MetaGradient:
-    """The gradient ∇f(u; D′) at u = w − a ∇f(w; D), where D′ is the current batch.
+    """The gradient ∇f(u; D′) at the adapted weights u = w − a ∇f(w; D), where D′ is the current batch.
 
-    D is the batch before it, so that both are independent and each is loaded once; a round's first batch is also its
-    predecessor. Running statistics are those of the passes with w over D.
+    D is the previous batch, so that both batches are independent and each batch is loaded only once. For the first
+    batch of a round, D equals D′. Running statistics come from the passes with w over D.
     """
 
     def __init__(self, model: nn.Module, loss: LossFunction, rate: float, compute: Compute) -> None:
@@ -55,7 +61,7 @@ class MetaGradient:
         self.batches: list[Case] = []
 
     def lesson(self, inner: TrainStep) -> TrainStep:
-        """A step on `objective` that records each batch."""
+        """Return a training step that records each batch before the step on `objective`."""
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
             self.batches = [*self.batches[-1:], (inputs, targets)]
@@ -64,7 +70,7 @@ class MetaGradient:
         return learn
 
     def objective(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        """f(u; D′) as an objective of w. Its gradient leaves the second derivative out: ∇f(u; D′), first order."""
+        """Return the loss f(u; D′) as a function of w, whose gradient omits second derivatives."""
         before, targets_before = self.batches[0]
         with self.compute.cast():
             loss = self.loss(self.model(before), targets_before)
@@ -81,7 +87,7 @@ def adapt(
     epoch: Callable[[Sequence[TrainStep]], object],
     compute: Compute,
 ) -> None:
-    """One step w ← w − a ∇f(w) with the gradient over everything that the epoch goes through."""
+    """Take one step w ← w − a ∇f(w) with the gradient over all cases of an epoch."""
     model.train()
     model.zero_grad()
     cases = 0

@@ -18,9 +18,10 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class PFedMe(SharedAndOwn):
-    """θ ≈ argmin f(θ) + λ/2 ‖θ − w‖² by K steps on each batch; w ← w − ηλ (w − θ); server w ← (1 − β) w + β Σ p_k w_k.
+    """Each site trains a personal model θ that stays close to the shared model w.
 
-    θ is the site's own model. It starts from each w that arrives and continues from batch to batch.
+    On each batch, K steps approximate θ ≈ argmin f(θ) + λ/2 ‖θ − w‖², and then w ← w − ηλ (w − θ). The server computes
+    w ← (1 − β) w + β Σ p_k w_k. In each round, θ starts from the received w, and continues from batch to batch.
     """
 
     title = "pFedMe"
@@ -29,23 +30,24 @@ class PFedMe(SharedAndOwn):
 
     name: Literal["pfedme"] = "pfedme"
     pull: float = Field(
-        15.0, gt=0, le=1000, description="λ: how strongly a site's own model is held near the shared one"
+        15.0, gt=0, le=1000, description="λ: strength of the pull of a site's personal model towards the shared model"
     )
-    steps: int = Field(5, ge=1, le=1000, description="K: steps with the plan's optimizer for each batch")
+    steps: int = Field(5, ge=1, le=1000, description="K: number of steps with the plan's optimizer on each batch")
     outer_lr: float = Field(
         0.05,
         gt=0,
         le=1,
-        description="η: the step of the shared model; `outer_lr` times `pull` is at most 1. A small step needs "
+        description="η: step size of the shared model; `outer_lr` times `pull` is at most 1. A small step size needs "
         "hundreds of rounds, because the shared model follows the personal models slowly",
     )
-    server_lr: float = Field(1.0, gt=0, le=10, description="β: the server's share of the new average")
+    server_lr: float = Field(1.0, gt=0, le=10, description="β: weight of the new average in the server's update")
 
     @model_validator(mode="after")
     def _stays_between(self) -> Self:
         if self.outer_lr * self.pull > 1:
             raise ValueError(
-                f"outer_lr {self.outer_lr} times pull {self.pull} is above 1: w would jump past θ; lower one of them"
+                f"outer_lr {self.outer_lr} times pull {self.pull} is above 1: the shared model would move beyond the "
+                "personal model; lower outer_lr or pull"
             )
         return self
 
@@ -57,17 +59,24 @@ class PFedMe(SharedAndOwn):
         own, shared = bench.modules["model"], bench.modules["global"]
         theta, w = (list[Tensor](network.parameters()) for network in (own, shared))
         with torch.no_grad():
-            torch._foreach_copy_(theta, w)  # θ keeps its running statistics
+            torch._foreach_copy_(theta, w)  # the personal model keeps its running statistics
         pull = pull_towards(theta, w, self.pull)
         with correcting(bench.optimizers["model"], pull):
             yield [moreau(bench.lesson("model"), own, shared, self.steps, self.outer_lr * self.pull)]
 
 
 def moreau(inner: TrainStep, own: nn.Module, shared: nn.Module, steps: int, rate: float) -> TrainStep:
-    """K steps of θ on one batch, then w ← w − ηλ (w − θ); `rate` is ηλ.
+    """Return a training step that takes K steps of θ on one batch, and then updates w ← w − ηλ (w − θ).
 
-    The inner step's optimizer must be under `pull_towards(θ, w, λ)`: it minimises f(θ) + λ/2 ‖θ − w‖². One further pass
-    measures w's running statistics.
+    The optimizer of the inner step must run within `pull_towards(θ, w, λ)`, so that θ minimises f(θ) + λ/2 ‖θ − w‖².
+    One additional pass measures the running statistics of w.
+
+    Args:
+        inner: the training step of θ
+        own: the personal model θ
+        shared: the shared model w
+        steps: K
+        rate: ηλ
     """
     measured = bool(batch_norm_buffer_names(shared))
     shared.train()

@@ -1,4 +1,4 @@
-"""The model f with which AdaFed's sites measure their data: from a file, or trained on a declared public share."""
+"""Provide the pre-trained network f with which AdaFed's sites measure feature statistics."""
 
 import hashlib
 import math
@@ -27,24 +27,25 @@ REMEDY = (
 
 
 class Pretraining(Section):
-    """The origin of f. Its optimizer and batch size are those of the plan's training."""
+    """The origin of the pre-trained network f; the plan's training section defines the optimizer and batch size."""
 
     source: Literal["share", "file", "initial"] = Field(
         "share",
-        description="where f comes from. `initial`: f is the network as it begins, for networks that begin with a"
-        " checkpoint. `share`: it is trained on a share of every site's training cases, **which the "
-        "site thereby releases to the server**. These cases are in the server's own data folder, in "
-        "the layout of the sites; the server generates synthetic cases itself. `file`: a `.safetensors` "
-        "file in that folder",
+        description="origin of f. `initial`: f has the initial weights, for networks that start from a checkpoint. "
+        "`share`: the server trains f on a share of every site's training cases, **which the site thereby releases to "
+        "the server**. The released cases are in the server's data folder, in the sites' layout; the server generates "
+        "synthetic cases itself. `file`: the weights are in a `.safetensors` file in the server's data folder",
     )
-    share: float = Field(0.2, gt=0, le=1, description="the share of the training cases")
-    epochs: int = Field(15, ge=1, le=1000, description="passes over these cases")
+    share: float = Field(0.2, gt=0, le=1, description="share of the training cases that are public")
+    epochs: int = Field(15, ge=1, le=1000, description="passes over the public cases")
     file: str = Field(
-        "pretrained.safetensors", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="the file's name"
+        "pretrained.safetensors",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
+        description="name of the file with the weights",
     )
 
     def obtain(self, model: nn.Module, at: ServerSide) -> dict[str, Any]:
-        """Initialise f's weights; returns its entry of the summary."""
+        """Initialise the weights of f, and return the facts for the study's summary."""
         if self.source == "initial":
             return {"source": "initial"}
         return (
@@ -97,7 +98,7 @@ class Pretraining(Section):
         }
 
     def _public(self, train: Dataset, site: str, at: ServerSide) -> Dataset:
-        """The public part of a site's training cases, drawn at random."""
+        """Draw the public share of a site's training cases at random."""
         cases = len(train)  # type: ignore[arg-type]
         order = torch.randperm(cases, generator=generator_for(at.seed, site, "public share"))
         return Subset(train, order[: math.ceil(self.share * cases)].sort().values.tolist())

@@ -18,10 +18,12 @@ from medsilo.schedule.train_context import TrainContext
 
 
 class Scaffold(ServerStep):
-    """y ← y - η (g(y) - c_i + c); x ← x + η_g mean(y_i - x); c ← c + |S| / N mean(c_i⁺ - c_i). Sites count alike.
+    """Control variates correct the gradients at each site for the differences between sites.
 
-    c is the server's control variate, and c_i the site's, which stays there. c_i⁺ is the mean of the gradients in its
-    steps. With plain SGD this is the paper's option II, c_i - c + (x - y) / (K η), and it also holds with momentum.
+    A step at site i is y ← y - η (g(y) - c_i + c). At the server, x ← x + η_g mean(y_i - x) and
+    c ← c + |S| / N mean(c_i⁺ - c_i); all sites have the same weight. The server sends its control variate c, and c_i
+    stays at site i. The new c_i⁺ is the mean gradient in the site's steps. With plain SGD, c_i⁺ equals the paper's
+    option II, c_i - c + (x - y) / (K η). The definition of c_i⁺ also holds with momentum.
     """
 
     title = "SCAFFOLD"
@@ -30,10 +32,13 @@ class Scaffold(ServerStep):
 
     name: Literal["scaffold"] = "scaffold"
     weighting: Literal["uniform"] | None = "uniform"
-    server_lr: float = Field(1.0, gt=0, le=10, description="the server's step along the sites' mean change (η)")
+    server_lr: float = Field(
+        1.0, gt=0, le=10, description="η: learning rate of the server's step along the sites' mean change"
+    )
     optimizer: Literal["sgd", "any"] = Field(
         "sgd",
-        description="SCAFFOLD is made for `sgd`. `any`: gradients are corrected before another optimizer uses them",
+        description="`sgd`: only SGD is allowed, as in the paper. `any`: gradients are corrected before "
+        "another optimizer uses them",
     )
 
     def check_training(self, training: Training) -> None:
@@ -49,8 +54,8 @@ class Scaffold(ServerStep):
 
     def groups(self) -> tuple[Group, ...]:
         said = (
-            "control: in the first round this site's mean gradient over its training cases, later how it changed; a "
-            "gradient over few cases comes close to the cases themselves"
+            "control: in the first round, this site's mean gradient over its training cases; later, the change of this "
+            "gradient. A gradient over few cases reveals much about these cases"
         )
         control = Group(
             "control",
@@ -68,13 +73,13 @@ class Scaffold(ServerStep):
         model = bench.modules["model"]
         control, own = (list(bench.modules[name].parameters()) for name in ("control", "own-control"))
         shifts = [c - c_i for c, c_i in zip(control, own, strict=True)]
-        # adamw applies its decay apart from the gradient, so the control variate does not contain it
+        # AdamW applies weight decay separately from the gradient, so the control variate must not contain it
         decay = 0.0 if bench.training.optimizer == "adamw" else bench.training.weight_decay
         shift = Shift(learning_weights(model), shifts, decay)
         with correcting(bench.optimizers["model"], shift):
             loss = bench.train()
         with torch.no_grad():
             for c, c_i, new in zip(control, own, shift.mean(), strict=True):
-                c.add_(new - c_i)  # its value if all sites had this difference
+                c.add_(new - c_i)  # the server's control variate if all sites had this difference
                 c_i.copy_(new)
         return loss

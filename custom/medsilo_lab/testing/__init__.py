@@ -1,4 +1,4 @@
-"""Tests for authors of methods, tasks and networks. Derive a test class, and run pytest."""
+"""Base classes of tests for authors of methods, tasks and networks, who derive a test class and run pytest."""
 
 from medsilo_lab.testing.methods import Carried, MethodTester, Reference, State, assert_equal, assert_same_run
 from medsilo_lab.testing.networks import NetworkTester

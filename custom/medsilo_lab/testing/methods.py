@@ -1,4 +1,4 @@
-"""Tests for every method: derive a class from MethodTester, and run pytest."""
+"""Tests for methods; an author derives a class from MethodTester and runs pytest."""
 
 import csv
 import json
@@ -39,7 +39,8 @@ from medsilo_server.record import Record
 
 State = dict[str, Tensor]
 Answer = Callable[[], StudyMessage]
-# Delivers a site's answer to the server, given the site, the request, and a function that returns the answer.
+# A function of this type delivers a site's answer to the server. The function's arguments are the site, the request,
+# and a function that returns the answer.
 Carry = Callable[[str, StudyMessage, Answer], StudyMessage | Missing]
 
 SITES = ("hospital-a", "hospital-b", "hospital-c")
@@ -53,7 +54,7 @@ LOST = Missing("lost", "no answer")
 
 @dataclass(frozen=True)
 class Reference:
-    """The hospitals of a study, for an implementation of a method in plain PyTorch."""
+    """The data and networks of a study, for a reference implementation of a method in plain PyTorch."""
 
     plan: Plan
 
@@ -63,7 +64,7 @@ class Reference:
 
     @cached_property
     def data(self) -> Mapping[str, SiteData]:
-        """Each site's training, validation and test cases."""
+        """Load the training, validation and test cases of each site."""
         return {site: self.plan.task.load(site, self.sites, self.plan.seed, None) for site in self.sites}
 
     def model(self, state: Mapping[str, Tensor] | None = None) -> nn.Module:
@@ -83,8 +84,9 @@ class Reference:
         return [(inputs[part], targets[part]) for part in parts]
 
     def mean(self, states: Mapping[str, Mapping[str, Tensor]]) -> State:
-        """Average the sites' tensors, weighted by numbers of training cases. Integer counters come from the first
-        site.
+        """Average the sites' tensors, weighted by the sites' numbers of training cases.
+
+        Integer counters are copied from the first site.
         """
         cases = {site: len(self.data[site].train) for site in states}  # type: ignore[arg-type]
         total = sum(cases.values())
@@ -99,13 +101,13 @@ class Reference:
 
 
 class MethodTester:
-    """Tests for every method of medsilo. Pytest finds them in a class derived from this class.
+    """Tests for a method of medsilo; pytest runs all tests of this class in a derived class.
 
     The derived class may define these attributes:
         method: name of the method in plans
         changes: changes KEY=VALUE to the default values, for all plans
         keeps: prefixes "network/tensor" of tensors that a site trains and never sends
-        more_looks: number of passes over the validation cases in a study of two rounds, beyond one after each round
+        more_looks: number of additional passes over the validation cases in a study of two rounds
         private: changes KEY=VALUE for a plan with privacy, if the method supports it
         unsealed: part of the error message if the method rejects secure aggregation
 
@@ -124,7 +126,7 @@ class MethodTester:
     settings: ClassVar[SiteSettings] = make_settings({**ALL_MINE, "device": "cpu"}, "the tests' settings")
 
     def plan(self, *changes: str) -> Plan:
-        """Return a plan that three small hospitals run in a second."""
+        """Return a plan for a study of three small hospitals, which takes about a second."""
         values = {
             "algorithm": {"name": self.method},
             "task": TINY,
@@ -134,8 +136,10 @@ class MethodTester:
         return parse_plan(values, [*self.changes, *changes])
 
     def reference(self, study: Reference) -> Sequence[Mapping[str, Mapping[str, Tensor]]]:
-        """Implement the method in plain PyTorch. Return the tensors of the model that each site validates after 0, 1, 2
-        and 3 rounds.
+        """Run three rounds of the method in plain PyTorch, to compare medsilo's results with this reference.
+
+        Returns:
+            for 0, 1, 2 and 3 rounds, the tensors of the model that each site validates
         """
         raise SkipTest("the method has no reference")
 
@@ -155,17 +159,18 @@ class MethodTester:
 
     # ------------------------------------------------------------------ tensors in messages
     def test_what_stays_at_a_site_is_what_it_keeps(self, tmp_path: Path) -> None:
-        """Tensors in `keeps` are never sent, so no other site and no server checkpoint contains them. All other trained
-        tensors are sent.
+        """Sites never send the tensors in `keeps`, and send all other trained tensors.
+
+        No other site and no checkpoint of the server contains a tensor in `keeps`.
         """
         plan, folder = self.plan("training.rounds=3"), tmp_path / "run"
         seen = _Travelled(self._sites(plan, folder), plan, folder)
         seen.run()
         stayed = {name for own in seen.own.values() for name in own}
         kept = {name for name in stayed if name.startswith(tuple(self.keeps))}
-        assert stayed == kept, f"sites train {_some(stayed - kept)} and never send it: name it in `keeps`"
+        assert stayed == kept, f"sites train {_some(stayed - kept)} but never send these tensors: name them in `keeps`"
         unused = [own for own in self.keeps if not any(name.startswith(own) for name in stayed)]
-        assert not unused, f"nothing that begins with {_some(unused)} is trained and stays at a site"
+        assert not unused, f"no tensor whose name begins with {_some(unused)} is trained and stays at a site"
         assert not seen.leaked, f"{seen.leaked[0]}"
 
     def test_the_order_of_answers_does_not_matter(self, tmp_path: Path) -> None:
@@ -187,7 +192,7 @@ class MethodTester:
             return reply
 
         Carried(self._sites(half, tmp_path / "wire"), half, tmp_path / "wire", carry).run()
-        assert torch.float32 not in kinds, "a tensor travels in single precision where the plan says half"
+        assert torch.float32 not in kinds, "a tensor is sent in single precision, but the plan requires half precision"
         self.run(plan, tmp_path / "sites", self.settings.model_copy(update={"precision": "bfloat16"}))
         for changed in ("wire", "sites"):
             for name, tensor in _ends(tmp_path / changed).items():
@@ -197,7 +202,7 @@ class MethodTester:
 
     # ------------------------------------------------------------------ missed rounds and restarts
     def test_a_site_that_misses_a_round_does_not_count_in_it(self, tmp_path: Path) -> None:
-        """A lost answer and a missed request give the other sites the same tensors. The site then returns."""
+        """A lost answer has the same effect on the tensors of the other sites as a missed request."""
         first = self.rounds_before_training + 1
         plan = self.plan(f"training.rounds={first + 2}", *GO_ON)
         absent, given = SITES[1], defaultdict[str, dict[str, State]](dict)
@@ -240,7 +245,7 @@ class MethodTester:
         assert_same_run(tmp_path / "whole", tmp_path / "run")
 
     def test_a_site_s_state_is_in_its_folder(self, tmp_path: Path) -> None:
-        """A repeated request gets the same answer, even from a restarted process, which can continue the study."""
+        """A restarted process of a site answers a repeated request in the same way, and can continue the study."""
         plan = self.plan("training.rounds=3")
         self.run(plan, tmp_path / "steady")
         _Rebuilt(lambda site: self._site(plan, tmp_path / "rebuilt", site), plan, tmp_path / "rebuilt").run()
@@ -259,24 +264,26 @@ class MethodTester:
             before = [int(part.looks.sum()) for part in looks]
             reply = answer()
             at_end = asked.facts["task"] == "test"
-            assert (data[site].test.looks == int(at_end)).all(), "test cases are looked at once, when the study is over"  # type: ignore[attr-defined]
-            assert not at_end or before == [int(part.looks.sum()) for part in looks], "the test looks at other cases"
+            assert (data[site].test.looks == int(at_end)).all(), "test cases must be read once, at the end of the study"  # type: ignore[attr-defined]
+            assert not at_end or before == [int(part.looks.sum()) for part in looks], (
+                "the final test also reads training or validation cases"
+            )
             return reply
 
         Carried(self._sites(plan, tmp_path / "run", data), plan, tmp_path / "run", carry).run()
         for site, own in data.items():
             looks = own.validation.looks  # type: ignore[attr-defined]
             expected = plan.rounds + 1 + self.more_looks
-            assert (looks == expected).all(), f"{site}'s validation cases are looked at {int(looks.max())} times"
+            assert (looks == expected).all(), f"{site}'s validation cases are read {int(looks.max())} times"
 
     def test_one_case_moves_what_leaves_by_its_bound_under_privacy(self, tmp_path: Path) -> None:
-        """If a case's gradient is clipped to almost zero, it changes the site's answer by almost zero."""
+        """If the gradient of a case is clipped to almost zero, the case hardly changes the site's answer."""
         promise = [f'privacy={{"epsilon": 2.0, "delta": 0.001, "clip": {CLIP}}}', "training.batch_size=4096"]
         if not self.plan().algorithm.declares_account():
             try:
                 self.plan(*promise, *self.private)
             except PlanError as error:
-                assert "privacy" in str(error), f"a plan with privacy is refused for another reason: {error}"
+                assert "privacy" in str(error), f"the method rejects a plan with privacy for another reason: {error}"
                 return
             raise AssertionError("the method accepts a plan with privacy, but does not define `private`")
         plan, sent = self.plan("network.norm=group", *promise, *self.private), list[State]()
@@ -295,28 +302,30 @@ class MethodTester:
             folder = tmp_path / str(extreme)
             Carried(self._sites(plan, folder, data), plan, folder, carry).run()
             sent.append(own)
-        assert sent[0].keys() == sent[1].keys() and sent[0], "nothing is sent"
+        assert sent[0].keys() == sent[1].keys() and sent[0], "the site sends no tensors"
         steps = plan.rounds * plan.training.local_epochs
         for name, tensor in sent[0].items():
             far = float((tensor.double() - sent[1][name].double()).norm())
-            assert far < 100 * steps * CLIP, f"one case moves {name} by {far:.2g} where its gradient is cut to {CLIP:g}"
+            assert far < 100 * steps * CLIP, (
+                f"a case changes {name} by {far:.2g}, but its gradient is clipped to {CLIP:g}"
+            )
 
     def test_sums_of_masked_updates_give_the_same_models(self, tmp_path: Path) -> None:
-        # small learning rate, so that the sums of gradients are visible
+        # with a small learning rate, errors in the sums of gradients are visible
         changes = ["training.learning_rate=0.001", "training.momentum=0"]
         try:
             plan = self.plan(*changes, "secure_aggregation.mode=pairwise")
         except PlanError as error:
-            assert self.unsealed and self.unsealed in str(error), f"secure aggregation is refused: {error}"
+            assert self.unsealed and self.unsealed in str(error), f"the method rejects secure aggregation: {error}"
             return
-        assert not self.unsealed, "a plan with secure aggregation is taken, and `unsealed` says why not"
+        assert not self.unsealed, "the method accepts secure aggregation, so remove `unsealed`"
         self.run(self.plan(*changes), tmp_path / "clear")
         self.run(plan, tmp_path / "sealed")
         clear, sealed = _ends(tmp_path / "clear"), _ends(tmp_path / "sealed")
         for name, tensor in clear.items():
             size = max(1.0, float(tensor.double().abs().max())) if tensor.numel() else 1.0
             far = float((tensor.double() - sealed[name].double()).abs().max()) / size if tensor.numel() else 0.0
-            assert far <= FAR, f"{name} is {far:.2g} from that of sums in clear"
+            assert far <= FAR, f"{name} differs by {far:.2g} from the result without masking"
 
     # ------------------------------------------------------------------ plans
     def test_its_plan_is_the_same_when_it_was_written(self, tmp_path: Path) -> None:
@@ -327,7 +336,7 @@ class MethodTester:
         assert_equal(first.state_dict(), longer.state_dict(), "the first model")
 
     def test_it_can_be_rehearsed(self, tmp_path: Path) -> None:
-        """`medsilo check` tries every phase with training, and leaves no files."""
+        """The rehearsal of `medsilo check` runs every phase that trains, and leaves no files."""
         plan, random = self.plan(), torch.get_rng_state()
         data = Reference(plan).data[SITES[0]]
         tried = rehearse(plan, SITES[0], SITES, self.settings, data, tmp_path)
@@ -339,12 +348,12 @@ class MethodTester:
 
     # ------------------------------------------------------------------ helpers
     def run(self, plan: Plan, folder: Path, settings: SiteSettings | None = None, **how: Any) -> Record:
-        """Run a study in this process."""
+        """Run a study of the plan in this process, and return the record of the run."""
         return inprocess.run(plan, folder=folder, settings=settings or self.settings, **how)
 
     @property
     def rounds_before_training(self) -> int:
-        """Return the number of rounds with statistics before the first training round."""
+        """Return the number of rounds before the first training round, such as rounds that measure statistics."""
         phases = self.plan("training.rounds=3").course.phases
         first = next(place for place, phase in enumerate(phases) if phase.trains)
         return sum(phase.rounds for phase in phases[:first])
@@ -360,7 +369,13 @@ class MethodTester:
 # ---------------------------------------------------------------------------------------------------- comparison of
 # runs
 def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor], where: str = "") -> None:
-    """Assert that both have the same tensors, with equal bits and types."""
+    """Assert that two states have the same tensors, with equal bits and types.
+
+    Args:
+        one: a state
+        other: another state
+        where: the beginning of the error message
+    """
     assert one.keys() == other.keys(), f"{where}: {_some(one.keys() ^ other.keys())} is in one only"
     for name, tensor in one.items():
         same = tensor.dtype == other[name].dtype and torch.equal(tensor, other[name])
@@ -368,7 +383,7 @@ def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor], where: 
 
 
 def assert_read_again(plan: Plan, folder: Path) -> Plan:
-    """Assert that a plan is unchanged after it is written and read. Return the plan that was read."""
+    """Assert that a plan does not change when it is written and read again, and return the plan that was read."""
     (folder / PLAN).write_text(plan.to_yaml(), "utf-8")
     other = load_plan(folder / PLAN)
     assert other == plan and other.hash == plan.hash and other.to_yaml() == plan.to_yaml()
@@ -376,8 +391,11 @@ def assert_read_again(plan: Plan, folder: Path) -> Plan:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Assert that two run folders agree, except for times: each tensor, the summary, the rounds and each
-    metrics.csv.
+    """Assert that two run folders have equal tensors, summaries, rounds and metrics; times may differ.
+
+    Args:
+        one: the folder of a run
+        other: the folder of another run
     """
     files, others = (sorted(path.relative_to(run) for path in run.rglob("*") if path.is_file()) for run in (one, other))
     assert files == others, f"{_some({str(path) for path in {*files} ^ {*others}})} is in one run only"
@@ -408,13 +426,13 @@ def _without_times(value: Any) -> Any:
 
 
 def _ends(run: Path) -> State:
-    """Return each site's model after the last round, by site and name."""
+    """Return the tensors of each site's model after the last round; keys are the site and the tensor's name."""
     ends = {path.parent.name: load_tensors(path)[0] for path in run.glob("sites/*/last.safetensors")}
     return {f"{site}/{name}": tensor for site, own in ends.items() for name, tensor in own.items()}
 
 
 def _assert_scored(study: Reference, curve: Sequence[Mapping[str, Mapping[str, Tensor]]], summary: Summary) -> None:
-    """Assert that validation, model selection and test agree with the models in plain PyTorch."""
+    """Assert that validation scores, model selection and test scores agree with the reference in plain PyTorch."""
 
     def accuracy(state: Mapping[str, Tensor], part: Dataset) -> float:
         inputs, targets = part[:]
@@ -454,7 +472,14 @@ def _some(names: Any) -> str:
 # ---------------------------------------------------------------------------------------------------- transports for
 # tests
 class Carried(Loop):
-    """A transport in which a test can change or record messages."""
+    """A transport between server and sites in which a test can change or record messages.
+
+    Args:
+        sites: the sites by name
+        plan: the plan of the study
+        folder: the folder of the run
+        carry: a function that delivers each answer; by default, answers are not changed
+    """
 
     def __init__(self, sites: Mapping[str, TrainingSite], plan: Plan, folder: Path, carry: Carry | None = None) -> None:
         super().__init__(sites)
@@ -482,7 +507,7 @@ class Carried(Loop):
 
 
 class _Turned(Carried):
-    """Changes the order of the sites' answers each time."""
+    """A transport that changes the order of the sites' answers in every request."""
 
     asked = 0
 
@@ -493,7 +518,7 @@ class _Turned(Carried):
 
 
 class _Rebuilt(Carried):
-    """Sends each request twice, and once more to a new object of the site."""
+    """A transport that sends each request twice, and a third time to a newly created site."""
 
     def __init__(self, make: Callable[[str], TrainingSite], plan: Plan, folder: Path) -> None:
         super().__init__({site: make(site) for site in SITES}, plan, folder)
@@ -507,7 +532,7 @@ class _Rebuilt(Carried):
             answers.append(self.answer(site, asked))
             first, last = answers[0], answers[-1]
             said, again = (_without_times(own.facts) for own in (first, last))
-            assert said == again, f"{site} answers {asked.facts['task']} otherwise when it is asked {how}"
+            assert said == again, f"{site} answers {asked.facts['task']} differently when it is asked {how}"
             assert first.groups.keys() == last.groups.keys()
             for group, own in first.groups.items():
                 assert_equal(own, last.groups[group], f"{site}'s {group}, asked {how}")
@@ -515,7 +540,7 @@ class _Rebuilt(Carried):
 
 
 class _Travelled(Carried):
-    """Records tensors that a site trains and never sends, and searches for them at the other sites and the server."""
+    """A transport that finds tensors which a site trains and never sends, and searches for copies of these tensors."""
 
     def __init__(self, sites: Mapping[str, TrainingSite], plan: Plan, folder: Path) -> None:
         super().__init__(sites, plan, folder)
@@ -524,7 +549,7 @@ class _Travelled(Carried):
             for network, module in plan.build_networks().items()
             for name, tensor in module.state_dict().items()
         }
-        # By site and tensor name, the values since the site last sent this tensor.
+        # For each site and tensor, the values since the site last sent this tensor.
         self.own: dict[str, dict[str, set[bytes]]] = {site: defaultdict(set) for site in SITES}
         self.known: dict[str, set[bytes]] = {site: set() for site in SITES}  # values that the site has received or sent
         # values that each site and the server have received
@@ -534,7 +559,7 @@ class _Travelled(Carried):
     @property
     def leaked(self) -> list[str]:
         return [
-            f"{name} of {site} stays there, and {other} has it"
+            f"{site} never sends {name}, but {other} has a copy of this tensor"
             for site, own in self.own.items()
             for name, contents in own.items()
             for other, found in self.reached.items()
@@ -549,7 +574,7 @@ class _Travelled(Carried):
         for path in (self.folder / CHECKPOINTS).glob("*.safetensors"):
             try:
                 self.reached["server"] |= {_content(tensor) for tensor in load_tensors(path)[0].values()}
-            except MedsiloError:  # the next checkpoint has replaced the file
+            except MedsiloError:  # the next checkpoint may have replaced the file
                 assert not path.exists()
         if asked.facts["task"] == "round":
             for network, module in self.participants[site].participant.state.modules.items():
@@ -562,8 +587,9 @@ class _Travelled(Carried):
         return reply
 
     def _moved(self, key: str, tensor: Tensor) -> bool:
-        """Return True if a tensor differs from its initial value by more than rounding. Biases before batch norm do
-        not.
+        """Return True if a tensor differs from its initial value by more than rounding errors.
+
+        The biases of layers before batch norm change only by rounding errors.
         """
         return not torch.allclose(tensor, self.first[key].to(tensor.dtype), rtol=0, atol=1e-7)
 
@@ -574,7 +600,7 @@ def _content(tensor: Tensor) -> bytes:
 
 
 class _Counted(Dataset):
-    """A data set that counts each access to its cases."""
+    """A data set that counts the accesses to each of its cases."""
 
     def __init__(self, cases: Dataset) -> None:
         self.cases = cases
@@ -589,7 +615,7 @@ class _Counted(Dataset):
 
 
 def _with_an_odd_case(data: SiteData) -> SiteData:
-    """Return the data with a modified first training case: its input is reversed, and its label is changed."""
+    """Return the data with an extreme first training case, whose input is scaled by -10 and whose label is changed."""
     assert isinstance(data.train, Cases)
     inputs, targets = data.train.inputs.clone(), data.train.targets.clone()
     inputs[0], targets[0] = -10 * inputs[0], targets[-1] if targets[-1] != targets[0] else targets.max() - targets[0]

@@ -1,4 +1,4 @@
-"""Tests for every network: derive a class from NetworkTester, and run pytest."""
+"""Tests for networks; an author derives a class from NetworkTester and runs pytest."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,13 +15,13 @@ from medsilo_lab.testing.methods import SITES, TINY, TRAINING, assert_equal, ass
 
 
 class NetworkTester:
-    """Tests for every network of medsilo. Pytest finds them in a class derived from this class.
+    """Tests for a network of medsilo; pytest runs all tests of this class in a derived class.
 
     The derived class may define these attributes:
         network: the network's section of a plan, with the name first
-        task: the task's section of a plan; by default short windows of activity data
+        task: the task's section of a plan; the default is a small synthetic task with activity data
         changes: changes KEY=VALUE to the default values
-        unused: part of the names of weights that affect no output, which some libraries define
+        unused: parts of the names of weights that do not affect the output
 
     >>> class TestCnn(NetworkTester):
     ...     network = {"name": "activity-cnn"}
@@ -46,12 +46,12 @@ class NetworkTester:
         return parse_plan(values, [*self.changes, *changes])
 
     def module(self) -> nn.Module:
-        """Build the network with its initial weights."""
+        """Build the plan's network with its initial weights."""
         built: nn.Module = self.plan().build_networks()["model"]
         return built
 
     def cases(self, count: int = 4) -> tuple[Tensor, Tensor]:
-        """Return some training cases of the task."""
+        """Return the inputs and targets of some training cases of the task."""
         plan = self.plan()
         data = plan.task.load(SITES[0], SITES[:2], plan.seed, None).train
         inputs, targets = zip(*(data[place][:2] for place in range(count)), strict=True)
@@ -64,20 +64,23 @@ class NetworkTester:
         assert_read_again(self.plan(), tmp_path)
 
     def test_all_sites_begin_with_the_same_weights(self) -> None:
-        """The plan's seed alone determines the weights. Earlier use of the random generator has no effect, and another
-        seed gives other weights.
-        """
+        """The plan's seed determines the initial weights, regardless of earlier use of the random generator."""
         random, first = torch.get_rng_state(), self.module().state_dict()
         torch.rand(3)
         assert_equal(first, self.module().state_dict(), "the first model")
         torch.set_rng_state(random)
         other = self.plan("seed=1").build_networks()["model"].state_dict()
-        assert any(not torch.equal(tensor, other[name]) for name, tensor in first.items()), "no weight is drawn"
-        assert torch.equal(random, torch.get_rng_state()), "building it moves torch's global generator"
+        assert any(not torch.equal(tensor, other[name]) for name, tensor in first.items()), (
+            "the initial weights do not depend on the seed"
+        )
+        assert torch.equal(random, torch.get_rng_state()), (
+            "building the network changes torch's global random generator"
+        )
 
     def test_an_output_is_one_case_s(self) -> None:
-        """In evaluation mode, the output for a case does not depend on the rest of the batch. Weights and counters stay
-        unchanged.
+        """In evaluation mode, the output for a case does not depend on the rest of the batch.
+
+        Evaluation changes no weights and no counters.
         """
         module, (inputs, _) = self.module().eval(), self.cases()
         before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -99,7 +102,7 @@ class NetworkTester:
                 assert weight.grad.isfinite().all(), f"the gradient of {name} is not finite"
 
     def test_its_tensors_travel(self) -> None:
-        """A second network of the same plan can load all tensors, and then gives the same output."""
+        """A second network of the same plan can load all tensors of the first network, and then has the same output."""
         module, (inputs, _) = self.module(), self.cases()
         with torch.no_grad():
             for tensor in module.state_dict().values():
@@ -107,7 +110,9 @@ class NetworkTester:
                     tensor.add_(0.01)
             other = self.module()
             other.load_state_dict({name: tensor.clone() for name, tensor in module.state_dict().items()})
-            assert torch.equal(module.eval()(inputs), other.eval()(inputs)), "a tensor of it is not in its state"
+            assert torch.equal(module.eval()(inputs), other.eval()(inputs)), (
+                "the network's state dict lacks a tensor that affects the output"
+            )
 
     def test_hospitals_train_it(self, tmp_path: Path) -> None:
         settings = make_settings({**ALL_MINE, "device": "cpu"}, "the tests' settings")

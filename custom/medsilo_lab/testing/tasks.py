@@ -1,4 +1,4 @@
-"""Tests for every task and every reader of a hospital's files: derive a class from TaskTester, and run pytest."""
+"""Tests for tasks and readers of hospitals' files; an author derives a class from TaskTester and runs pytest."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ from medsilo_lab.engines import inprocess
 from medsilo_lab.testing.methods import SITES, TRAINING, assert_read_again
 
 DAMAGES = {"empty": b"", "cut": None, "of other bytes": b"\x00\xff\x13" * 400}
-MOST_DAMAGED = 3  # number of files that the tests damage, each in every way
+MOST_DAMAGED = 3  # maximum number of files that the tests damage
 
 
 class TaskTester:
-    """Tests for every task of medsilo. Pytest finds them in a class derived from this class.
+    """Tests for a task of medsilo; pytest runs all tests of this class in a derived class.
 
     The derived class may define these attributes:
         task: the task's section of a plan, with the name first
@@ -41,9 +41,14 @@ class TaskTester:
     changes: ClassVar[Sequence[str]] = ()
 
     def write(self, folder: Path, site: str) -> Any:
-        """Write a hospital's data into a folder. Return the value of `data` for its medsilo.yaml.
+        """Write the data of a hospital with at least ten patients into a folder.
 
-        Ten patients are enough for all tests. None means that the task generates its cases.
+        Args:
+            folder: the empty folder for the data
+            site: the name of the hospital
+
+        Returns:
+            the value of `data` for the hospital's medsilo.yaml; None if the task generates its cases
         """
         return None
 
@@ -58,7 +63,7 @@ class TaskTester:
         return parse_plan(values, [*self.changes, *changes])
 
     def settings(self, folder: Path) -> SiteSettings:
-        """Write both hospitals' data into subfolders, and return the settings."""
+        """Write the data of both hospitals into subfolders, and return the hospitals' settings."""
         common, own = make_settings({**ALL_MINE, "device": "cpu"}, "the tests' settings"), {}
         for site in SITES[:2]:
             (folder / site).mkdir(parents=True)
@@ -66,7 +71,7 @@ class TaskTester:
         return of_each(common, own)
 
     def read(self, settings: SiteSettings, *changes: str, site: str = SITES[0]) -> SiteData:
-        """Read a hospital's data."""
+        """Read the data of a hospital as in a study."""
         plan = self.plan(*changes)
         return plan.task.site_data(site, SITES[:2], plan.seed, settings.of(site).data)
 
@@ -75,22 +80,25 @@ class TaskTester:
         assert_read_again(self.plan(), tmp_path)
 
     def test_the_same_cases_are_read_twice(self, tmp_path: Path) -> None:
-        """All bits and the order are equal. Reading does not use random generators and changes no files."""
+        """Reading a hospital's data twice gives equal cases in the same order.
+
+        Reading uses no global random generator and changes no files.
+        """
         settings = self.settings(tmp_path)
         files, random = _contents(tmp_path), torch.get_rng_state()
         first = _bits(self.read(settings))
         assert first == _bits(self.read(settings)), "a second reading gives other cases"
-        assert torch.equal(random, torch.get_rng_state()), "reading moves torch's global generator"
+        assert torch.equal(random, torch.get_rng_state()), "reading changes torch's global random generator"
         assert files == _contents(tmp_path), "reading changes the hospital's files"
 
     def test_no_patient_is_in_two_parts(self, tmp_path: Path) -> None:
         settings = self.settings(tmp_path)
         for changes in ((), ("seed=1",)):
             if self.plan(*changes).task.mixes_patients:
-                raise SkipTest("the task says that a patient's cases may be in several parts")
+                raise SkipTest("the task allows the cases of a patient in several parts")
             parts = [set(patients_of(getattr(self.read(settings, *changes), part))) for part in PARTS]
             assert sum(map(len, parts)) == len(set().union(*parts)), "a patient is in two parts"
-            assert parts[0], "no case trains"
+            assert parts[0], "the training part is empty"
 
     def test_a_case_fits_the_objective_and_the_network(self, tmp_path: Path) -> None:
         plan, data = self.plan(), self.read(self.settings(tmp_path))
@@ -98,7 +106,7 @@ class TaskTester:
         assert inputs.isfinite().all(), "an input is not finite"
         assert float(inputs.abs().max()) <= plan.task.largest_input, "an input is above largest_input"
         assert plan.task.shape is None or tuple(inputs.shape[1:]) == plan.task.shape, (
-            f"a case is {list(inputs.shape[1:])}, and the task says {plan.task.shape}"
+            f"a case has the shape {list(inputs.shape[1:])}, but the task declares {plan.task.shape}"
         )
         model, goal = plan.build_networks()["model"].train(), plan.task.goal
         output = model(inputs)
@@ -107,7 +115,7 @@ class TaskTester:
         assert len(scores) == len(inputs), "not every case has a score"
 
     def test_a_hospital_without_its_data_has_one_line(self, tmp_path: Path) -> None:
-        """The error message contains no path and no file name, because it may reach the server."""
+        """If a hospital's data are missing, the error message has one line and contains no path and no file name."""
         settings = self.settings(tmp_path)
         if settings.of(SITES[0]).data is None:
             raise SkipTest("the task makes its cases up")
@@ -115,12 +123,10 @@ class TaskTester:
             if file.is_file():
                 file.unlink()
         said = self._fault(settings, ())
-        assert said is not None, "a folder without files is read without a word"
+        assert said is not None, "reading a folder without files raises no error"
 
     def test_a_damaged_file_is_left_out_or_named_in_one_line(self, tmp_path: Path) -> None:
-        """The error message contains no file name, because it may reach the server. Errors other than MedsiloError are
-        defects.
-        """
+        """A damaged file is skipped, or causes a MedsiloError whose message has one line and contains no file name."""
         settings = self.settings(tmp_path)
         if settings.of(SITES[0]).data is None:
             raise SkipTest("the task makes its cases up")
@@ -150,9 +156,11 @@ class TaskTester:
                     cases[place]
         except MedsiloError as error:
             said, source = str(error), settings.of(SITES[0]).data
-            assert "\n" not in said, f"it is not one line: {said}"
+            assert "\n" not in said, f"the error message has several lines: {said}"
             hidden = [*(path.name for path in files), *(str(path) for path in [source and source.folder] if path)]
-            assert not [name for name in hidden if name in said], f"it names a file or a folder: {said}"
+            assert not [name for name in hidden if name in said], (
+                f"the error message contains the name of a file or folder: {said}"
+            )
             return said
         return None
 
@@ -166,7 +174,7 @@ def _first(data: Dataset, piece: Draw | None, count: int = 4) -> tuple[torch.Ten
 
 
 def _bits(data: SiteData) -> str:
-    """Return a hash of all cases, targets and patients, in order."""
+    """Return a hash of all inputs, targets and patients of a hospital's data, in their order."""
     found = hashlib.sha256()
     for part in PARTS:
         cases = getattr(data, part)

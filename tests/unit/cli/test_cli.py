@@ -164,9 +164,9 @@ release export jobs | --out is missing
 release export jobs --to x -o out | choose one of monai, nnunet
 check jobs/fedavg --kit jobs | the folder is no kit
 check nothing | no job at nothing
-check jobs/fedavg --set participation.sites=[a,b] | which site is this? give --site
+check jobs/fedavg --set participation.sites=[a,b] | the name of this site is not known; give --site
 disclosure jobs/fedavg --settings nothing | there is no such folder of settings
-approve jobs/fedavg --kit nothing | there is no such folder; give the kit's [nothing]
+approve jobs/fedavg --kit nothing | there is no such folder; give the folder of a kit [nothing]
 approve x --kit jobs --expires soon | write hours, days or weeks
 page --kit jobs --port x | --port: give a whole number
 ledger | --kit is missing: this site's kit
@@ -175,7 +175,7 @@ kits make nothing -o kits | nothing cannot be read: there is no such file; give 
 kits make | CONSORTIUM is missing
 kits mak x | did you mean make
 release tets x | did you mean test
-submit jobs/fedavg --kit nothing | there is no such folder; give the kit's [nothing]
+submit jobs/fedavg --kit nothing | there is no such folder; give the folder of a kit [nothing]
 status --kit jobs | the folder is no kit: its startup/ has none of
 cancel x | --kit is missing
 kits backup nothing -o x.zip | only a server can be backed up; give the server's kit [nothing]
@@ -227,9 +227,9 @@ def test_a_folder_of_another_kind_is_refused_before_anything_is_written(
     (place / "run").mkdir()
     (place / "run/plan.yaml").touch()
     for line, wanted in {
-        "run jobs/fedavg --settings jobs": "has no medsilo.yaml; give the one that has it [jobs]",
+        "run jobs/fedavg --settings jobs": "has no medsilo.yaml; give a folder with medsilo.yaml [jobs]",
         "compare --methods local -o run": "--out is the folder of a run; give another [run]",
-        "approve jobs/fedavg --kit kit": "this kit is a server's; give the hospital's [kit]",
+        "approve jobs/fedavg --kit kit": "this kit belongs to a server; give the kit of a hospital [kit]",
     }.items():
         assert main(line.split()) == 1, line
         assert wanted in capsys.readouterr().err, line

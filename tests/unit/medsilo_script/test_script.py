@@ -1119,7 +1119,7 @@ def test_a_round_that_is_not_sent_or_sent_twice_is_told(
         client.is_running()
     client.send(0.5)
     client.send(0.7)  # in earlier versions, this call ended the script before its first answer was sent
-    assert "send: this round is answered" in caplog.text
+    assert "send: this round was already sent" in caplog.text
     assert client.flare.sent[-1].metrics == {"validation": 0.5} and len(client.flare.sent) == 2
     assert client.is_running()
 
@@ -1442,7 +1442,7 @@ def test_a_head_that_is_also_in_the_body_is_refused_where_the_two_part(tmp_path:
     """In earlier versions, FedPer averaged the head under its other name."""
     model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 4), nn.Linear(4, 3, bias=False))
     model[2].weight = model[0].weight
-    with pytest.raises(MedsiloError, match="fedper parts head and body, which share a weight"):
+    with pytest.raises(MedsiloError, match="fedper separates head and body, but these share a weight"):
         plan_of_script(model, tmp_path, {"name": "fedper"}, rounds=1, minimum=1)
 
 
@@ -1452,7 +1452,7 @@ def test_a_head_that_is_also_in_the_body_is_refused_where_the_two_part(tmp_path:
         ({"input_ids": torch.ones(2, 2), "labels": torch.ones(2)}, "join: a batch has input_ids, labels; give batch="),
         (
             (torch.ones(2, 3), torch.ones(2)),
-            "join: RuntimeError.*MOON calls.*pass of its own; give batch= and loss=",
+            "join: RuntimeError.*MOON calls.*separate pass over the data; give batch= and loss=",
         ),
     ],
 )
@@ -1501,7 +1501,7 @@ def test_a_super_models_networks_return_one_tensor(tmp_path: Path) -> None:
     site = ScriptSite(plan, "a", tmp_path, model, optimizer, Data([(1, 2)], [], 1))
     site.ask(Request(task="join", round=0, study="s", plan=plan.hash, sites=("a", "b")).parcel({}))
     assert "logits" in model(torch.ones(1, 2))
-    with pytest.raises(MedsiloError, match="model: it returns a dict.*one tensor"):
+    with pytest.raises(MedsiloError, match="model: the network returns a dict.*one tensor"):
         model.eval()(torch.ones(1, 2))
 
 

@@ -388,7 +388,7 @@ def test_d_adafed_needs_features_only() -> None:
 
 
 def test_f_adafed_needs_two_rounds_and_running_statistics() -> None:
-    with pytest.raises(PlanError, match="give 2 or more"):
+    with pytest.raises(PlanError, match="set 2 or more"):
         make_plan("f-adafed", "training.rounds=1")
     with pytest.raises(PlanError, match="needs batch norm's running statistics"):
         METHODS["f-adafed"]().check({"model": torch.nn.BatchNorm1d(3, track_running_stats=False)})

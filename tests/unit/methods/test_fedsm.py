@@ -350,7 +350,7 @@ def test_false_sums_are_refused(spoil: Callable[[dict[str, Tensor]], Tensor], re
 
 
 def test_numbers_of_steps_are_refused_where_none_are_made() -> None:
-    with pytest.raises(PlanError, match=r"algorithm\.selector_learning_rate:.*makes no steps"):
+    with pytest.raises(PlanError, match=r"algorithm\.selector_learning_rate:.*takes no steps"):
         planned("algorithm.selector_learning_rate=0.1")
 
 

@@ -512,7 +512,7 @@ def test_a_plan_that_was_exchanged_on_the_disk_is_not_shown(home: Home, capsys: 
     [asked] = home.approvals.asked()
     assert at_home.plan_of(asked) == home.plan
     other = make_plan("fedavg", *SMALL, "training.rounds=1").resolved()
-    with pytest.raises(MedsiloError, match="its hash differs"):
+    with pytest.raises(MedsiloError, match="the hashes differ"):
         at_home.plan_of(asked.model_copy(update={"plan": other}))
     [file] = (home.approvals.folder / "asked").iterdir()
     written = file.read_text("utf-8")
@@ -686,13 +686,13 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
     told = json.loads(capsys.readouterr().out)
     assert [one["verdict"] for one in told["decisions"]] == ["approved", "withdrawn", "declined", "approved"]
     for wrong, words in (
-        (["approve", "12345678"], "begins the hash of 0 plans that asked here"),
+        (["approve", "12345678"], "0 submitted plans have a hash that begins with 12345678"),
         (["approve", home.plan.hash, "--decline", "--rounds", "3"], "has no limits"),
-        (["approve", "--decline"], "which plan?"),
+        (["approve", "--decline"], "no plan was given"),
         (["approve", home.plan.hash, *job], "is not expected here"),
         (["approve", str(tmp_path / "others")], f"{A} is not in this plan"),
-        (["approve", *job, "--sites", A], "would never run here: --sites leaves out"),
-        (["approve", home.plan.hash, "--expires", "soon"], "is not a time"),
+        (["approve", *job, "--sites", A], "could never run here: --sites leaves out"),
+        (["approve", home.plan.hash, "--expires", "soon"], "is not a duration"),
     ):
         assert main([*wrong, *kit]) != 0
         assert words in capsys.readouterr().err
@@ -773,7 +773,7 @@ def test_a_changed_plan_of_a_job_is_approved_by_its_own_hash(
     approved = json.loads(capsys.readouterr().out)["plan"]
     assert approved == home.plan.with_changes(["training.rounds=3"]).hash != home.plan.hash
     assert main(["approve", approved, "--set", "training.rounds=2", *kit]) == 1
-    assert "leave out --set" in capsys.readouterr().err
+    assert "omit --set" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------------------------------- a renewed kit

@@ -322,7 +322,7 @@ def test_a_person_is_asked_at_a_terminal(hospital: Hospital) -> None:
 
 def test_without_a_terminal_nothing_is_approved(hospital: Hospital, capsys: pytest.CaptureFixture[str]) -> None:
     hospital.approve(code=1)
-    assert "nothing is approved" in capsys.readouterr().err
+    assert "the plan is not approved" in capsys.readouterr().err
     assert not hospital.approvals.decisions()
 
 
