@@ -129,10 +129,11 @@ def test_nvflare_alone_lets_one_silent_connection_keep_all_out(kits: Path) -> No
 def test_silent_connections_keep_nobody_out_and_end(kits: Path, scheme: str) -> None:
     """The connections are silent from the start, after half of a hello or a whole one, or send a byte now and then."""
     hello = client_hello()
-    with listening(kits, scheme, "2") as (process, port), ExitStack() as lines:
+    with listening(kits, scheme, "8") as (process, port), ExitStack() as lines:
         said = [b"", hello[: len(hello) // 2], hello, hello[:1]]
         quiet = [lines.enter_context(silent(port, one)) for one in said]
         shake(kits, port)
+        assert not ends_within(quiet[0], 0.1)  # it went ahead of them
         threading.Thread(target=drip, args=(quiet[-1], hello[1:]), daemon=True).start()
         assert all(ends_within(line, 60.0) for line in quiet)
         wait_until(lambda: not [one for one in process.net_connections("tcp") if one.raddr], 60, "their sockets")
@@ -189,8 +190,9 @@ def test_a_relay_lets_nobody_keep_others_out(kits: Path) -> None:
     command = ["-m", "nvflare.private.fed.app.relay.relay", "-m", str(kits / "relay-n"), "-s", "fed_relay.json"]
     with running(*command, "--set", "secure_train=true", kit=kits / "relay-n"):
         wait_until(lambda: answers(port), 600, "the relay")
-        with silent(port):
+        with silent(port) as line:
             shake(kits, port)
+            assert not ends_within(line, 0.1)  # it went ahead of it
 
 
 @contextmanager
