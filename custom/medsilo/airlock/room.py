@@ -194,8 +194,8 @@ def _refuse_sockets(read: Iterable[Path]) -> None:
     for path in read:
         if odd := [own for own in there if own.is_relative_to(path.resolve())]:
             raise MedsiloError(
-                "the airlock would let a training script connect to a service of this machine, whose Unix socket lies "
-                "in a folder that the script may read; name narrower folders in room.reads and data",
+                "a training script could connect to a service of this machine, because a folder that it may read has "
+                "the service's Unix socket; name narrower folders in room.reads and data",
                 private=f"{path} has {odd[0]} in it",
             )
 

@@ -1,7 +1,6 @@
 """End a server's start if its storage holds another server's jobs, in the server's parent process.
 
-NVFlare runs each submitted job that it finds in the storage, so two servers with the default folder on one machine
-would run each other's jobs.
+NVFlare runs each submitted job in the storage, so two servers with the same folder would run each other's jobs.
 """
 
 from hashlib import sha256
@@ -55,9 +54,9 @@ def claim(kit: Path) -> None:
         told = read_bounded(mark, LARGEST).decode().strip()
     if told != own:
         raise MedsiloError(
-            f"the jobs in its storage belong to another server, {told.split(' ')[0]!r}; give each server a folder of "
-            "its own as server.storage in consortium.yaml, and make the kits again",
-            private=str(storage),
+            f"the jobs in its storage belong to another server, {told.split(' ')[0]!r}; choose another server.storage "
+            "in consortium.yaml, and make the kits again",
+            str(storage),
         )
 
 
@@ -69,4 +68,4 @@ def _owner(kit: Path) -> str:
         )
     (name,) = server.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     key = root.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return f"{name.value} {sha256(key).hexdigest()}"
+    return f"{name.value!s} {sha256(key).hexdigest()}"
