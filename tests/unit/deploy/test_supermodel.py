@@ -274,5 +274,5 @@ def test_tensors_of_another_network_are_refused(saved: tuple[SuperModel, Path]) 
 
 
 def test_a_super_model_without_a_plan_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(MedsiloError, match="does not know its plan"):
+    with pytest.raises(MedsiloError, match="has no `origin`"):
         super_model(0.5).save(tmp_path)

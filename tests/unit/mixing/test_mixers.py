@@ -192,7 +192,7 @@ def test_a_mixer_that_computes_otherwise_is_not_sealed_as_its_base_class_is():
 def test_nobody_sends_others_models_back():
     gallery = PersonalModelPool(Identity(), WeightedMean(), frozenset)
     gallery.start(["a", "b"])
-    with pytest.raises(Refused, match="a: nothing of this group"):
+    with pytest.raises(Refused, match="a: sites send no tensors of this group"):
         gallery.add("a", {"w": torch.zeros(1)}, 1)
 
 
@@ -276,7 +276,7 @@ def test_current_is_the_round_start_until_the_round_closes(kind):
     if kind in MEANS:
         assert_same(mixer.current("a"), before["a"])
     else:  # the site's new model has replaced its old model
-        with pytest.raises(MedsiloError, match="a: it has answered"):
+        with pytest.raises(MedsiloError, match="a: the site has answered"):
             mixer.current("a")
     mixer.finish()
     for site in "abc":
@@ -356,7 +356,7 @@ def test_a_site_without_tensors_is_an_error_that_names_it(kind):
     mixer = MAKERS[kind]()
     mixer.start(list("abc"))
     for site in "az":
-        with pytest.raises(MedsiloError, match=f"^{site}: no tensors"):
+        with pytest.raises(MedsiloError, match=f"^{site}: the site has no tensors"):
             mixer.current(site)
 
 
@@ -370,7 +370,7 @@ def test_a_state_before_the_first_round_is_empty(kind):
     mixer = MAKERS[kind]()
     mixer.load_state({}, json.loads(json.dumps(facts)))
     mixer.start(list("abc"))
-    with pytest.raises(MedsiloError, match="a: no tensors"):
+    with pytest.raises(MedsiloError, match="a: the site has no tensors"):
         mixer.current("a")
 
 
