@@ -108,8 +108,8 @@ FACTS = {
     ),
     "fedmap": (
         "contribution, model, running statistics",
-        "FedAvg's bytes from a hospital, and 130 times as many to a hospital",
-        "in each step, the prior's gradient costs as much as 130 cases; one pass without training",
+        "FedAvg's bytes from a hospital, about 130 times as many to a hospital",
+        "the prior's gradient in each step, as costly as 130 cases; one pass without training",
         "small networks on tabular data of different hospitals",
     ),
     "ditto": (
