@@ -13,8 +13,7 @@ the figures are medians.
 With --airlock, the reference is medsilo's recipe with the same script outside, and the other side runs the script in an
 airlock. With --airlock, memory is measured in a site's main process, in which no script runs.
 
-With --start, the benchmark measures the seconds from the call that starts a script to the script's first line, in an
-airlock and outside, in turn. The first airlock of a process also tests the machine and looks for Python's folders. The
+With --start, the benchmark measures the seconds until a script's first line, in an airlock and outside in turn. The first airlock of a process also tests the machine and looks for Python's folders. The
 bound is on the difference of the medians.
 """
 
@@ -140,7 +139,7 @@ def start_outside(folder: Path) -> float:
 
 
 def compare_starts() -> bool:
-    """Print how long a script needs to start in a room and outside; False if the room delays it too much."""
+    """Print the time until a script's first line in an airlock and outside; False if an airlock delays it too much."""
     holds = True
     print(f"{'':<32} {'outside s':>12} {'room s':>12} {'later by':>9}    (median, slowest)")
     for imported, first in (("time", True), ("time", False), ("torch, time", True)):

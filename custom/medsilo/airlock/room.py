@@ -194,8 +194,8 @@ def _refuse_sockets(read: Iterable[Path]) -> None:
     for path in read:
         if odd := [own for own in there if own.is_relative_to(path.resolve())]:
             raise MedsiloError(
-                "a training script could connect to a service of this machine, because a folder that it may read has "
-                "the service's Unix socket; name narrower folders in room.reads and data",
+                "a folder that a training script may read contains the Unix socket of a service of this machine; name "
+                "narrower folders in room.reads and data",
                 private=f"{path} has {odd[0]} in it",
             )
 
