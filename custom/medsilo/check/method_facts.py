@@ -108,7 +108,7 @@ FACTS = {
     ),
     "fedmap": (
         "contribution, model, running statistics",
-        "FedAvg's bytes from a hospital, about 130 times as many to a hospital",
+        "FedAvg's bytes from a hospital, 130 times as many to it",
         "the prior's gradient in each step, as costly as 130 cases; one pass without training",
         "small networks on tabular data of different hospitals",
     ),
