@@ -14,7 +14,8 @@ With --airlock, the reference is medsilo's recipe with the same script outside, 
 airlock. With --airlock, memory is measured in a site's main process, in which no script runs.
 
 With --start, the benchmark measures the seconds until a script's first line, in an airlock and outside in turn.
-The first airlock of a process also tests the machine and looks for Python's folders. The bound is on the difference of the medians.
+The first airlock of a process also tests the machine and looks for Python's folders. The bound is on the
+difference of the medians.
 """
 
 import argparse
