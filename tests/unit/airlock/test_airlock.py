@@ -164,7 +164,7 @@ def test_a_room_shows_no_folder_with_secrets_or_with_a_service(tmp_path: Path) -
     with socket.socket(socket.AF_UNIX) as service:
         service.bind(str(shared / "s"))
         ran = in_room(tmp_path / "service", LEARNS, own, rounds=1)
-    assert "connect to a service of this machine" in ran.error and not ran.printed
+    assert "socket of a service of this machine" in ran.error and not ran.printed
     assert "shared" not in ran.error
 
 

@@ -1637,7 +1637,7 @@ def test_what_a_recipe_can_not_run_is_refused_where_it_is_written(
     """
     monkeypatch.chdir(tmp_path)
     recipe = recipes.FedAvgRecipe(name="it", model=nn.Linear(2, 3), min_clients=2, train_script="client.py")
-    with pytest.raises(MedsiloError, match=r"train_script: client\.py is not here"):
+    with pytest.raises(MedsiloError, match=r"train_script: client\.py is not in the folder"):
         recipe.export("exported")
     for add in (add_cross_site_evaluation, add_final_global_evaluation):
         with pytest.raises(MedsiloError, match="evaluate= and test="):

@@ -53,5 +53,5 @@ def test_a_weight_aside_is_found() -> None:
         def module(self) -> nn.Module:
             return Aside(9, 6)
 
-    with pytest.raises(AssertionError, match="not in its state"):
+    with pytest.raises(AssertionError, match="lacks a tensor that affects the output"):
         Wrong().test_its_tensors_travel()

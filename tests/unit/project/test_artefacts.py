@@ -28,7 +28,7 @@ ONE_LINE = {  # The table lists the actions that fail with these files, and the 
     ("data", "check", "data-set"): "correct 'data' in this site's medsilo.yaml, or --data",
     ("resume", "run"): "there is nothing to resume",
     ("run", "run", "--more", "1"): "start a new run with training.rounds set",  # the checkpoints were left out
-    ("status", *KIT): "give the person's",
+    ("status", *KIT): "give the kit of a person",
     ("predict", "super-model", "job", "-o", "found"): "give a model of images, tables or recordings",
     ("release", "export", "run", "-o", "bundle"): "medsilo release make hands the model on",
 }

@@ -8,12 +8,12 @@ from tests import changed, conftest
 # ------------------------------------------------------------------------------------------------------- a default test
 @pytest.mark.parametrize(
     ("used", "mark", "slower", "fails"),
-    [(2.5, None, 1.0, False), (6.5, None, 1.0, True), (6.5, None, 1.2, False), (9.0, "slow", 1.0, False)],
+    [(2.5, None, 1.0, False), (18.5, None, 1.0, True), (18.5, None, 1.2, False), (20.0, "slow", 1.0, False)],
 )
 def test_a_default_test_takes_two_seconds_of_the_processor(
     used: float, mark: str | None, slower: float, fails: bool, request: pytest.FixtureRequest
 ) -> None:
-    ends = pytest.raises(pytest.fail.Exception, match=r"took 6\.5 s .*slow") if fails else pytest.raises(StopIteration)
+    ends = pytest.raises(pytest.fail.Exception, match=r"took 18\.5 s .*slow") if fails else pytest.raises(StopIteration)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conftest, "processor_seconds", iter([1.0, 1.0 + used]).__next__)
         patch.setattr(conftest, "pace", lambda: slower)

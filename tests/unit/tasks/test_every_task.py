@@ -40,7 +40,7 @@ class TestPhotographs(TaskTester):
 
 
 class TestClasses(TaskTester):
-    task = {"name": "image-folder", "kind": "classification", "labels": ["benign", "malignant"], "size": [32, 32]}
+    task = {"name": "image-folder", "kind": "classification", "labels": ["benign", "malignant"], "size": [64, 64]}
 
     def write(self, folder: Path, site: str) -> Any:
         write_classified(folder, PATIENTS)
