@@ -300,7 +300,10 @@ def test_fedce_s_sites_score_the_model_without_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", WEIGHED)
 def test_what_cannot_be_is_refused(method: str) -> None:
     for change, said in (
-        ("aggregation.robust.name=median", f"{method} computes the weight of each hospital|by how far single hospitals are"),
+        (
+            "aggregation.robust.name=median",
+            f"{method} computes the weight of each hospital|by how far single hospitals are",
+        ),
         (
             "secure_aggregation.mode=pairwise",
             "counts follows from what|takes each site's values as they are",
