@@ -121,7 +121,7 @@ class CaseIndex:
 
         Args:
             source: The data source, whose settings name labels that are never left out.
-            labels: For each case's name, the labels of the case.
+            labels: The labels of each case, by the name of the case.
         """
         who: defaultdict[str, set[str]] = defaultdict(set)
         for entry in self.entries:
