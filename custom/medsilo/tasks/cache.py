@@ -35,7 +35,7 @@ PLACES = "places"  # name of the tensor of voxel positions, which some tasks sto
 
 
 class Memory:
-    """The memory that a site's cache may still use. Cases are cached until this memory is full."""
+    """Counts the bytes of memory that a site's cache may still use."""
 
     def __init__(self, source: DataSource) -> None:
         self.left = source.cache_memory << 20  # number of bytes that may still be used
@@ -62,7 +62,7 @@ class Facts:
     gaps: int = 0  # number of gaps between times of a recording, plus number of rows without a value
 
 
-FACTS = TypeAdapter(Facts)  # converts lists, which JSON has, to tuples
+FACTS = TypeAdapter(Facts)  # converts lists from JSON to tuples
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Cache:
 
     def __post_init__(self) -> None:
         self.memory = Memory(self.source)
-        self.room = 0.0  # number of bytes that the cache folder may still grow
+        self.room = 0.0  # number of bytes by which the cache folder may still grow
         if folder := self.source.cache_folder:
             taken = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
             self.room = min(MOST - taken, free_disk(folder) / 4)
@@ -155,8 +155,9 @@ class Cache:
         return HeldEntry(entry, facts, None, path, self.make, self.mark)
 
     def _key(self, entry: Entry) -> str:
-        """Return the cache key of an entry. The key depends on the entry's files, and on the task's
-        settings and code.
+        """Return the cache key of an entry (image or recording).
+
+        The cache key depends on the entry's files, the task's settings and the task's code.
         """
         images = [*entry.images, *([entry.label] if isinstance(entry.label, Path) else [])]
         try:
@@ -198,14 +199,14 @@ class HeldEntry:
     def kept(self, number: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the stored input, the stored target, and the voxel positions of structures of one case."""
         with self.opened(number) as (*case, places):
-            # The tensors are memory-mapped. Copies allow the mapping to be freed.
+            # The tensors are copied, so that the memory-mapped file can be closed.
             inputs, targets = (one[()].clone() if isinstance(one, StoredCase) else one for one in case)
             return inputs, targets, places
 
 
 class ReadyCases(Dataset):
-    """The cases of a site's training, validation or test part. Cases of one entry, such as slices of a volume, are
-    consecutive.
+    """The cases of a site's training, validation or test part. Cases of one image or recording, such as slices of a
+    volume, are consecutive.
     """
 
     def __init__(self, held: Sequence[HeldEntry], chosen: Sequence[Sequence[int]]) -> None:
@@ -215,12 +216,12 @@ class ReadyCases(Dataset):
 
     @property
     def records(self) -> tuple[str, ...]:
-        """For each case, the name of the entry to which the case belongs."""
+        """For each case, the name of the image or recording that contains the case."""
         return tuple(one.entry.name for one, cases in zip(self.held, self.chosen, strict=True) for _ in cases)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the cases. The name of a case does not depend on other entries."""
+        """The names of the cases. The name of a case does not depend on other images or recordings."""
         numbers = (number for cases in self.chosen for number in cases)
         return tuple(f"{record}\x1f{number}" for record, number in zip(self.records, numbers, strict=True))
 
@@ -239,13 +240,13 @@ class ReadyCases(Dataset):
         return held.case(number)
 
     def at(self, index: int) -> tuple[HeldEntry, int]:
-        """Return the entry to which a case belongs, and the index of the case within the entry."""
+        """Return the entry (image or recording) that contains a case, and the index of the case within the entry."""
         place = bisect_right(self.ends, index)
         return self.held[place], self.chosen[place][index - (self.ends[place - 1] if place else 0)]
 
 
 def held_case(cases: Dataset, index: int) -> tuple[HeldEntry, int]:
-    """Return the entry to which a case belongs, and the index of the case within the entry.
+    """Return the entry (image or recording) that contains a case, and the index of the case within the entry.
 
     Args:
         cases: The data set.

@@ -62,7 +62,7 @@ class CaseIndex:
     entries: list[Entry] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     patients_named: bool = True
-    # by DICOM element that identifies patients: number of series that contain the element
+    # for each DICOM element that identifies patients: the number of series with the element
     identifiers: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -102,7 +102,7 @@ class CaseIndex:
         self.entries.append(Entry(name, files, label, patient))
 
     def add(self, severity: str, what: str, names: Sequence[str]) -> None:
-        """Record a problem of the cases in `names`. Without names, no problem is recorded."""
+        """Record a problem of the cases in `names`, unless `names` is empty."""
         if not names:
             return
         same = [problem for problem in self.problems if (problem.severity, problem.what) == (severity, what)]
@@ -198,7 +198,8 @@ class CaseIndex:
         return listing.ordered(source, problems)
 
     def ordered(self, source: DataSource, further: Sequence[Problem] = ()) -> Self:
-        """Sort the cases by name, and leave out excluded patients and symbolic links that lead out of the folder.
+        """Sort the cases by name, and leave out cases of excluded patients and cases whose files are outside of the
+        data folder.
 
         Args:
             source: The data source.
@@ -213,8 +214,8 @@ class CaseIndex:
     def tell_patients(self, source: DataSource) -> None:
         """Set the patient of each case.
 
-        The regular expression `data.patient` finds the patient in a case's name. Without this key, each case counts as
-        a separate patient.
+        The regular expression `data.patient` finds the patient in a case's name. Without `data.patient`, each case
+        counts as a separate patient.
         """
         if source.patient is None:
             self.patients_named = False
@@ -301,7 +302,7 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> Case
 
 
 def _matching(pattern: str, names: dict[str, Path], listing: CaseIndex) -> dict[str, Path]:
-    """Return the files that match a pattern. The keys are names of cases.
+    """Return a dictionary from names of cases to the files that match a pattern.
 
     The name of a case consists of the texts that the stars of the pattern match. An image and its label have the same
     name.
@@ -328,7 +329,7 @@ def _matching(pattern: str, names: dict[str, Path], listing: CaseIndex) -> dict[
 
 def _without_suffix(name: str) -> str:
     stripped = name.rstrip("/")
-    if stripped.lower() in ("", ".gz"):  # the last star of a pattern such as *.nii* matches these texts
+    if stripped.lower() in ("", ".gz"):  # the last star of the pattern *.nii* matches an empty text or .gz
         return ""
     suffix = next((suffix for suffix in (*SUFFIXES, *CaseIndex.RECORDINGS) if stripped.lower().endswith(suffix)), "")
     return stripped[: len(stripped) - len(suffix)]
@@ -414,10 +415,10 @@ def _file(given: str, folder: Path, names: dict[str, Path], short: Mapping[str, 
 
 
 def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
-    """Return images and recordings by every name with which a table may refer to them.
+    """Return a dictionary from every name that a table may use for an image or recording to the file.
 
-    A table may refer to a file by its path. If its file name is unique, the file name alone, with or without suffix,
-    suffices.
+    A table may use the path of a file. If a file name is unique, a table may also use the file name, with or without
+    suffix.
     """
     found: defaultdict[str, set[Path]] = defaultdict(set)
     for name, path in names.items():
@@ -429,7 +430,7 @@ def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def check_parts(listing: CaseIndex) -> None:
-    """Record the cases without a valid part, if a table assigns any case to a part."""
+    """If a table assigns any case to training, validation or test, record the cases without a valid assignment."""
     parts = [entry.part for entry in listing.entries]
     if any(parts):
         wrong = [entry.name for entry in listing.entries if entry.part not in PARTS]
@@ -452,6 +453,6 @@ def refuse_links(listing: CaseIndex, root: Path) -> None:
 
 
 def without_who_left(listing: CaseIndex, source: DataSource) -> None:
-    """Leave out the cases of patients in `data.exclude_patients`. Their number is not recorded."""
+    """Leave out the cases of patients in `data.exclude_patients`, without recording a problem."""
     gone = source.without()
     listing.entries = [entry for entry in listing.entries if entry.patient not in gone]

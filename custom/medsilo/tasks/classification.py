@@ -22,8 +22,8 @@ from medsilo.tasks.objective import Objective
 class Classification(Objective):
     """Classification with cross entropy as loss and accuracy as metric.
 
-    The test also reports balanced accuracy, the area under the ROC curve and calibration. With two classes, it adds
-    sensitivity and specificity at a threshold.
+    The test also reports balanced accuracy, the area under the ROC curve and calibration. If there are two classes, the
+    test also reports sensitivity and specificity at a threshold.
 
     >>> Classification(("well", "ill")).label_names
     ('well', 'ill')
@@ -66,9 +66,9 @@ class Classification(Objective):
         return {**super().measures(output, target), "label": target, "found": scores.argmax(1), **probabilities}
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        """Add weighted counts for each class to the objective's usual counts.
+        """Return the counts of a site's test cases, including a weighted confusion matrix and weighted histograms.
 
-        The counts for each class are left out if any class has between one and `least` - 1 cases.
+        The confusion matrix and the histograms are left out if any class has between one and `least` - 1 cases.
         """
         counts = super().counts(measures, patients, least)
         labels, found = measures["label"].long(), measures["found"].long()
@@ -94,7 +94,7 @@ class Classification(Objective):
             figures["balanced_accuracy"] = balanced_accuracy(counts[CONFUSION], self.classes)
         if CHANCES in counts:
             figures["auroc"] = area_under_curve(counts[CHANCES], self.classes)
-            if self.classes > 2:  # with two classes, both classes have the same area
+            if self.classes > 2:  # with two classes, both classes have the same area under the ROC curve
                 areas = areas_under_curve(counts[CHANCES], self.classes)
                 figures |= {f"auroc_{label}": area for label, area in enumerate(areas)}
         if PLACED in counts:
@@ -108,7 +108,9 @@ class Classification(Objective):
         return [self.in_words(shares) for shares in self.scores(output.double()).softmax(1).tolist()]
 
     def in_words(self, shares: Sequence[float]) -> dict[str, float | str]:
-        """Return a case's predicted class and class probabilities. The keys are column names of predictions.csv."""
+        """Return a dictionary from column names of predictions.csv to a case's predicted class and
+        class probabilities.
+        """
         named = [f"probability_{label}" for label in self.label_names]
         best = max(range(len(shares)), key=shares.__getitem__)
         return {"class": self.label_names[best], **dict(zip(named, shares, strict=True))}

@@ -46,7 +46,9 @@ LANES = 2  # number of 64-bit words in the hash of a row
 
 @dataclass(frozen=True)
 class TextColumn:
-    """A table's column as texts. It stores the distinct texts, and, for each row, the index of the row's text."""
+    """A table's column as texts. The column stores its distinct texts and, for each row, the index
+    of the row's text.
+    """
 
     values: tuple[str, ...]
     codes: np.ndarray  # for each row: the index of the text, [rows]
@@ -68,7 +70,7 @@ class TextColumn:
         return tuple(map(level, self.values))
 
     def shown(self) -> "TextColumn":
-        """Return the same rows, but remove distinct texts that no row has."""
+        """Return the column without those distinct texts that no row contains."""
         there = np.flatnonzero(np.bincount(self.codes, minlength=len(self.values)))
         places = np.zeros(len(self.values), np.intp)
         places[there] = np.arange(len(there))
@@ -101,8 +103,8 @@ def at_limits(column: TextColumn) -> TextColumn:
 
 
 def span(first: TextColumn, last: TextColumn) -> TextColumn:
-    """Return a column of the numbers of days between the dates in two columns. If a date is
-    missing, the text is empty.
+    """Return a column of the numbers of days between the dates in two columns. A row without both dates has an empty
+    text.
     """
     own = np.array(days(last.values), float)[last.codes] - np.array(days(first.values), float)[first.codes]
     values, codes = np.unique(own, return_inverse=True)
@@ -178,16 +180,14 @@ class Columns:
         return self._known[name]
 
     def lines_called(self, places: np.ndarray) -> tuple[str, ...]:
-        """Return the names of some rows, such as line 12, for messages. Names are in the order of the file, and their
-        number is limited.
+        """Return the names of some rows, such as line 12, for messages. At most SHOWN names are returned, in the order
+        of the file.
         """
         numbers = self._numbers
         return tuple(f"{self.word} {numbers[place]}" for place in np.sort(places)[:SHOWN].tolist())
 
     def uneven_lines(self) -> tuple[str, ...]:
-        """Return the names of the rows whose number of cells differs from that of the first row. The number of names is
-        limited.
-        """
+        """Return at most SHOWN names of rows whose number of cells differs from that of the first row."""
         return tuple(f"line {number}" for number, even in self._lines() if not even)[:SHOWN]
 
     @cached_property
@@ -265,7 +265,7 @@ def _texts(column: "pyarrow.ChunkedArray") -> TextColumn:
 
 
 def _looked_up(found: np.ndarray, column: "pyarrow.ChunkedArray") -> np.ndarray:
-    """Return an array [rows]. Its values are the elements of `found` at the index of each row's text."""
+    """Return, for each row of a column, the element of `found` at the index of the row's text."""
     codes = [_as_numpy(chunk.indices, np.int32) for chunk in column.chunks]
     return np.concatenate([found[own] for own in codes]) if len(column) else found[:0]
 

@@ -28,7 +28,7 @@ class ClassCounts:
     classes: int
 
     def check(self, counts: Mapping[str, list[float]], most: int) -> None:
-        """Raise Refused unless the counts are possible for `most` test cases."""
+        """Raise Refused unless the counts of a classification can be those of `most` test cases."""
         for name in {CONFUSION, CHANCES} & counts.keys():
             values = counts[name]
             # the histograms of each class contain every case
@@ -49,7 +49,7 @@ class ClassCounts:
             raise Refused(f"its threshold {threshold:g} is not a whole number of 1/{BINS}")
 
     def with_derived(self, counts: Counts, threshold: float | None) -> Counts:
-        """Return the counts that one site disclosed, and further counts that are derived from them."""
+        """Return one site's disclosed counts, and the counts that the server derives from the disclosed counts."""
         derived: Counts = {}
         if RELIABILITY in counts:
             derived[PLACED] = places_of(counts[CHANCES], self.classes).flatten().tolist()
@@ -112,7 +112,8 @@ def balanced_accuracy(table: Sequence[float], classes: int) -> float | None:
 def areas_under_curve(histograms: Sequence[float], classes: int) -> list[float | None]:
     """Return the area under the ROC curve of each class against all other classes.
 
-    A pair of cases in the same bin counts half. A class that has no case or all cases gets None.
+    Two cases in the same bin count as half of a correctly ordered pair. The area under the ROC curve is undefined
+    (None) if a class has no case, or if it has all cases.
     """
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BINS)
     others, own = counts[:, 0], counts[:, 1]
@@ -123,8 +124,9 @@ def areas_under_curve(histograms: Sequence[float], classes: int) -> list[float |
 
 
 def area_under_curve(histograms: Sequence[float], classes: int) -> float | None:
-    """Return the mean of all classes' areas under the ROC curve. Undefined areas are left out; None if no area is
-    defined.
+    """Return the mean area under the ROC curve over the classes for which the area is defined.
+
+    Returns None if the area is undefined for every class.
     """
     known = [area for area in areas_under_curve(histograms, classes) if area is not None]
     return sum(known) / len(known) if known else None
@@ -133,9 +135,9 @@ def area_under_curve(histograms: Sequence[float], classes: int) -> float | None:
 def calibration_error(sums: Sequence[float], placed: Sequence[float]) -> float | None:
     """Return the expected calibration error with BROAD bins of equal width; None without cases.
 
-    If there are more than two classes, the error is the mean of the errors of all classes, each against all other
-    classes. The error of a class is the mean of |fraction of the class - mean probability| over bins, weighted by
-    cases.
+    If there are more than two classes, the calibration error is the mean over all classes, each against all other
+    classes. The calibration error of a class is the mean of |fraction of the class - mean probability| over bins,
+    weighted by the number of cases.
     """
     counts = torch.tensor(placed, dtype=torch.float64).reshape(-1, 2, BROAD)
     cases = float(counts[0].sum())

@@ -33,7 +33,9 @@ def is_dicom(path: Path) -> bool:
 
 
 def check_dicom(path: Path) -> None:
-    """Raise DataError if a DICOM element claims more bytes than the file contains. Only tags and lengths are parsed."""
+    """Raise DataError if a DICOM element claims more bytes than the file contains. Of DICOM elements, only tags and
+    lengths are parsed.
+    """
     try:
         tags_in(path.read_bytes())
     except ValueError as error:
@@ -44,7 +46,7 @@ def tags_in(data: bytes) -> set[tuple[int, int]]:
     """Return the tags of all DICOM elements, including nested elements. Raises ValueError if an element claims more
     bytes than the data contain.
     """
-    # searched at every position, because libraries disagree on the position at which the meta elements end
+    # The UID is searched at every position, because libraries disagree on the position at which the meta elements end.
     if DEFLATED in data:
         raise ValueError("deflated DICOM files are not supported")
     tags = set()
@@ -87,8 +89,8 @@ class _Walk:
             yield tag
 
     def _enter_unknown(self, tag: tuple[int, int], kind: bytes, length: int) -> None:
-        """Note the beginning or end of a sequence of VR UN. Elements in such a sequence have no VR (DICOM PS3.5,
-        6.2.2).
+        """Track whether the current element is in a DICOM sequence of VR UN. Elements in a sequence of VR UN have no VR
+        (DICOM PS3.5, 6.2.2).
         """
         if self.unknown:
             self.unknown += (length == UNKNOWN and tag[0] != ITEM) - (tag == SEQUENCE_ENDS)
@@ -107,16 +109,16 @@ class _Walk:
         return kind, self._number(place + 6, 2), place + 8
 
 
-# SimpleITK's readers that may be used. Some of SimpleITK's other readers (HDF5, Stimulate) open files that a header
-# names.
+# The readers of SimpleITK that medsilo uses. Some readers of SimpleITK that medsilo does not use (HDF5, Stimulate) open
+# files that a header names.
 READERS = ("BMP", "GDCM", "JPEG", "Meta", "Nifti", "Nrrd", "PNG", "TIFF")
 HEAD = 1 << 20  # greatest number of bytes in a text header
 LONGEST = 400  # greatest number of characters in a line of a text header
-# Limits on the bytes of an image, the values of a volume, and the pixels of a flat image. Each limit is a constant,
-# plus a factor multiplied by the bytes of the file. Factors are below the greatest compression ratio of zlib, 1032,
-# which only small masks approach.
+# Limits on the bytes of an image, the values of a volume, and the pixels of a flat image. Each size limit is a constant
+# plus a factor multiplied by the number of bytes in the file. The factors of size limits are below the greatest
+# compression ratio of zlib, 1032, which only small masks approach.
 BYTES, VALUES, PIXELS = (1 << 30, 100), (1 << 28, 256), (1 << 27, 4)
-TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # first bytes of TIFF files; those with + are BigTIFF
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # first bytes of TIFF files; a + marks BigTIFF
 ORIENTATION, LAB = 274, 8  # tag of the orientation in EXIF and TIFF; value with which TIFF marks CIELAB colours
 META_LINE = re.compile(rb"[\t\x20-\x7e]*\r?")
 META_DATA = re.compile(rb"ElementDataFile\s*[=:]\s*([^\s/\\]+)\s*")
@@ -179,13 +181,13 @@ def _file_of_meta(path: Path) -> Path:
     named = META_DATA.fullmatch(key + rest.partition(b"\n")[0][:LONGEST])
     if not clean or lines[-1] or named is None:
         raise DataError(ELSEWHERE if key else "an image's header is incomplete; export it again", str(path))
-    # if NDims is not 2, 3 or 4, the library writes out of bounds
+    # if NDims is not 2, 3 or 4, SimpleITK writes out of bounds
     if META_AXES.findall(before) not in ([b"2"], [b"3"], [b"4"]):
         raise DataError(DAMAGED, str(path))
     name = named[1].decode("ascii", "replace")
     if name.upper() == "LOCAL":
         return path
-    beside = path.parent / name  # this is no file if the header gives a list or a pattern of names
+    beside = path.parent / name  # the path is no file if the header gives a list or a pattern of names
     if path.suffix != ".mhd" or not beside.is_file() or beside.resolve().parent != path.parent.resolve():
         raise DataError(ELSEWHERE, str(path))
     return beside
@@ -201,10 +203,10 @@ def _check_nrrd(path: Path) -> None:
 
 
 def _check_tiff(path: Path) -> None:
-    """Raise DataError if the library would read a TIFF file wrongly, or would allocate too much memory for the file.
+    """Raise DataError if SimpleITK would read a TIFF file wrongly, or would allocate too much memory for the file.
 
-    Rejected files have an impossible size, CIELAB colours, or a rotated or mirrored orientation. The library ignores
-    the orientation of TIFF files.
+    A TIFF file is rejected if it has an impossible size, CIELAB colours, or a rotated or mirrored orientation.
+    SimpleITK ignores the orientation of TIFF files.
     """
     from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, PHOTOMETRIC_INTERPRETATION, ImageFileDirectory_v2
 
@@ -223,10 +225,10 @@ def _check_tiff(path: Path) -> None:
 
 
 def is_turned(path: Path) -> bool:
-    """True if the EXIF data of a photograph mark it as rotated or mirrored. The library ignores these data."""
+    """True if the EXIF orientation of a photograph is rotated or mirrored. SimpleITK ignores the EXIF orientation."""
     from PIL.JpegImagePlugin import JpegImageFile
 
-    # this reads no pixels, and raises an error if the file is no JPEG
+    # JpegImageFile reads no pixels, and raises an error if the file is no JPEG
     with suppress(Exception), JpegImageFile(path) as image:
         return image.getexif().get(ORIENTATION, 1) != 1
     return False

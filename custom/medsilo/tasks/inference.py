@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:  # not at run time, because only `medsilo predict` reads images
+if TYPE_CHECKING:  # imported for type checking only, because only `medsilo predict` reads images
     from medsilo.tasks.scans import Scan
     from medsilo.tasks.sources import DataSource
 
@@ -30,7 +30,7 @@ class InMonai:
     flat: bool = field(default=False, kw_only=True)  # True for flat images, False for volumes
     classes: Sequence[str] = field(default=(), kw_only=True)  # names of the network's outputs, if known
     classifies: bool = field(default=False, kw_only=True)  # True for a classification, False for a segmentation
-    # name of the first transform of flat images, which IN_MONAI defines
+    # name of the transform in IN_MONAI that is applied first to flat images
     converter: str = field(default="opaque", kw_only=True)
 
 
@@ -45,8 +45,8 @@ def whole_images(
 class Inference:
     """Describes how a task's models are applied to new cases.
 
-    The text `predictor` names an entry point of the group `medsilo.predictors`. If it is empty, `medsilo predict`
-    cannot use the task's models.
+    The text `predictor` names an entry point of the group `medsilo.predictors`. If `predictor` is empty,
+    `medsilo predict` cannot use the task's models.
 
     >>> import numpy, torch
     >>> from medsilo.extend import Scan, Inference

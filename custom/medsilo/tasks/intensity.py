@@ -14,7 +14,9 @@ PER_BYTE = 257.0  # 65535 / 255: divisor that converts 16-bit values to the rang
 
 
 class _ByMonai(Section):
-    """Base class of intensity scalings. MONAI's transform is applied both in training and in MONAI bundles."""
+    """Base class of intensity scalings. A scaling applies a transform of MONAI, both in training
+    and in MONAI bundles.
+    """
 
     largest: ClassVar[float] = 1.0
 

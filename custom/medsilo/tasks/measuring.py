@@ -14,7 +14,9 @@ WIDE = BINS // BROAD
 
 
 def judged(classes: int) -> range:
-    """Return the classes whose probabilities are counted. Of two classes, only the second is counted."""
+    """Return the classes whose probabilities are counted. If there are two classes, only the probability of the second
+    class is counted.
+    """
     return range(1, 2) if classes == 2 else range(classes)
 
 
@@ -27,14 +29,17 @@ def places_of(histograms: Sequence[float], classes: int) -> Tensor:
 
 
 def confusion(labels: Tensor, found: Tensor, classes: int, weights: Tensor | None = None) -> list[float]:
-    """Return the confusion matrix as a flat list. Rows are true classes, columns are predicted classes."""
+    """Return the confusion matrix as a flat list. Rows of the confusion matrix are true classes, columns are predicted
+    classes.
+    """
     return torch.bincount(labels * classes + found, weights, minlength=classes**2).double().tolist()
 
 
 def chances(labels: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> list[float]:
     """Return two histograms of each class's predicted probability: [classes, 2, BINS].
 
-    The first histogram counts the cases of all other classes, the second histogram counts the cases of the class.
+    For each class, the first histogram counts the cases of all other classes, the second histogram counts the cases of
+    the class.
     """
     classes = probabilities.shape[1]
     own = torch.nn.functional.one_hot(labels, classes)
@@ -78,7 +83,7 @@ def rates_of(counts: Sequence[float]) -> tuple[float, float] | None:
 def threshold_of(histograms: Sequence[float], places: int) -> float | None:
     """Choose a threshold on the second class's probability, as a multiple of 1/places.
 
-    The threshold maximises sensitivity + specificity (Youden's index). If several thresholds have the same sum, the
+    The threshold maximises sensitivity + specificity (Youden's index). If several thresholds are equally good, the
     threshold nearest to 0.5 is chosen. Returns None if one of the two classes has no case.
 
     Args:

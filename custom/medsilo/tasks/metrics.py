@@ -1,5 +1,5 @@
-"""Define types of test results, and add them. Measures of single cases stay at the site. Counts leave the site, and are
-added over sites.
+"""Define types of test results, and add test results over sites. Measures of single cases stay at the site. Counts
+leave the site, and are added over sites.
 """
 
 from collections.abc import Iterable, Sequence
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-# by name of the measure: a value for every case, [cases] float64; NaN if the case has no value
+# maps the name of a measure to a value for every case, [cases] float64; NaN if the case has no value
 Measures = dict[str, Tensor]
-Counts = dict[str, list[float]]  # by name: counts of one site, or counts added over sites
-Figures = dict[str, float | None]  # by name: metrics of a whole test set; None if the metric is undefined
+Counts = dict[str, list[float]]  # maps names to the counts of one site, or to counts added over sites
+Figures = dict[str, float | None]  # maps names to metrics of a whole test set; None if the metric is undefined
 
 BY_PATIENT = "_by_patient"
 WEIGHT = "weight"  # name of the measure that weights cases in the counts of each class; without it, every weight is 1
@@ -33,8 +33,8 @@ def means(measures: Measures, least: int) -> Counts:
 
 
 def by_patient(values: Tensor, patients: Sequence[str]) -> Tensor:
-    """Return the mean value over each patient's cases, [patients]. The mean is NaN if no case of the patient has a
-    value.
+    """Return the mean value over each patient's cases, [patients]. A patient's mean is NaN if no case of the patient
+    has a value.
     """
     numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
     place = torch.tensor([numbers[patient] for patient in patients])

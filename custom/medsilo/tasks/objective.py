@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from medsilo.tasks.metrics import BY_PATIENT, Counts, Figures, Measures, by_patient, means
 
-if TYPE_CHECKING:  # not at run time, because only classifications need it
+if TYPE_CHECKING:  # imported for type checking only, because only classifications need the module
     from medsilo.tasks.decisions import ClassCounts
 
 
@@ -71,7 +71,7 @@ class Objective(ABC):
         return measures[self.metric][cases]
 
     def answers(self, output: Tensor, name: str) -> list[dict[str, float | str]]:
-        """Return a dictionary of predictions for each case. The keys are column names of predictions.csv.
+        """Return, for each case, a dictionary from column names of predictions.csv to predictions.
 
         Args:
             output: The network's outputs.
@@ -85,15 +85,15 @@ class Objective(ABC):
 
     # ------------------------------------------------------------------ the test
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """Return the metric and all other measures of every test case, each a tensor [batch]. All measures stay at the
-        site.
+        """Return the metric and all other measures of every test case, each a tensor [batch]. All measures of single
+        cases stay at the site.
         """
         return {self.metric: self.case_scores(output, target)}
 
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
         """Return a function that computes measures from outputs and targets.
 
-        The function is called for batch after batch of the test cases, in the order of `cases`.
+        The returned function is called with one batch of test cases after another, in the order of `cases`.
         """
         return self.measures
 
@@ -134,7 +134,7 @@ class Objective(ABC):
         return self.range_of(name)
 
     def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
-        """Return the greatest change of the score over these cases that one patient can cause.
+        """Return the greatest change of the score over the cases in `data` that one patient can cause.
 
         The value None means that one patient's influence equals the fraction of cases that are of this patient.
         """
@@ -147,7 +147,7 @@ class Objective(ABC):
 
 
 def judged_by(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-    """Return the sites that annotated each structure, by the name of the structure's score.
+    """Return, for the score of each structure, the sites that annotated the structure.
 
     The result is empty if all sites annotated all structures.
 
@@ -166,8 +166,8 @@ def judged_by(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[st
 def says_of(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, float]:
     """Return a weight for the score of each site, so that all structures count equally in the weighted mean.
 
-    The weighted mean selects the best round. Each site sends only one score, the mean over the structures that the site
-    annotated.
+    The weighted mean of the sites' scores selects the best round. Each site sends only one score, the mean over the
+    structures that the site annotated.
     """
     judged = judged_by(goal, absent)
     each = {site: sum(1 / len(own) for own in judged.values() if site in own) for site in absent}

@@ -28,7 +28,8 @@ class Scan:
     H, W] in the file's data type.
 
     The axes of a volume are permuted and flipped, so that they are as near as possible to the axes of LPS. The first
-    slice is the slice nearest to the feet. The matrix `affine` [4, 4] maps the voxel (x, y, z) to millimetres in LPS.
+    slice of a volume is the slice nearest to the feet. The matrix `affine` [4, 4] maps the voxel (x, y, z) to
+    millimetres in LPS.
 
     Code that opens image files with another library must first check the files by `header_of`, `check_size` and
     `dicom_tags`.
@@ -198,7 +199,7 @@ def _refuse_odd_png(path: Path) -> None:
     """
     from PIL.PngImagePlugin import PngImageFile
 
-    with suppress(OSError, SyntaxError, ValueError), PngImageFile(path) as image:  # this does not read pixels
+    with suppress(OSError, SyntaxError, ValueError), PngImageFile(path) as image:  # PngImageFile reads no pixels here
         if image.mode == "P":
             raise DataError("PNG files have a palette; save them as grey or RGB", str(path))
         if image.mode == "LA":
@@ -260,7 +261,7 @@ def _refuse_broken_nifti(path: Path) -> None:
             raise DataError(
                 "an image's header gives two different positions (sform and qform); export it again from its source"
             )
-        values = np.asanyarray(image.dataobj.get_unscaled())  # this raises an error if the file is truncated
+        values = np.asanyarray(image.dataobj.get_unscaled())  # get_unscaled raises an error if the file is truncated
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             wrong = np.count_nonzero(~np.isfinite(values))
             raise DataError(f"an image has {wrong} values that are NaN or infinite", str(path))

@@ -18,7 +18,7 @@ from medsilo.tasks.objective import Objective
 SURFACE = ("hd95", "surface_dice")
 TOLERANCE = 2.0  # tolerance of surface Dice in millimetres or pixels
 FURTHEST = 1e5  # upper limit on distances between surfaces, in millimetres or pixels
-FAR = 100.0  # greatest distance that a site discloses; it bounds one patient's influence
+FAR = 100.0  # greatest distance that a site discloses; this limit bounds one patient's influence
 
 
 def likeliest(output: Tensor) -> Tensor:
@@ -122,8 +122,8 @@ class Segmentation(Objective):
     def compared(self, labels: Tensor, target: Tensor, voxel: tuple[float, ...] | None) -> Measures:
         """Compare predicted labels [batch, *grid] with true labels [batch, *grid].
 
-        The result contains the metric, surface distances, and volumes. If there are several structures, it also
-        contains the Dice score of each structure.
+        The returned measures are the metric, surface distances and volumes. If there are several structures, the Dice
+        score of each structure is also returned.
 
         Args:
             labels: The predicted labels.
@@ -132,13 +132,13 @@ class Segmentation(Objective):
         """
         from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 
-        warnings.filterwarnings("ignore", "monai.metrics.utils get_mask_edges")  # MONAI's own code causes this warning
+        warnings.filterwarnings("ignore", "monai.metrics.utils get_mask_edges")  # MONAI causes the warning
         found, right = (self.masks(one).cpu() for one in (labels, target))
         dice = dice_of(found, right)
         there, found_there = (masks.flatten(2).any(2) for masks in (right, found))
         both = there & found_there
-        # A distance is defined if the true and the predicted mask contain the structure. If only one mask contains it,
-        # its surface Dice is 0.
+        # Surface distances are defined if both the true and the predicted mask contain the structure. A structure that
+        # only one of the two masks contains has surface Dice 0.
         distances = torch.full(both.shape, torch.nan)
         near = torch.where(there | found_there, 0.0, torch.nan)
         if both.any():

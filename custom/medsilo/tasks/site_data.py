@@ -62,7 +62,7 @@ class SiteData:
     array([1, 1, 2, 0])
     """
 
-    # Type of the plan's key `shares`, the fractions of patients in the three parts
+    # Type of the plan's key `shares`: the fractions of patients for training, validation and test
     Shares = Annotated[WholeShares, Field(description="of train, validation and test")]
     parts_by_draw, dirichlet = staticmethod(splits.parts_by_draw), staticmethod(splits.dirichlet)
 
@@ -81,7 +81,7 @@ class SiteData:
         names: Sequence[str],
         parts: np.ndarray | None = None,
     ) -> Self:
-        """Divide cases into the three parts, so that all cases of a patient are in the same part.
+        """Divide cases into training, validation and test, so that all cases of a patient are in the same part.
 
         Args:
             inputs: The inputs, [cases, ...].
@@ -101,14 +101,14 @@ class SiteData:
 
     @classmethod
     def in_memory(cls, parts: Iterable[tuple[Tensor, Tensor, Sequence[str]]]) -> Self:
-        """Make the three parts in memory. Each item of `parts` holds the inputs, the targets and the patients of a
-        part's cases.
+        """Make the training, validation and test part in memory. Each item of `parts` holds the inputs, the targets and
+        the patients of a part's cases.
         """
         return cls(*(Cases(*part) for part in parts))
 
     @classmethod
     def in_parts(cls, parts: np.ndarray, cases_of: Callable[[np.ndarray], Dataset]) -> Self:
-        """Make the three parts, given the part of each case.
+        """Make the training, validation and test part, given the part of each case.
 
         Args:
             parts: For each case, 0 for training, 1 for validation, 2 for test, or -1 to leave the case out.
@@ -123,7 +123,9 @@ class SiteData:
 
 
 def read_folder(task: "Task", site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
-    """Read one site's data from the folder that the site's settings name. For a synthetic task, generate the data."""
+    """Read one site's data from the folder that the site's settings name. The data of a synthetic task are generated,
+    not read.
+    """
     if source is not None:
         source.check_folder()
     if source is None or task.synthetic:
@@ -229,8 +231,8 @@ def labels_of(data: Dataset) -> Tensor | None:
 
 
 def label_counts(data: Dataset, classes: int) -> list[int]:
-    """Count the occurrences of each label in a data set. For classes, cases are counted; for masks,
-    voxels are counted.
+    """Count the occurrences of each label in a data set. In a classification, the cases of each class are counted; in a
+    segmentation, the voxels of each label in masks.
     """
     labels = labels_of(data)
     every = (data[case][1] for case in range(len(data))) if labels is None else [labels]  # type: ignore[arg-type]

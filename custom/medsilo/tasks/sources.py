@@ -35,7 +35,7 @@ Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 Pair = Annotated[tuple[Pattern, Pattern], BeforeValidator(as_tuple)]
 OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
-# returns the parts of all patients, given the parts of known patients
+# assigns all patients to parts, given the parts of known patients
 Draw = Callable[[Mapping[str, str]], dict[str, str]]
 # arguments: the patients, the function that assigns parts, and True if new parts may be recorded
 Memory = Callable[[Collection[str], Draw, bool], dict[str, str]]
@@ -53,18 +53,18 @@ class DataSource(Section):
     TABLE: ClassVar[str] = "cases.csv"  # file name of the table if the settings name none
 
     folder: Path
-    # Patterns of image files, relative to the folder, such as images/*.nii.gz. If each channel is in a separate file,
-    # each channel has a pattern. A dictionary gives the patterns by the plan's channel names, a list gives them in the
-    # plan's order.
+    # Patterns of image files, relative to the folder, such as images/*.nii.gz. If each channel of an image is in a
+    # separate file, each channel has a pattern. A dictionary maps the plan's channel names to patterns, and a list
+    # contains patterns in the plan's order of channels.
     images: dict[str, Pattern] | Patterns | Pattern | None = None
     labels: Pattern | None = None
     patient: Pattern | None = None  # regular expression that finds the patient in a case's name
-    table: Pattern | None = None  # table with one row per case, which takes the place of patterns
+    table: Pattern | None = None  # file name of a table with one row per case, which takes the place of patterns
     head: Names = ()  # names of the table's columns, in order, if the table has no header
-    # Maps image, label, patient, part, site and the plan's columns to the table's names of these columns. Only image
-    # may map to several columns.
+    # Maps image, label, patient, part, site and the plan's columns to the table's names of these columns. Only the key
+    # image may map to several columns.
     columns: dict[str, Pattern | Names] = {}
-    label_map: dict[str | int, str | int] = {}  # maps this site's labels to the plan's
+    label_map: dict[str | int, str | int] = {}  # maps this site's labels to the plan's labels
     # structures and columns that the plan names, and that this site did not annotate or measure
     unannotated: Names = ()
     # The following keys are for the task `table`. For each categorical column of the plan, `levels` maps this site's
@@ -77,23 +77,23 @@ class DataSource(Section):
     spans: dict[str, Pair] = {}
     # Columns in which a missing value is replaced by the value in the previous row of the same patient.
     fill: Names = ()
-    # Columns that a plan may predict. If the list is not empty, a plan cannot predict any other column. Rows without a
-    # value in any of these columns are left out.
+    # Columns that a plan may predict. If `outcome` is not empty, a plan cannot predict any other column. A row is left
+    # out if it lacks a value in a column of `outcome`.
     outcome: Names = ()
     learned_as: Literal["classification", "regression", "survival"] | None = None
-    required: Names = ()  # columns that need a value; rows without a value in any of these columns are left out
+    required: Names = ()  # columns that need a value; a row is left out if it lacks a value in one of these columns
     decimal: Literal[".", ","] = "."  # decimal sign in tables and recordings
-    # The following keys are for the task `series-folder`. This key maps time, label, patient and the plan's signals to
-    # the names of columns in recordings.
+    # The following keys are for the task `series-folder`. The key `recording_columns` maps time, label, patient and the
+    # plan's signals to the names of columns in recordings.
     recording_columns: dict[str, Pattern] = {}
     rate: float | None = Field(None, gt=0, le=1e7)  # sampling rate in Hz, if it differs from the plan's sampling rate
-    # Fractions of patients for training, validation and test, if no table assigns patients to these parts. If this key
-    # is set, plans cannot change a patient's part.
+    # Fractions of patients for training, validation and test, if no table assigns patients to these parts. If a site's
+    # settings contain `shares`, plans cannot change a patient's part.
     shares: OwnShares | None = None
     folds: int | None = Field(None, ge=3, le=100)  # number of cross-validation folds; plans cannot use another number
     # Subgroups of patients, such as sex, age or scanner. Results disclose the score of each subgroup.
     subgroups: Subgroups = {}
-    # file that names patients to leave out, one per line; results do not disclose that this key is set
+    # file that names patients to leave out, one per line; results do not disclose that `exclude_patients` is set
     exclude_patients: Path | None = None
     data_set: Path | None = None  # folder of the accepted data set, if a data set contains these settings
     lineage: str = Field("", pattern=r"^([0-9a-f]{32})?$")  # identifier that is equal in all versions of the data set
@@ -107,7 +107,7 @@ class DataSource(Section):
     _each_alone: bool = PrivateAttr(False)
     _facts: dict[str, Any] | None = PrivateAttr(
         None
-    )  # by cache key: the facts of a prepared entry; None: prepared entries are kept
+    )  # maps cache keys to facts of prepared entries; None: prepared entries are kept
 
     @field_validator("columns")
     @classmethod
@@ -117,7 +117,7 @@ class DataSource(Section):
         return columns
 
     def column(self, role: str) -> str:
-        """Return the site's name of a column. By default, the plan's name is returned."""
+        """Return the site's name of a column. If the site gives no name, the plan's name of the column is returned."""
         return str(self.columns.get(role, role))
 
     def check_columns(self) -> None:
@@ -156,7 +156,8 @@ class DataSource(Section):
                 private=unknown[0],
             )
         called = {name: str(names.get(name, name)) for name in read}
-        closed = {str(own).casefold() for own in roles.values()}  # upper and lower case are not distinguished
+        # names of columns that differ only by case count as equal
+        closed = {str(own).casefold() for own in roles.values()}
         if clash := [name for name, own in called.items() if own.casefold() in closed]:
             raise DataError(
                 f"the plan reads column {clash[0]!r}, which holds {', '.join(roles)} here; ask for another plan, or "
@@ -220,16 +221,16 @@ class DataSource(Section):
     def leaves_out_rare(self) -> bool:
         """True if rare cases are left out, that is, cases with a label that few patients have.
 
-        The value is False if no patients need protection. The value is also False with differential privacy, where
-        leaving out cases would make patients depend on each other.
+        Rare cases are not left out if no patients need protection. With differential privacy, rare cases are not left
+        out, because a patient must not affect the cases of other patients.
         """
         return self.split is not None and not self.each_alone
 
     def rare(self, patients: Mapping[str, Collection[str]], declared: Collection[str] = ()) -> frozenset[str]:
         """Return the labels that too few patients have, and that the site did not declare.
 
-        Cases with such a label are left out. Otherwise, the results of two plans, of which one lacks the label, would
-        disclose that a patient has the label.
+        Cases with a rare label are left out. The results of two plans, with and without a rare label, would disclose
+        that a patient has the label.
 
         Args:
             patients: For each label, the patients who have the label.
@@ -276,7 +277,7 @@ class DataSource(Section):
 
     @property
     def is_described(self) -> bool:
-        """True if the settings contain more about the data than the folder."""
+        """True if the settings under the key `data` contain more than the folder."""
         kept = {"folder", "folds", "cache_memory", "data_set", "lineage"}
         return self.model_dump(exclude=kept) != DataSource(folder=self.folder).model_dump(exclude=kept)
 

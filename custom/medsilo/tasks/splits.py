@@ -1,6 +1,6 @@
 """Split patients into training, validation and test, and distribute cases to simulated sites.
 
-All cases of a patient stay together.
+All cases of a patient are in the same part, and at the same site.
 """
 
 import math
@@ -70,8 +70,8 @@ def parts_by_rank(
     No part is empty if there are enough patients.
 
     The patients of a class are ordered by a hash of their names, then divided according to the shares. If some patients
-    have a part from earlier studies, they keep it. All other patients are assigned in the order of the hashes, each to
-    the part with the largest deficit.
+    have a part from earlier studies, they keep it. Patients without an earlier part are assigned in the order of the
+    hashes, each to the part with the largest deficit.
 
     Args:
         classes: The class of each patient, or the same value for all patients.
@@ -96,8 +96,8 @@ def parts_by_rank(
 def _numbers(sizes: Sequence[int], shares: Sequence[float]) -> list[list[int]]:
     """Return, for each class, the number of patients in each part.
 
-    The exact numbers are rounded down. Then each remaining patient of a class goes to the part with the largest
-    remainder, among parts that are not full.
+    First, the exact numbers of patients are rounded down. Then each remaining patient of a class goes to the part with
+    the largest remainder, among parts that are not full.
     """
     totals = _totals(sum(sizes), shares)
     wanted = np.outer(sizes, totals) / max(sum(sizes), 1)
@@ -114,8 +114,8 @@ def _numbers(sizes: Sequence[int], shares: Sequence[float]) -> list[list[int]]:
 
 
 def _totals(patients: int, shares: Sequence[float]) -> np.ndarray:
-    """Return the number of patients in each part, by the largest remainder method. Each part gets a patient if there
-    are enough patients.
+    """Return the number of patients in each part, by the largest remainder method. Each part gets at least one patient
+    if there are enough patients.
     """
     exact = np.asarray(shares) * patients
     totals = np.floor(exact + NEAR).astype(int)
@@ -209,8 +209,8 @@ def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: i
     """Distribute samples to sites. For each class, the sites' proportions are sampled from Dirichlet(alpha) (Yurochkin
     et al. 2019).
 
-    If a site has fewer than `minimum` samples, the proportions are sampled again. After the last attempt, the best
-    attempt is used, and random samples are moved from the largest sites to the smallest sites.
+    If a site has fewer than `minimum` samples, the proportions are sampled again. If all attempts fail, the attempt
+    with the fewest missing samples is used. Then random samples are moved from the largest sites to the smallest sites.
 
     A smaller alpha gives fewer classes at each site, and greater differences between the sizes of sites.
 
@@ -239,7 +239,7 @@ def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: i
 
 
 def check(samples: int, sites: int, minimum: int) -> None:
-    """Raise PlanError if there are too few samples to give each site the least number of samples."""
+    """Raise PlanError if there are too few samples to give each site `minimum` samples."""
     if sites * minimum > samples:
         raise PlanError(
             f"minimum: {sites} sites with at least {minimum} samples each need {sites * minimum}, but there are "
@@ -259,9 +259,7 @@ def draw(classes: np.ndarray, sites: int, alpha: float, random: np.random.Genera
 
 
 def fill_up(owners: np.ndarray, sites: int, minimum: int, random: np.random.Generator) -> None:
-    """Move samples from the largest site to the smallest site, in place, until every site has the least number of
-    samples.
-    """
+    """Move samples from the largest site to the smallest site, in place, until every site has `minimum` samples."""
     sizes = np.bincount(owners, minlength=sites)
     while sizes.min() < minimum:
         poor, rich = int(sizes.argmin()), int(sizes.argmax())

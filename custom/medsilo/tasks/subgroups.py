@@ -35,8 +35,8 @@ class Subgroup(Section):
     # maps the column's levels to the names that results disclose
     levels: dict[str | int, SubgroupWord] = Field({}, max_length=MOST_LEVELS)
     bands: Ends = Field((), max_length=MOST_LEVELS - 1)  # limits between neighbouring bands
-    # Another table in the data folder, needed if the table of cases lacks this column. It must contain this column and
-    # a column of patients.
+    # Another table in the data folder, needed if the table of cases lacks the column. The other table must contain the
+    # subgroup's column and a column of patients.
     table: Annotated[str, Field(min_length=1, max_length=500)] | None = None
 
     @model_validator(mode="after")
@@ -79,10 +79,11 @@ Subgroups = Annotated[dict[SubgroupWord, Subgroup], Field(max_length=MOST_SUBGRO
 
 
 def members_of(source: "DataSource", folder: Path) -> Members:
-    """Return each patient's level in each subgroup that a data source declares. Tables are searched in `folder` first.
+    """Return each patient's level in each subgroup that a data source declares. Tables of subgroups are searched in
+    `folder` first.
 
-    If a patient has several rows, the first row with a number determines the band. A patient whose rows have different
-    levels is left out of the subgroup.
+    If a patient has several rows, the patient's first row with a number determines the patient's band. A patient whose
+    rows have different levels is left out of the subgroup.
     """
     return {name: _members(name, own, source, folder) for name, own in source.subgroups.items()}
 

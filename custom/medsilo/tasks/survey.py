@@ -27,8 +27,8 @@ class Problem:
     The text `what` describes the problem and its remedy, without private words. The texts `private` name files or
     patients, and must not leave the hospital.
 
-    The severity is `stops` if training rejects the data. It is `left out` if training leaves out the affected cases,
-    and `note` if training uses them.
+    The severity is `stops` if training rejects the data. The severity is `left out` if training leaves out the affected
+    cases, and `note` if training uses the affected cases.
     """
 
     severity: Severity
@@ -46,7 +46,8 @@ class Problem:
 def refuse_what_stops(problems: Sequence[Problem]) -> None:
     """Raise Unfit if a problem has the severity `stops`."""
     if wrong := [problem for problem in problems if problem.severity == "stops"]:
-        if any("no cases" in problem.what for problem in wrong):  # there may be no cases because all were left out
+        # a part may have no cases because all cases were left out
+        if any("no cases" in problem.what for problem in wrong):
             wrong += [problem for problem in problems if problem.severity == "left out"]
         private = "; ".join(name for problem in wrong for name in problem.private)
         raise Unfit("; ".join(problem.counted for problem in wrong), private)
@@ -78,7 +79,7 @@ class Survey:
     fixed: bool = False  # True if a table assigns cases to training, validation or test
     # False if the site's data name no patients, so that each case counts as a separate patient.
     patients_named: bool = True
-    # By DICOM element that identifies patients: the number of series that contain the element.
+    # For each DICOM element that identifies patients: the number of series with the element.
     identifiers: dict[str, int] = field(default_factory=dict)
     # For each input: the mean and the standard deviation with which training standardises the input.
     scales: dict[str, Range] = field(default_factory=dict)
@@ -91,7 +92,7 @@ class Survey:
 
     @classmethod
     def stopped(cls, what: str, private: str = "") -> Self:
-        """Make a survey of data that could not be read. The survey's only problem is the reason."""
+        """Make a survey with a single problem, `what`, because the data could not be read."""
         return cls({}, problems=(Problem("stops", what, private=(private,) if private else ()),))
 
 
@@ -115,7 +116,7 @@ def digest(values: "Tensor") -> str:
 
 
 def repeated(digests: Iterable[str]) -> int:
-    """Return the number of digests that equal an earlier digest."""
+    """Return the number of image hashes that equal an earlier hash."""
     return sum(count - 1 for count in Counter(digests).values())
 
 

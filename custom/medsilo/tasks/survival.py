@@ -24,8 +24,8 @@ class Survival(Objective):
 
     The network's output is a case's log relative risk. A target is [time, event].
 
-    The number `event` is 1 if the event occurred at `time`. It is 0 if the case was censored, that is, last observed at
-    `time` without an event.
+    The number `event` is 1 if the event occurred at `time`. The number `event` is 0 if the case was censored, that is,
+    last observed at `time` without an event.
     """
 
     metric = "concordance"
@@ -65,7 +65,7 @@ class Survival(Objective):
     def parts(self, measures: Measures, cases: Tensor) -> Tensor:
         """Return numbers, one for each selected case, whose mean is the concordance index of the selected cases.
 
-        A case's number depends on all pairs that contain the case.
+        The number returned for a case depends on all pairs that contain the case.
         """
         time, event, risk = (measures[name][cases] for name in ("time", "event", "risk"))
         first = concordant_pairs(risk, torch.stack([time, event], 1))
@@ -91,7 +91,8 @@ class Survival(Objective):
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Return the concordance index multiplied by the number of cases, and the number of cases.
 
-        Added over hospitals, these counts give the mean index, weighted by the number of cases.
+        If both counts are added over hospitals, their quotient is the mean concordance index, weighted by the number of
+        cases.
         """
         compared = float(measures[COMPARED].sum())
         known = float(measures[RIGHT].sum()) / compared if compared else COIN
@@ -123,8 +124,8 @@ def concordant_pairs(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Count the concordant and the comparable pairs of each case with an event.
 
     A case with an event is compared with every case that was observed longer, or equally long without an event. A pair
-    is concordant if the case with the event has the higher risk; equal risks count half (Harrell 1982). The results are
-    two tensors [cases] in float64.
+    is concordant if the case with the event has the higher risk; equal risks count half (Harrell 1982). Returns the
+    numbers of concordant and of comparable pairs, two tensors [cases] in float64.
     """
     right, compared = torch.zeros(2, len(risks), dtype=torch.float64, device=risks.device)
     for first, better, later in _pairs(risks, target):
@@ -133,7 +134,7 @@ def concordant_pairs(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def concordant_pairs_as_second(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the concordant and the comparable pairs in which each case is the case that was observed longer."""
+    """For each case, count the concordant and the comparable pairs in which this case was observed longer."""
     right, compared = torch.zeros(2, len(risks), dtype=torch.float64, device=risks.device)
     for _, better, later in _pairs(risks, target):
         right, compared = right + better.sum(0), compared + later.sum(0)
@@ -141,9 +142,10 @@ def concordant_pairs_as_second(risks: Tensor, target: Tensor) -> tuple[Tensor, T
 
 
 def _pairs(risks: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield indices of cases with events, and two tensors [events, cases] of pairs.
+    """Yield indices of cases with events, the concordance of pairs, and the comparability of pairs.
 
-    The first tensor is 1 for a concordant pair and 0.5 for equal risks. The second tensor is 1 for a comparable pair.
+    The concordance of a pair is 1 if the pair is concordant, and 0.5 if both risks are equal. The comparability of a
+    pair is 1 if the pair can be compared, else 0. The concordance and the comparability are tensors [events, cases].
     """
     times, censored = target[:, 0], target[:, 1] == 0
     for first in (~censored).nonzero()[:, 0].split(max(1, AT_ONCE // max(1, len(target)))):

@@ -198,7 +198,7 @@ def spelling(names: Iterable[str]) -> Callable[[str], str | None]:
 
 
 def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] | None) -> dict[str, int]:
-    """Return the columns to read, and number them. Raises DataError unless the table has each needed column exactly
+    """Return the columns to read, each with a number. Raises DataError unless the table has each needed column exactly
     once.
     """
     if len(head) > MOST_COLUMNS:

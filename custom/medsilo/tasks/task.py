@@ -16,7 +16,7 @@ from medsilo.learning.seeds import seed_for
 from medsilo.models.network import Network
 from medsilo.tasks.objective import Objective
 
-if TYPE_CHECKING:  # not at run time, because only sites read cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
     from medsilo.learning.drawn import Draw, DrawBatch
     from medsilo.tasks.inference import Inference
     from medsilo.tasks.site_data import SiteData
@@ -94,7 +94,7 @@ class Task(Section):
 
     @abstractmethod
     def default_network(self) -> Network | str:
-        """Return the network for plans that name no network. A network's name as string stands for that network with
+        """Return the network for plans that name no network. A returned string is the name of a network, which gets
         default settings.
         """
 
@@ -129,8 +129,8 @@ class Task(Section):
     def across_patients(self) -> str:
         """Describe how one patient's inputs depend on other patients of the hospital, and name a remedy.
 
-        The text is empty if the inputs do not depend on other patients. Differential privacy requires that every task
-        class, also a derived class, defines this method.
+        The returned text is empty if the inputs of a patient do not depend on other patients. Differential privacy
+        requires that every task class, also a derived class, defines this method.
         """
         raise NotImplementedError
 
@@ -151,7 +151,7 @@ class Task(Section):
     def mixes_patients(self) -> bool:
         """True if the cases of one patient may be in more than one part (training, validation, test).
 
-        This happens if each site is one person, or if the plan allows it.
+        A patient's cases may be in several parts if each site is one person, or if the plan allows it.
         """
         return False
 
@@ -186,8 +186,8 @@ class Task(Section):
             raise DataError(f"task {self.name} needs data: set 'data' in this site's medsilo.yaml, or give --data")
 
     def site_data(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
-        """Return one site's training, validation and test data. If the plan has a fold, the fold determines these
-        parts.
+        """Return one site's training, validation and test data. If the plan has a fold, the fold determines the
+        training, validation and test part.
         """
         from medsilo.tasks.site_data import folded_data
 
@@ -242,7 +242,7 @@ class Task(Section):
         return 64
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """Return the network's output for whole cases. Evaluation and prediction use this method."""
+        """Return the network's output for whole cases, as evaluation and prediction need it."""
         return network(inputs)
 
 

@@ -21,8 +21,8 @@ Random = Sequence[np.random.Generator]  # one random generator for each case
 TURN, SCALE = 0.26, 0.1
 # By number of axes: the memory format with which convolutions are fastest
 LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
-# Greatest relative change of intensities, greatest shift, greatest standard deviation of noise. The shift is relative
-# to the image's standard deviation; the noise is absolute.
+# Greatest relative change of intensities, greatest shift, greatest standard deviation of noise. The greatest shift is a
+# fraction of the image's standard deviation. The greatest noise does not depend on the image.
 STRENGTH, SHIFT, NOISE = 0.1, 0.1, 0.05
 
 
@@ -71,12 +71,13 @@ def _rotate(tensors: Sequence[Tensor], random: Random) -> None:
 
 
 def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
-    """With probability one half, rotate a case within slices, and scale the case along each axis. Both keep the centre.
+    """With probability one half, rotate a case within slices, and scale the case along each axis. Rotation and scaling
+    keep the image's centre.
 
     Image values are interpolated linearly, and values at the edges are repeated outside of the image. Labels are
     interpolated by nearest neighbour.
 
-    All slices of a volume are resampled on the same grid. Then the volume is resampled along the axis across slices.
+    All slices of a volume are resampled on the same grid, and after that, the axis across slices is resampled.
     """
     axes = images.ndim - 2
     drawn = [(own.random(), own.uniform(-TURN, TURN), own.uniform(1 - SCALE, 1 + SCALE, axes)) for own in random]
@@ -114,7 +115,7 @@ def _places(centred: Tensor, places: int) -> Tensor:
 
 
 def _resampled(images: Tensor, grid: Tensor, depths: Tensor | None) -> Tensor:
-    """Interpolate images [B, C, (D,) H, W] at other positions.
+    """Interpolate images [B, C, (D,) H, W] at given positions.
 
     Args:
         images: The images.
@@ -133,7 +134,7 @@ def _resampled(images: Tensor, grid: Tensor, depths: Tensor | None) -> Tensor:
 
 
 def _picked(labels: Tensor, nearest: Tensor, depths: Tensor | None) -> Tensor:
-    """Return labels [B, (D,) H, W] at other positions.
+    """Return the labels [B, (D,) H, W] nearest to given positions.
 
     Args:
         labels: The labels.

@@ -24,7 +24,7 @@ from medsilo.tasks.objective import Objective
 from medsilo.tasks.own.own_data import OwnFolder
 from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
 
-if TYPE_CHECKING:  # not at run time, because only sites read cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
     import numpy as np
 
     from medsilo.learning.drawn import Draw, DrawBatch
@@ -128,7 +128,9 @@ class FolderTask(OwnFolder):
 
     @property
     def evaluation_batch(self) -> int:
-        """Number of cases in an evaluation batch. It is 1 if cases may have different sizes."""
+        """Number of cases in an evaluation batch. An evaluation batch has one case if cases may
+        have different sizes.
+        """
         return 1 if self.crops else 16 if self.axes == 2 else 4
 
     @property
@@ -175,7 +177,7 @@ class FolderTask(OwnFolder):
         return image_patches.patch(case, self.size[::-1], self.foreground, seed)
 
     def augmented(self, batch: Case, seeds: Sequence[int]) -> Case:
-        """Augment a batch in place, and return the batch. Each case has a seed."""
+        """Augment a batch in place, and return the batch. Each case of the batch has a seed for its augmentation."""
         from medsilo.tasks.own.augmentation import augmented
 
         return augmented(batch, self.augmentation, self.segments, seeds)
@@ -219,8 +221,9 @@ class FolderTask(OwnFolder):
         return Scan.of_channels(files)
 
     def mask_reader(self, source: "DataSource") -> "Callable[[Scan, Path], np.ndarray]":
-        """Return a function of an image and a mask's path. It reads the mask as integers [(D,) H, W] on the grid of the
-        image.
+        """Return a function that reads a mask as integers [(D,) H, W], given the mask's image and the mask's path.
+
+        The returned function reads the mask on the grid of the image.
         """
         from medsilo.tasks.scans import Scan
 
@@ -232,8 +235,8 @@ class FolderTask(OwnFolder):
         return partial(image_reading.made, self, mask=self.mask_reader(source), numbers=self.mask_values(source))
 
     def own_values(self, source: "DataSource") -> dict[int, int]:
-        """Return, for each label of the plan, the value in the site's masks. If several values stand for a label, the
-        first value is returned.
+        """Return, for each label of the plan, the value in the site's masks. If several values in a site's masks stand
+        for the same label, the first value is returned.
         """
         own = {label: value for value, label in reversed(self.mask_values(source).items())}
         for label in self.undrawn(source):

@@ -11,7 +11,7 @@ from medsilo.tasks.inference import IN_MONAI
 from medsilo.tasks.intensity import Bytes, Intensity
 from medsilo.tasks.own.folder import FolderTask, Length
 
-if TYPE_CHECKING:  # not at run time, because only sites read cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
     from medsilo.tasks.scans import Scan
 
 
@@ -47,7 +47,7 @@ class ImageFolder(FolderTask):
 
     @property
     def _channel_names(self) -> tuple[str, ...]:
-        return (self.colours,)  # one name, because one file contains all channels
+        return (self.colours,)  # one channel name, because one file contains all channels
 
     def inputs_of(self, scan: "Scan") -> Tensor:
         if self.channels > len(scan.values) == 1:

@@ -37,7 +37,7 @@ def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, s
     patch are padded.
 
     With probability `foreground`, the patch is centred on a random voxel of a structure, as nearly as the image's edges
-    allow. Otherwise, the position of the patch is random.
+    allow. All patches that are not centred on a structure have a random position.
     """
     image, labels = case
     random = np.random.default_rng(seed)
@@ -71,7 +71,7 @@ def _one_of(mask: np.ndarray, place: float) -> list[int] | None:
 def _cut(
     image: Tensor, starts: Sequence[int], size: Sequence[int], fill: float | None = None, middle: bool = False
 ) -> Tensor:
-    """Copy a box of an image. A box that is too small is padded.
+    """Copy a box of an image. A box that is smaller than `size` is padded.
 
     Args:
         image: The image, [..., *grid].

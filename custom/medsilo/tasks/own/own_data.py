@@ -18,7 +18,7 @@ from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.shares import Partition, Shares
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # not at run time, because only sites read cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
     from medsilo.tasks.cache import Facts, HeldEntry, PreparedEntry
     from medsilo.tasks.case_index import CaseIndex
     from medsilo.tasks.site_data import SiteData
@@ -27,7 +27,9 @@ if TYPE_CHECKING:  # not at run time, because only sites read cases
 
 
 class OwnData(Task):
-    """Base class of tasks whose data a site's settings describe. These settings can also determine the split."""
+    """Base class of tasks whose data a site's settings describe. The site's settings can also determine the split into
+    training, validation and test.
+    """
 
     split_by_site: ClassVar[bool] = True
     by_patient: ClassVar[bool] = True
@@ -58,7 +60,9 @@ class OwnData(Task):
         return self.site_data(site, sites, seed, source)
 
     def site_data(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
-        """Return one site's training, validation and test data. Data are divided first, then standardised."""
+        """Return one site's training, validation and test data. Data are divided into training, validation and test
+        before they are standardised.
+        """
         from medsilo.tasks.own import reading
 
         return reading.data_of(self, site, sites, source)
@@ -138,14 +142,14 @@ class OwnFolder(OwnData):
 
     @staticmethod
     def load_held(cases: Dataset, number: int) -> "tuple[HeldEntry, int]":
-        """Return the entry to which a case belongs, and the index of the case within the entry."""
+        """Return the entry (image or recording) that contains a case, and the index of the case within the entry."""
         from medsilo.tasks.cache import held_case
 
         return held_case(cases, number)
 
     # ------------------------------------------------------------------ from files
     def listing_of(self, source: "DataSource", folder: Path) -> "CaseIndex":
-        """List the entries, that is, images or recordings, in a folder. The site's settings describe them."""
+        """List the entries (images or recordings) in a folder, as the site's settings describe."""
         from medsilo.tasks.case_index import CaseIndex
 
         return CaseIndex.of_cases(source, folder, isinstance(self.goal, Segmentation))
@@ -184,7 +188,9 @@ class OwnFolder(OwnData):
         return [label for name, labels in structures.items() for label in labels if name in source.unannotated]
 
     def classes_of(self, listing: "CaseIndex", source: "DataSource") -> Mapping[str, int | None]:
-        """Return the class of every entry, by the name of the entry. None means that training ignores the entry."""
+        """Return a dictionary from names of entries (images or recordings) to classes. The class None means that
+        training ignores the entry.
+        """
         from medsilo.tasks.own import reading
 
         return reading.classes_of(self, listing, source)
@@ -210,7 +216,7 @@ class OwnFolder(OwnData):
         """
 
     def told_of(self, every: Sequence[Any]) -> dict[str, Any]:
-        """Return fields of the survey. By default, these are the sizes, spacings and intensities of images."""
+        """Return fields of the survey, by default the sizes, spacings and intensities of images."""
         from medsilo.tasks.own import reading
 
         return reading.told_of(every)

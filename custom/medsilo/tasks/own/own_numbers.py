@@ -23,7 +23,7 @@ MOST_COLUMNS = 5000
 
 
 class Column(Section):
-    """A column of a table or recording. It contains categories if `levels` are given, else numbers.
+    """A column of a table or recording. The column contains categories if `levels` are given, else numbers.
 
     >>> Column.model_validate("age").inputs, Column(name="ward", levels=("A", "B")).read("B", {})
     (1, [0.0, 1.0])

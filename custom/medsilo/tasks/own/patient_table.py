@@ -29,7 +29,7 @@ from medsilo.tasks.own.own_numbers import (
 from medsilo.tasks.regression import Regression
 from medsilo.tasks.survival import EVENTS, Survival
 
-if TYPE_CHECKING:  # not at run time, because only sites read cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
     from medsilo.tasks.own.table_rows import TableRows
     from medsilo.tasks.site_data import SiteData
     from medsilo.tasks.sources import DataSource
@@ -112,8 +112,8 @@ class PatientTable(Standardised):
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """Names of the groups in which cases are counted. The groups are the classes; for survival, censored cases and
-        events.
+        """Names of the groups in which cases are counted: the classes, or in a survival analysis the censored cases and
+        the events.
         """
         return EVENTS if self.kind == "survival" else self.labels
 

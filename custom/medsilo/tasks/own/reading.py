@@ -30,7 +30,9 @@ HOW_READ = ("label_map", "unannotated", "recording_columns", "missing", "rate", 
 
 
 def data_of(task: OwnData, site: str, sites: Sequence[str], source: DataSource | None) -> SiteData:
-    """Return one site's training, validation and test data. Data are divided first, then standardised."""
+    """Return one site's training, validation and test data. Data are divided into training, validation and test before
+    they are standardised.
+    """
     survey, parts = task.examined(site, sites, source)
     refuse_what_stops(survey.problems)
     data = SiteData(*(parts[part] for part in PARTS), survey=survey)
@@ -75,7 +77,7 @@ def note_empty_parts(task: OwnData, problems: list[Problem], parts: dict[str, Pa
 
 
 class Listed(Protocol):
-    """A list of cases and their problems. The classes `CaseIndex` and `TableRows` have these attributes."""
+    """The attributes that the two lists of cases, `CaseIndex` and `TableRows`, have in common."""
 
     problems: list[Problem]
     patients_named: bool
@@ -130,8 +132,8 @@ def dealt(
 
 
 def divided(listing: CaseIndex, source: DataSource, shares: Shares, split: int) -> dict[str, list[Entry]]:
-    """Divide the entries into training, validation and test. The table or the hospital's split of patients determines
-    the parts.
+    """Divide the entries into training, validation and test. The table, or the hospital's split of patients, determines
+    the part of each entry.
     """
     fixed = {entry.patient: entry.part for entry in listing.entries} if listing.fixed else None
     place = drawn_parts(_own_classes(listing.entries), fixed, source, shares, split, listing.problems)
@@ -148,9 +150,9 @@ def drawn_parts(
 ) -> Mapping[str, str]:
     """Return the part (training, validation, test) of each patient.
 
-    If a table assigns parts, these parts are returned. Otherwise, patients are ranked by a hash of their names, and the
-    ranks determine the parts. With differential privacy, a patient's part depends on the hash of that patient's name
-    only.
+    If a table assigns patients to parts, the table's assignment is returned. If no table assigns patients to parts,
+    patients are ranked by a hash of their names, and divided by rank. With differential privacy, a patient's part
+    depends on the hash of that patient's name only.
 
     Args:
         classes: The name that the site gives the class of each patient.
@@ -185,8 +187,9 @@ def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:
 
 
 def _into_the_test(classes: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Assign all patients without an earlier part to the test. This rule applies if there are fewer patients than
-    parts.
+    """Assign the patients of a site to parts, if the site does not train, and has fewer than three patients.
+
+    Patients without an earlier part become test patients.
     """
     return {patient: known.get(patient, "test") for patient in classes}
 
@@ -209,7 +212,8 @@ def prepared(
 
 
 def classes_of(task: OwnFolder, listing: CaseIndex, source: DataSource) -> Mapping[str, int | None]:
-    """Return the class of every entry, by the name of the entry. None means that training ignores the entry.
+    """Return a dictionary from names of entries (images or recordings) to classes. The class None means that training
+    ignores the entry.
 
     Entries whose class is not in the plan are removed from the list and recorded.
     """
@@ -253,7 +257,8 @@ def examined(
     if task.partition is not None:
         listing.entries = dealt(task.partition, site, sites, listing.entries, classes)
     parts = divided(listing, source, task.shares, task.split)
-    unfolded = task.model_copy(update={"fold": None})  # without the fold, so that all folds use the same cached files
+    # the fold is removed, so that all folds use the same cached files
+    unfolded = task.model_copy(update={"fold": None})
     code = [facts_of(name)["hash"] for name in sorted(ours_behind(task))]
     settings = f"{unfolded.model_dump_json()} {source.model_dump_json(include={*HOW_READ})} {code}"
     holder = Cache(source, make, settings, mark_of(task.undrawn(source)))

@@ -82,7 +82,8 @@ _WAITING: dict[tuple[Any, ...], dict[str, "TableRows"]] = {}
 def _dealt(task: PatientTable, path: Path, source: DataSource, site: str, sites: Sequence[str]) -> "TableRows":
     """Divide a table's cases among simulated sites, and return the cases of one site.
 
-    The table is read once for all sites. The cases of the other sites are kept until they are requested.
+    The table is read once for all sites. The cases of all other simulated sites are kept until these sites request
+    them.
     """
     state = path.stat()
     told = source.model_dump_json(), source.split, source.each_alone, source.without()
@@ -187,7 +188,7 @@ class TableRows:
         return replace(self, **taken)
 
     def without(self, patients: Collection[str]) -> "TableRows":
-        """Leave out the cases of the given patients. The number of these cases is not recorded."""
+        """Leave out the cases of the given patients, without recording a problem."""
         return self.taken(np.flatnonzero(~self.patients.isin({*patients}))) if patients else self
 
     def cases(self, cases: np.ndarray) -> Cases:
@@ -200,8 +201,8 @@ class TableRows:
         return Cases(inputs, targets, self.patients[cases].texts())
 
     def divided(self, source: DataSource) -> dict[str, np.ndarray]:
-        """Return the indices of the training, validation and test cases. The table or the hospital's split of patients
-        determines them.
+        """Return the indices of the training, validation and test cases. The table, or the hospital's split of
+        patients, determines the part of each case.
         """
         patients = self.patients.shown()
         fixed: dict[str, str] | None = None
@@ -247,7 +248,8 @@ class TableRows:
 
     def copies(self) -> int:
         """Count the rows that equal an earlier row of the same patient in all columns that the plan reads."""
-        again = np.bincount(self.patients.codes)[self.patients.codes] > 1  # False for patients with one row
+        # True for each row of a patient with several rows
+        again = np.bincount(self.patients.codes)[self.patients.codes] > 1
         rows = np.column_stack([self.inputs, self.outcomes, self.patients.codes])[again]
         return len(rows) - len(np.unique(np.ascontiguousarray(rows).view(np.dtype((np.void, rows.strides[0]))), axis=0))
 

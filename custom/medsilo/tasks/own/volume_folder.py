@@ -14,7 +14,7 @@ from medsilo.models.network import Dimensions
 from medsilo.tasks.inference import IN_MONAI
 from medsilo.tasks.own.folder import Distance, FolderTask, Name
 
-if TYPE_CHECKING:  # not at run time, because only sites read cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
     from medsilo.tasks.cache import Facts
     from medsilo.tasks.case_index import CaseIndex
     from medsilo.tasks.sources import DataSource
@@ -27,7 +27,7 @@ class VolumeFolder(FolderTask):
     reads masks. Every volume is reoriented to LPS.
 
     If `target_spacing` is given, volumes are resampled to this spacing, and a segmentation trains on patches with the
-    size `size`. Otherwise, volumes are resized to `size`.
+    size `size`. If `target_spacing` is not given, volumes are resized to `size`.
 
     If `dimensions` is 2, every slice is a case, and lists with one number for each axis are in the order x, y. All
     slices of a volume are in the same part (training, validation or test).

@@ -18,7 +18,7 @@ from medsilo.tasks.shares import Alpha
 from medsilo.tasks.synthetic.hospitals import numbers_for, position_of
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # not at run time, because only sites generate cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites generate cases
     from medsilo.tasks.site_data import SiteData
 
 CHANNELS = 9
@@ -74,7 +74,8 @@ class SyntheticActivity(Task):
     The key `shift` determines how sites differ, as in design C of the benchmarks.
 
     With "label" (C2), sites differ in the frequency of activities. With "feature" (C4), sites differ in sensors, and
-    alpha is ignored. With "both" (C1), sites differ in both, independently. With "none", sites do not differ.
+    alpha is ignored. With "both" (C1), sites differ in activities and, independently, in sensors. With "none", sites do
+    not differ.
 
     In contrast to this task, design C has images, eight classes and three types of devices.
     """

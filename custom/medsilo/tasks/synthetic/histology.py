@@ -25,7 +25,7 @@ from medsilo.tasks.synthetic.hospitals import (
 )
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # not at run time, because only sites generate cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites generate cases
     from medsilo.tasks.site_data import SiteData
 
 GOALS = {
@@ -58,8 +58,8 @@ class Appearance:
 
     @classmethod
     def between(cls, start: "Appearance", end: "Appearance", share: float) -> "Appearance":
-        """Interpolate between two appearances. If `share` is 0, the result is `start`; if `share` is 1, it is `end`. A
-        larger `share` extrapolates.
+        """Interpolate between two appearances. If `share` is 0, the result is `start`; if `share` is 1, the result is
+        `end`. A larger `share` extrapolates.
         """
         numbers = np.maximum(start.numbers() + share * (end.numbers() - start.numbers()), 0).tolist()
         return cls(tuple(numbers[:3]), tuple(numbers[3:6]), *numbers[6:])
@@ -89,7 +89,7 @@ class SyntheticHistology(Task):
     control, because amplitude normalisation lowers the accuracy.
 
     Sites differ in appearance only (feature shift): stains, brightness, contrast, illumination, blur, noise and
-    texture. The key `shift` scales these differences. If it is 0, all sites have the same appearance.
+    texture. The key `shift` scales these differences. If `shift` is 0, all sites have the same appearance.
 
     Patients differ in the strength of staining, the size of cells and the number of cells.
     """
@@ -146,8 +146,8 @@ class SyntheticHistology(Task):
         return SiteData.by_patient(images, labels, patients, names, parts)
 
     def draw(self, labels: np.ndarray, patients: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """Generate the density of tissue and the density of nuclei, each [cases, size, size]. Both do not depend on the
-        site's appearance.
+        """Generate the density of tissue and the density of nuclei, each [cases, size, size]. The two densities do not
+        depend on the site's appearance.
         """
         cases, per_side = len(labels), self.size // SPACING
         shape = (cases, per_side**2)

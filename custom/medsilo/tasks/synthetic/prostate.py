@@ -24,7 +24,7 @@ from medsilo.tasks.synthetic.hospitals import (
 )
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # not at run time, because only sites generate cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites generate cases
     from medsilo.tasks.site_data import SiteData
 
 DARK_ORGANS = (0, 4)  # indices of the sites at which the dark ellipsoid is the organ, if similarity is "low"
@@ -32,8 +32,8 @@ DARK_ORGANS = (0, 4)  # indices of the sites at which the dark ellipsoid is the 
 
 @dataclass(frozen=True)
 class Scanner:
-    """The appearance of a site's images, and the number of the site's patients. This number is relative to the smallest
-    site.
+    """The appearance of a site's images. The field `patients` is the number of the site's patients, divided by the
+    number at the smallest site.
     """
 
     patients: float
@@ -67,7 +67,8 @@ class SyntheticProstate(Task):
 
     If `similarity` is "high" (`bright` in the benchmarks), the bright ellipsoid is the organ at every site. If
     `similarity` is "low" (`minority` in the benchmarks), the dark ellipsoid is the organ at the first and the fifth
-    site. Then a single model is correct at all sites only if it recognises the site by background and brightness.
+    site. If `similarity` is "low", a single model is correct at all sites only if it recognises the site by background
+    and brightness.
 
     Sites also differ in brightness, contrast, stripes, bias field, noise and number of patients (1 to 4 times
     `patients`). The values of each patient's volume are multiplied by an individual factor. The network returns two
@@ -147,8 +148,8 @@ class SyntheticProstate(Task):
         angles = random.uniform(0, 2 * np.pi, count)
         away = unit * random.uniform(9, 12, count)[:, None] * np.stack([0 * angles, np.sin(angles), np.cos(angles)], 1)
         objects = []
-        # The ellipsoids are on opposite sides of the centre, and their radii are at most 8 pixels. Therefore they never
-        # touch.
+        # The ellipsoids never touch, because they are on opposite sides of the centre and have radii of at most 8
+        # pixels.
         for side in (1, -1):
             centres = middle + side * away + random.uniform(-0.5, 0.5, (count, 3))
             deep, wide = self.slices * random.uniform(0.3, 0.42, (count, 1)), unit * random.uniform(5, 8, (count, 2))
