@@ -22,7 +22,7 @@ from medsilo.tasks.table_reader import OLD_LETTERS, WINDOWS, TableReader
 TABLE = DataSource.TABLE
 IMAGES, LABELS = "images/*", "labels/*"  # default patterns of the file names of images and masks
 ANYWHERE = "**/*"  # default pattern of the file names of recordings
-OF_CLASSES = "*/*"  # default pattern of the file names of images for a classification, in one folder per class
+OF_CLASSES = "*/*"  # default pattern for a classification, whose images are in one folder for each class
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 LINKS = "folders are links, which are not followed; copy them into the data folder"
 OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # files that Windows Explorer leaves in folders
@@ -396,7 +396,7 @@ def _by_table(
 
 
 def tell_sheet(listing: CaseIndex, sheet: TableReader) -> None:
-    """Record the rows of a table that could not be read. Record a problem if the table's letters may have been decoded
+    """Record a table's rows that could not be read. Record a problem if the table's letters may have been decoded
     wrongly.
     """
     listing.add("left out", "lines have more or fewer cells than the first; export the table again", sheet.uneven)

@@ -79,7 +79,7 @@ def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence
 
 
 def as_written(cell: str, decimal: str) -> str:
-    """Write a number with a decimal point, and without blanks or apostrophes between thousands."""
+    """Rewrite a number in a text with a decimal point, and without blanks or apostrophes between thousands."""
     text = cell.strip()
     if found := GROUPED.fullmatch(text):
         text = text.replace(found[1], "")

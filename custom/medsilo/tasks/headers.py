@@ -64,7 +64,7 @@ class _Walk:
         self.data, self.place = data, PREAMBLE + 4
         self.syntax = b""  # transfer syntax of the data set, which a meta element contains
         self.explicit, self.order = True, "little"
-        self.fragments = False  # True within compressed pixels, whose items contain no elements
+        self.fragments = False  # True within compressed pixel data, whose items contain no DICOM elements
         self.unknown = 0  # depth of nesting within a sequence of VR UN; elements in such a sequence have no VR
 
     def _number(self, at: int, size: int) -> int:

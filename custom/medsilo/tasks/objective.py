@@ -29,7 +29,7 @@ class Objective(ABC):
     metric: str  # name of the metric, which `case_scores` computes; a higher metric is better
     metric_range: tuple[float, float] = (0.0, 1.0)
     classes: int = 0  # number of labels including the background; 0 if targets are not labels
-    outputs: int  # number of outputs for each case, or for each pixel or voxel
+    outputs: int  # number of network outputs for each case; in a segmentation, for each pixel or voxel
     label_names: tuple[str, ...] = ()  # names of the labels 0, 1, ..., in this order
     structures: Mapping[str, tuple[int, ...]] = {}  # for a segmentation: the labels of each structure
     overlaps: bool = False  # True if structures may overlap
@@ -109,7 +109,7 @@ class Objective(ABC):
 
     @property
     def classifies(self) -> "ClassCounts | None":
-        """The validator of counts for each class; None if the task is not a classification."""
+        """The object that validates the counts of each class; None if the task is not a classification."""
         return None
 
     @property

@@ -103,7 +103,7 @@ class Segmentation(Objective):
         return (self.outputs, *shape[1:])
 
     def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
-        # the criterion's arguments: outputs, labels, and the annotated structures if structures may overlap
+        # the criterion has three arguments (outputs, labels, annotated structures) if structures may overlap, else two
         given = 3 if self.overlaps else 2
         return marginal(lambda *told: self.criterion(*told[:given]), output, target, self.overlaps)
 

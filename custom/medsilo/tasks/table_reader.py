@@ -198,8 +198,8 @@ def spelling(names: Iterable[str]) -> Callable[[str], str | None]:
 
 
 def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] | None) -> dict[str, int]:
-    """Return the columns to read, each with a number. Raises DataError unless the table has each needed column exactly
-    once.
+    """Return a dictionary from names of the columns that are read to indices in a row. Raises DataError unless the
+    table has each needed column exactly once.
     """
     if len(head) > MOST_COLUMNS:
         raise DataError(f"the table has more than {MOST_COLUMNS} columns; leave out those that nobody needs")

@@ -61,7 +61,7 @@ class Task(Section):
     title: ClassVar[str]
     synthetic: ClassVar[bool] = False
     needs_data: ClassVar[bool] = False  # True if a site must name a folder of data
-    # True if a patient may have several cases, so that updates are weighted by patients
+    # True if a patient may have several cases, so that a site's update is weighted by the number of patients
     by_patient: ClassVar[bool] = False
     # True if the plan names labels or outcome columns that a site's data must contain
     names_outcome: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Define the plan's keys that all tasks share whose cases are a hospital's images, tables or recordings. The module
+"""Define the keys of a plan that are common to all tasks over a hospital's images, tables or recordings. The module
 reading.py reads the data.
 """
 
@@ -222,7 +222,7 @@ class OwnFolder(OwnData):
         return reading.told_of(every)
 
     def chosen_cases(self, facts: "Facts") -> list[int]:
-        """Return the indices of those cases of an entry that are used."""
+        """Return the indices of those cases of an image or recording that training and tests use."""
         return list(range(len(facts.shown)))
 
     def examined(

@@ -55,7 +55,7 @@ class PatientTable(Standardised):
     title: ClassVar[str] = "A hospital's own table: classification, regression or survival"
     use: ClassVar[Inference] = Inference("tables")
     names_outcome: ClassVar[bool] = True
-    # All cases are in one batch, because the concordance index compares each case with all others.
+    # All cases are in one batch, because the concordance index compares each case with every other case.
     evaluation_batch: ClassVar[int] = 1_000_000
 
     name: Literal["table"] = "table"

@@ -60,7 +60,8 @@ def note_empty_parts(task: OwnData, problems: list[Problem], parts: dict[str, Pa
     """Record a problem if a part (training, validation, test) has no cases, or if all training cases have the same
     class.
 
-    No problem is recorded if an earlier problem has the severity `stops`, because this problem may be the reason.
+    No problem is recorded if an earlier problem has the severity `stops`, because the earlier problem may be the reason
+    for an empty part.
     """
     if any(problem.severity == "stops" for problem in problems):
         return

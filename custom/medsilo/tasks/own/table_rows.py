@@ -75,7 +75,7 @@ def _read(task: PatientTable, path: Path, source: DataSource) -> "TableRows":
     return task.rows(path, source).without(source.without())
 
 
-# By table: the rows of simulated sites that were read, but not requested yet
+# maps tables to the rows of simulated sites that were read, but not requested yet
 _WAITING: dict[tuple[Any, ...], dict[str, "TableRows"]] = {}
 
 
@@ -165,7 +165,7 @@ class TableRows:
     patients: TextColumn
     parts: TextColumn | None
     sites: TextColumn | None
-    odd: Mapping[str, np.ndarray]  # for each reason: True for each row with an invalid value
+    odd: Mapping[str, np.ndarray]  # maps reasons to Boolean arrays [rows]: True if the row has an invalid value
     patients_named: bool = True
     problems: list[Problem] = field(default_factory=list)
     identifiers: dict[str, int] = field(default_factory=dict)
@@ -350,7 +350,7 @@ class _Reading:
 
     # ---------------------------------------------------- the lines that are cases
     def _leave_out(self, kept: np.ndarray, what: str, lines: np.ndarray) -> None:
-        """Leave out rows, and record the rows that are not yet left out."""
+        """Leave out rows, and record those rows that were not left out before."""
         self._note("left out", what, lines & kept)
         kept &= ~lines
 
@@ -461,7 +461,7 @@ class _Reading:
             self.problems.append(Problem(severity, what, len(places), self.table.lines_called(places)))  # type: ignore[arg-type]
 
     def _tell_table(self) -> None:
-        """Record the rows that could not be read. Record a problem if the table's letters may have been decoded
+        """Record the table's rows that could not be read. Record a problem if the table's letters may have been decoded
         wrongly.
         """
         table = self.table

@@ -77,7 +77,7 @@ class SyntheticActivity(Task):
     alpha is ignored. With "both" (C1), sites differ in activities and, independently, in sensors. With "none", sites do
     not differ.
 
-    In contrast to this task, design C has images, eight classes and three types of devices.
+    Design C of the benchmarks differs from the task: it has images, eight classes and three types of devices.
     """
 
     title: ClassVar[str] = "SYNTHETIC activity recognition from wearable sensors"

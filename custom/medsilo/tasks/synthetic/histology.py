@@ -157,7 +157,8 @@ class SyntheticHistology(Task):
         present = random.random(shape) < random.uniform(0.3, 0.6, patients.max() + 1)[patients, None]
         radii = random.uniform(5.5, 7.5, shape) * random.uniform(0.9, 1.1, patients.max() + 1)[patients, None]
         if self.coding == "phase":
-            angles = random.normal(np.pi / 2, 0.7, shape)  # above the centre; patches with label 1 are rotated later
+            # all nuclei are above the centre; patches with label 1 are rotated later
+            angles = random.normal(np.pi / 2, 0.7, shape)
             nuclei = 0.4 * radii
         else:
             angles = random.uniform(0, 2 * np.pi, shape)
@@ -184,7 +185,7 @@ def disks(rows: np.ndarray, columns: np.ndarray, radii: np.ndarray, present: np.
     for disk in range(rows.shape[1]):
         down = per_case(rows[:, disk], 2) - pixels[:, None]
         across = per_case(columns[:, disk], 2) - pixels
-        radius = per_case(np.where(present[:, disk], radii[:, disk], -1), 2)  # a radius of -1 contains no pixel
+        radius = per_case(np.where(present[:, disk], radii[:, disk], -1), 2)  # a disk with radius -1 contains no pixel
         np.maximum(canvas, np.clip(radius + 0.5 - np.sqrt(down**2 + across**2), 0, 1), out=canvas)
     return canvas
 

@@ -74,7 +74,7 @@ class SyntheticProstate(Task):
     `patients`). The values of each patient's volume are multiplied by an individual factor. The network returns two
     logits for each pixel. Each case is a slice that shows the organ.
 
-    In contrast to this task, patients of the benchmarks have one slice.
+    In design B of the benchmarks, each patient has one slice.
     """
 
     title: ClassVar[str] = "SYNTHETIC prostate: which of two ellipsoids is the organ, and where"
