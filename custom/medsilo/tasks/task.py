@@ -121,7 +121,7 @@ class Task(Section):
 
     @property
     def largest_input(self) -> float:
-        """Order of magnitude of the largest value in the network's inputs. The default is the largest 16-bit value."""
+        """Order of magnitude of the largest value in the network's inputs, by default the largest 16-bit value."""
         return 65_535.0
 
     # ------------------------------------------------------------------- patients
