@@ -1,1 +1,3 @@
-"""Tasks: each combines cases with a default network, a loss and a metric. Also partitions and synthetic hospitals."""
+"""Tasks of a plan: a task reads cases, and names the default network, the loss and the metric. This package also
+divides one data set among simulated hospitals, and generates synthetic hospitals.
+"""

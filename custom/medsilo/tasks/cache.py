@@ -1,7 +1,9 @@
-"""Cache prepared cases in memory or in files. Cases that do not fit are prepared again at each use.
+"""Cache prepared cases in memory or in files. Cases for which there is no space are prepared again at each use.
 
-MONAI's cache data sets limit the number of cases, and write pickle files. The cache of medsilo limits bytes and writes
-safetensors. Each file is read once, for both the survey and the cache.
+MONAI's cached data sets limit the number of cases, and write pickle files. This cache limits the number of bytes, and
+writes safetensors files.
+
+Each image file is read only once, both for the survey and for the cache.
 """
 
 import hashlib
@@ -26,19 +28,20 @@ from medsilo.learning.partial_labels import marked
 from medsilo.tasks.case_index import Entry, files_of
 from medsilo.tasks.sources import DataSource
 
-NAMES = ("inputs", "targets")  # names of the tensors in a file
-MOST = 100 << 30  # limit on bytes in the folder; another limit is a quarter of the free disk space
-PLACES = "places"  # name of the tensor of structures' voxels, which some tasks store
+NAMES = ("inputs", "targets")  # names of the tensors in a cache file
+# greatest number of bytes in the cache folder; the cache also uses at most a quarter of the free disk space
+MOST = 100 << 30
+PLACES = "places"  # name of the tensor of voxel positions, which some tasks store in a cache file
 
 
 class Memory:
-    """The memory that a site's cache may use, first come, first served."""
+    """Counts the bytes of memory that a site's cache may still use."""
 
     def __init__(self, source: DataSource) -> None:
-        self.left = source.cache_memory << 20  # bytes that are free
+        self.left = source.cache_memory << 20  # number of bytes that may still be used
 
     def takes(self, *tensors: Tensor) -> bool:
-        """Reserve memory for these tensors; returns False if they do not fit."""
+        """Reserve memory for tensors. Returns False if there is not enough memory left."""
         size = sum(tensor.nbytes for tensor in tensors)
         keeps = size <= self.left
         self.left -= size if keeps else 0
@@ -47,36 +50,36 @@ class Memory:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about one entry's files for the survey."""
+    """The facts about an image or recording that the survey needs."""
 
     digest: str
-    shown: tuple[tuple[int, ...], ...]  # for each case, the plan's labels that occur in it
+    shown: tuple[tuple[int, ...], ...]  # for each case: the plan's labels that occur in the case
     intensity: tuple[float, float]
-    size: tuple[int, ...] = ()  # voxels along x, y (and z)
+    size: tuple[int, ...] = ()  # number of voxels along x, y (and z)
     spacing: tuple[float, ...] = ()
-    values: tuple[int, ...] = ()  # the values in a mask's file
+    values: tuple[int, ...] = ()  # the values that occur in the file of the mask
     seconds: float = 0.0  # length of a recording
-    gaps: int = 0  # number of gaps in a recording's time and of rows without a value
+    gaps: int = 0  # number of gaps between times of a recording, plus number of rows without a value
 
 
-FACTS = TypeAdapter(Facts)  # converts JSON's lists to tuples
+FACTS = TypeAdapter(Facts)  # converts lists from JSON to tuples
 
 
 @dataclass(frozen=True)
 class PreparedEntry:
-    """An entry as tensors for the network. Inputs are [cases, C, *grid]; targets are [cases], or uint8 masks [cases,
-    *grid].
+    """An image or recording as tensors for the network. Inputs are [cases, C, *grid]. Targets are classes [cases], or
+    masks [cases, *grid] in uint8.
     """
 
     inputs: Tensor
     targets: Tensor
     facts: Facts
-    # Voxels of structures as rows (label, z, y, x), [n, 4]; only for an entry with one case
+    # Positions of some voxels of the structures, [n, 4], as rows (label, z, y, x); only if the entry has one case
     places: Tensor | None = None
 
 
 class StoredCase:
-    """One case of a tensor [cases, ...] in a file, of which slices are read on demand."""
+    """One case of a tensor [cases, ...] in a file. Slices of the case are read from the file when they are indexed."""
 
     def __init__(self, stored: Any, number: int) -> None:
         self.stored, self.number = stored, number
@@ -94,22 +97,22 @@ Sliced = Tensor | StoredCase
 
 @dataclass
 class Cache:
-    """A site's cache of prepared cases."""
+    """A site's cache, which prepares and keeps cases."""
 
     source: DataSource
     make: Callable[[Entry], PreparedEntry]
-    settings: str  # the task's settings and code, as part of the cache key
-    mark: int = 0  # number added to labels if this hospital did not annotate all structures
+    settings: str  # text that represents the task's settings and code; a change of this text makes cached cases invalid
+    mark: int = 0  # number that is added to labels if this hospital did not annotate all structures
 
     def __post_init__(self) -> None:
         self.memory = Memory(self.source)
-        self.room = 0.0  # free bytes on the disk
+        self.room = 0.0  # number of bytes by which the cache folder may still grow
         if folder := self.source.cache_folder:
             taken = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
             self.room = min(MOST - taken, free_disk(folder) / 4)
 
     def hold(self, entry: Entry) -> "HeldEntry":
-        """Prepare an entry once, and keep it in memory or in a file if there is space."""
+        """Prepare an image or recording, and keep the result in memory or in a file if there is space."""
         if (known := self.source.facts) is not None:
             key = self._key(entry)
             if key not in known:
@@ -122,7 +125,7 @@ class Cache:
         return HeldEntry(entry, made.facts, made if keeps else None, None, self.make, self.mark)
 
     def _in_memory(self, held: "HeldEntry") -> "HeldEntry":
-        """Load an entry from its file into memory, if there is space."""
+        """Load a prepared entry from the cache file into memory, if there is enough memory."""
         if held.file is None:
             return held
         kept = {name: tensor.clone() for name, tensor in load_tensors(held.file)[0].items()}
@@ -138,12 +141,12 @@ class Cache:
         try:
             facts = FACTS.validate_python(load_facts(path)) if path.exists() else None
         except MedsiloError:
-            facts = None  # the file is incomplete, so the entry is prepared again
+            facts = None  # the cache file is incomplete, so the entry is prepared again
         if facts is None:
             made = self.make(entry)
             facts = made.facts
             self.room -= made.inputs.nbytes + made.targets.nbytes
-            if self.room < 0:  # the folder is full, so the entry is prepared at each use
+            if self.room < 0:  # the cache folder is full, so the entry is prepared again at each use
                 return HeldEntry(entry, facts, None, None, self.make, self.mark)
             kept = dict(zip(NAMES, (made.inputs, made.targets), strict=True))
             if made.places is not None:
@@ -152,7 +155,10 @@ class Cache:
         return HeldEntry(entry, facts, None, path, self.make, self.mark)
 
     def _key(self, entry: Entry) -> str:
-        """Return an entry's cache key, which depends on its files, its transforms and their code."""
+        """Return the cache key of an entry (image or recording).
+
+        The cache key depends on the entry's files, the task's settings and the task's code.
+        """
         images = [*entry.images, *([entry.label] if isinstance(entry.label, Path) else [])]
         try:
             files = [file for image in images for file in files_of(image)]
@@ -165,23 +171,23 @@ class Cache:
 
 @dataclass(frozen=True)
 class HeldEntry:
-    """The cases of one entry, in memory or in a file."""
+    """The cases of one image or recording, which are in memory, in a cache file, or prepared at each use."""
 
     entry: Entry
     facts: Facts
     made: PreparedEntry | None
     file: Path | None
     make: Callable[[Entry], PreparedEntry] = field(repr=False)
-    mark: int = 0  # number added to labels if this hospital did not annotate all structures
+    mark: int = 0  # number that is added to labels if this hospital did not annotate all structures
 
     def case(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return the inputs [C, *grid] and the target of one case."""
+        """Return the input [C, *grid] and the target of one case."""
         inputs, targets, _ = self.kept(number)
         return inputs, marked(targets if targets.is_floating_point() else targets.long(), self.mark)
 
     @contextmanager
     def opened(self, number: int) -> Iterator[tuple["Sliced", "Sliced", Tensor | None]]:
-        """Yield the tensors that `kept` returns, but read tensors in a file only where they are indexed."""
+        """Yield the same tensors as `kept`. Parts of a tensor in a cache file are read only when they are indexed."""
         if self.file is None:
             made = self.made or self.make(self.entry)
             yield made.inputs[number], made.targets[number], made.places
@@ -191,15 +197,17 @@ class HeldEntry:
             yield inputs, targets, file.get_tensor(PLACES).clone() if PLACES in file.keys() else None  # noqa: SIM118 - no dict
 
     def kept(self, number: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the stored inputs and target of one case, and the voxels of its structures."""
+        """Return the stored input, the stored target, and the voxel positions of structures of one case."""
         with self.opened(number) as (*case, places):
-            # Copy the tensors, which are memory-mapped, so that the mapping can be freed.
+            # The tensors are copied, so that the memory-mapped file can be closed.
             inputs, targets = (one[()].clone() if isinstance(one, StoredCase) else one for one in case)
             return inputs, targets, places
 
 
 class ReadyCases(Dataset):
-    """The cases of one part of the data. Cases of one entry, such as slices of a volume, are consecutive."""
+    """The cases of a site's training, validation or test part. Cases of one image or recording, such as slices of a
+    volume, are consecutive.
+    """
 
     def __init__(self, held: Sequence[HeldEntry], chosen: Sequence[Sequence[int]]) -> None:
         self.held, self.chosen = held, chosen
@@ -208,12 +216,12 @@ class ReadyCases(Dataset):
 
     @property
     def records(self) -> tuple[str, ...]:
-        """For each case, the name of its entry."""
+        """For each case, the name of the image or recording that contains the case."""
         return tuple(one.entry.name for one, cases in zip(self.held, self.chosen, strict=True) for _ in cases)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """For each case, a name that does not depend on other entries."""
+        """The names of the cases. The name of a case does not depend on other images or recordings."""
         numbers = (number for cases in self.chosen for number in cases)
         return tuple(f"{record}\x1f{number}" for record, number in zip(self.records, numbers, strict=True))
 
@@ -222,7 +230,7 @@ class ReadyCases(Dataset):
 
     @property
     def labels(self) -> Tensor | None:
-        """The class of every case, [cases]; None if targets are no classes."""
+        """The class of every case, [cases]; None if targets are not classes."""
         pairs = zip(self.held, self.chosen, strict=True)
         shown = [one.facts.shown[case] for one, cases in pairs for case in cases]
         return torch.tensor([own[0] for own in shown], dtype=torch.long) if all(shown) else None
@@ -232,14 +240,17 @@ class ReadyCases(Dataset):
         return held.case(number)
 
     def at(self, index: int) -> tuple[HeldEntry, int]:
-        """Return the entry of a case, and the index of the case in the entry."""
+        """Return the entry (image or recording) that contains a case, and the index of the case within the entry."""
         place = bisect_right(self.ends, index)
         return self.held[place], self.chosen[place][index - (self.ends[place - 1] if place else 0)]
 
 
 def held_case(cases: Dataset, index: int) -> tuple[HeldEntry, int]:
-    """Return the entry of a case, and the index of the case in the entry. `index` is the case's index in
-    the data set.
+    """Return the entry (image or recording) that contains a case, and the index of the case within the entry.
+
+    Args:
+        cases: The data set.
+        index: The index of the case in the data set.
     """
     if isinstance(cases, ReadyCases):
         return cases.at(index)

@@ -1,4 +1,6 @@
-"""List the cases in a hospital's folder by patterns of file names or by a table, without opening images."""
+"""List the cases in a hospital's folder without opening images. Patterns of file names, or a table, determine the
+cases.
+"""
 
 import re
 from collections import Counter, defaultdict
@@ -18,9 +20,9 @@ from medsilo.tasks.survey import Problem, in_two_parts, refuse_what_stops
 from medsilo.tasks.table_reader import OLD_LETTERS, WINDOWS, TableReader
 
 TABLE = DataSource.TABLE
-IMAGES, LABELS = "images/*", "labels/*"  # default patterns for images and masks
-ANYWHERE = "**/*"  # default pattern for recordings
-OF_CLASSES = "*/*"  # default pattern for classified images, in one folder per class
+IMAGES, LABELS = "images/*", "labels/*"  # default patterns of the file names of images and masks
+ANYWHERE = "**/*"  # default pattern of the file names of recordings
+OF_CLASSES = "*/*"  # default pattern for a classification, whose images are in one folder for each class
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 LINKS = "folders are links, which are not followed; copy them into the data folder"
 OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # files that Windows Explorer leaves in folders
@@ -30,22 +32,22 @@ OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", 
 
 @dataclass(frozen=True)
 class Entry:
-    """The files of one image or recording, its label and its patient.
+    """One image or recording: its files, its label and its patient.
 
-    A label is a mask's file, or the class in the site's words.
+    The label is the path of a mask, or the name that the site gives the class.
     """
 
     name: str
     images: tuple[Path, ...]
     label: Path | str
     patient: str
-    part: str = ""  # train, validation or test; empty if the table gives no part
-    site: str = ""  # the site that owns the case in a simulation
+    part: str = ""  # train, validation or test; empty if no table assigns the entry to one of these parts
+    site: str = ""  # in a simulation: the site to which the table assigns the entry
 
 
 @dataclass
 class CaseIndex:
-    """The cases in a folder, sorted by name, and the problems with other files.
+    """The usable cases in a folder, sorted by name, and the problems of all other files.
 
     >>> from pathlib import Path
     >>> listing = CaseIndex()
@@ -60,27 +62,27 @@ class CaseIndex:
     entries: list[Entry] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     patients_named: bool = True
-    # number of DICOM series, by element that identifies patients
+    # for each DICOM element that identifies patients: the number of series with the element
     identifiers: dict[str, int] = field(default_factory=dict)
 
     @property
     def usable(self) -> list[Entry]:
-        """All usable cases; raises DataError if a problem prevents their use."""
+        """All usable cases. Raises DataError if training must reject the data."""
         refuse_what_stops(self.problems)
         return self.entries
 
     @property
     def fixed(self) -> bool:
-        """True if a table assigns cases to parts."""
+        """True if a table assigns cases to training, validation or test."""
         return any(entry.part for entry in self.entries)
 
     @property
     def left_out(self) -> dict[str, int]:
-        """Number of cases that are left out, by reason."""
+        """For each reason, the number of cases that are left out."""
         return {problem.what: problem.count for problem in self.problems if problem.severity == "left out"}
 
     def refuse_unusable(self) -> None:
-        """Raise DataError if a problem prevents the use of the data, or if no case is left."""
+        """Raise DataError if training must reject the data, or if no case is usable."""
         if not self.usable:
             left = next(iter(self.problems), Problem("stops", "there is none"))
             told = "no image has a label of its name; give each image and its label the same name"
@@ -89,11 +91,18 @@ class CaseIndex:
             )
 
     def take(self, name: str, files: tuple[Path, ...], label: Path | str, patient: str) -> None:
-        """Add a case. `label` is its mask's file, or the site's name of its class."""
+        """Add a case.
+
+        Args:
+            name: The name of the case.
+            files: The files of the case.
+            label: The path of the mask, or the name that the site gives the class.
+            patient: The name of the patient.
+        """
         self.entries.append(Entry(name, files, label, patient))
 
     def add(self, severity: str, what: str, names: Sequence[str]) -> None:
-        """Record a problem with these cases; does nothing without cases."""
+        """Record a problem of the cases in `names`, unless `names` is empty."""
         if not names:
             return
         same = [problem for problem in self.problems if (problem.severity, problem.what) == (severity, what)]
@@ -102,14 +111,17 @@ class CaseIndex:
         self.problems.append(Problem(severity, what, len(several), tuple(several)))  # type: ignore[arg-type]
 
     def drop(self, what: str, bad: Sequence[Entry]) -> None:
-        """Leave out cases, and record the reason."""
+        """Leave out the cases in `bad`, and record the reason `what`."""
         self.add("left out", what, [entry.name for entry in bad])
         names = {entry.name for entry in bad}
         self.entries = [entry for entry in self.entries if entry.name not in names]
 
     def leave_out_rare(self, source: DataSource, labels: Mapping[str, Collection[str]]) -> None:
-        """Leave out cases with a label that occurs in too few patients. `labels` holds each case's labels
-        by its name.
+        """Leave out the cases with a label that too few patients have.
+
+        Args:
+            source: The data source, whose settings name labels that are never left out.
+            labels: The labels of each case, by the name of the case.
         """
         who: defaultdict[str, set[str]] = defaultdict(set)
         for entry in self.entries:
@@ -121,11 +133,11 @@ class CaseIndex:
     @staticmethod
     @uncollected()
     def files_below(folder: Path, missing: bool = True) -> tuple[dict[str, Path], list[Problem]]:
-        """Return all regular files in a folder and its subfolders by relative path, and problems with unreadable
+        """Return the regular files in a folder and all subfolders by relative path, and the problems of unreadable
         folders.
 
-        Hidden files are ignored. With `missing`, links to missing files are included, so that the caller can report
-        them.
+        Hidden files are ignored. If `missing` is true, symbolic links to missing files are returned, so that the caller
+        can report the links.
         """
         found: dict[str, Path] = {}
         links, closed, places = list[str](), list[str](), [(str(folder), "")]
@@ -151,8 +163,8 @@ class CaseIndex:
 
     @staticmethod
     def of_cases(source: DataSource, folder: Path, masks: bool) -> "CaseIndex":
-        """Return the cases in a folder, by the site's settings. With `masks`, labels are files of masks; else they are
-        classes.
+        """List the cases in a folder, as the site's settings describe. If `masks` is true, labels are paths of masks,
+        else names of classes.
         """
         source.check_columns()
         names, problems = CaseIndex.files_below(folder)
@@ -164,9 +176,9 @@ class CaseIndex:
 
     @staticmethod
     def of_recordings(source: DataSource, folder: Path) -> "CaseIndex":
-        """Return the recordings in a folder, by the table or the suffixes in the site's settings.
+        """List the recordings in a folder, from a table if there is one, else by file suffix.
 
-        Without a table, a recording's label is the name of its folder.
+        Without a table, the name of the folder that contains a recording is the recording's label.
         """
         source.check_columns()
         names, problems = CaseIndex.files_below(folder)
@@ -186,7 +198,13 @@ class CaseIndex:
         return listing.ordered(source, problems)
 
     def ordered(self, source: DataSource, further: Sequence[Problem] = ()) -> Self:
-        """Sort the cases, and leave out links to other places. `further` holds problems with folders."""
+        """Sort the cases by name, and leave out cases of excluded patients and cases whose files are outside of the
+        data folder.
+
+        Args:
+            source: The data source.
+            further: Problems of folders, which are added to the problems.
+        """
         self.entries.sort(key=lambda entry: entry.name)
         self.problems += further
         refuse_links(self, source.folder)
@@ -196,7 +214,8 @@ class CaseIndex:
     def tell_patients(self, source: DataSource) -> None:
         """Set the patient of each case.
 
-        By default, each case is a separate patient, unless `data.patient` finds the patient in the case's name.
+        The regular expression `data.patient` finds the patient in a case's name. Without `data.patient`, each case
+        counts as a separate patient.
         """
         if source.patient is None:
             self.patients_named = False
@@ -221,7 +240,7 @@ class CaseIndex:
         ]
 
     def check_patients(self, source: DataSource) -> None:
-        """Leave out excluded patients, and record patients whom the table assigns to two parts."""
+        """Leave out excluded patients. Record a problem if the table assigns a patient to two parts."""
         without_who_left(self, source)
         fixed = {part: [entry.patient for entry in self.entries if entry.part == part] for part in PARTS}
         what = "patients are in two parts by the table, so that the test would be of known patients; give each one part"
@@ -229,24 +248,24 @@ class CaseIndex:
 
 
 def _kind_of(entry: DirEntry[str]) -> Literal["file", "missing", "folder", "link", "other"]:
-    """Return the kind of a directory entry; a link counts as its target."""
+    """Return the kind of a directory entry. A symbolic link to a file has the kind of the file."""
     try:
         if entry.is_dir():
             return "link" if entry.is_symlink() else "folder"
         return "file" if entry.is_file() else "other" if Path(entry).exists() else "missing"
-    except OSError:  # a circular link
+    except OSError:  # a circular symbolic link
         return "missing"
 
 
 def table_of(source: DataSource, names: Collection[str], patterns: object) -> str | None:
-    """Return the name of the table that lists the cases, or None if patterns find them."""
+    """Return the name of the table that lists the cases, or None if patterns of file names determine the cases."""
     if source.table and patterns:
         raise DataError("data: gives a table and patterns of files; give only one of the two")
     return source.table or (None if patterns or TABLE not in names else TABLE)
 
 
 def files_of(image: Path) -> list[Path]:
-    """Return the files of an image: the file itself, or the files of a folder with one DICOM series."""
+    """Return the files of an image. A folder with one DICOM series has several files."""
     return sorted(image.iterdir()) if image.is_dir() else [image]
 
 
@@ -254,7 +273,7 @@ def files_of(image: Path) -> list[Path]:
 def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> CaseIndex:
     listing = CaseIndex()
     usual = IMAGES if masks else OF_CLASSES
-    if isinstance(source.images, dict):  # a task with named channels has already put them in order
+    if isinstance(source.images, dict):  # tasks with named channels have already put the patterns in order
         raise DataError("data.images: gives patterns by channel, but this task has no named channels; give one pattern")
     patterns = (source.images,) if isinstance(source.images, str) else source.images or (usual,)
     channels = [_matching(pattern, names, listing) for pattern in patterns]
@@ -283,10 +302,12 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> Case
 
 
 def _matching(pattern: str, names: dict[str, Path], listing: CaseIndex) -> dict[str, Path]:
-    """Return the files that match a pattern, by the text that its stars match, which is the same for an image and its
-    label.
+    """Return a dictionary from names of cases to the files that match a pattern.
 
-    A pattern that ends with a slash matches folders of one DICOM series each.
+    The name of a case consists of the texts that the stars of the pattern match. An image and its label have the same
+    name.
+
+    A pattern that ends with a slash matches folders, each with one DICOM series.
     """
     expression = DataSource.expression(pattern)
     if pattern.endswith("/"):
@@ -308,7 +329,7 @@ def _matching(pattern: str, names: dict[str, Path], listing: CaseIndex) -> dict[
 
 def _without_suffix(name: str) -> str:
     stripped = name.rstrip("/")
-    if stripped.lower() in ("", ".gz"):  # the last star of a pattern such as *.nii* matches these texts
+    if stripped.lower() in ("", ".gz"):  # the last star of the pattern *.nii* matches an empty text or .gz
         return ""
     suffix = next((suffix for suffix in (*SUFFIXES, *CaseIndex.RECORDINGS) if stripped.lower().endswith(suffix)), "")
     return stripped[: len(stripped) - len(suffix)]
@@ -324,7 +345,17 @@ def _by_table(
     masks: bool,
     within: Collection[str] = (),
 ) -> CaseIndex:
-    """Return the cases that a table lists. The columns in `within` are optional, because files contain their values."""
+    """List the cases in a table, one in each row.
+
+    Args:
+        source: The data source.
+        folder: The folder of the files.
+        table: The name of the table.
+        names: The files in the folder, by relative path.
+        images: The columns that name a case's image files.
+        masks: True if labels are paths of masks, False if labels are names of classes.
+        within: Columns that the table may lack, because the recordings contain their values.
+    """
     path = folder / table if (folder / table).is_file() else source.folder / table
     listing, (of_label, of_patient, of_part, of_site) = CaseIndex(), map(source.column, ROLES[1:])
     needed = [name for name in (*images, of_label, of_patient) if name not in within]
@@ -365,7 +396,9 @@ def _by_table(
 
 
 def tell_sheet(listing: CaseIndex, sheet: TableReader) -> None:
-    """Record rows of a table that could not be read, and letters that may have been decoded wrongly."""
+    """Record a table's rows that could not be read. Record a problem if the table's letters may have been decoded
+    wrongly.
+    """
     listing.add("left out", "lines have more or fewer cells than the first; export the table again", sheet.uneven)
     listing.add("left out", "lines have a cell that is too long", sheet.long)
     if sheet.coding == WINDOWS:
@@ -373,7 +406,7 @@ def tell_sheet(listing: CaseIndex, sheet: TableReader) -> None:
 
 
 def _file(given: str, folder: Path, names: dict[str, Path], short: Mapping[str, Path]) -> Path | None:
-    """Return the file that the table names, by a relative or absolute path, with slashes or backslashes."""
+    """Return the file that a table's cell names by a relative or absolute path, or None if the file does not exist."""
     given = given.removeprefix("./")
     found = names.get(given) or names.get(given.replace("\\", "/").removeprefix("./")) or short.get(given)
     if found is None and (folder / given).is_file():
@@ -382,9 +415,10 @@ def _file(given: str, folder: Path, names: dict[str, Path], short: Mapping[str, 
 
 
 def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
-    """Return images and recordings by every name that a table may use for them.
+    """Return a dictionary from every name that a table may use for an image or recording to the file.
 
-    A table may use the path, the file name, or the file name without suffix if it is unique.
+    A table may use the path of a file. If a file name is unique, a table may also use the file name, with or without
+    suffix.
     """
     found: defaultdict[str, set[Path]] = defaultdict(set)
     for name, path in names.items():
@@ -396,7 +430,7 @@ def files_by_short_name(names: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def check_parts(listing: CaseIndex) -> None:
-    """Record faults in a table's column of parts, which must be filled for all cases or for none."""
+    """If a table assigns any case to training, validation or test, record the cases without a valid assignment."""
     parts = [entry.part for entry in listing.entries]
     if any(parts):
         wrong = [entry.name for entry in listing.entries if entry.part not in PARTS]
@@ -405,7 +439,7 @@ def check_parts(listing: CaseIndex) -> None:
 
 # ------------------------------------------------------------------------------------------------ for all tasks
 def refuse_links(listing: CaseIndex, root: Path) -> None:
-    """Record links that lead out of the data folder, and leave their cases out."""
+    """Leave out and record the cases whose files are symbolic links that lead out of the data folder."""
     inside = root.resolve()
 
     def leads_out(entry: Entry) -> bool:
@@ -419,6 +453,6 @@ def refuse_links(listing: CaseIndex, root: Path) -> None:
 
 
 def without_who_left(listing: CaseIndex, source: DataSource) -> None:
-    """Leave out the patients in `data.exclude_patients`, without a record of them."""
+    """Leave out the cases of patients in `data.exclude_patients`, without recording a problem."""
     gone = source.without()
     listing.entries = [entry for entry in listing.entries if entry.patient not in gone]

@@ -1,4 +1,4 @@
-"""Parse a table's cells: numbers, dates, and levels of categories."""
+"""Parse the cells of a table as numbers, dates or levels of categories."""
 
 import math
 import re
@@ -10,20 +10,20 @@ from medsilo.core.text import composed
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(?:([ \u00a0\u2009\u202f'\u2019])\d{3})(?:\1\d{3})*([.,]\d*)?")
-# comparison sign before a number outside of the measurable range
+# comparison sign before a number, as in <0.5, which marks a value outside of the measurable range
 LIMIT = re.compile(r"(?:[<>]=?|[≤≥])\s*(?=[\d.,])")
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d*)?")
 
 
 def number(cell: str, decimal: str = ".") -> float | None:
-    """Return the number in a cell, or None without a finite number."""
+    """Return the number in a cell, or None if the cell contains no finite number."""
     text = as_written(cell, decimal)
     value = float(text) if NUMBER.fullmatch(text) else math.inf
     return value if math.isfinite(value) else None
 
 
 def level(cell: str) -> str:
-    """Normalise a level of a category for comparisons: 1 and 1.0 become the same level."""
+    """Normalise a level of a categorical column, so that 1 and 1.0 become the same text."""
     text = composed(str(cell).strip())
     value = number(text)
     return str(int(value)) if value is not None and value == int(value) else text
@@ -33,9 +33,9 @@ DATE = re.compile(r"(\d{1,4})([-./])(\d{1,2})\2(\d{1,4})(?:[T ].*)?")
 
 
 def days(texts: Sequence[str]) -> list[float]:
-    """Convert a column's dates to numbers of days; NaN without a date.
+    """Convert the dates in a column to day numbers. A text that is not a date becomes NaN.
 
-    Raises DataError if the order of day and month is ambiguous.
+    Raises DataError if the column does not show whether the day or the month is first.
 
     >>> days(["2024-03-01", "2024-02-28", ""]), days(["1.3.2024", "28/2/2024"])
     ([738946.0, 738944.0, nan], [738946.0, 738944.0])
@@ -59,9 +59,9 @@ def days(texts: Sequence[str]) -> list[float]:
 
 
 def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence[str]:
-    """Remove points between thousands from a column's cells, if the decimal sign is a comma.
+    """Remove points that separate thousands from a column's cells, if the decimal sign is a comma.
 
-    Raises DataError if a point may be a decimal point or a separator of thousands.
+    Raises DataError if it is ambiguous whether a point is a decimal point or separates thousands.
 
     >>> without_thousands("leukocytes", ["1.365,5", "980,5", "12.400"], ",")
     ['1365,5', '980,5', '12400']
@@ -70,7 +70,7 @@ def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence
     if decimal == "." or not pointed:
         return cells
     alike = all(map(THOUSANDS.fullmatch, pointed))
-    if not alike and all(map(NUMBER.fullmatch, pointed)):  # all points are decimal points
+    if not alike and all(map(NUMBER.fullmatch, pointed)):  # every point is a decimal point
         return cells
     marked = (cell for cell in cells if "," in cell or (cell in pointed and cell.count(".") > 1))
     if not alike or all(number(cell.replace(".", ""), decimal) is None for cell in marked):
@@ -79,7 +79,7 @@ def without_thousands(name: str, cells: Sequence[str], decimal: str) -> Sequence
 
 
 def as_written(cell: str, decimal: str) -> str:
-    """Convert a number with a decimal comma, or with blanks or apostrophes between thousands, to a decimal point."""
+    """Rewrite a number in a text with a decimal point, and without blanks or apostrophes between thousands."""
     text = cell.strip()
     if found := GROUPED.fullmatch(text):
         text = text.replace(found[1], "")

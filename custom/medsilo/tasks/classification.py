@@ -1,4 +1,4 @@
-"""The objective of classification: one of several classes for every case."""
+"""Define the objective of classification, in which every case has exactly one class."""
 
 from collections.abc import Sequence
 
@@ -22,8 +22,8 @@ from medsilo.tasks.objective import Objective
 class Classification(Objective):
     """Classification with cross entropy as loss and accuracy as metric.
 
-    The test also reports balanced accuracy, the area under the ROC curve and calibration. With two classes, it adds
-    sensitivity and specificity at a threshold.
+    The test also reports balanced accuracy, the area under the ROC curve and calibration. If there are two classes, the
+    test also reports sensitivity and specificity at a threshold.
 
     >>> Classification(("well", "ill")).label_names
     ('well', 'ill')
@@ -33,7 +33,12 @@ class Classification(Objective):
     cross_entropy = 1.0
 
     def __init__(self, classes: int | Sequence[str], outputs: int | None = None) -> None:
-        """`classes` are the names of the classes, or their number. `outputs` is 1 for two classes with one logit."""
+        """Create the objective.
+
+        Args:
+            classes: The names of the classes, or the number of classes.
+            outputs: The number of logits. It is 1 if a single logit distinguishes two classes.
+        """
         self.label_names = tuple(map(str, range(classes)) if isinstance(classes, int) else classes)
         self.classes = len(self.label_names)
         self.outputs = outputs or self.classes
@@ -55,13 +60,16 @@ class Classification(Objective):
         return (self.scores(output).argmax(1) == target).float()
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """Return for each case the metric, the true and predicted class, and the probability of each class."""
+        """Return the metric, the true class, the predicted class and the class probabilities of each case."""
         scores = self.scores(output)
         probabilities = {f"p{label}": column for label, column in enumerate(scores.softmax(1).unbind(1))}
         return {**super().measures(output, target), "label": target, "found": scores.argmax(1), **probabilities}
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        """Return weighted counts by class, or none if a class that occurs has fewer than `least` cases."""
+        """Return the counts of a site's test cases, including a weighted confusion matrix and weighted histograms.
+
+        The confusion matrix and the histograms are left out if any class has between one and `least` - 1 cases.
+        """
         counts = super().counts(measures, patients, least)
         labels, found = measures["label"].long(), measures["found"].long()
         weights = measures.get(WEIGHT, ones(len(labels), dtype=float64))
@@ -86,7 +94,7 @@ class Classification(Objective):
             figures["balanced_accuracy"] = balanced_accuracy(counts[CONFUSION], self.classes)
         if CHANCES in counts:
             figures["auroc"] = area_under_curve(counts[CHANCES], self.classes)
-            if self.classes > 2:  # with two classes, the areas of both are equal
+            if self.classes > 2:  # with two classes, both classes have the same area under the ROC curve
                 areas = areas_under_curve(counts[CHANCES], self.classes)
                 figures |= {f"auroc_{label}": area for label, area in enumerate(areas)}
         if PLACED in counts:
@@ -100,7 +108,9 @@ class Classification(Objective):
         return [self.in_words(shares) for shares in self.scores(output.double()).softmax(1).tolist()]
 
     def in_words(self, shares: Sequence[float]) -> dict[str, float | str]:
-        """Return a case's predicted class and the probability of each class, by column of predictions.csv."""
+        """Return a dictionary from column names of predictions.csv to a case's predicted class and
+        class probabilities.
+        """
         named = [f"probability_{label}" for label in self.label_names]
         best = max(range(len(shares)), key=shares.__getitem__)
         return {"class": self.label_names[best], **dict(zip(named, shares, strict=True))}

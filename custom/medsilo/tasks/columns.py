@@ -1,5 +1,5 @@
-"""Read a hospital's table by columns, in which each distinct text is stored once. Unchanged files are read
-only once.
+"""Read a hospital's table into columns. Each column stores each distinct text once. A file is read again only if it has
+changed.
 """
 
 import csv
@@ -35,55 +35,59 @@ if TYPE_CHECKING:
 
 MOST_LINES = 20_000_000
 TOO_MANY = f"the table has more than {MOST_LINES} lines or {TableReader.MOST_CELLS} values; divide it"
-MOST_TITLES, LONGEST_TITLE = 20, 100_000  # limits on title lines above the header: number, and characters of each
+# greatest number of title lines above the header, and greatest number of characters in a title line
+MOST_TITLES, LONGEST_TITLE = 20, 100_000
 SEPARATORS = ",;\t"
-KEPT = 2  # number of tables to keep in memory
-SHOWN = 1_000_000  # limit on rows listed for each problem
-BEGINS = r"^\s*[+-]?[.\d]"  # beginning of a number, after removal of blanks and separators of thousands
-LANES = 2  # 64-bit words in the hash of a row
+KEPT = 2  # number of tables that are kept in memory
+SHOWN = 1_000_000  # greatest number of rows that one problem lists
+BEGINS = r"^\s*[+-]?[.\d]"  # regular expression for the beginning of a cell that may contain a number
+LANES = 2  # number of 64-bit words in the hash of a row
 
 
 @dataclass(frozen=True)
 class TextColumn:
-    """A column of texts: the distinct texts, and for each row the index of its text."""
+    """A table's column as texts. The column stores its distinct texts and, for each row, the index
+    of the row's text.
+    """
 
     values: tuple[str, ...]
-    codes: np.ndarray  # index of each row's text, [rows]
+    codes: np.ndarray  # for each row: the index of the text, [rows]
 
     def texts(self) -> list[str]:
         """Return the text of each row."""
         return [self.values[code] for code in self.codes.tolist()]
 
     def isin(self, texts: "frozenset[str] | set[str]") -> np.ndarray:
-        """Return a Boolean array: True for each row whose text is in `texts`."""
+        """Return a Boolean array [rows]: True if the text of the row is in `texts`."""
         return np.array([value in texts for value in self.values], dtype=bool)[self.codes]
 
     def numbers(self, decimal: str = ".") -> np.ndarray:
-        """Return the number in each row; NaN without a number."""
+        """Return the number in each row, [rows]. A text that is not a number becomes NaN."""
         return numbers_in(self.values, decimal)[self.codes]
 
     def levels(self) -> tuple[str, ...]:
-        """Return the distinct texts, normalised for comparisons of levels."""
+        """Return the distinct texts, normalised as levels of a category."""
         return tuple(map(level, self.values))
 
     def shown(self) -> "TextColumn":
-        """Return the column without texts that occur in no row."""
+        """Return the column without those distinct texts that no row contains."""
         there = np.flatnonzero(np.bincount(self.codes, minlength=len(self.values)))
         places = np.zeros(len(self.values), np.intp)
         places[there] = np.arange(len(there))
         return TextColumn(tuple(self.values[code] for code in there.tolist()), places[self.codes])
 
     def __getitem__(self, lines: np.ndarray) -> "TextColumn":
-        """Return a selection of the rows."""
+        """Return the selected rows as a column."""
         return TextColumn(self.values, self.codes[lines])
 
 
 def filled(column: TextColumn, patients: TextColumn, missing: "frozenset[str]") -> TextColumn:
-    """Fill each row without a value with the value of the patient's previous row."""
+    """Replace each missing value by the value in the previous row of the same patient."""
     order = np.argsort(patients.codes, kind="stable")
     known = ~column.isin(missing)[order]
     first = np.flatnonzero(np.diff(patients.codes[order], prepend=-1))
-    starts = np.repeat(first, np.diff(first, append=len(order)))  # for each row, the index of its patient's first row
+    # for each row: the index of the first row of the same patient
+    starts = np.repeat(first, np.diff(first, append=len(order)))
     last = np.maximum.accumulate(np.where(known, np.arange(len(order)), -1))
     source = np.where(last >= starts, last, np.arange(len(order)))
     codes = np.empty_like(column.codes)
@@ -92,21 +96,23 @@ def filled(column: TextColumn, patients: TextColumn, missing: "frozenset[str]") 
 
 
 def at_limits(column: TextColumn) -> TextColumn:
-    """Replace values outside the measurable range by its limit: <0,5 becomes 0,5."""
+    """Remove comparison signs: <0,5 becomes 0,5, which is the limit of the measurable range."""
     return TextColumn(
         tuple(LIMIT.sub("", value, 1) if LIMIT.match(value) else value for value in column.values), column.codes
     )
 
 
 def span(first: TextColumn, last: TextColumn) -> TextColumn:
-    """Return the number of days between the dates in two columns, as a column; empty if a date is missing."""
+    """Return a column of the numbers of days between the dates in two columns. A row without both dates has an empty
+    text.
+    """
     own = np.array(days(last.values), float)[last.codes] - np.array(days(first.values), float)[first.codes]
     values, codes = np.unique(own, return_inverse=True)
     return TextColumn(tuple("" if np.isnan(value) else f"{value:.0f}" for value in values.tolist()), codes.reshape(-1))
 
 
 def numbers_in(values: Sequence[str], decimal: str = ".") -> np.ndarray:
-    """Convert texts to numbers; NaN without a number.
+    """Convert texts to numbers. A text that is not a number becomes NaN.
 
     >>> numbers_in(["61", "2,5", "1 200", "k.A."], ",").tolist()
     [61.0, 2.5, 1200.0, nan]
@@ -114,7 +120,7 @@ def numbers_in(values: Sequence[str], decimal: str = ".") -> np.ndarray:
     import pyarrow
     from pyarrow import compute
 
-    # Encoded here, because pyarrow would import pandas to convert str
+    # The texts are encoded by Python, because pyarrow would import pandas to convert str.
     written_in = [value.encode() for value in values]
     ends = np.cumsum([0, *map(len, written_in)], dtype=np.int64)
     buffers = pyarrow.py_buffer(ends), pyarrow.py_buffer(b"".join(written_in))
@@ -133,7 +139,9 @@ def numbers_in(values: Sequence[str], decimal: str = ".") -> np.ndarray:
 
 
 def _as_numpy(array: Any, kind: type) -> np.ndarray:
-    """Convert a pyarrow array without missing values to numpy. Pyarrow's own method would import pandas."""
+    """Convert a pyarrow array that has no missing values to numpy. The method to_numpy of pyarrow
+    would import pandas.
+    """
     if not len(array):
         return np.zeros(0, kind)
     return np.frombuffer(array.buffers()[1], kind, len(array), array.offset * np.dtype(kind).itemsize)
@@ -141,53 +149,62 @@ def _as_numpy(array: Any, kind: type) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Columns:
-    """A table as columns of texts.
+    """A table whose columns are texts.
 
-    Rows whose number of cells differs from the first row's are left out. Texts that are too long count as missing.
+    A row is left out if its number of cells differs from the number of cells in the first row. A text that is too long
+    counts as a missing value.
     """
 
     path: Path
     names: tuple[str, ...]
-    count: int  # number of rows
-    _columns: dict[str, "pyarrow.ChunkedArray"] = field(repr=False)  # in chunks of one dictionary; until first use
-    coding: str = ""  # the encoding of a CSV file
-    uneven: int = 0  # number of rows whose number of cells differs from the first row's
-    word: str = "row"  # word for a row in messages, which depends on the file format
+    count: int  # number of rows in the table
+    # columns that were not used yet; all chunks of a column have the same dictionary
+    _columns: dict[str, "pyarrow.ChunkedArray"] = field(repr=False)
+    coding: str = ""  # encoding of the CSV file
+    uneven: int = 0  # number of rows whose number of cells differs from that of the first row
+    word: str = "row"  # word for a row in messages: line in CSV, else row
     _known: dict[str, TextColumn] = field(default_factory=dict, repr=False)
 
     def find(self, name: str) -> str | None:
-        """Return the table's spelling of a column's name. Case is ignored unless two columns differ only by case."""
+        """Return a column's name as the table spells it, or None if the table lacks the column.
+
+        Upper and lower case are not distinguished, unless the names of two columns differ only by case.
+        """
         return spelling(self.names)(name)
 
     def column(self, name: str) -> TextColumn:
-        """Return a column by its name in the table."""
+        """Return a column, given the column's name in the table."""
         if name not in self._known:
             self._known[name] = _texts(self._columns[name])
             del self._columns[name]
         return self._known[name]
 
     def lines_called(self, places: np.ndarray) -> tuple[str, ...]:
-        """Return names of these rows for people, in the order of the file, up to a limit."""
+        """Return the names of some rows, such as line 12, for messages. At most SHOWN names are returned, in the order
+        of the file.
+        """
         numbers = self._numbers
         return tuple(f"{self.word} {numbers[place]}" for place in np.sort(places)[:SHOWN].tolist())
 
     def uneven_lines(self) -> tuple[str, ...]:
-        """Names of the rows whose number of cells differs from the first row's, up to a limit."""
+        """Return at most SHOWN names of rows whose number of cells differs from that of the first row."""
         return tuple(f"line {number}" for number, even in self._lines() if not even)[:SHOWN]
 
     @cached_property
     def _numbers(self) -> Sequence[int]:
-        """The line number of each row in the file, computed on first use."""
+        """The line number of each row in the file."""
         if self.word == "row":
             return range(1, self.count + 1)
         _, titles = beginning(self.path, self.coding)
-        # no empty lines and no line breaks within quotes: rows and lines correspond
+        # the file has neither empty lines nor line breaks within quotes, so every row is one line
         if not self.uneven and _line_ends(self.path) == titles + self.count:
             return range(titles + 2, titles + 2 + self.count)
         return [number for number, even in self._lines() if even]
 
     def _lines(self) -> Iterator[tuple[int, bool]]:
-        """Yield for each row of a CSV file its line number, and True if it has as many cells as the first row."""
+        """Yield, for each row of a CSV file, the line number, and True if the row has as many cells
+        as the first row.
+        """
         with self.path.open(encoding=self.coding, newline="") as file:
             separator, titles = beginning(self.path, self.coding)
             reader = csv.reader(file, delimiter=separator)
@@ -197,7 +214,7 @@ class Columns:
 
     @cached_property
     def digests(self) -> np.ndarray:
-        """The hash of each row over all columns, [rows, 2]; equal rows have equal hashes."""
+        """The hash of each row, [rows, 2]. The hash depends on the texts in all columns."""
         found = np.zeros((self.count, LANES), np.uint64)
         for name in self.names:
             own = self.column(name)
@@ -206,7 +223,7 @@ class Columns:
         return found
 
     def line_names(self) -> TextColumn:
-        """Return a name for each row, derived from its hash; equal rows have the same name."""
+        """Return a column of names, one for each row. Rows with equal texts in all columns have equal names."""
         pairs = np.ascontiguousarray(self.digests).view([("a", np.uint64), ("b", np.uint64)]).reshape(-1)
         each, codes = np.unique(pairs, return_inverse=True)
         return TextColumn(tuple(f"{a:016x}{b:016x}" for a, b in each.tolist()), codes.reshape(-1))
@@ -214,7 +231,9 @@ class Columns:
     def require(self, needed: Mapping[str, str], besides: Sequence[str] = ()) -> None:
         """Raise DataError unless the table has each needed column exactly once.
 
-        `needed` maps the table's names of columns to the plan's. The columns in `besides` are optional.
+        Args:
+            needed: Maps the table's names of the needed columns to the plan's names.
+            besides: Optional columns, which the table must not have twice.
         """
         if missing := [name for name in needed if self.find(name) is None]:
             raise DataError(
@@ -229,7 +248,7 @@ class Columns:
 
 
 def _line_ends(path: Path) -> int:
-    """Count the line breaks in a file, except at its beginning and end."""
+    """Count the line breaks in a file. A line break at the end of the file is not counted."""
     ends, last = 0, b""
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -238,7 +257,7 @@ def _line_ends(path: Path) -> int:
 
 
 def _texts(column: "pyarrow.ChunkedArray") -> TextColumn:
-    """Convert a pyarrow column to texts, stripped of blanks and with accents in Unicode normal form."""
+    """Convert a pyarrow column to texts. Blanks around texts are removed, and Unicode texts are normalised."""
     index: dict[str, int] = {}
     texts = (composed(text.strip()) for text in (column.chunk(0).dictionary.to_pylist() if len(column) else ()))
     own = [index.setdefault(text if len(text) <= TableReader.LONGEST else "", len(index)) for text in texts]
@@ -246,14 +265,14 @@ def _texts(column: "pyarrow.ChunkedArray") -> TextColumn:
 
 
 def _looked_up(found: np.ndarray, column: "pyarrow.ChunkedArray") -> np.ndarray:
-    """Return, for each line of a column, the entry of `found` for its value."""
+    """Return, for each row of a column, the element of `found` at the index of the row's text."""
     codes = [_as_numpy(chunk.indices, np.int32) for chunk in column.chunks]
     return np.concatenate([found[own] for own in codes]) if len(column) else found[:0]
 
 
 def read_columns(path: Path) -> Columns:
-    """Read a table by columns from CSV, Parquet, or a format that pandas reads. The result is cached while the file is
-    unchanged.
+    """Read a table from CSV, Parquet, Stata, SAS or Excel into columns. The table stays in memory until the file
+    changes.
     """
     try:
         state = path.stat()
@@ -273,7 +292,7 @@ def _read(path: Path, size: int, changed: int) -> Columns:
 
 
 def beginning(path: Path, coding: str) -> tuple[str, int]:
-    """Return a CSV file's separator, and the number of title lines above its header."""
+    """Return the character that separates cells in a CSV file, and the number of title lines above the header."""
     with path.open(encoding=coding, newline="") as file:
         first = [line for _ in range(MOST_TITLES) if (line := file.readline(MOST_CHARACTERS + 1))]
     if any(len(line) > MOST_CHARACTERS for line in first[:1]):
@@ -345,7 +364,7 @@ def _of_parquet(path: Path) -> Columns:
 
 
 def _of_any(array: Any) -> Any:
-    """Convert a column of any type to texts, as CSV would have them."""
+    """Convert a pyarrow column of any type to the texts that a CSV file would contain."""
     import pyarrow
 
     encoded = array if pyarrow.types.is_dictionary(array.type) else array.dictionary_encode("encode")
@@ -377,7 +396,7 @@ def _checked(
     uneven: int = 0,
     word: str = "row",
 ) -> Columns:
-    """Make a table from its columns, without empty rows; raises DataError if it is too large."""
+    """Make a table from columns, and remove empty rows. Raises DataError if the table is too large."""
     from pyarrow import compute
 
     if len(head) > MOST_COLUMNS:

@@ -1,6 +1,6 @@
-"""Validate a classification's counts, of one site or added over sites, and derive results from them.
+"""Validate the counts of a classification's test cases, and derive test results from the counts.
 
-Results are calibration, areas under ROC curves, and decisions at a threshold.
+The derived results are calibration errors, areas under ROC curves, and decisions at a threshold.
 """
 
 import math
@@ -14,22 +14,24 @@ from medsilo.core.errors import Refused
 from medsilo.tasks.measuring import decided, places_of
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION, RELIABILITY, Counts
 
-# Counts that the server derives from `chances`:
-PLACED = "placed"  # number of cases in each bin, if the site also disclosed sums of probabilities
-DECIDED = "decided"  # true negatives, false positives, false negatives, true positives
+# Names of counts that the server derives from the count `chances`:
+PLACED = "placed"  # number of cases in each bin, if the site also disclosed the sums of probabilities
+DECIDED = "decided"  # numbers of true negatives, false positives, false negatives and true positives
 
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """Validates the counts of test cases by class that sites disclose, and derives results from them."""
+    """Validates the counts that sites disclose about a classification's test cases, and derives test results from the
+    counts.
+    """
 
     classes: int
 
     def check(self, counts: Mapping[str, list[float]], most: int) -> None:
-        """Raise Refused unless the counts are possible for at most `most` test cases."""
+        """Raise Refused unless the counts of a classification can be those of `most` test cases."""
         for name in {CONFUSION, CHANCES} & counts.keys():
             values = counts[name]
-            # `chances` contains every case once per class
+            # the histograms of each class contain every case
             each = len(values) // (self.classes if name == CHANCES else 1)
             whole = all(value >= 0 and value == math.floor(value) for value in values)
             if not whole or any(sum(values[start : start + each]) != most for start in range(0, len(values), each)):
@@ -38,14 +40,16 @@ class ClassCounts:
             _check_reliability(counts, self.classes)
 
     def check_threshold(self, threshold: float, counts: Mapping[str, list[float]]) -> None:
-        """Raise Refused for a threshold without counts, or one that is no edge of their bins."""
+        """Raise Refused if the counts lack histograms, or if the threshold is not an edge between
+        two histogram bins.
+        """
         if CHANCES not in counts:
             raise Refused("unexpected field: threshold, whose counts are missing")
         if not on_a_place(threshold):
             raise Refused(f"its threshold {threshold:g} is not a whole number of 1/{BINS}")
 
     def with_derived(self, counts: Counts, threshold: float | None) -> Counts:
-        """Add counts that are derived from a site's disclosed counts, before counts are added over sites."""
+        """Return one site's disclosed counts, and the counts that the server derives from the disclosed counts."""
         derived: Counts = {}
         if RELIABILITY in counts:
             derived[PLACED] = places_of(counts[CHANCES], self.classes).flatten().tolist()
@@ -54,7 +58,9 @@ class ClassCounts:
         return {**counts, **derived}
 
     def decisions(self, counts: Counts, threshold: float | None) -> dict[str, Any]:
-        """Return the entry of summary.json about a classification's decisions and probabilities."""
+        """Return the confusion matrix, the decisions at the threshold, and the calibration of a classification, for
+        summary.json.
+        """
         table = [int(count) for count in counts[CONFUSION]]
         cut = [int(count) for count in counts[DECIDED]] if DECIDED in counts else None
         return {
@@ -66,7 +72,7 @@ class ClassCounts:
 
 
 def _check_reliability(counts: Mapping[str, list[float]], classes: int) -> None:
-    """Raise Refused unless sums of probabilities are possible for the number of cases in each bin."""
+    """Raise Refused if a bin's sum of probabilities is impossible for the number of cases in the bin."""
     if CHANCES not in counts:
         raise Refused(f"its counts have {RELIABILITY} and not {CHANCES}")
     cases = places_of(counts[CHANCES], classes).sum(1).flatten().tolist()
@@ -79,7 +85,9 @@ def _check_reliability(counts: Mapping[str, list[float]], classes: int) -> None:
 
 
 def _reliability_in(counts: Counts) -> list[list[tuple[int, int, float]]]:
-    """Return for each class and bin the number of cases, of positive cases, and the sum of probabilities."""
+    """Return, for each class and each bin, the number of cases, the number of positive cases, and the sum of
+    probabilities.
+    """
     sums = [counts[RELIABILITY][start : start + BROAD] for start in range(0, len(counts[RELIABILITY]), BROAD)]
     cases = [counts[PLACED][start : start + BROAD] for start in range(0, len(counts[PLACED]), BROAD)]
     return [
@@ -89,12 +97,12 @@ def _reliability_in(counts: Counts) -> list[list[tuple[int, int, float]]]:
 
 
 def on_a_place(threshold: float) -> bool:
-    """True if a threshold is an edge between two bins of the histograms."""
+    """True if the threshold lies on the edge between two histogram bins."""
     return 0 < round(threshold * BINS) < BINS and abs(threshold * BINS - round(threshold * BINS)) < 1e-6
 
 
 def balanced_accuracy(table: Sequence[float], classes: int) -> float | None:
-    """Return the mean sensitivity over classes that occur, or None if fewer than two occur."""
+    """Return the mean sensitivity over the classes that have cases, or None if fewer than two classes have cases."""
     counts = torch.tensor(table, dtype=torch.float64).reshape(classes, classes)
     totals = counts.sum(1)
     occurs = totals > 0
@@ -104,7 +112,8 @@ def balanced_accuracy(table: Sequence[float], classes: int) -> float | None:
 def areas_under_curve(histograms: Sequence[float], classes: int) -> list[float | None]:
     """Return the area under the ROC curve of each class against all other classes.
 
-    Ties count half. The area is undefined (None) for a class with no case, or with all cases.
+    Two cases in the same bin count as half of a correctly ordered pair. The area under the ROC curve is undefined
+    (None) if a class has no case, or if it has all cases.
     """
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BINS)
     others, own = counts[:, 0], counts[:, 1]
@@ -115,17 +124,20 @@ def areas_under_curve(histograms: Sequence[float], classes: int) -> list[float |
 
 
 def area_under_curve(histograms: Sequence[float], classes: int) -> float | None:
-    """Return the mean area under the ROC curve over classes that have one, or None."""
+    """Return the mean area under the ROC curve over the classes for which the area is defined.
+
+    Returns None if the area is undefined for every class.
+    """
     known = [area for area in areas_under_curve(histograms, classes) if area is not None]
     return sum(known) / len(known) if known else None
 
 
 def calibration_error(sums: Sequence[float], placed: Sequence[float]) -> float | None:
-    """Return the expected calibration error with BROAD equal bins; for several classes, the mean of one-against-rest
-    errors.
+    """Return the expected calibration error with BROAD bins of equal width; None without cases.
 
-    The error of a class is the mean over cases of |share of the class − mean probability| in the case's bin. Without
-    cases, it is None.
+    If there are more than two classes, the calibration error is the mean over all classes, each against all other
+    classes. The calibration error of a class is the mean of |fraction of the class - mean probability| over bins,
+    weighted by the number of cases.
     """
     counts = torch.tensor(placed, dtype=torch.float64).reshape(-1, 2, BROAD)
     cases = float(counts[0].sum())

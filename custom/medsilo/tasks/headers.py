@@ -1,6 +1,7 @@
-"""Check headers of image files before a library reads them, for names of other files and for impossible sizes.
+"""Check the headers of image files before a library reads the files. Headers with names of other files, or with
+impossible sizes, are rejected.
 
-In DICOM files, every element is checked, because GDCM allocates memory for any length in an element.
+In DICOM files, every element is checked, because the library GDCM allocates as much memory as an element claims.
 """
 
 import math
@@ -13,26 +14,28 @@ from typing import Any, Literal
 from medsilo.core.errors import DataError
 
 PREAMBLE, MAGIC = 128, b"DICM"
-# value representations (VR) with a 4-byte length
+# DICOM value representations (VR) whose length field has 4 bytes
 LONG = (b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV")
 IMPLICIT, BIG = b"1.2.840.10008.1.2", b"1.2.840.10008.1.2.2"
 SYNTAX, PIXEL_DATA, ITEM = (0x0002, 0x0010), (0x7FE0, 0x0010), 0xFFFE
 SEQUENCE_ENDS = (ITEM, 0xE0DD)
 DEFLATED = b"1.2.840.10008.1.2.1.99"  # deflated transfer syntax; a small file may decompress to any size
-UNKNOWN = 0xFFFFFFFF  # undefined length, for an element that ends with a delimiter
-MOST = 1_000_000  # limit on elements
+UNKNOWN = 0xFFFFFFFF  # undefined length, which means that a delimiter ends the element
+MOST = 1_000_000  # greatest number of elements in a file
 CLOSED = "an image can't be read: this process's account may not; let it read the file"
 DAMAGED = "an image can't be read: it is damaged or no image, or stored in an unusual way; copy or export it again"
 
 
 def is_dicom(path: Path) -> bool:
-    """True if a file's beginning marks it as DICOM."""
+    """True if a file has the letters DICM after the first 128 bytes, as DICOM files have."""
     with path.open("rb") as file:
         return file.read(PREAMBLE + 4)[PREAMBLE:] == MAGIC
 
 
 def check_dicom(path: Path) -> None:
-    """Raise DataError if an element's length exceeds the file. Only tags and lengths are read."""
+    """Raise DataError if a DICOM element claims more bytes than the file contains. Of DICOM elements, only tags and
+    lengths are parsed.
+    """
     try:
         tags_in(path.read_bytes())
     except ValueError as error:
@@ -40,8 +43,11 @@ def check_dicom(path: Path) -> None:
 
 
 def tags_in(data: bytes) -> set[tuple[int, int]]:
-    """Return the tags of all elements, including nested elements; raises ValueError if a length exceeds the data."""
-    if DEFLATED in data:  # at any position, because libraries disagree where the meta elements end
+    """Return the tags of all DICOM elements, including nested elements. Raises ValueError if an element claims more
+    bytes than the data contain.
+    """
+    # The UID is searched at every position, because libraries disagree on the position at which the meta elements end.
+    if DEFLATED in data:
         raise ValueError("deflated DICOM files are not supported")
     tags = set()
     for number, tag in enumerate(_Walk(data)):
@@ -52,14 +58,14 @@ def tags_in(data: bytes) -> set[tuple[int, int]]:
 
 
 class _Walk:
-    """Iterates over a DICOM file's elements, including those in sequences."""
+    """Iterates over a DICOM file's elements, including elements in sequences."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.place = data, PREAMBLE + 4
-        self.syntax = b""  # transfer syntax of the data set, known after the meta elements
+        self.syntax = b""  # transfer syntax of the data set, which a meta element contains
         self.explicit, self.order = True, "little"
-        self.fragments = False  # True within compressed pixels, whose items contain no elements
-        self.unknown = 0  # depth within a sequence of VR UN, whose elements have no VR
+        self.fragments = False  # True within compressed pixel data, whose items contain no DICOM elements
+        self.unknown = 0  # depth of nesting within a sequence of VR UN; elements in such a sequence have no VR
 
     def _number(self, at: int, size: int) -> int:
         order: Literal["big", "little"] = "big" if self.order == "big" else "little"
@@ -83,7 +89,9 @@ class _Walk:
             yield tag
 
     def _enter_unknown(self, tag: tuple[int, int], kind: bytes, length: int) -> None:
-        """Enter a sequence of VR UN, whose elements are encoded without VR (PS3.5, 6.2.2)."""
+        """Track whether the current element is in a DICOM sequence of VR UN. Elements in a sequence of VR UN have no VR
+        (DICOM PS3.5, 6.2.2).
+        """
         if self.unknown:
             self.unknown += (length == UNKNOWN and tag[0] != ITEM) - (tag == SEQUENCE_ENDS)
             self.explicit = not self.unknown
@@ -91,7 +99,7 @@ class _Walk:
             self.unknown, self.explicit = 1, False
 
     def _head(self, tag: tuple[int, int]) -> tuple[bytes, int, int]:
-        """Return an element's VR (empty if implicit), the length of its value, and the offset of its value."""
+        """Return an element's VR, which is empty if implicit, and the length and offset of the element's value."""
         place = self.place
         if not self.explicit or tag[0] == ITEM:
             return b"", self._number(place + 4, 4), place + 8
@@ -101,15 +109,17 @@ class _Walk:
         return kind, self._number(place + 6, 2), place + 8
 
 
-# SimpleITK's readers of the documented formats. Some other readers open files that a header names (HDF5, Stimulate).
+# The readers of SimpleITK that medsilo uses. Some readers of SimpleITK that medsilo does not use (HDF5, Stimulate) open
+# files that a header names.
 READERS = ("BMP", "GDCM", "JPEG", "Meta", "Nifti", "Nrrd", "PNG", "TIFF")
-HEAD = 1 << 20  # limit on bytes of a text header
-LONGEST = 400  # limit on characters of a line in a text header
-# Size limits as (limit for small files, limit per byte of file): bytes of any image, values of a volume, pixels of a
-# picture. The greatest compression ratio of zlib is 1032; only small masks come near it.
+HEAD = 1 << 20  # greatest number of bytes in a text header
+LONGEST = 400  # greatest number of characters in a line of a text header
+# Limits on the bytes of an image, the values of a volume, and the pixels of a flat image. Each size limit is a constant
+# plus a factor multiplied by the number of bytes in the file. The factors of size limits are below the greatest
+# compression ratio of zlib, 1032, which only small masks approach.
 BYTES, VALUES, PIXELS = (1 << 30, 100), (1 << 28, 256), (1 << 27, 4)
-TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # magic numbers of TIFF; + means BigTIFF
-ORIENTATION, LAB = 274, 8  # tag of the orientation in EXIF and TIFF; TIFF's number of the CIELAB colour space
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # first bytes of TIFF files; a + marks BigTIFF
+ORIENTATION, LAB = 274, 8  # tag of the orientation in EXIF and TIFF; value with which TIFF marks CIELAB colours
 META_LINE = re.compile(rb"[\t\x20-\x7e]*\r?")
 META_DATA = re.compile(rb"ElementDataFile\s*[=:]\s*([^\s/\\]+)\s*")
 META_AXES = re.compile(rb"NDims\s*[=:]\s*(\S*)")
@@ -119,7 +129,9 @@ ELSEWHERE = "an image's header names another file; save the image with its value
 
 
 def open_reader(path: Path) -> Any:
-    """Return a SimpleITK reader for a file, after a check that its header names no other file."""
+    """Return a SimpleITK reader for an image file. Raises DataError if the header names another file or an impossible
+    size.
+    """
     import SimpleITK
 
     dicom = is_dicom(path)
@@ -144,7 +156,7 @@ def open_reader(path: Path) -> Any:
 
 
 def check_size(shape: tuple[int, ...], value_bytes: int, path: Path) -> None:
-    """Raise DataError if a header claims more values than the file can hold, before memory is allocated."""
+    """Raise DataError if an image header claims more values than the file can contain."""
     values, size = math.prod(int(length) for length in shape), path.stat().st_size
     deep = sum(length > 1 for length in shape) > 2
     free, ratio = VALUES if deep else PIXELS
@@ -159,7 +171,9 @@ def _head(path: Path) -> bytes:
 
 
 def _file_of_meta(path: Path) -> Path:
-    """Return the file with the values of a MetaImage: itself, or for .mhd a file in the same folder."""
+    """Return the file that contains the values of a MetaImage. An .mhd file may name another file of the same folder,
+    which contains the values.
+    """
     head = _head(path)
     before, key, rest = head.partition(b"ElementDataFile")
     lines = before.split(b"\n")
@@ -167,20 +181,20 @@ def _file_of_meta(path: Path) -> Path:
     named = META_DATA.fullmatch(key + rest.partition(b"\n")[0][:LONGEST])
     if not clean or lines[-1] or named is None:
         raise DataError(ELSEWHERE if key else "an image's header is incomplete; export it again", str(path))
-    # with other numbers of axes, the library writes out of bounds
+    # if NDims is not 2, 3 or 4, SimpleITK writes out of bounds
     if META_AXES.findall(before) not in ([b"2"], [b"3"], [b"4"]):
         raise DataError(DAMAGED, str(path))
     name = named[1].decode("ascii", "replace")
     if name.upper() == "LOCAL":
         return path
-    beside = path.parent / name  # not a file if the header has a list or pattern of names
+    beside = path.parent / name  # the path is no file if the header gives a list or a pattern of names
     if path.suffix != ".mhd" or not beside.is_file() or beside.resolve().parent != path.parent.resolve():
         raise DataError(ELSEWHERE, str(path))
     return beside
 
 
 def _check_nrrd(path: Path) -> None:
-    """Raise DataError if an NRRD header names other files, or is incomplete."""
+    """Raise DataError if the header of an NRRD file names other files, or is incomplete."""
     head = _head(path)
     if NRRD_DATA.search(head):
         raise DataError(ELSEWHERE, str(path))
@@ -189,10 +203,10 @@ def _check_nrrd(path: Path) -> None:
 
 
 def _check_tiff(path: Path) -> None:
-    """Raise DataError for a TIFF file that the library would read wrongly or with too much memory.
+    """Raise DataError if SimpleITK would read a TIFF file wrongly, or would allocate too much memory for the file.
 
-    Rejected files have an absurd height, CIELAB colours, or an orientation other than upright, which the library
-    ignores.
+    A TIFF file is rejected if it has an impossible size, CIELAB colours, or a rotated or mirrored orientation.
+    SimpleITK ignores the orientation of TIFF files.
     """
     from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, PHOTOMETRIC_INTERPRETATION, ImageFileDirectory_v2
 
@@ -211,9 +225,10 @@ def _check_tiff(path: Path) -> None:
 
 
 def is_turned(path: Path) -> bool:
-    """True if a photograph's EXIF orientation, which the library ignores, is not upright."""
+    """True if the EXIF orientation of a photograph is rotated or mirrored. SimpleITK ignores the EXIF orientation."""
     from PIL.JpegImagePlugin import JpegImageFile
 
-    with suppress(Exception), JpegImageFile(path) as image:  # reads no pixels, and raises an error for other formats
+    # JpegImageFile reads no pixels, and raises an error if the file is no JPEG
+    with suppress(Exception), JpegImageFile(path) as image:
         return image.getexif().get(ORIENTATION, 1) != 1
     return False

@@ -1,4 +1,4 @@
-"""How a task's models are applied to new cases: from images to inputs, and from outputs to predictions."""
+"""Describe how models are applied to new cases: how files become inputs, and how outputs become predictions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,44 +8,45 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:  # not at run time, because only `medsilo predict` reads images
+if TYPE_CHECKING:  # imported for type checking only, because only `medsilo predict` reads images
     from medsilo.tasks.scans import Scan
     from medsilo.tasks.sources import DataSource
 
-IN_MONAI = "scripts.in_monai"  # module in a MONAI bundle with transforms that MONAI lacks
-Words = dict[str, Any]  # MONAI bundle configuration: a class under "_target_", and its arguments
+IN_MONAI = "scripts.in_monai"  # Python module in a MONAI bundle; it contains the transforms that MONAI lacks
+Words = dict[str, Any]  # MONAI bundle configuration: a class's name under "_target_", and the arguments of the class
 
 
 @dataclass(frozen=True)
 class InMonai:
-    """Preprocessing and inference of a task as MONAI bundle configuration.
+    """A task's preprocessing and inference as MONAI bundle configuration.
 
-    `transforms` follow the reading of an image under the key "image", and must be invertible. The inferer's batch size
-    is the bundle's "batch".
+    The bundle reads an image under the key "image", then applies `transforms`, which must be invertible.
     """
 
     transforms: list[Words]
     inferer: Words
-    channels: Sequence[str] = field(default=("image",), kw_only=True)  # names of channels in separate files
-    flat: bool = field(default=False, kw_only=True)  # True for pictures, False for volumes
+    # names of an image's channels, each in a separate file
+    channels: Sequence[str] = field(default=("image",), kw_only=True)
+    flat: bool = field(default=False, kw_only=True)  # True for flat images, False for volumes
     classes: Sequence[str] = field(default=(), kw_only=True)  # names of the network's outputs, if known
     classifies: bool = field(default=False, kw_only=True)  # True for a classification, False for a segmentation
-    converter: str = field(default="opaque", kw_only=True)  # name of the first transform of pictures, in IN_MONAI
+    # name of the transform in IN_MONAI that is applied first to flat images
+    converter: str = field(default="opaque", kw_only=True)
 
 
 def whole_images(
     size: Sequence[int], *, sliced: bool, windows: bool = False, overlap: float = 0.0, classifies: bool = False
 ) -> Words:
-    """Return the configuration of an inferer that gives the same results as `medsilo predict`."""
+    """Return the configuration of a MONAI inferer whose results equal those of `medsilo predict`."""
     how = {"sliced": sliced, "windows": windows, "overlap": overlap, "classifies": classifies}
     return {"_target_": f"{IN_MONAI}.WholeImages", "size": list(size), **how}
 
 
 class Inference:
-    """How models of a task are applied to new cases.
+    """Describes how a task's models are applied to new cases.
 
-    `predictor` names an entry point of the group `medsilo.predictors`. Without it, `medsilo predict` cannot use the
-    task's models.
+    The text `predictor` names an entry point of the group `medsilo.predictors`. If `predictor` is empty,
+    `medsilo predict` cannot use the task's models.
 
     >>> import numpy, torch
     >>> from medsilo.extend import Scan, Inference
@@ -63,27 +64,31 @@ class Inference:
         in_monai: InMonai | None = None,
         own_values: "Callable[[DataSource], dict[int, int]]" = lambda source: {},
     ) -> None:
-        """`inputs` converts an image to the network's input, [cases, *shape], in training and inference. By default, an
-        image is one case.
+        """Describe the inference.
 
-        `in_monai` describes preprocessing and inference for a MONAI bundle, if MONAI supports them.
-
-        `own_values` returns the values of labels in a hospital's masks, if they may differ from the plan's.
+        Args:
+            predictor: The name of an entry point of the group `medsilo.predictors`.
+            inputs: A function that converts an image to the network's inputs, [cases, *shape]. Training and inference
+                use this function. By default, an image is one case.
+            in_monai: The preprocessing and inference for a MONAI bundle, if MONAI supports them.
+            own_values: A function that returns, for each label of the plan, the value in a hospital's masks.
         """
         self.predictor, self.inputs_of, self.in_monai = predictor, inputs, in_monai
         self.own_values = own_values
 
     def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:
-        """Group files into images, each with the files of its channels in order. By default, each file is an image."""
+        """Group files into images, each a tuple with one file for each channel. By default, each file is an image."""
         return [(file,) for file in files]
 
     def scan_of(self, image: tuple[Path, ...]) -> "Scan | None":
-        """Read an image as a scan. The default None means that SimpleITK reads its file."""
+        """Read an image, given one file for each channel. The default method returns None, so that SimpleITK reads the
+        image.
+        """
         return None
 
     def labels_on(self, scan: "Scan", output: Tensor) -> Tensor | None:
-        """Return the label of each pixel or voxel of an image, from the network's output for the image or its slices.
+        """Convert the network's output for an image, or for the image's slices, to a label for each pixel or voxel.
 
-        The default None means the label with the largest output.
+        The default method returns None, so that the label with the largest output is used.
         """
         return None

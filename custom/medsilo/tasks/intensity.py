@@ -1,4 +1,4 @@
-"""Intensity scaling of images for a network, by MONAI's transforms and in the same way at all sites."""
+"""Scale the intensities of images for a network. All sites apply the same transform of MONAI."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,21 +10,23 @@ from torch import Tensor
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
 
-PER_BYTE = 257.0  # 65535 / 255: converts 16-bit values to the range of 8-bit values
+PER_BYTE = 257.0  # 65535 / 255: divisor that converts 16-bit values to the range of 8-bit values
 
 
 class _ByMonai(Section):
-    """Base class of scales that one of MONAI's transforms applies, in training and in MONAI bundles."""
+    """Base class of intensity scalings. A scaling applies a transform of MONAI, both in training
+    and in MONAI bundles.
+    """
 
     largest: ClassVar[float] = 1.0
 
     @property
     def _transform(self) -> tuple[str, dict[str, Any]]:
-        """Return the name and arguments of MONAI's transform."""
+        """The name and the arguments of the MONAI transform."""
         raise NotImplementedError
 
     def apply(self, image: Tensor) -> Tensor:
-        """Scale an image [C, ...] without changing its shape."""
+        """Scale the values of an image [C, ...]."""
         from monai import transforms
 
         name, how = self._transform
@@ -32,21 +34,21 @@ class _ByMonai(Section):
         return torch.as_tensor(scaled.as_tensor() if hasattr(scaled, "as_tensor") else scaled, dtype=torch.float32)
 
     def in_monai(self) -> list[dict[str, Any]]:
-        """Return the transform as MONAI bundle configuration."""
+        """Return the MONAI bundle configuration of the transform."""
         name, how = self._transform
         return [{"_target_": f"{name}d", "keys": "image", **how}]
 
 
 class ZScore(_ByMonai):
-    """For MRI: scale every channel of every image to mean 0 and standard deviation 1."""
+    """Scaling for MRI: shift and scale every channel of every image to mean 0 and standard deviation 1."""
 
-    largest: ClassVar[float] = 1000.0  # value of a single bright voxel among a million dark voxels
+    largest: ClassVar[float] = 1000.0  # scaled value of a single bright voxel among a million equal dark voxels
     kind: Literal["z-score"] = "z-score"
     _transform: ClassVar = ("NormalizeIntensity", {"channel_wise": True})
 
 
 class Percentiles(_ByMonai):
-    """Map two percentiles of every channel of every image to 0 and 1, and clip values outside."""
+    """Scaling that maps two percentiles of every image channel to 0 and 1, and clips values outside of 0 to 1."""
 
     kind: Literal["percentiles"] = "percentiles"
     low: float = Field(0.5, ge=0, lt=100, description="the percentile that becomes 0")
@@ -59,7 +61,7 @@ class Percentiles(_ByMonai):
 
 
 class Window(_ByMonai):
-    """For CT: map two fixed values in Hounsfield units to 0 and 1, and clip values outside."""
+    """Scaling for CT: map two fixed values in Hounsfield units to 0 and 1, and clip values outside of 0 to 1."""
 
     kind: Literal["window"] = "window"
     low: float = Field(-160.0, description="the value that becomes 0")
@@ -71,14 +73,16 @@ class Window(_ByMonai):
 
 
 class Bytes(_ByMonai):
-    """For photographs: map 8-bit or 16-bit values to 0 to 1; images with other values are rejected."""
+    """Scaling for photographs: map the range of 8-bit or 16-bit values to 0 to 1. Images with other types of values are
+    rejected.
+    """
 
     kind: Literal["bytes"] = "bytes"
     _transform: ClassVar = ("ScaleIntensityRange", {"a_min": 0.0, "a_max": 255.0, "b_min": 0.0, "b_max": 1.0})
 
 
 class AsStored(_ByMonai):
-    """Use values as they are in the files."""
+    """No scaling: the network gets the values that the files contain."""
 
     largest: ClassVar[float] = 65_535.0  # largest 16-bit value
     kind: Literal["none"] = "none"
@@ -89,9 +93,10 @@ Intensity = Annotated[ZScore | Percentiles | Window | Bytes | AsStored, Field(di
 
 
 def numbers_of(values: np.ndarray, intensity: Section) -> np.ndarray:
-    """Convert an image's values to float32. If the scale needs 0 to 255, 16-bit values are divided by 257.
+    """Convert an image's values to float32. If the scaling needs values from 0 to 255, 16-bit values are divided by
+    257.
 
-    Raises DataError if the scale needs 0 to 255 and the image has other values.
+    Raises DataError if the scaling needs values from 0 to 255, and the values are neither 8-bit nor 16-bit.
     """
     numbers = np.ascontiguousarray(values, np.float32)
     if not isinstance(intensity, Bytes) or values.dtype == np.uint8:

@@ -1,6 +1,6 @@
-"""Count a classifier's decisions and probabilities over a site's cases, and choose a threshold.
+"""Count a classifier's decisions and predicted probabilities over a site's cases, and choose a decision threshold.
 
-With two classes, the second is the positive class.
+If there are two classes, the second class is the positive class.
 """
 
 from collections.abc import Sequence
@@ -14,24 +14,32 @@ WIDE = BINS // BROAD
 
 
 def judged(classes: int) -> range:
-    """Return the classes whose probabilities are counted: all classes, or of two classes only the second."""
+    """Return the classes whose probabilities are counted. If there are two classes, only the probability of the second
+    class is counted.
+    """
     return range(1, 2) if classes == 2 else range(classes)
 
 
 def places_of(histograms: Sequence[float], classes: int) -> Tensor:
-    """Return the number of negatives and positives in each bin, for each counted class: [classes, 2, BROAD]."""
+    """Return, for each counted class, the numbers of negative and positive cases in each broad bin, [classes, 2,
+    BROAD].
+    """
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, WIDE).sum(-1)
     return counts[list(judged(classes))]
 
 
 def confusion(labels: Tensor, found: Tensor, classes: int, weights: Tensor | None = None) -> list[float]:
-    """Return the confusion matrix as a flat list; rows are true classes, columns predicted classes."""
+    """Return the confusion matrix as a flat list. Rows of the confusion matrix are true classes, columns are predicted
+    classes.
+    """
     return torch.bincount(labels * classes + found, weights, minlength=classes**2).double().tolist()
 
 
 def chances(labels: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> list[float]:
-    """Return for each class histograms of its probability, over cases of other classes and of the class: [classes, 2,
-    BINS].
+    """Return two histograms of each class's predicted probability: [classes, 2, BINS].
+
+    For each class, the first histogram counts the cases of all other classes, the second histogram counts the cases of
+    the class.
     """
     classes = probabilities.shape[1]
     own = torch.nn.functional.one_hot(labels, classes)
@@ -42,7 +50,9 @@ def chances(labels: Tensor, probabilities: Tensor, weights: Tensor | None = None
 
 
 def reliability(probabilities: Tensor, weights: Tensor | float = 1.0) -> list[float]:
-    """Return for each counted class the sum of its probability over the cases in each bin, [classes, BROAD]."""
+    """Return, for each counted class, the sum of predicted probabilities over the cases in each broad bin, as a flat
+    list.
+    """
     totals = []
     for label in judged(probabilities.shape[1]):
         values = probabilities[:, label].double()
@@ -52,14 +62,19 @@ def reliability(probabilities: Tensor, weights: Tensor | float = 1.0) -> list[fl
 
 
 def decided(histograms: Sequence[float], threshold: float) -> list[float]:
-    """Return true negatives, false positives, false negatives and true positives, from `chances` of two classes."""
+    """Return the numbers of true negatives, false positives, false negatives and true positives.
+
+    Args:
+        histograms: The result of `chances` for two classes.
+        threshold: The least probability of the second class for which a case counts as positive.
+    """
     others, own = torch.tensor(histograms, dtype=torch.float64).reshape(2, 2, BINS)[1]
     cut = round(threshold * BINS)
     return [float(part.sum()) for part in (others[:cut], others[cut:], own[:cut], own[cut:])]
 
 
 def rates_of(counts: Sequence[float]) -> tuple[float, float] | None:
-    """Return sensitivity and specificity; None if a class has no case."""
+    """Return sensitivity and specificity, or None if one of the two classes has no case."""
     right_without, wrong_without, wrong_with, right_with = counts
     without, having = right_without + wrong_without, wrong_with + right_with
     return (right_with / having, right_without / without) if without and having else None
@@ -68,8 +83,12 @@ def rates_of(counts: Sequence[float]) -> tuple[float, float] | None:
 def threshold_of(histograms: Sequence[float], places: int) -> float | None:
     """Choose a threshold on the second class's probability, as a multiple of 1/places.
 
-    The threshold maximises sensitivity + specificity (Youden's index); of equal thresholds, the nearest to 0.5 is
-    chosen. Returns None if a class is missing. histograms: `chances` of validation cases.
+    The threshold maximises sensitivity + specificity (Youden's index). If several thresholds are equally good, the
+    threshold nearest to 0.5 is chosen. Returns None if one of the two classes has no case.
+
+    Args:
+        histograms: The result of `chances` for the validation cases.
+        places: The number of steps from 0 to 1 into which thresholds are divided.
     """
     cuts = [number / places for number in range(1, places)]
     rates = [rates_of(decided(histograms, cut)) for cut in cuts]

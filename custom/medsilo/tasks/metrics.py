@@ -1,24 +1,29 @@
-"""Types and sums of test results. Values of single cases stay at the site; counts leave it and are added over sites."""
+"""Define types of test results, and add test results over sites. Measures of single cases stay at the site. Counts
+leave the site, and are added over sites.
+"""
 
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-Measures = dict[str, Tensor]  # a value for every case, [cases] float64; NaN for a case without a value
-Counts = dict[str, list[float]]  # counts of one site, or added over sites
-Figures = dict[str, float | None]  # metrics of a whole test set; None if undefined
+# maps the name of a measure to a value for every case, [cases] float64; NaN if the case has no value
+Measures = dict[str, Tensor]
+Counts = dict[str, list[float]]  # maps names to the counts of one site, or to counts added over sites
+Figures = dict[str, float | None]  # maps names to metrics of a whole test set; None if the metric is undefined
 
 BY_PATIENT = "_by_patient"
-WEIGHT = "weight"  # name of the measure that weights cases in counts by class; without this measure, each weight is 1
-# Names of a classification's counts: confusion matrix, histograms of probabilities, sums of probabilities by bin.
+WEIGHT = "weight"  # name of the measure that weights cases in the counts of each class; without it, every weight is 1
+# Names of a classification's counts: confusion matrix, histograms of probabilities, sums of probabilities in each bin.
 OF_CLASSES = CONFUSION, CHANCES, RELIABILITY = "confusion", "chances", "reliability"
-BROAD = 10  # number of bins of histograms that protect patients
-BINS = 200  # number of bins of other histograms; the area under the ROC curve is exact to about 1/200
+BROAD = 10  # number of bins in histograms whose coarse bins protect patients
+BINS = 200  # number of bins in the fine histograms; areas under ROC curves are exact to about 1/200
 
 
 def means(measures: Measures, least: int) -> Counts:
-    """Return the sum and number of values of each measure. Measures with fewer than `least` values are left out."""
+    """Return, for each measure, the sum of the values and the number of values. Measures with fewer than `least` values
+    are left out.
+    """
     counts = {}
     for name, values in measures.items():
         known = values[~values.isnan()]
@@ -28,7 +33,9 @@ def means(measures: Measures, least: int) -> Counts:
 
 
 def by_patient(values: Tensor, patients: Sequence[str]) -> Tensor:
-    """Return the mean over each patient's cases, [patients]; NaN without a value."""
+    """Return the mean value over each patient's cases, [patients]. A patient's mean is NaN if no case of the patient
+    has a value.
+    """
     numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
     place = torch.tensor([numbers[patient] for patient in patients])
     known = ~values.isnan()
@@ -37,7 +44,7 @@ def by_patient(values: Tensor, patients: Sequence[str]) -> Tensor:
 
 
 def added(several: Iterable[Counts]) -> Counts:
-    """Add counts over sites. A count that some sites left out is the sum over the other sites."""
+    """Add counts over sites. If some sites left out a count, the sum covers only the sites that sent the count."""
     total: Counts = {}
     for counts in several:
         for name, values in counts.items():

@@ -1,4 +1,6 @@
-"""The base class of objectives: loss, metric, measures of test cases, and the counts that may leave a hospital."""
+"""Define the base class of objectives. An objective defines the loss, the metric, and the counts that may leave a
+hospital.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,42 +12,42 @@ from torch.utils.data import Dataset
 
 from medsilo.tasks.metrics import BY_PATIENT, Counts, Figures, Measures, by_patient, means
 
-if TYPE_CHECKING:  # not at run time, because only classifications need it
+if TYPE_CHECKING:  # imported for type checking only, because only classifications need the module
     from medsilo.tasks.decisions import ClassCounts
 
 
 class Objective(ABC):
-    """The objective of training and tests: the loss and metric for a network's outputs and targets.
+    """The objective of training and tests, which computes losses and scores from a network's outputs and the targets.
 
-    An objective is independent of the source of cases and of the use of predictions.
+    An objective depends neither on how cases are read nor on how predictions are used.
 
     >>> from medsilo.extend import Classification
     >>> Classification(("well", "ill")).output_of((3, 64, 64))
     (2,)
     """
 
-    metric: str  # name of the metric that `case_scores` computes; higher is better
+    metric: str  # name of the metric, which `case_scores` computes; a higher metric is better
     metric_range: tuple[float, float] = (0.0, 1.0)
-    classes: int = 0  # number of labels, with the background; 0 if targets are no labels
-    outputs: int  # number of outputs for a case, or for each pixel or voxel of it
-    label_names: tuple[str, ...] = ()  # names of the labels 0, 1, ...
-    structures: Mapping[str, tuple[int, ...]] = {}  # for masks: the labels of each structure
+    classes: int = 0  # number of labels including the background; 0 if targets are not labels
+    outputs: int  # number of network outputs for each case; in a segmentation, for each pixel or voxel
+    label_names: tuple[str, ...] = ()  # names of the labels 0, 1, ..., in this order
+    structures: Mapping[str, tuple[int, ...]] = {}  # for a segmentation: the labels of each structure
     overlaps: bool = False  # True if structures may overlap
     by_case: bool = True  # True if a case's loss and score do not depend on other cases
-    # Reason why the effect of one case on a batch's gradient is unbounded; empty if it is bounded.
+    # Reason why the effect of one case on a batch's gradient is unbounded; empty if the effect is bounded.
     unbounded: str = ""
-    cross_entropy: float = 0.0  # weight of the cross entropy over labels in the loss
+    cross_entropy: float = 0.0  # weight of the labels' cross entropy in the loss
 
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the required shape of the network's output for one input of this shape."""
+        """Return the shape that the network's output must have for one input with the given shape."""
         return (self.outputs,)
 
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the mean loss of a batch, which training minimises."""
+        """Return the mean loss of a batch. Training minimises this loss."""
 
     def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of every case of a batch, [batch]."""
+        """Return the loss of every case in a batch, [batch]."""
         from medsilo.learning.compute import part_of
 
         singly = [slice(case, case + 1) for case in range(len(output))]
@@ -53,41 +55,52 @@ class Objective(ABC):
 
     @abstractmethod
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the metric of every case of a batch: [batch], float32."""
+        """Return the metric of every case in a batch, [batch], as float32."""
 
     def score(self, scores: Tensor) -> float:
-        """Return the metric over several cases, given each case's score."""
+        """Return the metric over several cases, given the score of each case."""
         return float(scores.mean())
 
     def parts(self, measures: Measures, cases: Tensor) -> Tensor:
-        """Return numbers whose mean is the score over a selection of cases. `cases` holds their indices."""
+        """Return numbers whose mean is the score over selected cases.
+
+        Args:
+            measures: The measures of all cases.
+            cases: The indices of the selected cases.
+        """
         return measures[self.metric][cases]
 
     def answers(self, output: Tensor, name: str) -> list[dict[str, float | str]]:
-        """Return the predictions for each case, by column of predictions.csv. `name` is the name of a
-        predicted number.
+        """Return, for each case, a dictionary from column names of predictions.csv to predictions.
+
+        Args:
+            output: The network's outputs.
+            name: The column name of a regression's predicted value.
         """
         raise TypeError(f"{type(self).__name__} has no answers in words")
 
     def name_of(self, name: str, structure: str) -> str:
-        """Return the name of a measure for one structure."""
+        """Return the name of a measure of one structure."""
         return f"{name}_{structure}" if len(self.structures) > 1 else name
 
     # ------------------------------------------------------------------ the test
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """Return all measures of every test case, [batch] each, including the metric; all measures stay at the site."""
+        """Return the metric and all other measures of every test case, each a tensor [batch]. All measures of single
+        cases stay at the site.
+        """
         return {self.metric: self.case_scores(output, target)}
 
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
-        """Return a function that computes the measures of these test cases. The function is called with outputs and
-        targets of these cases in order.
+        """Return a function that computes measures from outputs and targets.
+
+        The returned function is called with one batch of test cases after another, in the order of `cases`.
         """
         return self.measures
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        """Return the counts that a site discloses about its test cases, which can be added over sites.
+        """Return the counts that a site discloses about its test cases. Counts of several sites can be added.
 
-        Each count covers at least `least` cases. A measure that `layout` does not name stays at the site.
+        Each count covers at least `least` cases. Only measures that `layout` names are counted.
         """
         counts = means({name: values for name, values in measures.items() if name in self.layout}, least)
         if self.metric in counts:
@@ -96,44 +109,52 @@ class Objective(ABC):
 
     @property
     def classifies(self) -> "ClassCounts | None":
-        """The rules for counts by class if every case has one class, else None."""
+        """The object that validates the counts of each class; None if the task is not a classification."""
         return None
 
     @property
     def decides(self) -> bool:
-        """True if there are two classes, so that decisions use a threshold."""
+        """True if the task has two classes, so that a threshold on the probability decides between them."""
         return self.classifies is not None and self.classes == 2
 
     @property
     def layout(self) -> dict[str, int]:
-        """The number of values in each count, by name."""
+        """The number of values in each count, by the name of the count."""
         return {self.metric: 2, self.metric + BY_PATIENT: 2}
 
     def range_of(self, name: str) -> tuple[float, float]:
-        """Return the smallest and largest contribution of one case to a count."""
+        """Return the smallest and the largest value that one case can add to a count."""
         return self.metric_range
 
     def told_range(self, name: str) -> tuple[float, float]:
-        """Return the range to which a measure of one patient is clipped before its mean is rounded and disclosed."""
+        """Return the least and greatest value to which a patient's measure is clipped.
+
+        The mean of the clipped measures is rounded and disclosed.
+        """
         return self.range_of(name)
 
     def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
-        """Return by how much one patient can change the score over these cases. None means the patient's share of the
-        cases.
+        """Return the greatest change of the score over the cases in `data` that one patient can cause.
+
+        The value None means that one patient's influence equals the fraction of cases that are of this patient.
         """
         return None
 
     def figures(self, counts: Counts) -> Figures:
-        """Return the reported metrics, from counts of one site or counts added over sites."""
+        """Compute the reported metrics from the counts of one site, or from counts added over sites."""
         pairs = {name: counts[name] for name, length in self.layout.items() if length == 2 and name in counts}
         return {name: total / number if number else None for name, (total, number) in pairs.items()}
 
 
 def judged_by(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-    """Return for each structure's score the sites that annotated the structure.
+    """Return, for the score of each structure, the sites that annotated the structure.
 
-    The result is empty if all sites annotated all structures. `absent` holds the names of labels without annotations,
-    by site; if structures overlap, these are names of structures.
+    The result is empty if all sites annotated all structures.
+
+    Args:
+        goal: The objective.
+        absent: For each site, the names of labels that the site did not annotate. If structures may overlap, names of
+            structures take the place of names of labels.
     """
     found = {}
     for name, labels in goal.structures.items():
@@ -143,9 +164,10 @@ def judged_by(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[st
 
 
 def says_of(goal: Objective, absent: Mapping[str, Collection[str]]) -> dict[str, float]:
-    """Return the weight of each site's score in the mean that selects a round, so that all structures count equally.
+    """Return a weight for the score of each site, so that all structures count equally in the weighted mean.
 
-    The weights are needed because a site sends only one score, over all structures that it annotated.
+    The weighted mean of the sites' scores selects the best round. Each site sends only one score, the mean over the
+    structures that the site annotated.
     """
     judged = judged_by(goal, absent)
     each = {site: sum(1 / len(own) for own in judged.values() if site in own) for site in absent}

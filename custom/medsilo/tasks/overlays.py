@@ -1,4 +1,4 @@
-"""Write images with the outlines of structures as PNG files."""
+"""Write PNG files of images, with outlines of structures drawn on them."""
 
 from io import BytesIO
 from pathlib import Path
@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from medsilo.core.files import write_bytes
 
-SMALLEST = 192  # least pixels of an overlay's shorter side, so that outlines are thin
-# Colours of truth and prediction: blue and orange of Okabe and Ito's palette
+SMALLEST = 192  # least number of pixels along a picture's shorter edge, so that outlines look thin
+# Colour of true outlines (blue) and of predicted outlines (orange), from Okabe and Ito's palette
 THERE, FOUND = (0, 114, 178), (230, 159, 0)
 DASH = 5
 
 
 def pixels_of(image: Tensor, low: float, high: float) -> np.ndarray:
-    """Convert an image [C, (D,) H, W] to uint8 pixels: RGB for three channels, else the first channel in grey.
+    """Convert an image [C, (D,) H, W] to uint8 pixels. Three channels become RGB, else the first channel becomes grey.
 
-    Of a volume, the middle slice is used. `low` and `high` become 0 and 255.
+    If the image is a volume, only its middle slice is converted. The values `low` and `high` become 0 and 255.
     """
     if image.ndim == 4:
         image = image[:, image.shape[1] // 2]
@@ -29,17 +29,17 @@ def pixels_of(image: Tensor, low: float, high: float) -> np.ndarray:
 
 
 def colours_of(pixels: np.ndarray) -> np.ndarray:
-    """Convert grey pixels [H, W] to RGB, [H, W, 3]."""
+    """Convert grey pixels [H, W] to RGB pixels [H, W, 3]."""
     return pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, 2)
 
 
 def outline(mask: np.ndarray) -> np.ndarray:
-    """Return the pixels of a mask at a distance of at most two from its outside."""
+    """Return the outline of a mask: the pixels of the mask within two pixels of its boundary."""
     return mask & ~scipy.ndimage.binary_erosion(mask, iterations=2, border_value=1)
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
-    """Write uint8 pixels, [H, W] grey or [H, W, 3] RGB, as PNG. The same pixels give the same bytes."""
+    """Write grey pixels [H, W] or RGB pixels [H, W, 3] as a PNG file. Equal pixels give identical files."""
     content = BytesIO()
     Image.fromarray(pixels).save(content, "PNG", compress_level=9)
     write_bytes(path, content.getvalue())
@@ -47,11 +47,17 @@ def write_png(path: Path, pixels: np.ndarray) -> None:
 
 @torch.no_grad()
 def draw_images(layer: nn.Module, images: Tensor, folder: Path) -> None:
-    """Write images [B, C, (D,) H, W] before and after a layer as before-1.png, after-1.png, ..., with the same grey
-    scale.
+    """Write the inputs and outputs of a layer as PNG files, before-1.png, after-1.png, before-2.png and so on.
+
+    All files have the same grey scale.
+
+    Args:
+        layer: The layer.
+        images: The inputs, [B, C, (D,) H, W].
+        folder: The output folder.
     """
     if images.ndim not in (4, 5):
-        return  # signals cannot be drawn
+        return  # the inputs are signals, which cannot be drawn
     after = layer.eval()(images)
     low, high = float(images.min()), float(images.max())
     for number, pair in enumerate(zip(images, after, strict=True), start=1):
@@ -60,11 +66,16 @@ def draw_images(layer: nn.Module, images: Tensor, folder: Path) -> None:
 
 
 def draw_found(image: Tensor, found: Tensor, right: Tensor, path: Path) -> None:
-    """Write an image [C, (D,) H, W] with outlines of masks [structures, (D,) H, W].
+    """Draw the outlines of true and predicted masks on an image, and write the image as a PNG file.
 
-    Solid outlines show the truth, dashed outlines the prediction.
+    Outlines of true masks are solid, outlines of predicted masks are dashed. If the image is a volume, the slice with
+    the largest structures is drawn.
 
-    Of a volume, the slice with the largest structures is drawn.
+    Args:
+        image: The image, [C, (D,) H, W].
+        found: The predicted masks, [structures, (D,) H, W].
+        right: The true masks, [structures, (D,) H, W].
+        path: The PNG file.
     """
     if image.ndim == 4:
         depth = int((right.float() + found * 1e-3).sum((0, 2, 3)).argmax())

@@ -1,4 +1,4 @@
-"""The objective of regression: a number for every case."""
+"""Define the objective of regression, in which networks predict one number for every case."""
 
 import math
 
@@ -12,26 +12,27 @@ ABSOLUTE, SQUARED = "mae", "mse"  # absolute and squared errors, in the unit of 
 
 
 class Regression(Objective):
-    """Regression with mean squared error as loss, and closeness, 1 - |error| / (greatest - least), as metric.
+    """Regression with the mean squared error as loss. The metric is closeness, 1 - |error| / (greatest - least).
 
-    The network's output is relative: 0 is the least possible value, 1 the greatest. Scores clip outputs to this range;
-    the loss does not. The test also reports MAE and RMSE.
+    The network's output is scaled so that 0 stands for the least possible value and 1 for the greatest. Scores clip
+    outputs to [0, 1], but the loss does not. The test also reports the mean absolute error and the root mean squared
+    error.
     """
 
     metric = "closeness"
     outputs = 1
 
     def __init__(self, limits: tuple[float, float]) -> None:
-        """`limits` are the least and greatest possible value."""
+        """Create the objective for values between two limits, the least and the greatest possible value."""
         self.limits = limits
 
     def shares_of(self, values: Tensor) -> Tensor:
-        """Convert values to the relative scale from 0 (least) to 1 (greatest)."""
+        """Scale values so that 0 stands for the least possible value and 1 for the greatest."""
         low, high = self.limits
         return (values - low) / (high - low)
 
     def values_of(self, output: Tensor) -> Tensor:
-        """Convert a network's output to numbers, [batch], clipped to the possible range."""
+        """Convert a network's outputs to values [batch], and clip the values to the possible range."""
         low, high = self.limits
         return low + output[:, 0].clamp(0, 1) * (high - low)
 
@@ -45,7 +46,9 @@ class Regression(Objective):
         return [{name: value} for value in self.values_of(output.double()).tolist()]
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """Return for each case the metric, the absolute and squared error, the true and the predicted number."""
+        """Return the metric, the absolute error, the squared error, the true value and the predicted value of each
+        case.
+        """
         found = self.values_of(output)
         error = found - target
         sizes = {ABSOLUTE: error.abs(), SQUARED: error.square()}

@@ -1,4 +1,4 @@
-"""Read image files with SimpleITK as arrays, and convert labels back to an image's grid."""
+"""Read image files as arrays with SimpleITK, and convert predicted labels back to the grid of the image file."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,21 +15,23 @@ from torch.nn import functional
 from medsilo.core.errors import DataError
 from medsilo.tasks.headers import CLOSED, DAMAGED, check_dicom, check_size, is_dicom, open_reader, tags_in
 
-MOST_VOLUMES = 32  # limit on volumes along a fourth axis, which become channels
-SAME_PLACE = 1e-2  # tolerance in millimetres for equal positions
-GREATEST = 65_535  # largest value in a mask
-ORIENTATION = "LPS"  # x increases to the patient's left, y to the back, z to the head, as in DICOM and SimpleITK
+MOST_VOLUMES = 32  # greatest number of volumes along a fourth axis; these volumes become channels
+SAME_PLACE = 1e-2  # greatest difference in millimetres between positions that count as equal
+GREATEST = 65_535  # largest value that a mask may contain
+# x increases towards the patient's left, y towards the back, z towards the head, as in DICOM and SimpleITK
+ORIENTATION = "LPS"
 
 
 @dataclass(frozen=True)
 class Scan:
-    """An image that was read from a file. `values` is a volume [C, D, H, W] in float32, or a picture [C, H, W] as
-    stored.
+    """An image that was read from a file. The array `values` is a volume [C, D, H, W] in float32, or a flat image [C,
+    H, W] in the file's data type.
 
-    The axes of a volume are permuted and flipped to the nearest axes of LPS, with slices from foot to head. `affine`
-    [4, 4] maps voxel (x, y, z) to millimetres in LPS.
+    The axes of a volume are permuted and flipped, so that they are as near as possible to the axes of LPS. The first
+    slice of a volume is the slice nearest to the feet. The matrix `affine` [4, 4] maps the voxel (x, y, z) to
+    millimetres in LPS.
 
-    Code that opens files with other libraries must first check their headers by `header_of`, `check_size` and
+    Code that opens image files with another library must first check the files by `header_of`, `check_size` and
     `dicom_tags`.
 
     >>> import numpy as np
@@ -39,11 +41,11 @@ class Scan:
 
     values: np.ndarray
     affine: np.ndarray
-    spacing: tuple[float, ...]  # millimetres along x, y (and z)
-    header: Any = field(repr=False)  # the SimpleITK image as read, with its grid
-    # the permutation of the file's axes, and True for each flipped axis
+    spacing: tuple[float, ...]  # millimetres between neighbouring voxels along x, y (and z)
+    header: Any = field(repr=False)  # the SimpleITK image before axes are permuted and flipped
+    # the permutation of the file's axes; for each axis, True if the axis is flipped
     turn: tuple[tuple[int, ...], tuple[bool, ...]] = ((), ())
-    source: Any = field(default=None, repr=False)  # data of a task's reader about the image
+    source: Any = field(default=None, repr=False)  # any data that a task's reader attaches to the image
 
     header_of = staticmethod(open_reader)
     check_size = staticmethod(check_size)
@@ -52,18 +54,18 @@ class Scan:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read an image file, or a folder with one DICOM series."""
+        """Read an image from a file, or from a folder with one DICOM series."""
         try:
             return cls.of(_image_in(path))
         except DataError:
             raise
-        except Exception as error:  # image readers may raise any exception for damaged files
+        except Exception as error:  # image readers may raise any exception if a file is damaged
             closed = path.exists() and not access(path, R_OK, effective_ids=True)
             raise DataError(CLOSED if closed else DAMAGED, str(error).strip()) from error
 
     @classmethod
     def of_channels(cls, paths: Sequence[Path]) -> Self:
-        """Read an image whose channels are in separate files."""
+        """Read an image from several files, one for each channel."""
         first, *others = map(cls.read, paths)
         for scan, path in zip(others, paths[1:], strict=True):
             first._refuse_another_place(scan, "channels of a case", path)
@@ -88,7 +90,7 @@ class Scan:
 
     @classmethod
     def of(cls, image: Any) -> Self:
-        """Convert a SimpleITK image with two or three axes."""
+        """Make a scan from a SimpleITK image with two or three axes."""
         import SimpleITK
 
         axes, channels = image.GetDimension(), image.GetNumberOfComponentsPerPixel()
@@ -108,13 +110,15 @@ class Scan:
         return cls(values, affine, image.GetSpacing(), header, turn)
 
     def mask(self, path: Path) -> np.ndarray:
-        """Read a mask of this image as integers [(D,) H, W]; raises DataError if it has another grid."""
+        """Read a mask of this image as integers [(D,) H, W]. Raises DataError if image and mask
+        have different grids.
+        """
         mask = self.of_mask(path)
         self._refuse_another_place(mask, "an image and its mask", path)
         return mask.values[0]
 
     def _refuse_another_place(self, other: "Scan", what: str, path: Path) -> None:
-        """Raise DataError unless another image, from the file `path`, has the same grid."""
+        """Raise DataError unless this image and the image `other`, read from `path`, have the same grid."""
         if self.values.shape[1:] != other.values.shape[1:]:
             raise DataError(f"{what} have different sizes; export both on one grid", str(path))
         if self.values.ndim == 4 and not np.allclose(self.affine, other.affine, atol=SAME_PLACE):
@@ -122,7 +126,7 @@ class Scan:
 
     @staticmethod
     def slices_of(values: np.ndarray, shape: tuple[int, ...]) -> Tensor:
-        """Convert the slices of a volume to inputs [D, C, size, size] of a network for (C, size, size)."""
+        """Resize the slices of a volume [C, D, H, W], and return them as inputs [D, *shape] of a network."""
         if values.ndim != 4:
             raise DataError("a flat image; the task reads volumes")
         if len(values) != shape[0]:
@@ -130,7 +134,7 @@ class Scan:
         return resized(torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))), shape[1:])
 
     def on_own_grid(self, labels: np.ndarray) -> Any:
-        """Convert labels [D, H, W] or [H, W] on the grid of `values` to a SimpleITK image with the file's geometry."""
+        """Convert labels [(D,) H, W] on the grid of `values` to a SimpleITK image on the grid of the image file."""
         import SimpleITK
 
         order, flips = self.turn
@@ -159,7 +163,9 @@ def _image_in(path: Path) -> Any:
 
 
 def _volumes_as_channels(image: Any) -> Any:
-    """Convert volumes along a fourth axis to channels, as data sets with several MRI sequences store them."""
+    """Convert the volumes along a fourth axis to channels. Some data sets store several MRI sequences along a fourth
+    axis.
+    """
     import SimpleITK
 
     number = image.GetSize()[3]
@@ -170,7 +176,7 @@ def _volumes_as_channels(image: Any) -> Any:
 
 
 def _without_opaque_alpha(values: np.ndarray) -> np.ndarray:
-    """Remove a picture's fourth channel if it is an opaque alpha channel."""
+    """Remove the fourth channel of a flat image if this channel is an opaque alpha channel."""
     alpha = values[-1]
     opaque = len(values) == 4 and alpha.dtype.kind == "u" and bool((alpha == np.iinfo(alpha.dtype).max).all())
     return values[:-1] if opaque else values
@@ -186,14 +192,14 @@ def _read_series(folder: Path) -> Any:
 
 
 def _refuse_odd_png(path: Path) -> None:
-    """Raise DataError for PNG files that SimpleITK would read wrongly without a warning.
+    """Raise DataError if SimpleITK would read a PNG file wrongly.
 
-    SimpleITK converts palettes to colours, which destroys labels, and reads only the first of several pictures. Grey
-    PNG files with an alpha channel are not supported by SimpleITK.
+    SimpleITK converts the palette indices in a PNG file to colours, which destroys labels. Of several pictures in a
+    file, SimpleITK reads only the first. SimpleITK does not support grey PNG files with an alpha channel.
     """
     from PIL.PngImagePlugin import PngImageFile
 
-    with suppress(OSError, SyntaxError, ValueError), PngImageFile(path) as image:  # pixels are not read
+    with suppress(OSError, SyntaxError, ValueError), PngImageFile(path) as image:  # PngImageFile reads no pixels here
         if image.mode == "P":
             raise DataError("PNG files have a palette; save them as grey or RGB", str(path))
         if image.mode == "LA":
@@ -203,7 +209,9 @@ def _refuse_odd_png(path: Path) -> None:
 
 
 def series_of(folder: Path) -> list[str]:
-    """Return the files of a folder's DICOM series in order; raises DataError if there are several series or none."""
+    """Return the files of the DICOM series in a folder, in the order of slices. Raises DataError unless the folder
+    contains exactly one series.
+    """
     import SimpleITK
 
     for path in sorted(folder.iterdir()):
@@ -218,7 +226,9 @@ def series_of(folder: Path) -> list[str]:
 
 
 def _refuse_gaps(files: list[str]) -> None:
-    """Raise DataError if slices have unequal distances, because SimpleITK assumes equal distances."""
+    """Raise DataError if the distances between neighbouring slices differ, because SimpleITK
+    assumes equal distances.
+    """
     import SimpleITK
 
     places = []
@@ -236,9 +246,9 @@ def _refuse_gaps(files: list[str]) -> None:
 
 
 def _refuse_broken_nifti(path: Path) -> None:
-    """Raise DataError for a NIfTI file that is truncated or has NaN.
+    """Raise DataError if a NIfTI file is truncated, contains NaN, or has a contradictory header.
 
-    The check uses nibabel, because SimpleITK replaces such values by zeros without a warning.
+    The check uses nibabel, because SimpleITK replaces NaN and missing values by zeros without a warning.
     """
     import nibabel
 
@@ -251,7 +261,7 @@ def _refuse_broken_nifti(path: Path) -> None:
             raise DataError(
                 "an image's header gives two different positions (sform and qform); export it again from its source"
             )
-        values = np.asanyarray(image.dataobj.get_unscaled())  # raises an error if the file is truncated
+        values = np.asanyarray(image.dataobj.get_unscaled())  # get_unscaled raises an error if the file is truncated
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             wrong = np.count_nonzero(~np.isfinite(values))
             raise DataError(f"an image has {wrong} values that are NaN or infinite", str(path))
@@ -259,7 +269,7 @@ def _refuse_broken_nifti(path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- grids
 def resized(images: Tensor, size: Sequence[int]) -> Tensor:
-    """Resize images [B, C, *grid] by (tri)linear interpolation without smoothing."""
+    """Resize images [B, C, *grid] by bilinear or trilinear interpolation, without smoothing."""
     if tuple(images.shape[2:]) == tuple(size):
         return images
     mode = "trilinear" if len(size) == 3 else "bilinear"

@@ -1,4 +1,4 @@
-"""The objective of segmentation: masks of structures in images."""
+"""Define the objective of segmentation, in which networks predict masks of structures in images."""
 
 import math
 import warnings
@@ -18,30 +18,34 @@ from medsilo.tasks.objective import Objective
 SURFACE = ("hd95", "surface_dice")
 TOLERANCE = 2.0  # tolerance of surface Dice in millimetres or pixels
 FURTHEST = 1e5  # upper limit on distances between surfaces, in millimetres or pixels
-FAR = 100.0  # upper limit on disclosed distances, which bounds one patient's influence
+FAR = 100.0  # greatest distance that a site discloses; this limit bounds one patient's influence
 
 
 def likeliest(output: Tensor) -> Tensor:
-    """Return the label with the largest output at every pixel or voxel; of equal outputs, the first.
+    """Return the label with the largest output at every pixel or voxel. If outputs are equal, the lowest label is
+    chosen.
 
-    `argmax` over channels gives the same result, but takes ten times as long on a CPU.
+    The function `argmax` gives the same labels, but takes ten times as long on a CPU.
     """
     return output.max(1).indices
 
 
 def dice_of(found: Tensor, right: Tensor) -> Tensor:
-    """Return the Dice score of every case and structure. A structure that is neither present nor predicted has 1."""
+    """Return the Dice score of every case and structure. The score is 1 if the structure is neither present nor
+    predicted.
+    """
     from monai.metrics import compute_dice
 
     return compute_dice(found, right, include_background=True, ignore_empty=False).float()
 
 
 def dice_and_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Return MONAI's Dice loss plus cross entropy."""
+    """Return the sum of MONAI's Dice loss and the cross entropy."""
     both = _dice_and_entropy()
     if output.device.type == "cpu":
         return both(output, target[:, None])
-    # The mean is computed here, because within cross_entropy a GPU's order of summation varies.
+    # The mean is computed outside of cross_entropy, because the order of summation within cross_entropy varies on a
+    # GPU.
     entropies = functional.cross_entropy(output, target.long(), reduction="none")
     return both.dice(output, target[:, None]) + entropies.mean()
 
@@ -54,10 +58,10 @@ def _dice_and_entropy() -> Any:
 
 
 class Segmentation(Objective):
-    """Segmentation with the mean Dice score of structures as metric, computed by MONAI.
+    """Segmentation whose metric is the mean Dice score over structures, computed by MONAI.
 
-    The test also reports Dice by structure, and distances between surfaces. Targets are labels [batch, *grid], outputs
-    are [batch, classes, *grid]. A structure has one or more labels.
+    The test also reports the Dice score of each structure, and distances between predicted and true surfaces. Targets
+    are labels [batch, *grid], and outputs are [batch, classes, *grid]. A structure has one or more labels.
 
     >>> from torch.nn.functional import cross_entropy
     >>> Segmentation(2, cross_entropy).output_of((1, 64, 64))
@@ -76,19 +80,18 @@ class Segmentation(Objective):
         outputs: int | None = None,
         voxel: tuple[float, ...] | None = None,
     ) -> None:
-        """`labels` are the names of labels, or their number, including the background. `criterion(outputs, labels)` is
-        the loss.
+        """Create the objective.
 
-        If structures may overlap, `criterion` also gets a list of the annotated structures, or None for all. With
-        outputs at several resolutions, it is called for each resolution.
-
-        `structures` holds the labels of each structure; for example, the optic disc consists of its rim and its cup. By
-        default, label 1 is the only structure.
-
-        `cross_entropy` is the weight of the cross entropy in the loss. `outputs` is the number of outputs if it differs
-        from the number of labels.
-
-        `voxel` is the spacing of targets in millimetres along each axis; None if it is unknown.
+        Args:
+            labels: The names of the labels including the background, or the number of these labels.
+            criterion: The loss, a function of outputs and labels. If structures may overlap, the third argument of the
+                function is a list of the annotated structures, or None if all are annotated. If the network has outputs
+                at several resolutions, the function is called for each resolution.
+            structures: The labels of each structure. For example, the optic disc consists of the labels rim and cup. By
+                default, label 1 is the only structure.
+            cross_entropy: The weight of the cross entropy in the loss.
+            outputs: The number of outputs. By default, it equals the number of labels.
+            voxel: The voxel spacing of targets in millimetres along each axis; None if the spacing is unknown.
         """
         self.label_names = tuple(map(str, range(labels)) if isinstance(labels, int) else labels)
         self.classes = len(self.label_names)
@@ -100,12 +103,14 @@ class Segmentation(Objective):
         return (self.outputs, *shape[1:])
 
     def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
-        # number of the criterion's arguments: outputs, labels, and for overlaps the annotated structures
+        # the criterion has three arguments (outputs, labels, annotated structures) if structures may overlap, else two
         given = 3 if self.overlaps else 2
         return marginal(lambda *told: self.criterion(*told[:given]), output, target, self.overlaps)
 
     def predicted(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the predicted labels, [batch, *grid]; 0 where the target is to be ignored."""
+        """Return the predicted labels, [batch, *grid]. Subclasses may set predictions to 0 at voxels that scores must
+        ignore.
+        """
         return likeliest(output)
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
@@ -115,18 +120,25 @@ class Segmentation(Objective):
         return self.compared(self.predicted(output, target), target, self.voxel)
 
     def compared(self, labels: Tensor, target: Tensor, voxel: tuple[float, ...] | None) -> Measures:
-        """Compare predicted labels with the target, both [batch, *grid]. `voxel` is the spacing in millimetres.
+        """Compare predicted labels [batch, *grid] with true labels [batch, *grid].
 
-        Returns the metric, Dice by structure if there are several, and surface distances in millimetres or voxels.
+        The returned measures are the metric, surface distances and volumes. If there are several structures, the Dice
+        score of each structure is also returned.
+
+        Args:
+            labels: The predicted labels.
+            target: The true labels.
+            voxel: The voxel spacing in millimetres. If it is None, distances and volumes are in voxels.
         """
         from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 
-        warnings.filterwarnings("ignore", "monai.metrics.utils get_mask_edges")  # MONAI causes this warning itself
+        warnings.filterwarnings("ignore", "monai.metrics.utils get_mask_edges")  # MONAI causes the warning
         found, right = (self.masks(one).cpu() for one in (labels, target))
         dice = dice_of(found, right)
         there, found_there = (masks.flatten(2).any(2) for masks in (right, found))
         both = there & found_there
-        # Distances need two surfaces. A structure that is missed or falsely predicted has surface Dice 0.
+        # Surface distances are defined if both the true and the predicted mask contain the structure. A structure that
+        # only one of the two masks contains has surface Dice 0.
         distances = torch.full(both.shape, torch.nan)
         near = torch.where(there | found_there, 0.0, torch.nan)
         if both.any():
@@ -159,12 +171,15 @@ class Segmentation(Objective):
         return (0.0, FAR) if name.startswith(SURFACE[0]) else super().told_range(name)
 
     def masks(self, labels: Tensor) -> Tensor:
-        """Convert labels to masks of the structures, [batch, structures, *grid]."""
+        """Convert labels to one mask for each structure, [batch, structures, *grid]."""
         labels = labels_in(labels)
         return torch.stack([torch.isin(labels, labels.new_tensor(part)) for part in self.structures.values()], 1)
 
     def judged(self, target: Tensor) -> Tensor | None:
-        """Return a Boolean mask of the structures that were annotated in each case, or None if all were."""
+        """Return a Boolean array [batch, structures]: True if the structure was annotated in the case.
+
+        Returns None if all structures were annotated in all cases.
+        """
         if not any(marks_in(target)):
             return None
         if self.overlaps:
@@ -174,12 +189,12 @@ class Segmentation(Objective):
 
     @staticmethod
     def mark_in(labels: Tensor) -> int:
-        """Return the mark in a case's labels that names the structures without annotations."""
+        """Return the number that encodes, within a case's labels, the structures that were not annotated."""
         return marks_in(labels[None])[0]
 
     marked = staticmethod(marked)
 
     def _mean(self, dice: Tensor, target: Tensor) -> Tensor:
-        """Return each case's mean Dice over its annotated structures."""
+        """Return the mean Dice score over the annotated structures of each case."""
         judged = self.judged(target)
         return dice.mean(1) if judged is None else dice.where(judged.to(dice.device), torch.nan).nanmean(1)

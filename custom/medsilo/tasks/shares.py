@@ -1,4 +1,6 @@
-"""A plan's keys for the split into training, validation and test, and for dividing one folder among simulated sites."""
+"""Define a plan's keys that split patients into training, validation and test, and that divide one folder among
+simulated sites.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -10,7 +12,7 @@ Alpha = Annotated[float, Field(ge=1e-3, le=1e6)]  # parameter of a Dirichlet dis
 
 
 def as_tuple(value: Any) -> Any:
-    """Convert a list to a tuple, because YAML has lists and settings are validated strictly."""
+    """Convert a list from YAML to a tuple, because the strict validation of settings accepts only tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -25,12 +27,13 @@ PARTS = ("train", "validation", "test")
 
 
 class Partition(Section):
-    """How one folder is divided among simulated sites.
+    """The method by which the patients in one folder are distributed to simulated sites.
 
-    All cases of a patient go to the same site. `iid` distributes patients at random and as evenly as possible.
+    All cases of a patient go to the same site. The kind `iid` distributes patients at random, so that the numbers of
+    patients at two sites differ by at most one.
 
-    `dirichlet` distributes the patients of each class by shares drawn from Dirichlet(alpha). `column` uses the table's
-    `site` column.
+    The kind `dirichlet` samples, for each class, the sites' fractions of patients from Dirichlet(alpha). The kind
+    `column` uses the table's column `site`.
     """
 
     kind: Literal["iid", "dirichlet", "column"] = Field(

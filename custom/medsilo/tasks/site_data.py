@@ -1,4 +1,4 @@
-"""One site's data in three parts, with the patient, record, name and label of each case."""
+"""Hold one site's training, validation and test cases in memory or on disk, with the patient and label of each case."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class CaseSubset(Subset):
-    """A selection of cases from a data set, with their patients and labels."""
+    """Selected cases of a data set, with the patients and labels of the selected cases."""
 
     def __init__(self, whole: Dataset, places: Sequence[int], patients: Sequence[str], labels: Tensor | None) -> None:
         super().__init__(whole, places)
@@ -33,7 +33,7 @@ class CaseSubset(Subset):
 
 
 class Cases(TensorDataset):
-    """Cases in memory: the input, target and patient of each case."""
+    """Cases in memory. Each case has an input, a target and a patient."""
 
     def __init__(self, inputs: Tensor, targets: Tensor, patients: Sequence[str]) -> None:
         super().__init__(inputs, targets)
@@ -52,7 +52,7 @@ class Cases(TensorDataset):
 
 @dataclass(frozen=True)
 class SiteData:
-    """One site's training, validation and test part; no patient is in two parts.
+    """One site's data, divided into a training, a validation and a test part. No patient is in two parts.
 
     >>> patients, parts = np.array([0, 0, 1, 2]), np.array([0, 1, 2])  # each patient in one part
     >>> data = SiteData.by_patient(np.zeros((4, 3)), np.zeros(4), patients, ["p", "q", "r"], parts)
@@ -62,14 +62,14 @@ class SiteData:
     array([1, 1, 2, 0])
     """
 
-    # Type of the plan's key `shares`
+    # Type of the plan's key `shares`: the fractions of patients for training, validation and test
     Shares = Annotated[WholeShares, Field(description="of train, validation and test")]
     parts_by_draw, dirichlet = staticmethod(splits.parts_by_draw), staticmethod(splits.dirichlet)
 
     train: Dataset
     validation: Dataset
     test: Dataset
-    # the survey from reading the data, if the task makes one
+    # the survey that was made when the data were read; None if the task makes no survey
     survey: "Survey | None" = field(default=None, kw_only=True)
 
     @classmethod
@@ -81,10 +81,15 @@ class SiteData:
         names: Sequence[str],
         parts: np.ndarray | None = None,
     ) -> Self:
-        """Make three parts, given the patient of each case and the part of each patient.
+        """Divide cases into training, validation and test, so that all cases of a patient are in the same part.
 
-        `inputs` and `targets` are [cases, ...]; `patients` is the index of each case's patient. `names` and `parts` are
-        per patient. By default, patients are assigned to parts in turn.
+        Args:
+            inputs: The inputs, [cases, ...].
+            targets: The targets, [cases, ...].
+            patients: For each case, the index of the patient in `names`.
+            names: The names of the patients.
+            parts: For each patient, 0 for training, 1 for validation, 2 for test. By default, patients are assigned to
+                the parts in turn.
         """
 
         def cases_of(chosen: np.ndarray) -> Cases:
@@ -96,22 +101,31 @@ class SiteData:
 
     @classmethod
     def in_memory(cls, parts: Iterable[tuple[Tensor, Tensor, Sequence[str]]]) -> Self:
-        """Make three parts in memory, each from inputs, targets and the patient of each case."""
+        """Make the training, validation and test part in memory. Each item of `parts` holds the inputs, the targets and
+        the patients of a part's cases.
+        """
         return cls(*(Cases(*part) for part in parts))
 
     @classmethod
     def in_parts(cls, parts: np.ndarray, cases_of: Callable[[np.ndarray], Dataset]) -> Self:
-        """Make three parts, given the part of each case: 0 train, 1 validation, 2 test, -1 none."""
+        """Make the training, validation and test part, given the part of each case.
+
+        Args:
+            parts: For each case, 0 for training, 1 for validation, 2 for test, or -1 to leave the case out.
+            cases_of: A function that returns the data set of the cases with the given indices.
+        """
         return cls(*(cases_of(np.flatnonzero(parts == part)) for part in range(3)))
 
     @property
     def absent(self) -> list[str]:
-        """Structures and columns of the plan that the site's data lack."""
+        """The plan's structures and columns that the site's data lack."""
         return list(self.survey.absent) if self.survey else []
 
 
 def read_folder(task: "Task", site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
-    """Read one site's data from the folder in its settings, or generate them for a synthetic task."""
+    """Read one site's data from the folder that the site's settings name. The data of a synthetic task are generated,
+    not read.
+    """
     if source is not None:
         source.check_folder()
     if source is None or task.synthetic:
@@ -126,7 +140,7 @@ def read_folder(task: "Task", site: str, sites: Sequence[str], seed: int, source
 
 
 def folded_data(task: "Task", data: SiteData, source: DataSource | None) -> SiteData:
-    """Return a site's data in the parts of the plan's fold, or unchanged without a fold."""
+    """Divide a site's data as the plan's fold requires. If the plan has no fold, return the data unchanged."""
     if task.fold is None:
         return data
     if task.mixes_patients:
@@ -135,7 +149,13 @@ def folded_data(task: "Task", data: SiteData, source: DataSource | None) -> Site
 
 
 def folded(data: SiteData, fold: "Fold", split: int) -> SiteData:
-    """Return a site's data in the parts of a cross-validation fold. `split` is the site's seed."""
+    """Divide a site's data into the training, validation and test part of a cross-validation fold.
+
+    Args:
+        data: The site's data.
+        fold: The fold.
+        split: The site's seed.
+    """
     parts = [getattr(data, part) for part in PARTS]
     train, validation, test = dealt(parts, places_in(fold, patients_of(ConcatDataset(parts)), split))
     return replace(data, train=train, validation=validation, test=test)
@@ -144,9 +164,9 @@ def folded(data: SiteData, fold: "Fold", split: int) -> SiteData:
 def places_in(fold: "Fold", patients: Sequence[str], split: int) -> list[list[int]]:
     """Return the indices of a fold's training, validation and test cases.
 
-    Patients are assigned to folds in turn, in an order that depends only on their names and the site's seed.
+    The patients are ordered by a hash of their names and the site's seed, then assigned to folds in turn.
 
-    A patient's part does not depend on the study's seed or on other sites.
+    The fold of a patient does not depend on the study's seed or on other sites.
     """
     names = sorted(set(patients), key=lambda patient: (seed_for(split, "fold", patient), patient))
     if len(names) < fold.of:
@@ -160,9 +180,13 @@ def places_in(fold: "Fold", patients: Sequence[str], split: int) -> list[list[in
 
 
 def dealt(parts: Sequence[Dataset], deals: Sequence[Sequence[int]]) -> list[Dataset]:
-    """Regroup the cases of several data sets, given their indices in the concatenation.
+    """Concatenate several data sets, and divide the cases into new data sets.
 
-    The results are in memory if all data sets are.
+    The new data sets are in memory if all old data sets are in memory.
+
+    Args:
+        parts: The old data sets.
+        deals: For each new data set, the indices of its cases in the concatenation.
     """
     whole: Dataset = ConcatDataset(parts)
     patients = patients_of(whole)
@@ -185,17 +209,21 @@ def patients_of(data: Dataset) -> Sequence[str]:
 
 
 def records_of(data: Dataset) -> Sequence[str] | None:
-    """Return the record of every case, which is a file or a table's row; None if each case is a separate record."""
+    """Return the name of the record, a file or a table's row, from which each case comes. None means that each case is
+    a separate record.
+    """
     return getattr(data, "records", None)
 
 
 def names_of(data: Dataset) -> Sequence[str] | None:
-    """Return a name for every case that does not depend on other cases, or None without names."""
+    """Return the name of every case, or None if the data set has no names. A case's name does not depend on other
+    cases.
+    """
     return getattr(data, "names", None)
 
 
 def labels_of(data: Dataset) -> Tensor | None:
-    """Return the class of every case, or None if the data set cannot know it without reading images."""
+    """Return the class of every case, or None if classes are unknown until images are read."""
     if isinstance(data, ConcatDataset):
         several = [labels_of(part) for part in data.datasets]
         return None if any(one is None for one in several) else torch.cat(several)  # type: ignore[arg-type]
@@ -203,7 +231,9 @@ def labels_of(data: Dataset) -> Tensor | None:
 
 
 def label_counts(data: Dataset, classes: int) -> list[int]:
-    """Count the occurrences of each label in a data set: as the class of cases, or in the voxels of masks."""
+    """Count the occurrences of each label in a data set. In a classification, the cases of each class are counted; in a
+    segmentation, the voxels of each label in masks.
+    """
     labels = labels_of(data)
     every = (data[case][1] for case in range(len(data))) if labels is None else [labels]  # type: ignore[arg-type]
     counts = torch.zeros(classes, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""A site's description of its data: folder, file patterns or table, columns, labels and split."""
+"""Define the settings with which a site describes its data: files, table columns, labels and split."""
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,90 +17,97 @@ from medsilo.tasks.cells import level
 from medsilo.tasks.shares import Shares, as_tuple
 from medsilo.tasks.subgroups import Subgroups
 
-ROLES = ("image", "label", "patient", "part", "site")  # keys of `columns` for a table that lists files
+# possible keys of `columns` if each row of the table names the files of a case
+ROLES = ("image", "label", "patient", "part", "site")
 MISSING = (
     *("", "NA", "N/A", "n/a", "n.a.", "NaN", "nan", "null", "?", "-", ".", "k.A.", "k. A.", "n.b.", "S/D", "s/d"),
-    *("N/D", "#N/A", "#NV", "#N/D", "#N/B", "#VALUE!", "#WERT!", "#VALEUR!", "#DIV/0!"),  # Excel's error values
+    # error values that Excel displays in cells
+    *("N/D", "#N/A", "#NV", "#N/D", "#N/B", "#VALUE!", "#WERT!", "#VALEUR!", "#DIV/0!"),
 )
-FEWEST = 5  # least number of patients with an undeclared class; cases of rarer classes are left out
+FEWEST = 5  # least number of patients that must have an undeclared class; cases of rarer classes are left out
 RARE = (
     f"cases have a label that fewer than {FEWEST} patients have; if it is right, declare it under data: "
     "label_map: {its name: what the plan calls it}"
 )
-LONGEST_LIST = 1 << 20  # limit on bytes of a file with patients
+LONGEST_LIST = 1 << 20  # greatest number of bytes in a file of patient names
 Pattern = Annotated[str, Field(min_length=1, max_length=500)]
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 Pair = Annotated[tuple[Pattern, Pattern], BeforeValidator(as_tuple)]
 OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
-Draw = Callable[[Mapping[str, str]], dict[str, str]]  # maps the parts of known patients to those of all patients
-# arguments: the patients, the function that assigns parts, and whether new parts are final
+# assigns all patients to parts, given the parts of known patients
+Draw = Callable[[Mapping[str, str]], dict[str, str]]
+# arguments: the patients, the function that assigns parts, and True if new parts may be recorded
 Memory = Callable[[Collection[str], Draw, bool], dict[str, str]]
 
 
 class DataSource(Section):
-    """The key `data` in a site's medsilo.yaml.
+    """The settings under the key `data` in a site's medsilo.yaml.
 
-    Tasks with a fixed layout of files use only `folder`.
+    Tasks that prescribe the layout of files use only the key `folder`.
 
     >>> DataSource(folder="/data/kidney", images="images/*.nii.gz", labels="masks/*.nii.gz").folder.name
     'kidney'
     """
 
-    TABLE: ClassVar[str] = "cases.csv"  # default name of the table
+    TABLE: ClassVar[str] = "cases.csv"  # file name of the table if the settings name none
 
     folder: Path
-    # Patterns of file names with *, relative to the folder. Each channel in a separate file has a pattern, by the
-    # plan's name of the channel, or in the plan's order.
+    # Patterns of image files, relative to the folder, such as images/*.nii.gz. If each channel of an image is in a
+    # separate file, each channel has a pattern. A dictionary maps the plan's channel names to patterns, and a list
+    # contains patterns in the plan's order of channels.
     images: dict[str, Pattern] | Patterns | Pattern | None = None
     labels: Pattern | None = None
     patient: Pattern | None = None  # regular expression that finds the patient in a case's name
-    table: Pattern | None = None  # CSV file with one row per case, instead of patterns
-    head: Names = ()  # names of the table's columns, in order, if its first row is no header
-    # The table's names of the columns image (one or several), label, patient, part, site, and of the plan's columns.
+    table: Pattern | None = None  # file name of a table with one row per case, which takes the place of patterns
+    head: Names = ()  # names of the table's columns, in order, if the table has no header
+    # Maps image, label, patient, part, site and the plan's columns to the table's names of these columns. Only the key
+    # image may map to several columns.
     columns: dict[str, Pattern | Names] = {}
-    label_map: dict[str | int, str | int] = {}  # maps this site's labels to the plan's
-    unannotated: Names = ()  # structures and columns of the plan that this site did not annotate or measure
-    # Keys for a table whose rows are the cases (task `table`): for categorical columns of the plan: maps this site's
-    # levels to the plan's
+    label_map: dict[str | int, str | int] = {}  # maps this site's labels to the plan's labels
+    # structures and columns that the plan names, and that this site did not annotate or measure
+    unannotated: Names = ()
+    # The following keys are for the task `table`. For each categorical column of the plan, `levels` maps this site's
+    # levels to the plan's levels.
     levels: dict[str, dict[str, str | int]] = {}
-    missing: Names = MISSING  # texts that mean a missing value
-    codes: dict[str, Names] = {}  # for columns of the plan: values that mean a missing value, such as 999
-    limits: Names = ()  # columns in which <0.5 and >1000 are read as 0.5 and 1000
-    # For columns of the plan that are numbers of days: the columns of the first and last date
+    missing: Names = MISSING  # texts that stand for a missing value
+    codes: dict[str, Names] = {}  # for each column of the plan: values that stand for a missing value, such as 999
+    limits: Names = ()  # columns in which the text <0.5 is read as 0.5, and >1000 as 1000
+    # For each column of the plan that is a number of days: the table's columns of the first date and the last date
     spans: dict[str, Pair] = {}
-    # Columns in which a missing value is replaced by the value in the patient's previous row.
+    # Columns in which a missing value is replaced by the value in the previous row of the same patient.
     fill: Names = ()
-    # Columns that plans may use as outcomes; for patients' data, a plan can use no others. Rows without a value in one
-    # of these columns are left out.
+    # Columns that a plan may predict. If `outcome` is not empty, a plan cannot predict any other column. A row is left
+    # out if it lacks a value in a column of `outcome`.
     outcome: Names = ()
     learned_as: Literal["classification", "regression", "survival"] | None = None
-    required: Names = ()  # columns that every row needs; rows without a value are left out
-    decimal: Literal[".", ","] = "."  # decimal sign, in tables and recordings
-    # Keys for recordings (task `series-folder`):
-    # the recordings' names of the columns time, label, patient, and of the plan's signals
+    required: Names = ()  # columns that need a value; a row is left out if it lacks a value in one of these columns
+    decimal: Literal[".", ","] = "."  # decimal sign in tables and recordings
+    # The following keys are for the task `series-folder`. The key `recording_columns` maps time, label, patient and the
+    # plan's signals to the names of columns in recordings.
     recording_columns: dict[str, Pattern] = {}
-    rate: float | None = Field(None, gt=0, le=1e7)  # sampling rate in Hz, if it differs from the plan's
-    # Shares of training, validation and test, if no table fixes the parts. With this key, no plan can change a
-    # patient's part.
+    rate: float | None = Field(None, gt=0, le=1e7)  # sampling rate in Hz, if it differs from the plan's sampling rate
+    # Fractions of patients for training, validation and test, if no table assigns patients to these parts. If a site's
+    # settings contain `shares`, plans cannot change a patient's part.
     shares: OwnShares | None = None
-    folds: int | None = Field(None, ge=3, le=100)  # number of folds; plans cannot use another number
-    # Subgroups of patients whose scores are disclosed, by name, such as sex, age or scanner.
+    folds: int | None = Field(None, ge=3, le=100)  # number of cross-validation folds; plans cannot use another number
+    # Subgroups of patients, such as sex, age or scanner. Results disclose the score of each subgroup.
     subgroups: Subgroups = {}
-    exclude_patients: Path | None = None  # file of patients to leave out, one per line; its existence is not disclosed
-    data_set: Path | None = None  # folder of the accepted data set that contains this description, if any
-    lineage: str = Field("", pattern=r"^([0-9a-f]{32})?$")  # identifier that all versions of the data set share
-    cache_memory: int = Field(4096, ge=0, le=10_000_000)  # limit in MiB for prepared images in memory
-    cache_folder: Path | None = None  # folder for prepared images, which later runs reuse
+    # file that names patients to leave out, one per line; results do not disclose that `exclude_patients` is set
+    exclude_patients: Path | None = None
+    data_set: Path | None = None  # folder of the accepted data set, if a data set contains these settings
+    lineage: str = Field("", pattern=r"^([0-9a-f]{32})?$")  # identifier that is equal in all versions of the data set
+    cache_memory: int = Field(4096, ge=0, le=10_000_000)  # greatest size in MiB of prepared images in memory
+    cache_folder: Path | None = None  # folder in which prepared images are stored for later runs
 
-    # The hospital's record of each patient's part; None outside of hospitals.
+    # Returns each patient's part, and records the parts at the hospital; None if no record is kept.
     _memory: Memory | None = PrivateAttr(None)
     _split: int | None = PrivateAttr(None)
     _only_tested: bool = PrivateAttr(False)
     _each_alone: bool = PrivateAttr(False)
     _facts: dict[str, Any] | None = PrivateAttr(
         None
-    )  # of prepared entries by their keys; None: prepared entries are kept
+    )  # maps cache keys to facts of prepared entries; None: prepared entries are kept
 
     @field_validator("columns")
     @classmethod
@@ -110,19 +117,19 @@ class DataSource(Section):
         return columns
 
     def column(self, role: str) -> str:
-        """Return the site's name of a column; by default, the key itself."""
+        """Return the site's name of a column. If the site gives no name, the plan's name of the column is returned."""
         return str(self.columns.get(role, role))
 
     def check_columns(self) -> None:
-        """Raise DataError if `columns` has a key that a table of files does not use."""
+        """Raise DataError if `columns` has a key other than image, label, patient, part and site."""
         if strangers := [name for name in self.columns if name not in ROLES]:
             hint = f"; did you mean {near}?" if (near := near_key(strangers[0], ROLES)) else ""
             raise DataError(f"data.columns: a table of files has {', '.join(ROLES)}{hint}", private=strangers[0])
 
     @staticmethod
     def expression(pattern: str) -> re.Pattern[str]:
-        """Convert a pattern to a regular expression: * and ? match within a folder, ** matches any number
-        of folders.
+        """Convert a pattern to a regular expression. The sign * matches any text without a slash, ? matches one
+        character, and **/ matches any number of folders.
         """
         parts = {"**/": "((?:.*/)?)", "*": "([^/]*)", "?": "([^/])"}
         pieces = re.split(r"(\*\*/|\*|\?)", composed(pattern))
@@ -133,11 +140,14 @@ class DataSource(Section):
     ) -> dict[str, str]:
         """Return the site's names of the plan's columns.
 
-        `roles` holds columns that must not be inputs of a network, by role. `key` is the settings key with the names.
-        `known` holds the plan's other columns.
+        Args:
+            read: The plan's columns.
+            roles: For each role, such as patient, the site's column. These columns must not be inputs of a network.
+            key: The settings key that maps the plan's names to the site's names.
+            known: Further columns of the plan, which are not read.
         """
         names: Mapping[str, Any] = getattr(self, key)
-        # A data set may describe more columns than a plan reads, because it serves several plans.
+        # A data set may describe more columns than one plan reads, because a data set is made for several plans.
         if self.data_set is None and (
             unknown := [name for name in (*names, *self.levels) if name not in {*read, *known, *roles}]
         ):
@@ -146,7 +156,8 @@ class DataSource(Section):
                 private=unknown[0],
             )
         called = {name: str(names.get(name, name)) for name in read}
-        closed = {str(own).casefold() for own in roles.values()}  # names of columns are compared without case
+        # names of columns that differ only by case count as equal
+        closed = {str(own).casefold() for own in roles.values()}
         if clash := [name for name, own in called.items() if own.casefold() in closed]:
             raise DataError(
                 f"the plan reads column {clash[0]!r}, which holds {', '.join(roles)} here; ask for another plan, or "
@@ -157,15 +168,16 @@ class DataSource(Section):
         return called
 
     def folder_of(self, site: str, dealt: bool = False) -> Path:
-        """Return the folder of a site's data: the subfolder with its name, if there is one.
+        """Return the folder of a site's data. If the data folder has a subfolder with the site's name, the subfolder is
+        returned.
 
-        With `dealt`, the plan divides one folder among all sites, so subfolders are not searched.
+        If `dealt` is true, the plan divides one folder among all sites, so the data folder is returned.
         """
         own = self.folder / site
         return own if not dealt and own.is_dir() and not own.is_symlink() else self.folder
 
     def table_file(self, folder: Path | None = None) -> Path:
-        """Return the path of the table, which must be in the data folder. `folder` is searched first."""
+        """Return the path of the table. The table is searched first in `folder`, then in the data folder."""
         name = self.table or self.TABLE
         path = folder / name if folder and (folder / name).is_file() else self.folder / name
         if not path.is_file():
@@ -176,7 +188,7 @@ class DataSource(Section):
         return path
 
     def without(self) -> frozenset[str]:
-        """Names of the patients to leave out."""
+        """Return the names of the patients to leave out."""
         if self.exclude_patients is None:
             return frozenset()
         try:
@@ -189,8 +201,12 @@ class DataSource(Section):
         return frozenset(line.strip() for line in lines if line.strip())
 
     def drawn_by(self, split: int, memory: Memory | None = None) -> Self:
-        """Return a copy whose split depends on the hospital's seed. `memory` records parts, which patients keep in
-        later studies.
+        """Return a copy whose split depends on the hospital's seed.
+
+        Args:
+            split: The hospital's seed.
+            memory: A function that records the part of each patient, so that patients keep their parts in later
+                studies.
         """
         copy = self.model_copy()
         copy._split, copy._memory = split, memory
@@ -198,25 +214,27 @@ class DataSource(Section):
 
     @property
     def split(self) -> int | None:
-        """The hospital's seed of the split, or None if the plan's seed is used."""
+        """The hospital's seed for the split, or None if the plan's seed is used."""
         return self._split
 
     @property
     def leaves_out_rare(self) -> bool:
-        """True if cases of labels with few patients are left out.
+        """True if rare cases are left out, that is, cases with a label that few patients have.
 
-        The value is False if no patients need protection, and with differential privacy, where a patient must not
-        affect others.
+        Rare cases are not left out if no patients need protection. With differential privacy, rare cases are not left
+        out, because a patient must not affect the cases of other patients.
         """
         return self.split is not None and not self.each_alone
 
     def rare(self, patients: Mapping[str, Collection[str]], declared: Collection[str] = ()) -> frozenset[str]:
-        """Return the undeclared labels that occur in too few patients.
+        """Return the labels that too few patients have, and that the site did not declare.
 
-        Cases of rare labels are left out, because answers to plans with and without a label would disclose its
-        presence.
+        Cases with a rare label are left out. The results of two plans, with and without a rare label, would disclose
+        that a patient has the label.
 
-        `patients` holds the patients with each label, `declared` the labels that are never left out.
+        Args:
+            patients: For each label, the patients who have the label.
+            declared: Labels that are never left out.
         """
         if not self.leaves_out_rare:
             return frozenset()
@@ -225,49 +243,63 @@ class DataSource(Section):
 
     @property
     def only_tested(self) -> bool:
-        """True if the site only tests models in this study."""
+        """True if the site tests models in this study, but does not train."""
         return self._only_tested
 
     @property
     def each_alone(self) -> bool:
-        """True if a patient's part depends on that patient's name alone, so that no patient affects another."""
+        """True if a patient's part depends on the patient's name only, so that no patient changes the part of another
+        patient.
+        """
         return self._each_alone
 
     def for_study(self, only_tested: bool = False, each_alone: bool = False) -> Self:
-        """Return a copy for a study in which the site only tests, or which has differential privacy."""
+        """Return a copy for one study.
+
+        Args:
+            only_tested: True if the site tests models in the study, but does not train.
+            each_alone: True if the study has differential privacy, so that a patient's part must not depend on other
+                patients.
+        """
         copy = self.model_copy()
         copy._only_tested, copy._each_alone = only_tested, each_alone
         return copy
 
     def parts(self, patients: Collection[str], draw: Draw, for_good: bool) -> dict[str, str]:
-        """Return each patient's part, by `draw` and the hospital's record. With `for_good`, new parts may
-        be recorded.
+        """Return the part of each patient.
+
+        Args:
+            patients: The names of the patients.
+            draw: A function that assigns parts to patients without a recorded part.
+            for_good: True if new parts may be recorded.
         """
         return self._memory(patients, draw, for_good) if self._memory else draw({})
 
     @property
     def is_described(self) -> bool:
-        """True if the settings describe the data beyond their folder."""
+        """True if the settings under the key `data` contain more than the folder."""
         kept = {"folder", "folds", "cache_memory", "data_set", "lineage"}
         return self.model_dump(exclude=kept) != DataSource(folder=self.folder).model_dump(exclude=kept)
 
     def once(self) -> Self:
-        """Return a copy without a cache in memory, for a single pass over the data."""
+        """Return a copy that keeps no prepared images in memory, because the data are read only once."""
         return self.model_copy(update={"cache_memory": 0})
 
     def for_facts(self, known: dict[str, Any]) -> Self:
-        """The same data for a survey alone: of prepared entries, their facts are kept in `known`, and no images."""
+        """Return a copy for a survey only. The facts of prepared entries are stored in `known`, and images are not
+        kept.
+        """
         copy = self.once()
         copy._facts = known
         return copy
 
     @property
     def facts(self) -> dict[str, Any] | None:
-        """The facts of prepared entries by their keys; None if prepared entries are kept."""
+        """The facts of prepared entries, by cache key; None if the prepared entries themselves are kept."""
         return self._facts
 
     def check_folder(self) -> None:
-        """Raise DataError unless the folder exists."""
+        """Raise DataError unless the data folder exists."""
         if self.folder.is_file():
             raise DataError(
                 "the data are a file, and have to be a folder; give the folder that it lies in, and its name as "
@@ -280,7 +312,7 @@ class DataSource(Section):
 
 
 def links_out(folder: Path) -> list[str]:
-    """Return the relative paths of visible links in a folder that lead out of it."""
+    """Return the relative paths of all symbolic links that lead out of a folder. Hidden files are ignored."""
     inside, found = folder.resolve(), []
     for place, folders, files in walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -1,6 +1,6 @@
-"""Split patients into training, validation and test, and distribute samples among simulated sites.
+"""Split patients into training, validation and test, and distribute cases to simulated sites.
 
-A patient, or another group of cases, is never divided.
+All cases of a patient are in the same part, and at the same site.
 """
 
 import math
@@ -16,13 +16,14 @@ from medsilo.learning.seeds import seed_for
 from medsilo.tasks.cells import level
 from medsilo.tasks.shares import PARTS, Partition, Shares
 
-# The parts of ten consecutive patients: train (0), validation (1), test (2). Three patients suffice for all parts.
+# The parts of ten consecutive patients: train (0), validation (1), test (2). The first three patients are in three
+# different parts.
 TEN_IN_TURN = np.array([0, 2, 1, 0, 0, 2, 0, 1, 0, 2])
-NEAR = 1e-9  # tolerance for rounding errors in products that should be integers
+NEAR = 1e-9  # tolerance for rounding errors in products that would be integers without rounding
 
 
 def parts_in_turn(patients: int) -> np.ndarray:
-    """Return the part of each of at least 3 patients, [patients]: half train, a fifth validation, three tenths test.
+    """Return the part of each patient, [patients]: one half train, one fifth validation, three tenths test.
 
     >>> sorted(parts_in_turn(10).tolist())
     [0, 0, 0, 0, 0, 1, 1, 2, 2, 2]
@@ -31,11 +32,14 @@ def parts_in_turn(patients: int) -> np.ndarray:
 
 
 def parts_by_draw(groups: Sequence[str], shares: Shares, seed: int) -> np.ndarray:
-    """Return the part of every case at random, [cases]: 0 train, 1 validation, 2 test.
+    """Assign cases to parts at random: 0 train, 1 validation, 2 test.
 
-    Cases of a group get the same part, no part is empty, and sizes approximate the shares.
+    Cases of a group get the same part, no part is empty, and the sizes of the parts approximate the shares.
 
-    `groups` holds each case's patient, or another group that must not be divided.
+    Args:
+        groups: For each case, the name of the patient, or of another group that must not be divided.
+        shares: The fractions of cases for training, validation and test.
+        seed: The seed of the random order.
     """
     names, places, sizes = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
     if len(names) < 3:
@@ -53,7 +57,7 @@ def parts_by_draw(groups: Sequence[str], shares: Shares, seed: int) -> np.ndarra
 
 
 def part_alone(patient: str, shares: Sequence[float], split: int) -> str:
-    """Return a patient's part by a hash of the name, so that it is independent of other patients."""
+    """Return a patient's part. The part depends on a hash of the patient's name, but not on other patients."""
     place = seed_for(split, "alone", patient) / 2**63
     return PARTS[int(place >= shares[0]) + int(place >= shares[0] + shares[1])]
 
@@ -61,14 +65,19 @@ def part_alone(patient: str, shares: Sequence[float], split: int) -> str:
 def parts_by_rank(
     classes: Mapping[str, str], shares: Sequence[float], split: int, known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the part of every patient, by shares in total and within each class. No part is empty if possible.
+    """Return the part of every patient. The shares hold approximately, both over all patients and within each class.
 
-    `classes` holds each patient's class, or one value for all. `known` holds the parts of patients from earlier
-    studies, who keep them.
+    No part is empty if there are enough patients.
 
-    Without known patients, the patients of a class are ordered by a hash of their names, and divided at the shares.
+    The patients of a class are ordered by a hash of their names, then divided according to the shares. If some patients
+    have a part from earlier studies, they keep it. Patients without an earlier part are assigned in the order of the
+    hashes, each to the part with the largest deficit.
 
-    With known patients, new patients are added in this order, each to the part with the largest deficit.
+    Args:
+        classes: The class of each patient, or the same value for all patients.
+        shares: The fractions of patients for training, validation and test.
+        split: The seed of the hashes.
+        known: The parts of patients from earlier studies.
     """
     ranked = sorted(classes, key=lambda patient: (seed_for(split, "part", patient), patient))
     if kept := {patient: part for patient, part in (known or {}).items() if patient in classes}:
@@ -85,10 +94,10 @@ def parts_by_rank(
 
 
 def _numbers(sizes: Sequence[int], shares: Sequence[float]) -> list[list[int]]:
-    """Return the number of patients of each class in each part, [classes][parts].
+    """Return, for each class, the number of patients in each part.
 
-    Numbers are rounded down first. The remaining patients of a class go to the parts with the largest remainders that
-    are not full.
+    First, the exact numbers of patients are rounded down. Then each remaining patient of a class goes to the part with
+    the largest remainder, among parts that are not full.
     """
     totals = _totals(sum(sizes), shares)
     wanted = np.outer(sizes, totals) / max(sum(sizes), 1)
@@ -105,7 +114,9 @@ def _numbers(sizes: Sequence[int], shares: Sequence[float]) -> list[list[int]]:
 
 
 def _totals(patients: int, shares: Sequence[float]) -> np.ndarray:
-    """Return the number of patients in each part by largest remainders, and at least one if possible."""
+    """Return the number of patients in each part, by the largest remainder method. Each part gets at least one patient
+    if there are enough patients.
+    """
     exact = np.asarray(shares) * patients
     totals = np.floor(exact + NEAR).astype(int)
     for part in np.argsort(totals - exact, kind="stable")[: patients - totals.sum()]:
@@ -119,9 +130,7 @@ def _totals(patients: int, shares: Sequence[float]) -> np.ndarray:
 def _with_newcomers(
     ranked: Sequence[str], classes: Mapping[str, str], shares: Sequence[float], known: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the part of every patient. Known patients keep their part; each new patient goes to the part with the
-    largest deficit.
-    """
+    """Assign each new patient to the part with the largest deficit. Patients in `known` keep their parts."""
     found = dict(known)
     held, of_class = Counter(found.values()), Counter((classes[patient], part) for patient, part in found.items())
     newcomers = [patient for patient in ranked if patient not in found]
@@ -146,9 +155,14 @@ DRAWS = 20
 def deal(
     partition: Partition, patients: Sequence[str], classes: Sequence[int], natural: Sequence[str], sites: Sequence[str]
 ) -> list[np.ndarray]:
-    """Return a sorted array of case indices for each site.
+    """Distribute cases to sites. For each site, return a sorted array of case indices.
 
-    `patients`, `classes` and `natural` hold each case's patient, class and site by the table.
+    Args:
+        partition: The method of distribution.
+        patients: The patient of each case.
+        classes: The class of each case.
+        natural: The site that the table names for each case.
+        sites: The names of the sites.
     """
     if partition.kind == "column":
         return by_column(natural, sites)
@@ -163,8 +177,9 @@ def deal(
 
 
 def iid(samples: int, sites: int, seed: int, minimum: int = 1) -> list[np.ndarray]:
-    """Distribute samples to sites at random; returns a sorted array of indices per site, whose sizes differ by at most
-    one.
+    """Distribute samples to sites at random. For each site, return a sorted array of sample indices.
+
+    The numbers of samples at two sites differ by at most one.
     """
     check(samples, sites, minimum)
     order = np.random.default_rng(seed_for(seed, "iid")).permutation(samples)
@@ -172,13 +187,14 @@ def iid(samples: int, sites: int, seed: int, minimum: int = 1) -> list[np.ndarra
 
 
 def by_column(natural: Sequence[str], sites: Sequence[str]) -> list[np.ndarray]:
-    """Return the samples that a column assigns to each site; raises DataError if a site has none.
+    """Return the indices of the samples that a table's column assigns to each site. Raises DataError if a site has no
+    sample.
 
-    Samples without a site are left out. Names are compared as levels, so that 3 equals 3.0. Names with characters that
-    names of sites cannot have are also compared in their safe form.
+    Samples without a site are left out. The text 3.0 matches the site 3. Characters that are not allowed in the names
+    of sites are replaced before a second comparison.
     """
     places = {level(site): number for number, site in enumerate(sites)}
-    owners = {  # each distinct text is compared once
+    owners = {  # each distinct text is compared only once
         name: places.get(level(name), places.get(level(safe_name(name)), -1)) for name in dict.fromkeys(natural)
     }
     column = np.fromiter((owners[name] for name in natural), int, len(natural))
@@ -190,15 +206,22 @@ def by_column(natural: Sequence[str], sites: Sequence[str]) -> list[np.ndarray]:
 
 
 def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: int = 1) -> list[np.ndarray]:
-    """Distribute samples to sites, class by class in proportions from Dirichlet(alpha), as Yurochkin et al. (2019).
+    """Distribute samples to sites. For each class, the sites' proportions are sampled from Dirichlet(alpha) (Yurochkin
+    et al. 2019).
 
-    `labels` are [n] integers (array, tensor or list). Returns a sorted array of at least `minimum` indices per site;
-    each index occurs once.
+    If a site has fewer than `minimum` samples, the proportions are sampled again. If all attempts fail, the attempt
+    with the fewest missing samples is used. Then random samples are moved from the largest sites to the smallest sites.
 
-    A draw in which a site has fewer samples is repeated. If all draws fail, the best is kept, and random samples are
-    moved from the largest sites to the smallest.
+    A smaller alpha gives fewer classes at each site, and greater differences between the sizes of sites.
 
-    The smaller alpha is, the fewer classes a site has, and the more the sizes of sites differ.
+    Args:
+        labels: The class of each sample, [n] integers.
+        sites: The number of sites.
+        alpha: The parameter of the Dirichlet distribution.
+        seed: The seed of the sampling.
+        minimum: The least number of samples at a site.
+
+    Returns a sorted array of sample indices for each site. Each index occurs once.
     """
     classes = np.unique(np.asarray(labels), return_inverse=True)[1].reshape(-1)
     check(len(classes), sites, minimum)
@@ -216,7 +239,7 @@ def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: i
 
 
 def check(samples: int, sites: int, minimum: int) -> None:
-    """Raise PlanError if there are too few samples for the sites' minimum."""
+    """Raise PlanError if there are too few samples to give each site `minimum` samples."""
     if sites * minimum > samples:
         raise PlanError(
             f"minimum: {sites} sites with at least {minimum} samples each need {sites * minimum}, but there are "
@@ -225,18 +248,18 @@ def check(samples: int, sites: int, minimum: int) -> None:
 
 
 def draw(classes: np.ndarray, sites: int, alpha: float, random: np.random.Generator) -> np.ndarray:
-    """Draw proportions for each class, and return the site of every sample, [n]."""
+    """Sample the sites' proportions for each class, and return the site of every sample, [n]."""
     owners = np.zeros(len(classes), np.int64)
     for label in range(classes.max(initial=-1) + 1):
         members = random.permutation(np.flatnonzero(classes == label))
         ends = np.floor(np.cumsum(random.dirichlet(np.full(sites, alpha))) * len(members))
-        # The last site gets all remaining samples, so its end is not needed.
+        # The last site gets all remaining samples, so the end of its range is not needed.
         owners[members] = np.searchsorted(ends[:-1], np.arange(len(members)), side="right")
     return owners
 
 
 def fill_up(owners: np.ndarray, sites: int, minimum: int, random: np.random.Generator) -> None:
-    """Move samples in place from the largest sites until every site has the minimum."""
+    """Move samples from the largest site to the smallest site, in place, until every site has `minimum` samples."""
     sizes = np.bincount(owners, minlength=sites)
     while sizes.min() < minimum:
         poor, rich = int(sizes.argmin()), int(sizes.argmax())

@@ -1,4 +1,4 @@
-"""Subgroups of a hospital's patients, for example by sex, age or scanner, as its data set declares them."""
+"""Assign a hospital's patients to the subgroups that the data set declares, for example by sex, age or scanner."""
 
 from bisect import bisect_right
 from itertools import pairwise
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from medsilo.tasks.columns import TextColumn
     from medsilo.tasks.sources import DataSource
 
-HOSPITAL = "hospital"  # name of the subgroup whose levels are the hospitals
+HOSPITAL = "hospital"  # name of the predefined subgroup, whose levels are the hospitals
 MOST_SUBGROUPS, MOST_LEVELS = 6, 12
 SubgroupWord = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]{0,58}\S)?$")]
 Ends = Annotated[tuple[float, ...], BeforeValidator(as_tuple)]
-Members = dict[str, dict[str, str]]  # for each subgroup: patient -> level; patients without a level are absent
+Members = dict[str, dict[str, str]]  # for each subgroup: maps patients to levels; patients without a level are left out
 
 
 class Subgroup(Section):
-    """A column by which patients are grouped: by its levels, or by bands of its numbers.
+    """A table's column by which patients are grouped, either by the column's levels or by bands of its numbers.
 
     >>> Subgroup(column="age", bands=(40, 60)).words
     ('under 40', '40 to under 60', '60 and over')
     """
 
     column: Annotated[str, Field(min_length=1, max_length=500)]
-    # maps the column's levels to names that are disclosed
+    # maps the column's levels to the names that results disclose
     levels: dict[str | int, SubgroupWord] = Field({}, max_length=MOST_LEVELS)
-    bands: Ends = Field((), max_length=MOST_LEVELS - 1)  # limits between bands
-    # Another table in the data folder with this column and a column of patients, if the table of cases lacks the
-    # column.
+    bands: Ends = Field((), max_length=MOST_LEVELS - 1)  # limits between neighbouring bands
+    # Another table in the data folder, needed if the table of cases lacks the column. The other table must contain the
+    # subgroup's column and a column of patients.
     table: Annotated[str, Field(min_length=1, max_length=500)] | None = None
 
     @model_validator(mode="after")
@@ -49,7 +49,7 @@ class Subgroup(Section):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the levels or bands, in order."""
+        """Names of the levels or bands, from the first to the last."""
         if not self.bands:
             return tuple(dict.fromkeys(self.levels.values()))
         ends = [f"{end:g}" for end in self.bands]
@@ -57,7 +57,9 @@ class Subgroup(Section):
         return (f"under {ends[0]}", *between, f"{ends[-1]} and over")
 
     def named(self, values: tuple[str, ...], decimal: str) -> list[str | None]:
-        """Return the name of the level or band of each text in the column; None without one."""
+        """Return, for each text of the column, the name of its level or band; None if no level or band matches the
+        text.
+        """
         if not self.bands:
             known = {level(str(own)): name for own, name in self.levels.items()}
             return [known.get(level(value)) for value in values]
@@ -77,10 +79,11 @@ Subgroups = Annotated[dict[SubgroupWord, Subgroup], Field(max_length=MOST_SUBGRO
 
 
 def members_of(source: "DataSource", folder: Path) -> Members:
-    """Return the patients' levels in each subgroup of a data source. Tables are searched in `folder` first.
+    """Return each patient's level in each subgroup that a data source declares. Tables of subgroups are searched in
+    `folder` first.
 
-    Of a patient with several rows, the first number determines the band. A patient with different levels belongs to
-    none.
+    If a patient has several rows, the patient's first row with a number determines the patient's band. A patient whose
+    rows have different levels is left out of the subgroup.
     """
     return {name: _members(name, own, source, folder) for name, own in source.subgroups.items()}
 
@@ -101,7 +104,7 @@ def _members(name: str, own: Subgroup, source: "DataSource", folder: Path) -> di
 def column_of(
     name: str, column: str, table: str | None, source: "DataSource", folder: Path
 ) -> "tuple[TextColumn, TextColumn]":
-    """Return the column of a subgroup, and the column of each row's patient."""
+    """Return the table's column that defines a subgroup, and the table's column of patients."""
     from medsilo.tasks.columns import read_columns
 
     if table is None and (source.table is None or Path(source.table).is_absolute()):

@@ -1,4 +1,4 @@
-"""Survey a site's data: counts, ranges and problems, without names of patients or files."""
+"""Survey a site's data. A survey contains counts, ranges and problems of the data."""
 
 import hashlib
 from collections import Counter
@@ -22,13 +22,13 @@ Severity = Literal["stops", "left out", "note"]
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem of a site's data, with the number of affected cases.
+    """A problem of a site's data, and the number of affected cases.
 
-    `what` describes the problem and its remedy, and contains nothing private. `private` names files or patients, and
-    must not leave the hospital.
+    The text `what` describes the problem and its remedy, without private words. The texts `private` name files or
+    patients, and must not leave the hospital.
 
-    The severity `stops` means that training rejects the data, `left out` that it leaves out the affected cases, and
-    `note` that it uses them.
+    The severity is `stops` if training rejects the data. The severity is `left out` if training leaves out the affected
+    cases, and `note` if training uses the affected cases.
     """
 
     severity: Severity
@@ -38,7 +38,7 @@ class Problem:
 
     @property
     def counted(self) -> str:
-        """The number of affected cases, followed by the problem's description."""
+        """The problem's description, which includes the number of affected cases."""
         what, semicolon, remedy = self.what.partition("; ")
         return f"{what} ({self.count}){semicolon}{remedy}" if self.count else self.what
 
@@ -46,7 +46,8 @@ class Problem:
 def refuse_what_stops(problems: Sequence[Problem]) -> None:
     """Raise Unfit if a problem has the severity `stops`."""
     if wrong := [problem for problem in problems if problem.severity == "stops"]:
-        if any("no cases" in problem.what for problem in wrong):  # cases that were left out may be the reason
+        # a part may have no cases because all cases were left out
+        if any("no cases" in problem.what for problem in wrong):
             wrong += [problem for problem in problems if problem.severity == "left out"]
         private = "; ".join(name for problem in wrong for name in problem.private)
         raise Unfit("; ".join(problem.counted for problem in wrong), private)
@@ -54,7 +55,9 @@ def refuse_what_stops(problems: Sequence[Problem]) -> None:
 
 @dataclass(frozen=True)
 class PartFacts:
-    """Counts of one part of a site's data. `classes` holds the number of cases with each class or structure."""
+    """Counts of a site's training, validation or test part. The dictionary `classes` holds the number of cases with
+    each class or structure.
+    """
 
     cases: int
     patients: int
@@ -63,44 +66,44 @@ class PartFacts:
 
 @dataclass(frozen=True)
 class Survey:
-    """Counts and ranges of a site's data; None or empty if they do not apply to the task."""
+    """Counts, ranges and problems of a site's data. Fields are empty if they do not apply to the task."""
 
-    parts: dict[str, PartFacts]  # train, validation and test
-    # number of cases by label value in the site's files
+    parts: dict[str, PartFacts]  # counts of the training, validation and test part
+    # for each label in the site's files: the number of cases with the label
     label_values: dict[str, int] = field(default_factory=dict)
-    size: tuple[Range, ...] | None = None  # ranges of voxels along x, y (and z), in the files
-    spacing: tuple[Range, ...] | None = None  # ranges of millimetres along x, y (and z)
+    size: tuple[Range, ...] | None = None  # along x, y (and z): the range of the number of voxels in the files
+    spacing: tuple[Range, ...] | None = None  # along x, y (and z): the range of the voxel spacing in millimetres
     intensity: Range | None = None
-    seconds: Range | None = None  # range of recordings' lengths
+    seconds: Range | None = None  # range of the length of recordings
     problems: tuple[Problem, ...] = ()
-    fixed: bool = False  # True if a table assigns cases to parts
-    # False if patients are unknown, so that each case counts as a patient.
+    fixed: bool = False  # True if a table assigns cases to training, validation or test
+    # False if the site's data name no patients, so that each case counts as a separate patient.
     patients_named: bool = True
-    # Number of DICOM series, by element that identifies patients.
+    # For each DICOM element that identifies patients: the number of series with the element.
     identifiers: dict[str, int] = field(default_factory=dict)
-    # Means and standard deviations by which numbers of a table or recordings were standardised.
+    # For each input: the mean and the standard deviation with which training standardises the input.
     scales: dict[str, Range] = field(default_factory=dict)
-    absent: tuple[str, ...] = ()  # structures and columns of the plan that the site's data lack
+    absent: tuple[str, ...] = ()  # the plan's structures and columns that the site's data lack
 
     @property
     def usable(self) -> bool:
-        """True if training can use these data."""
+        """True if no problem makes training reject the data."""
         return not any(problem.severity == "stops" for problem in self.problems)
 
     @classmethod
     def stopped(cls, what: str, private: str = "") -> Self:
-        """Make a survey of data that could not be read, with the reason as its only problem."""
+        """Make a survey with a single problem, `what`, because the data could not be read."""
         return cls({}, problems=(Problem("stops", what, private=(private,) if private else ()),))
 
 
 def range_of(values: Iterable[float]) -> Range | None:
-    """Return the least and greatest value, or None without values."""
+    """Return the least and the greatest value, or None if there are no values."""
     known = list(values)
     return (float(min(known)), float(max(known))) if known else None
 
 
 def ranges_of(several: Iterable[Sequence[float]]) -> tuple[Range, ...] | None:
-    """Return the range along each axis, or None if items have different numbers of axes."""
+    """Return the range of values along each axis, or None if the numbers of axes differ."""
     known = list(several)
     if not known or len({len(values) for values in known}) > 1:
         return None
@@ -108,17 +111,17 @@ def ranges_of(several: Iterable[Sequence[float]]) -> tuple[Range, ...] | None:
 
 
 def digest(values: "Tensor") -> str:
-    """Return a hash of an image; equal images have equal hashes."""
+    """Return a hash of the shape and the values of an image."""
     return hashlib.sha256(repr(tuple(values.shape)).encode() + values.contiguous().numpy().tobytes()).hexdigest()
 
 
 def repeated(digests: Iterable[str]) -> int:
-    """Return the number of digests that occurred before."""
+    """Return the number of image hashes that equal an earlier hash."""
     return sum(count - 1 for count in Counter(digests).values())
 
 
 def in_two_parts(patients: Mapping[str, Iterable[str]]) -> set[str]:
-    """Return the patients that occur in more than one part."""
+    """Return the patients who have cases in more than one part (training, validation, test)."""
     places = Counter(patient for part in patients.values() for patient in set(part))
     return {patient for patient, count in places.items() if count > 1}
 
@@ -133,13 +136,13 @@ def survey_of(task: "Task", read: "Callable[[], SiteData]") -> Survey:
 
 
 def surveyed(parts: "dict[str, Dataset]", mixes_patients: bool = False) -> Survey:
-    """Survey any data set by reading every case once."""
+    """Make a survey by reading every case of every part once."""
     import torch
 
     from medsilo.tasks.site_data import patients_of
 
     found, digests, shapes, lows, highs, broken = {}, [], [], [], [], 0
-    unreadable: dict[str, list[str]] = {}  # unreadable files, by reason
+    unreadable: dict[str, list[str]] = {}  # for each reason: the files that could not be read
     values: Counter[int] = Counter()
     for name, data in parts.items():
         classes: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""The objective of survival analysis: Cox's proportional hazards and Harrell's concordance index."""
+"""Define the objective of survival analysis, with Cox's partial likelihood and Harrell's concordance index."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,20 +10,22 @@ from torch.utils.data import Dataset
 from medsilo.tasks.metrics import Counts, Measures, means
 from medsilo.tasks.objective import Objective
 
-AT_ONCE = 2**24  # limit on pairs of cases that are compared at a time
-# Names of measures: concordant pairs and comparable pairs of each case with an event
+AT_ONCE = 2**24  # greatest number of pairs of cases that are compared at once
+# Names of two measures of each case with an event: number of concordant pairs, number of comparable pairs
 RIGHT, COMPARED = "pairs_right", "pairs"
 EVENTS = ("censored", "event")  # names of the event indicator's values 0 and 1
-RISK = "log_risk"  # name of the risk in predictions
+RISK = "log_risk"  # column of predictions that contains the risk
 COIN = 0.5  # concordance if no two cases can be compared
 
 
 class Survival(Objective):
-    """Survival analysis with Cox's partial likelihood of a batch as loss, and Harrell's concordance index as metric.
+    """Survival analysis. The loss is Cox's negative log partial likelihood over a batch, the metric is Harrell's
+    concordance index.
 
     The network's output is a case's log relative risk. A target is [time, event].
 
-    The event is 1 if it occurred at this time, and 0 if the case was censored: last seen at this time without an event.
+    The number `event` is 1 if the event occurred at `time`. The number `event` is 0 if the case was censored, that is,
+    last observed at `time` without an event.
     """
 
     metric = "concordance"
@@ -35,11 +37,15 @@ class Survival(Objective):
     )
 
     def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return Breslow's terms: for an event, log Σ exp(risk) over all cases at risk, minus the case's risk."""
+        """Return the terms of Breslow's partial likelihood, one for each case.
+
+        The term of a case with an event is log Σ exp(risk) over all cases at risk, minus the risk of the case. The term
+        of a censored case is 0.
+        """
         risks, (times, events) = output[:, 0], target.to(output.dtype).unbind(1)
         order = times.argsort(descending=True, stable=True)
         sums = risks[order].logcumsumexp(0)
-        # All cases with the same time are at risk, so the sum ends at the last of them.
+        # Cases with equal times are at risk together, so the sum ends at the last case with an equal time.
         last = torch.searchsorted(-times[order], -times[order], right=True) - 1
         terms = (sums[last] - risks[order]) * events[order]
         return torch.empty_like(terms).index_copy(0, order, terms)
@@ -48,16 +54,19 @@ class Survival(Objective):
         return self.case_losses(output, target).mean()
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return each case's contribution to the concordance index, which is the mean of all contributions."""
+        """Return numbers, one for each case, whose mean is the concordance index."""
         right, compared = concordant_pairs(output[:, 0], target)
         whole = compared.sum()
         return right * len(right) / whole if whole else torch.full_like(right, COIN)
 
     def score(self, scores: Tensor) -> float:
-        return min(1.0, super().score(scores))  # rounding errors may make the mean exceed 1
+        return min(1.0, super().score(scores))  # rounding errors may make the score exceed 1
 
     def parts(self, measures: Measures, cases: Tensor) -> Tensor:
-        """Return each selected case's contribution to their concordance index, from all of its pairs."""
+        """Return numbers, one for each selected case, whose mean is the concordance index of the selected cases.
+
+        The number returned for a case depends on all pairs that contain the case.
+        """
         time, event, risk = (measures[name][cases] for name in ("time", "event", "risk"))
         first = concordant_pairs(risk, torch.stack([time, event], 1))
         second = concordant_pairs_as_second(risk, torch.stack([time, event], 1))
@@ -72,15 +81,17 @@ class Survival(Objective):
         return [{RISK: value} for value in output[:, 0].double().tolist()]
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """Return the metric, the concordant and comparable pairs of each case with an event, its time,
-        event and risk.
+        """Return the metric, the numbers of concordant and comparable pairs, the time, the event and the risk of each
+        case.
         """
         right, compared = concordant_pairs(output[:, 0], target)
         own = {RIGHT: right, COMPARED: compared, "time": target[:, 0], "event": target[:, 1], "risk": output[:, 0]}
         return {**super().measures(output, target), **own}
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        """Return the concordance index times the number of cases, so that sums over hospitals give the mean weighted by
+        """Return the concordance index multiplied by the number of cases, and the number of cases.
+
+        If both counts are added over hospitals, their quotient is the mean concordance index, weighted by the number of
         cases.
         """
         compared = float(measures[COMPARED].sum())
@@ -92,7 +103,7 @@ class Survival(Objective):
         return {self.metric: 2}
 
     def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
-        """Return the largest share of comparable pairs that involve one patient; 1 without pairs."""
+        """Return the largest fraction of comparable pairs that involve the same patient; 1 without comparable pairs."""
         target = getattr(data, "targets", None)
         if not isinstance(target, Tensor) or not len(target):
             return None
@@ -101,8 +112,8 @@ class Survival(Objective):
         first = concordant_pairs(torch.zeros(len(target)), target)[1]
         times, censored = target[:, 0].contiguous(), target[:, 1] == 0
         events = times[~censored].sort().values
-        # A case is the second of a pair with each earlier event, and if it is censored, also with each event at the
-        # same time.
+        # A case is the second case of one pair for each earlier event. A censored case is also paired with each event
+        # at the same time.
         second = torch.searchsorted(events, times, right=True).where(censored, torch.searchsorted(events, times))
         own = torch.zeros(len(number), dtype=torch.float64).index_add_(0, places, first + second)
         whole = float(first.sum())
@@ -110,12 +121,11 @@ class Survival(Objective):
 
 
 def concordant_pairs(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each case with an event the number of concordant pairs (ties count half) and of comparable pairs.
+    """Count the concordant and the comparable pairs of each case with an event.
 
-    A case with an event is compared with every case that was observed longer, or equally long without an event.
-
-    A pair is concordant if the case with the event has the higher risk (Harrell 1982). The results are two tensors
-    [cases] in float64.
+    A case with an event is compared with every case that was observed longer, or equally long without an event. A pair
+    is concordant if the case with the event has the higher risk; equal risks count half (Harrell 1982). Returns the
+    numbers of concordant and of comparable pairs, two tensors [cases] in float64.
     """
     right, compared = torch.zeros(2, len(risks), dtype=torch.float64, device=risks.device)
     for first, better, later in _pairs(risks, target):
@@ -124,7 +134,7 @@ def concordant_pairs(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def concordant_pairs_as_second(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the numbers of concordant and comparable pairs in which each case is the second case."""
+    """For each case, count the concordant and the comparable pairs in which this case was observed longer."""
     right, compared = torch.zeros(2, len(risks), dtype=torch.float64, device=risks.device)
     for _, better, later in _pairs(risks, target):
         right, compared = right + better.sum(0), compared + later.sum(0)
@@ -132,7 +142,11 @@ def concordant_pairs_as_second(risks: Tensor, target: Tensor) -> tuple[Tensor, T
 
 
 def _pairs(risks: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield cases with events, and their concordant and comparable pairs, [events, cases], in portions."""
+    """Yield indices of cases with events, the concordance of pairs, and the comparability of pairs.
+
+    The concordance of a pair is 1 if the pair is concordant, and 0.5 if both risks are equal. The comparability of a
+    pair is 1 if the pair can be compared, else 0. The concordance and the comparability are tensors [events, cases].
+    """
     times, censored = target[:, 0], target[:, 1] == 0
     for first in (~censored).nonzero()[:, 0].split(max(1, AT_ONCE // max(1, len(target)))):
         own = times[first, None]

@@ -1,4 +1,6 @@
-"""Read a hospital's table row by row from CSV, Parquet or a format of pandas, with limits against hostile files."""
+"""Read a hospital's table row by row from CSV, Parquet, Stata, SAS or Excel. Size limits protect
+against hostile files.
+"""
 
 import csv
 import hashlib
@@ -18,20 +20,20 @@ from medsilo.tasks.cells import level, number
 WINDOWS, PIECE = "cp1252", 2**20
 UTF16_LE, UTF16_BE = b"\xff\xfe", b"\xfe\xff"
 OLD_LETTERS = "the table is not in UTF-8 and was read as Windows writes it (cp1252): look whether its umlauts are right"
-MOST_BYTES = 2**30  # limit on bytes of a file
+MOST_BYTES = 2**30  # greatest number of bytes in a file
 MOST_COLUMNS = 20_000
-MOST_CHARACTERS = 2**22  # limit on characters of a row
+MOST_CHARACTERS = 2**22  # greatest number of characters in a line
 PARQUET = (".parquet", ".pq")
-# readers of pandas by file suffix
+# for each file suffix: the function of pandas that reads the file
 OFFICE = {".dta": "read_stata", ".sas7bdat": "read_sas", ".xpt": "read_sas", ".xlsx": "read_excel"}
-Lines = Iterator[tuple[str, list[str]]]  # rows: position for people, cells
-Read = tuple[list[str], Lines]  # names of columns, rows
-TITLE = 0.6  # least share of non-empty cells in a header; titles have fewer
+Lines = Iterator[tuple[str, list[str]]]  # for each row: the row's name in messages, and the cells
+Read = tuple[list[str], Lines]  # names of the columns, and the rows
+TITLE = 0.6  # least fraction of non-empty cells in a header; rows with fewer non-empty cells are titles
 TOO_LONG = f"the table has a line of more than {MOST_CHARACTERS} characters; export it again"
 
 
 def coding_of(path: Path) -> str:
-    """Return the encoding of a table: UTF-8 or cp1252."""
+    """Detect the encoding of a CSV file: UTF-8, UTF-16 or cp1252."""
     with path.open("rb") as file:
         if file.read(2) in (UTF16_LE, UTF16_BE):
             return "utf-16"
@@ -46,7 +48,7 @@ def coding_of(path: Path) -> str:
 
 @dataclass
 class TableReader:
-    """The rows of a table, reduced to some columns, and the rows that could not be read.
+    """Selected columns of a table's rows, and the names of rows that could not be read.
 
     >>> sheet = TableReader({"age": 0, "dose": 1})
     >>> sheet.add("line 2", [" 61", "2,50"])
@@ -54,25 +56,27 @@ class TableReader:
     ([('line 2', ['61', '2,50'])], 2.5, '61')
     """
 
-    PLAIN: ClassVar[tuple[str, ...]] = (".csv", ".tsv", *PARQUET)  # suffixes of tables that can be read without pandas
+    PLAIN: ClassVar[tuple[str, ...]] = (".csv", ".tsv", *PARQUET)  # suffixes of files that can be read without pandas
     number, level = staticmethod(number), staticmethod(level)
     MOST_LINES: ClassVar[int] = 1_000_000
-    MOST_CELLS: ClassVar[int] = 2**28  # limit on cells in the columns that are read
-    LONGEST: ClassVar[int] = 1000  # limit on characters of a cell
+    MOST_CELLS: ClassVar[int] = 2**28  # greatest number of cells in the columns that are read
+    LONGEST: ClassVar[int] = 1000  # greatest number of characters in a cell
     TOO_MANY: ClassVar[str] = f"the table has more than {MOST_LINES} lines or {MOST_CELLS} values; divide it"
 
-    columns: dict[str, int] = field(default_factory=dict)  # index of each column in `cells`, by name
-    # rows: position for people, cells
+    columns: dict[str, int] = field(default_factory=dict)  # by column name: the index of the column's cell in a row
+    # for each row: the row's name in messages, and the cells
     lines: list[tuple[str, list[str]]] = field(default_factory=list)
-    uneven: list[str] = field(default_factory=list)  # rows whose number of cells differs from the first row's
-    long: list[str] = field(default_factory=list)  # rows with a cell that is too long
+    # names of rows whose number of cells differs from that of the first row
+    uneven: list[str] = field(default_factory=list)
+    long: list[str] = field(default_factory=list)  # names of rows with a cell that is too long
     coding: str = ""  # encoding of a CSV file
-    named_by: str = ""  # column that identifies a row; without it, a hash of the whole row
+    # column that identifies a row; if the table lacks the column, a hash of the whole row identifies it
+    named_by: str = ""
     nameless: bool = False  # True if the table lacks the column `named_by`
-    head: Sequence[str] = ()  # names of a CSV file's columns, if its first row is no header
+    head: Sequence[str] = ()  # names of a CSV file's columns, if the file has no header
 
     def add(self, place: str, cells: Sequence[str]) -> None:
-        """Add a row, unless it has a cell that is too long."""
+        """Add a row. A row with a cell that is too long is left out, and its name is recorded."""
         if any(len(cell) > self.LONGEST for cell in cells):
             self.long.append(place)
             return
@@ -83,8 +87,10 @@ class TableReader:
     def read(self, path: Path, needed: Mapping[str, str], besides: Sequence[str] | None = ()) -> Self:
         """Read the rows of a table, and return this reader.
 
-        `needed` maps the table's names of columns to the plan's. `besides` holds further columns, which are optional;
-        None means all columns of the table.
+        Args:
+            path: The file.
+            needed: Maps the table's names of the needed columns to the plan's names.
+            besides: Optional columns, which are read if the table has them. None means all columns of the table.
         """
         try:
             size = path.stat().st_size
@@ -108,7 +114,7 @@ class TableReader:
         spelt = spelling(head)
         places = [head.index(str(spelt(name))) for name in self.columns]
         self.nameless = self.lacks_names(head)
-        if self.nameless:  # a row's name must not depend on the plan's columns or their order
+        if self.nameless:  # the hash of a row must not depend on the plan's columns
             self.columns[self.named_by] = len(places)
         for place, cells in lines:
             if len(cells) != len(head):
@@ -123,7 +129,7 @@ class TableReader:
 
     @classmethod
     def first_lines(cls, path: Path, most: int) -> list[list[str]]:
-        """Return the first rows of a table, including the header."""
+        """Return the header and the first rows of a table."""
         if path.suffix.lower() in PARQUET or path.suffix.lower() in OFFICE:
             sheet = cls().read(path, {}, None)
             return [[*sheet.columns], *(cells for _, cells in sheet.lines[:most])]
@@ -135,14 +141,14 @@ ENDINGS = (*TableReader.PLAIN, *OFFICE)
 
 
 def _digest(head: Sequence[str], cells: Sequence[str]) -> str:
-    """Return a hash of a row that does not depend on the order of columns."""
+    """Return a hash of a row. The hash does not depend on the order of columns."""
     told = (composed(cell.strip()) for _, cell in sorted(zip(head, cells, strict=True)))
     return hashlib.sha256("\x1f".join(told).encode()).hexdigest()[:32]
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
-    """Open a CSV file; errors within the block become DataError."""
+    """Open a CSV file. Errors in the with block become DataError."""
     try:
         with path.open(encoding=coding_of(path), newline="") as file:
             yield file
@@ -159,7 +165,7 @@ def _csv(file: TextIO, names: Sequence[str]) -> Read:
 
 
 def _rows(file: TextIO) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a CSV file with their line numbers, and detect its separator."""
+    """Detect the character that separates cells in a CSV file, and yield each row's line number and cells."""
     first = file.readline(MOST_CHARACTERS + 1)
     if len(first) > MOST_CHARACTERS:
         raise DataError(TOO_LONG)
@@ -170,7 +176,7 @@ def _rows(file: TextIO) -> Iterator[tuple[int, list[str]]]:
 
 
 def _bounded(file: TextIO) -> Iterator[str]:
-    """Yield lines; raises DataError for a line that is too long."""
+    """Yield the lines of a file. Raises DataError if a line is too long."""
     while line := file.readline(MOST_CHARACTERS + 1):
         if len(line) > MOST_CHARACTERS:
             raise DataError(TOO_LONG)
@@ -178,9 +184,9 @@ def _bounded(file: TextIO) -> Iterator[str]:
 
 
 def spelling(names: Iterable[str]) -> Callable[[str], str | None]:
-    """Return a function that finds a column's spelling among these names.
+    """Return a function that maps a column's name, in any spelling, to the spelling in `names`.
 
-    Case is ignored unless two names differ only by case.
+    Upper and lower case are not distinguished, unless two names differ only by case.
 
     >>> [spelling(names)("age") for names in (["Age", "sex"], ["age", "Age"], ["Age", "AGE"])]
     ['Age', 'age', None]
@@ -192,7 +198,9 @@ def spelling(names: Iterable[str]) -> Callable[[str], str | None]:
 
 
 def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] | None) -> dict[str, int]:
-    """Return the index of each column in a table's rows. Each column must occur exactly once."""
+    """Return a dictionary from names of the columns that are read to indices in a row. Raises DataError unless the
+    table has each needed column exactly once.
+    """
     if len(head) > MOST_COLUMNS:
         raise DataError(f"the table has more than {MOST_COLUMNS} columns; leave out those that nobody needs")
     spelt = spelling(head)
@@ -211,7 +219,7 @@ def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] |
 
 
 def titles_above(rows: Sequence[Sequence[Any]]) -> tuple[int, int]:
-    """Return the number of title rows above a table's header, and the number of columns.
+    """Return the number of title rows above the header of a table, and the number of the table's columns.
 
     >>> titles_above([["Export 2024", ""], ["", ""], ["age", "sex"], ["61", "f"]]), titles_above([["age", "sex"]])
     ((2, 2), (0, 2))
@@ -227,7 +235,7 @@ def titles_above(rows: Sequence[Sequence[Any]]) -> tuple[int, int]:
 
 
 def _in_columns(path: Path) -> Read:
-    """Read a table row by row from a format that stores columns."""
+    """Read the rows of a Parquet, Stata, SAS or Excel file."""
     from medsilo.tasks.columns import read_columns
 
     own = read_columns(path)
@@ -236,7 +244,7 @@ def _in_columns(path: Path) -> Read:
 
 
 def frame_of(path: Path) -> Any:
-    """Read a table of Stata, SAS or Excel; None marks a missing value."""
+    """Read a Stata, SAS or Excel file as a pandas data frame. A missing value becomes None."""
     try:
         import pandas
 
@@ -253,13 +261,13 @@ def frame_of(path: Path) -> Any:
         ) from error
     except DataError:
         raise
-    except Exception as error:  # readers of pandas may raise any exception for damaged files
+    except Exception as error:  # the functions of pandas may raise any exception if a file is damaged
         raise DataError("the table can't be read; export it again, or save CSV", f"{path}: {error}") from error
     return frame.astype(object).where(frame.notna(), None)
 
 
 def _sheet(sheets: Mapping[str, Any]) -> Any:
-    """Return the only sheet of a workbook that contains a table, without title rows."""
+    """Return the only sheet with a table in an Excel workbook, and remove the title rows."""
     tables = {}
     for name, sheet in sheets.items():
         full = sheet.dropna(how="all").dropna(axis=1, how="all")
@@ -285,10 +293,10 @@ def _sheet(sheets: Mapping[str, Any]) -> Any:
 
 
 def cell_text(cell: Any) -> str:
-    """Convert a cell of Parquet or pandas to text, as CSV would have it."""
+    """Convert a cell from Parquet or pandas to the text that a CSV file would contain."""
     if cell is None:
         return ""
-    if isinstance(cell, bytes):  # SAS stores texts as bytes
+    if isinstance(cell, bytes):  # texts in SAS files are bytes
         try:
             return cell.decode()
         except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The base class of tasks: reading of cases, objective, and inference on new cases."""
+"""Define the base class of tasks, and cross-validation folds."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from medsilo.learning.seeds import seed_for
 from medsilo.models.network import Network
 from medsilo.tasks.objective import Objective
 
-if TYPE_CHECKING:  # not at run time, because only sites read cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
     from medsilo.learning.drawn import Draw, DrawBatch
     from medsilo.tasks.inference import Inference
     from medsilo.tasks.site_data import SiteData
@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # not at run time, because only sites read cases
 
 
 class Fold(Section):
-    """A cross-validation fold: a site's patients are divided into `of` equal parts; one is the test, the next the
-    validation part.
+    """A cross-validation fold. A site's patients are divided into `of` groups of equal size. Group `number` is tested,
+    and the next group is used for validation.
     """
 
     number: int = Field(ge=1, le=100, description="number of the part that is tested")
@@ -40,10 +40,10 @@ class Fold(Section):
 
 
 class Task(Section):
-    """A task of the plan: how cases are read, what is learned, and how a model is used on new cases.
+    """A task of the plan. The task reads cases, defines the training objective, and applies models to new cases.
 
-    The task's keys and methods determine how cases are read, `goal` what is learned, and `use` the use of models.
-    Subclasses declare `name: Literal["..."] = "..."`.
+    The attribute `goal` is the objective. The attribute `use` applies models to new cases. Every subclass declares
+    `name: Literal["..."] = "..."`.
 
     >>> from typing import ClassVar, Self
     >>> from medsilo.extend import Classification, Task
@@ -61,12 +61,13 @@ class Task(Section):
     title: ClassVar[str]
     synthetic: ClassVar[bool] = False
     needs_data: ClassVar[bool] = False  # True if a site must name a folder of data
-    # True if a patient may have several cases, so that updates are weighted by patients
+    # True if a patient may have several cases, so that a site's update is weighted by the number of patients
     by_patient: ClassVar[bool] = False
-    names_outcome: ClassVar[bool] = False  # True if the plan names labels or outcome columns in a site's data
-    split_by_site: ClassVar[bool] = False  # True if `data` in a site's settings can determine its split
-    scripted: ClassVar[bool] = False  # True if a user's training script reads the data and trains
-    most_sites: ClassVar[int | None] = None  # limit on sites of a study; None: no limit
+    # True if the plan names labels or outcome columns that a site's data must contain
+    names_outcome: ClassVar[bool] = False
+    split_by_site: ClassVar[bool] = False  # True if the key `data` in a site's settings can determine the site's split
+    scripted: ClassVar[bool] = False  # True if a user's training script reads the data and trains the model
+    most_sites: ClassVar[int | None] = None  # greatest number of sites in a study; None: no limit
 
     name: str
     fold: Fold | None = Field(
@@ -78,11 +79,11 @@ class Task(Section):
     @property
     @abstractmethod
     def goal(self) -> Objective:
-        """The task's objective, with its loss and metric."""
+        """The task's objective, which defines the loss and the metric."""
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Words of the plan that refer to a hospital's data: names of labels, of structures, or of inputs."""
+        """Names of labels, structures or inputs by which the plan refers to a hospital's data."""
         return tuple(self.goal.structures) or self.goal.label_names
 
     @property
@@ -93,41 +94,43 @@ class Task(Section):
 
     @abstractmethod
     def default_network(self) -> Network | str:
-        """Return the network to use if the plan names none. A name alone means default settings."""
+        """Return the network for plans that name no network. A returned string is the name of a network, which gets
+        default settings.
+        """
 
-    # ------------------------------------------------------------------ cases
+    # ------------------------------------------------------------------ inputs
     @property
     @abstractmethod
     def channels(self) -> int:
-        """Number of channels of an input with spatial or temporal axes, or of values of another input."""
+        """Number of channels of an input [channels, *axes], or number of values of an input [values]."""
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Shape of one case's input; None if shapes differ."""
+        """Shape of one case's input; None if the shape differs between cases."""
         return None
 
     @staticmethod
     def seed_for(seed: int, *purpose: str | int) -> int:
-        """Return a seed for a purpose, derived from the plan's seed and the words that name the purpose."""
+        """Derive a seed from the plan's seed and from words that name the seed's purpose."""
         return seed_for(seed, *purpose)
 
     @property
     def sliced(self) -> bool:
-        """True if cases are slices of patients' volumes."""
+        """True if each case is a slice of a patient's volume."""
         return False
 
     @property
     def largest_input(self) -> float:
-        """Order of magnitude of the largest input value. The default is the largest 16-bit value."""
+        """Order of magnitude of the largest value in the network's inputs, by default the largest 16-bit value."""
         return 65_535.0
 
-    # ------------------------------------------------------------------- the cases' patients
+    # ------------------------------------------------------------------- patients
 
     def across_patients(self) -> str:
-        """Return the effect of other patients of a hospital on a patient's inputs, with a remedy; empty without an
-        effect.
+        """Describe how one patient's inputs depend on other patients of the hospital, and name a remedy.
 
-        Differential privacy needs this. Every class must define it, also a derived class.
+        The returned text is empty if the inputs of a patient do not depend on other patients. Differential privacy
+        requires that every task class, also a derived class, defines this method.
         """
         raise NotImplementedError
 
@@ -146,47 +149,59 @@ class Task(Section):
 
     @property
     def mixes_patients(self) -> bool:
-        """True if a patient's cases may be in several parts, because each site is a person, or the plan allows it."""
+        """True if the cases of one patient may be in more than one part (training, validation, test).
+
+        A patient's cases may be in several parts if each site is one person, or if the plan allows it.
+        """
         return False
 
     @property
     def deals(self) -> bool:
-        """True if the plan divides one folder among simulated sites."""
+        """True if the plan divides the data in one folder among simulated sites."""
         return False
 
-    # ------------------------------------------------------------------ a site's cases
+    # ------------------------------------------------------------------ a site's data
     @abstractmethod
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> "SiteData":
-        """Return one site's data. `sites` are all sites of the study in sorted order, `folder` is the site's data
-        folder.
+        """Return the data of one site.
+
+        Args:
+            site: The name of the site.
+            sites: The names of all sites in the study, sorted.
+            seed: The plan's seed.
+            folder: The site's data folder.
         """
 
     def tests_as(self, other: "Task") -> bool:
-        """True if scores of two tasks can be compared, because both test the same cases in the same way."""
+        """True if scores of this task and another task can be compared, because both test the same cases in the same
+        way.
+        """
         return self == other
 
     def check_source(self, source: "DataSource | None") -> None:
-        """Raise DataError if the settings alone show that the data cannot be read."""
+        """Raise DataError if the site's settings show, before any file is read, that the data cannot be read."""
         if source is not None:
             source.check_folder()
         elif self.needs_data:
             raise DataError(f"task {self.name} needs data: set 'data' in this site's medsilo.yaml, or give --data")
 
     def site_data(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
-        """Return one site's data for training and tests, in the parts of the plan's fold if there is one."""
+        """Return one site's training, validation and test data. If the plan has a fold, the fold determines the
+        training, validation and test part.
+        """
         from medsilo.tasks.site_data import folded_data
 
         return folded_data(self, self.read(site, sites, seed, source), source)
 
     def read(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
-        """Read one site's data from the folder in its settings."""
+        """Read one site's data from the folder that the site's settings name."""
         from medsilo.tasks.site_data import read_folder
 
         return read_folder(self, site, sites, seed, source)
 
     def survey(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "Survey":
-        """Survey a site's data by reading them as training does. Faults of the data are part of the survey; they raise
-        no error.
+        """Read a site's data as training does, and return the survey. Faults of the data raise no error, but are listed
+        in the survey.
         """
         from medsilo.tasks.survey import survey_of
 
@@ -195,19 +210,29 @@ class Task(Section):
     # ---------------------------------------------------------------------- the network's inputs
     @property
     def variation(self) -> "Draw | DrawBatch | None":
-        """The augmentation or random cropping of training cases, by a seed; None without one."""
+        """The function that augments or crops training cases at random, given a seed; None if training cases are
+        unchanged.
+        """
         return None
 
     draws: ClassVar[bool] = False  # True if training uses `draw_batches` instead of passes over all cases
 
     def draw_batches(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
-        """Return the cases of this number of training batches in order, sampled by the seed."""
+        """Return the cases of the next training batches in their order.
+
+        Args:
+            cases: All training cases.
+            batch: The number of cases in a batch.
+            steps: The number of batches.
+            seed: The seed of the sampling.
+        """
         raise TypeError(f"task {self.name} makes no batches of its own")
 
     @property
     def piece(self) -> "Draw | None":
-        """The random cropping of a case to the task's shape, by a seed, without augmentation; None if cases have this
-        shape.
+        """The function that crops a case at random to the task's shape, given a seed, without augmentation.
+
+        None means that cases already have the task's shape.
         """
         return None
 
@@ -217,11 +242,11 @@ class Task(Section):
         return 64
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """Return the network's output for whole cases, in evaluation and prediction."""
+        """Return the network's output for whole cases, as evaluation and prediction need it."""
         return network(inputs)
 
 
 def check_absent(told: Sequence[str], task: Task) -> None:
-    """Raise Refused if a hospital reports that its data lack labels that the task requires."""
+    """Raise Refused if a hospital reports that its data lack a label that the task requires."""
     if strangers := sorted(set(told) - set(getattr(task, "may_be_absent", ()))):
         raise Refused(f"it lacks {plain(strangers[0], 40)}; every hospital needs that under this plan")

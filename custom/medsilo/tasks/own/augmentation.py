@@ -1,8 +1,8 @@
-"""Random augmentation of training images, for a whole batch at a time on its device.
+"""Augment training images at random. Each operation changes a whole batch on the batch's device.
 
-Ranges and probabilities equal those of MONAI's transforms with the same names.
+The ranges and probabilities of random changes follow MONAI's transforms.
 
-A case's random numbers come from a seed per case, so its result is bitwise the same in every batch.
+Every case has a seed for its random numbers, so the augmented case does not depend on other cases in the batch.
 """
 
 from collections.abc import Sequence
@@ -15,21 +15,25 @@ from torch.nn import functional
 from medsilo.learning.compute import Case
 from medsilo.tasks.own.folder import Augmentation
 
-Random = Sequence[np.random.Generator]  # one generator per case
+Random = Sequence[np.random.Generator]  # one random generator for each case
 
-# Greatest rotation within a slice, 0.26 radians (15 degrees), and greatest relative change of length
+# Greatest rotation within a slice in radians (0.26 radians are 15 degrees), and greatest relative change of length
 TURN, SCALE = 0.26, 0.1
-# Memory formats with the fastest convolutions, by number of axes
+# By number of axes: the memory format with which convolutions are fastest
 LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
-# Greatest relative change of intensities; greatest shift and standard deviation of noise, both in standard deviations
+# Greatest relative change of intensities, greatest shift, greatest standard deviation of noise. The greatest shift is a
+# fraction of the image's standard deviation. The greatest noise does not depend on the image.
 STRENGTH, SHIFT, NOISE = 0.1, 0.1, 0.05
 
 
 def augmented(batch: Case, kinds: Sequence[Augmentation], masks: bool, seeds: Sequence[int]) -> Case:
-    """Augment images [B, C, (D,) H, W] and targets in place, and return them. With `masks`, targets are masks, which
-    are transformed, too.
+    """Augment a batch in place, and return the batch. Returned images have the memory format channels last.
 
-    The images' memory format is channels last.
+    Args:
+        batch: The images [B, C, (D,) H, W] and the targets.
+        kinds: The operations, in order.
+        masks: True if targets are masks, which are flipped, rotated and warped like the images.
+        seeds: The seed of each case.
     """
     images, targets = batch
     moved = [images, targets] if masks else [images]
@@ -49,7 +53,7 @@ def augmented(batch: Case, kinds: Sequence[Augmentation], masks: bool, seeds: Se
 
 
 def _flip(tensors: Sequence[Tensor], axis: int, random: Random) -> None:
-    """Flip each case with probability one half."""
+    """Flip each case along an axis with probability one half."""
     if chosen := [case for case, own in enumerate(random) if own.random() < 0.5]:
         cases = _there(torch.tensor(chosen), tensors[0].device)
         for tensor in tensors:
@@ -67,11 +71,13 @@ def _rotate(tensors: Sequence[Tensor], random: Random) -> None:
 
 
 def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
-    """With probability one half, rotate a case within its slices and scale it along each axis, about its centre.
+    """With probability one half, rotate a case within slices, and scale the case along each axis. Rotation and scaling
+    keep the image's centre.
 
-    Values are interpolated linearly, with edges repeated outside. Labels come from the nearest neighbour.
+    Image values are interpolated linearly, and values at the edges are repeated outside of the image. Labels are
+    interpolated by nearest neighbour.
 
-    A volume's slices are all resampled on the same grid, then the volume is resampled along its first axis.
+    All slices of a volume are resampled on the same grid, and after that, the axis across slices is resampled.
     """
     axes = images.ndim - 2
     drawn = [(own.random(), own.uniform(-TURN, TURN), own.uniform(1 - SCALE, 1 + SCALE, axes)) for own in random]
@@ -83,7 +89,7 @@ def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
     y, x = (_centred(places, images.device) for places in (height, width))
     numbers = _there(torch.stack([turns.cos(), turns.sin(), *scales.T]), images.device)[..., None, None]
     cosine, sine, *along, down, across = numbers
-    rows = cosine * down * y[:, None] - sine * across * x  # row in the original image, for each output pixel
+    rows = cosine * down * y[:, None] - sine * across * x  # for each pixel of the output: the row in the original image
     columns = sine * down * y[:, None] + cosine * across * x
     depths = _places(along[0][..., 0] * _centred(images.shape[2], images.device), images.shape[2]) if along else None
     grid = torch.stack([columns * (2 / width), rows * (2 / height)], -1)
@@ -95,7 +101,7 @@ def _warp(images: Tensor, labels: Tensor | None, random: Random) -> None:
 
 
 def _there(drawn: Tensor, device: torch.device) -> Tensor:
-    """Copy random numbers to a device asynchronously."""
+    """Copy random numbers from the CPU to a device. The copy to a GPU is asynchronous."""
     return drawn.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else drawn
 
 
@@ -104,12 +110,18 @@ def _centred(places: int, device: torch.device) -> Tensor:
 
 
 def _places(centred: Tensor, places: int) -> Tensor:
-    """Convert positions relative to an axis's centre to indices, clipped to the axis."""
+    """Convert positions relative to the centre of an axis to indices. Indices outside of the axis are clipped."""
     return (centred + (places - 1) / 2).clamp(0, places - 1)
 
 
 def _resampled(images: Tensor, grid: Tensor, depths: Tensor | None) -> Tensor:
-    """Sample images [B, C, (D,) H, W] at positions [B, H, W, 2] within slices, and at depths [B, D]."""
+    """Interpolate images [B, C, (D,) H, W] at given positions.
+
+    Args:
+        images: The images.
+        grid: The positions within slices, [B, H, W, 2].
+        depths: The positions along the axis across slices, [B, D]; None for flat images.
+    """
     slices = images if depths is None else images.flatten(1, 2)
     flat = functional.grid_sample(slices, grid, padding_mode="border", align_corners=False)
     if depths is None:
@@ -122,7 +134,13 @@ def _resampled(images: Tensor, grid: Tensor, depths: Tensor | None) -> Tensor:
 
 
 def _picked(labels: Tensor, nearest: Tensor, depths: Tensor | None) -> Tensor:
-    """Sample labels [B, (D,) H, W] at flat indices [B, H * W] within slices, and at depths [B, D]."""
+    """Return the labels [B, (D,) H, W] nearest to given positions.
+
+    Args:
+        labels: The labels.
+        nearest: The flat indices of positions within slices, [B, H * W].
+        depths: The positions along the axis across slices, [B, D]; None for flat images.
+    """
     if depths is None:
         return labels.flatten(1).gather(1, nearest).view_as(labels)
     cases = torch.arange(len(labels), device=labels.device)[:, None]
@@ -131,18 +149,20 @@ def _picked(labels: Tensor, nearest: Tensor, depths: Tensor | None) -> Tensor:
 
 
 def _scale_and_shift(images: Tensor, random: Random) -> None:
-    """Scale each case's values, then shift them by a fraction of their standard deviation."""
+    """Scale the values of each image by a random factor, then shift them by a random fraction of their standard
+    deviation.
+    """
     scales = [1 + own.uniform(-STRENGTH, STRENGTH) for own in random]
     shifts = [own.uniform(-SHIFT, SHIFT) for own in random]
     factors, parts = _there(torch.tensor([scales, shifts], dtype=images.dtype), images.device)
     each = (-1, *[1] * (images.ndim - 1))
-    # one image at a time, so that the order of summation does not depend on other cases
+    # each image is summed separately, so that the order of summation does not depend on other images
     deviations = torch.stack([image.std(correction=0) for image in images])
     images.mul_(factors.view(each)).add_((factors * parts * deviations).view(each))
 
 
 def _add_noise(images: Tensor, random: Random) -> None:
-    """Add Gaussian noise to each case with probability one half."""
+    """Add Gaussian noise to each image with probability one half."""
     for image, own in zip(images, random, strict=True):
         chance, deviation, seed = own.random(), own.uniform(0, NOISE), int(own.integers(2**63))
         if chance < 0.5:

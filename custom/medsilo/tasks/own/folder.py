@@ -1,4 +1,6 @@
-"""The plan's keys of `nifti-folder` and `image-folder`, tasks over a hospital's images. image_reading.py reads them."""
+"""Define the plan's keys that the tasks `nifti-folder` and `image-folder` share. The module image_reading.py reads the
+images.
+"""
 
 import math
 from abc import abstractmethod
@@ -22,7 +24,7 @@ from medsilo.tasks.objective import Objective
 from medsilo.tasks.own.own_data import OwnFolder
 from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
 
-if TYPE_CHECKING:  # not at run time, because only sites read cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
     import numpy as np
 
     from medsilo.learning.drawn import Draw, DrawBatch
@@ -34,18 +36,19 @@ if TYPE_CHECKING:  # not at run time, because only sites read cases
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
 Length = Annotated[int, Field(ge=4, le=4096)]
 Distance = Annotated[float, Field(ge=0.01, le=1000)]
-MOST_VOXELS = 2**27  # limit on voxels of a case: 512 along each of three axes
+MOST_VOXELS = 2**27  # greatest number of voxels in a case: 512 along each of three axes
 BACKGROUND = "background"
 Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "intensity", "noise"]
 
 
 class FolderTask(OwnFolder):
-    """Base class of tasks over images in a folder that each site's settings describe.
+    """Base class of tasks whose cases are images. The settings of each site describe the files in the site's folder.
 
-    Lists with a number per axis are in the order x, y (and z). Images are resized to `size`, or keep their sizes.
+    Lists with one number for each axis are in the order x, y (and z). Images are resized to `size`, or keep their
+    sizes.
 
-    Without resizing, a segmentation trains on random patches of `size` and evaluates images by sliding windows. For a
-    classification, images are cropped or padded to `size`.
+    If images keep their sizes, a segmentation trains on random patches with the size `size`, and evaluates whole images
+    by sliding windows. A classification crops or pads each image to `size`.
     """
 
     kind: Literal["segmentation", "classification"] = Field(
@@ -91,7 +94,7 @@ class FolderTask(OwnFolder):
     # ----------------------------------------------------------------------------------------- the kind of task
     @property
     def stored(self) -> int:
-        """Number of spatial axes of images in the files."""
+        """Number of spatial axes of the images in files."""
         return 2
 
     @property
@@ -111,12 +114,12 @@ class FolderTask(OwnFolder):
 
     @property
     def crops(self) -> bool:
-        """True if images keep their sizes, and networks train on patches of them."""
+        """True if images keep their sizes, and networks train on patches of the images."""
         return self.segments and not self.alike
 
     @property
     def largest_input(self) -> float:
-        """The limit of the intensity scale."""
+        """The order of magnitude of the largest value after intensity scaling."""
         return self.intensity.largest
 
     @property
@@ -125,12 +128,16 @@ class FolderTask(OwnFolder):
 
     @property
     def evaluation_batch(self) -> int:
-        """Evaluation batch size: 1 if cases have different sizes."""
+        """Number of cases in an evaluation batch. An evaluation batch has one case if cases may
+        have different sizes.
+        """
         return 1 if self.crops else 16 if self.axes == 2 else 4
 
     @property
     def voxel(self) -> tuple[float, ...] | None:
-        """Spacing of the network's output in millimetres, slowest axis first; None if it differs between cases."""
+        """Voxel spacing of the network's output in millimetres, in the order (z,) y, x; None if the spacing differs
+        between cases.
+        """
         return None
 
     @property
@@ -162,7 +169,7 @@ class FolderTask(OwnFolder):
         return self.cropped if self.crops else None
 
     def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        """Return a random patch of a case in the plan's size, or the case itself if images are resized."""
+        """Return a random patch of a case, in the plan's size. If images are resized, the whole case is returned."""
         if not self.crops:
             return case
         from medsilo.tasks.own import image_patches
@@ -170,7 +177,7 @@ class FolderTask(OwnFolder):
         return image_patches.patch(case, self.size[::-1], self.foreground, seed)
 
     def augmented(self, batch: Case, seeds: Sequence[int]) -> Case:
-        """Augment a batch in place with a seed per case, and return it."""
+        """Augment a batch in place, and return the batch. Each case of the batch has a seed for its augmentation."""
         from medsilo.tasks.own.augmentation import augmented
 
         return augmented(batch, self.augmentation, self.segments, seeds)
@@ -183,7 +190,7 @@ class FolderTask(OwnFolder):
         return image_patches.from_windows(network, inputs, self.size[::-1], self.overlap)
 
     def in_monai(self) -> InMonai:
-        """Return preprocessing and inference as MONAI bundle configuration."""
+        """Return the preprocessing and the inference as MONAI bundle configuration."""
         sliced, size = self.stored > self.axes, list(self.size[::-1])
         rest = [0] if sliced else []
         middle = {"_target_": f"{IN_MONAI}.Middled", "keys": "image", "size": size + rest}
@@ -200,21 +207,24 @@ class FolderTask(OwnFolder):
     @property
     @abstractmethod
     def _channel_names(self) -> tuple[str, ...]:
-        """Return the names of channels in separate files."""
+        """The names of an image's channels, each in a separate file."""
 
     @abstractmethod
     def _on_the_grid(self) -> list[dict[str, Any]]:
-        """Return the reorientation and resampling of `inputs_of` as MONAI bundle configuration."""
+        """Return the MONAI bundle configuration that reorients and resamples images as `inputs_of` does."""
 
     # ------------------------------------------------------------------------------------------ from files
     def scan_of(self, files: tuple[Path, ...]) -> "Scan":
-        """Read the image of an entry. By default, each channel is in a separate file."""
+        """Read an image from files. By default, each file contains one channel."""
         from medsilo.tasks.scans import Scan
 
         return Scan.of_channels(files)
 
     def mask_reader(self, source: "DataSource") -> "Callable[[Scan, Path], np.ndarray]":
-        """Return the function that reads a mask's file as integers [(D,) H, W] on the grid of its image."""
+        """Return a function that reads a mask as integers [(D,) H, W], given the mask's image and the mask's path.
+
+        The returned function reads the mask on the grid of the image.
+        """
         from medsilo.tasks.scans import Scan
 
         return Scan.mask
@@ -225,15 +235,18 @@ class FolderTask(OwnFolder):
         return partial(image_reading.made, self, mask=self.mask_reader(source), numbers=self.mask_values(source))
 
     def own_values(self, source: "DataSource") -> dict[int, int]:
-        """Return the value of each label in a site's masks; of several values for one label, the first."""
+        """Return, for each label of the plan, the value in the site's masks. If several values in a site's masks stand
+        for the same label, the first value is returned.
+        """
         own = {label: value for value, label in reversed(self.mask_values(source).items())}
         for label in self.undrawn(source):
             if own.get(label, label) in {value for one, value in own.items() if one != label}:
-                own[label] = max(*own.values(), self.goal.classes) + 1  # a value that has no meaning at this site
+                # a value that stands for no structure at this site
+                own[label] = max(*own.values(), self.goal.classes) + 1
         return own
 
     def mask_values(self, source: "DataSource") -> dict[int, int]:
-        """Return the plan's labels by the values in the site's masks."""
+        """Return, for each value in the site's masks, the label of the plan."""
         if not self.segments:
             return {}
         if source.label_map:
@@ -242,21 +255,21 @@ class FolderTask(OwnFolder):
                 raise DataError(f"data.label_map: {wrong[0]!r} is not a value of a mask; give whole numbers from 0 on")
             return {0: 0} | {int(value): self.number_of(plans) for value, plans in source.label_map.items()}
         numbers = {number: number for number in range(self.goal.classes)}
-        # masks of one structure often have the values 0 and 255
+        # if there is one structure, masks often contain the values 0 and 255
         return numbers | {255: 1} if len(self.labels) == 1 else numbers
 
     def inputs_of(self, scan: "Scan") -> Tensor:
-        """Convert an image to the network's input, [cases, C, *grid]."""
+        """Convert an image to the network's inputs, [cases, C, *grid]."""
         from medsilo.tasks.own import image_reading
 
         return image_reading.inputs_of(self, scan)
 
     def as_cases(self, image: Tensor) -> Tensor:
-        """Convert an image [C, (D,) H, W] to the network's cases [cases, C, *grid]."""
+        """Divide an image [C, (D,) H, W] into cases, [cases, C, *grid]."""
         return image[None]
 
     def grid_of(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
-        """Return the size of the network's grid along each axis."""
+        """Return the size to which a case is resized, along each axis."""
         return self.size[::-1] if self.alike else grid
 
     def note(self, listing: "CaseIndex", every: "Sequence[HeldEntry]", source: "DataSource") -> None:
@@ -267,7 +280,7 @@ class FolderTask(OwnFolder):
 
 @cache
 def goal_of(kind: str, labels: tuple[str, ...], voxel: tuple[float, ...] | None = None) -> Objective:
-    """Return the objective: segmentation of structures with labels 1, 2, ..., or classification."""
+    """Return the objective: classification into `labels`, or segmentation of structures with the labels 1, 2, ..."""
     if kind == "classification":
         return Classification(labels)
     structures = {name: (number,) for number, name in enumerate(labels, 1)}

@@ -1,4 +1,4 @@
-"""The task `image-folder` over a hospital's pictures."""
+"""Define the task `image-folder`, whose cases are a hospital's flat images."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -11,14 +11,14 @@ from medsilo.tasks.inference import IN_MONAI
 from medsilo.tasks.intensity import Bytes, Intensity
 from medsilo.tasks.own.folder import FolderTask, Length
 
-if TYPE_CHECKING:  # not at run time, because only sites read cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
     from medsilo.tasks.scans import Scan
 
 
 class ImageFolder(FolderTask):
-    """A task over pictures (PNG, JPEG, TIFF) with masks or classes, in a folder that the site's settings describe.
+    """A task whose cases are flat images in PNG, JPEG or TIFF files. The labels are masks or classes.
 
-    Images are resized to `size`. With `resize: false` they keep their sizes, and a segmentation trains on patches.
+    Images are resized to `size`. If `resize` is false, images keep their sizes, and a segmentation trains on patches.
     """
 
     title: ClassVar[str] = "A hospital's own flat images: segmentation or classification"
@@ -34,11 +34,11 @@ class ImageFolder(FolderTask):
     )
 
     def across_patients(self) -> str:
-        return super().across_patients()  # the scale of an image's intensities depends on that image only
+        return super().across_patients()  # the intensity scaling of an image depends on no other image
 
     @property
     def channels(self) -> int:
-        """Number of channels: 3 for RGB, 1 for grey."""
+        """Number of channels: 3 for RGB images, 1 for grey images."""
         return 3 if self.colours == "rgb" else 1
 
     @property
@@ -47,7 +47,7 @@ class ImageFolder(FolderTask):
 
     @property
     def _channel_names(self) -> tuple[str, ...]:
-        return (self.colours,)  # one name, because all channels are in one file
+        return (self.colours,)  # one channel name, because one file contains all channels
 
     def inputs_of(self, scan: "Scan") -> Tensor:
         if self.channels > len(scan.values) == 1:
@@ -55,7 +55,7 @@ class ImageFolder(FolderTask):
         return super().inputs_of(scan)
 
     def _on_the_grid(self) -> list[dict[str, Any]]:
-        # MONAI reads pictures with x as first axis
+        # MONAI reads flat images with x as the first spatial axis
         turned: list[dict[str, Any]] = [{"_target_": "Transposed", "keys": "image", "indices": [0, 2, 1]}]
         if self.channels > 1:
             turned.append({"_target_": f"{IN_MONAI}.Coloured", "keys": "image"})

@@ -1,4 +1,4 @@
-"""Crop random patches of images for training, and run networks on whole images by sliding windows."""
+"""Crop random patches from training images, and apply networks to whole images by sliding windows."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,31 +8,36 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-WINDOWS = 4  # windows in one batch for the network
+WINDOWS = 4  # number of windows in one batch
 
 
 def grid_at(grid: Sequence[int], spacing: Sequence[float], wanted: Sequence[float]) -> tuple[int, ...]:
-    """Return the size of an image's grid at another spacing. A spacing of 0 leaves an axis unchanged."""
+    """Return the number of voxels along each axis after resampling to another spacing. A spacing of 0 leaves the axis
+    unchanged.
+    """
     axes = zip(grid, spacing, wanted, strict=True)
     return tuple(max(1, round(places * own / new)) if new else places for places, own, new in axes)
 
 
 def middle_of(image: Tensor, size: Sequence[int]) -> Tensor:
-    """Crop an image [..., *grid] to its centre, or pad a smaller image with its least value."""
+    """Crop the centre of an image [..., *grid]. An image that is too small is padded with its least value."""
     starts = [(own - wanted) // 2 for own, wanted in zip(image.shape[-len(size) :], size, strict=True)]
     return _cut(image, [max(start, 0) for start in starts], size, middle=True)
 
 
 def _shown_in(labels: Tensor) -> np.ndarray:
-    """Return a Boolean mask [*grid] of the structures in labels, whose marks of unannotated structures are ignored."""
+    """Return a Boolean mask [*grid] that is True at voxels of any structure. Marks of unannotated structures in the
+    labels are ignored.
+    """
     return ((labels if labels.is_floating_point() else labels.to(torch.uint8)) > 0).numpy()
 
 
 def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Crop a patch of an image [C, *grid] and of its labels [*grid]; smaller images are padded.
+    """Crop the same random patch from an image [C, *grid] and from its labels [*grid]. Images that are smaller than the
+    patch are padded.
 
-    With probability `foreground`, the patch is centred on a random voxel of a structure, or as near as the edges allow.
-    All other patches have a random position.
+    With probability `foreground`, the patch is centred on a random voxel of a structure, as nearly as the image's edges
+    allow. All patches that are not centred on a structure have a random position.
     """
     image, labels = case
     random = np.random.default_rng(seed)
@@ -48,21 +53,33 @@ def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, s
 
 
 def _one_of(mask: np.ndarray, place: float) -> list[int] | None:
-    """Return a random voxel of a mask, or None if the mask is empty. Choosing the plane first saves memory."""
-    # A loop over planes is five times as fast as one call
+    """Return the indices of a random voxel of a mask, or None if the mask is empty.
+
+    The plane is chosen first, because listing all voxels would need more memory.
+    """
+    # A loop over planes is five times as fast as one call of count_nonzero for all planes.
     ends = np.cumsum([np.count_nonzero(plane) for plane in mask])
     if not (total := int(ends[-1])):
         return None
     rank = min(int(place * total), total - 1)
     plane = int(np.searchsorted(ends, rank, side="right"))
-    inside = np.argwhere(mask[plane])[rank - int(ends[plane])]  # a negative index, from the plane's end
+    # the index is negative, so it counts from the last voxel of the plane
+    inside = np.argwhere(mask[plane])[rank - int(ends[plane])]
     return [plane, *inside.tolist()]
 
 
 def _cut(
     image: Tensor, starts: Sequence[int], size: Sequence[int], fill: float | None = None, middle: bool = False
 ) -> Tensor:
-    """Copy a box of an image, padded at the end or on both sides; by default with the image's least value."""
+    """Copy a box of an image. A box that is smaller than `size` is padded.
+
+    Args:
+        image: The image, [..., *grid].
+        starts: The first index of the box along each axis.
+        size: The size of the box along each axis.
+        fill: The padding value. By default, it is the least value of the image.
+        middle: True to pad at both ends of each axis, False to pad at the last index only.
+    """
     box = image
     for axis, (start, wanted) in enumerate(zip(starts, size, strict=True), image.ndim - len(size)):
         box = box.narrow(axis, start, min(wanted, image.shape[axis] - start))
@@ -75,7 +92,7 @@ def _cut(
 
 
 def from_windows(network: Callable[[Tensor], Tensor], images: Tensor, size: Sequence[int], overlap: float) -> Tensor:
-    """Return the network's output for whole images [B, C, *grid] by MONAI's sliding windows."""
+    """Apply a network to sliding windows of images [B, C, *grid], and merge the outputs by MONAI's method."""
     if tuple(images.shape[2:]) == tuple(size):
         return network(images)
     from monai.inferers import sliding_window_inference

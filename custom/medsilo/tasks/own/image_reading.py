@@ -1,4 +1,6 @@
-"""Read a hospital's images for `nifti-folder` and `image-folder`. Only sites import this module."""
+"""Read a hospital's images for the tasks `nifti-folder` and `image-folder`. Only sites import this module, not the
+server.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,8 +22,8 @@ from medsilo.tasks.scans import Scan, resized, resized_to_nearest
 from medsilo.tasks.sources import FEWEST, DataSource
 from medsilo.tasks.survey import Problem, digest
 
-SHOWN = 8  # limit on values in an error message
-BYTE, DARKEST = 255, 65_535 // 16  # greatest 8-bit value, and greatest 12-bit value
+SHOWN = 8  # greatest number of values that an error message lists
+BYTE, DARKEST = 255, 65_535 // 16  # greatest 8-bit value; greatest 12-bit value
 RARELY = (
     f"masks have a value that no label of the plan stands for, and fewer than {FEWEST} patients have; it counts as "
     "background"
@@ -37,12 +39,12 @@ def made(
     mask: Callable[[Scan, Path], np.ndarray],
     numbers: dict[int, int],
 ) -> PreparedEntry:
-    """Prepare one entry: its inputs, targets and facts."""
-    # the mask could belong to the stored or to the rotated image
+    """Read one image and its label, and convert them to the network's inputs and targets."""
+    # it is unknown whether the mask was drawn on the image as stored, or on the rotated image
     if isinstance(label, Path) and any(map(is_turned, (*files, label))):
         raise DataError("images are stored turned, as their EXIF orientation says; save them upright")
     scan = task.scan_of(files)
-    # computed first, because z-score changes values in place
+    # The range is computed before scaling, because z-score scaling changes values in place.
     between = float(scan.values.min()), float(scan.values.max())
     inputs = task.inputs_of(scan)
     values: tuple[int, ...] = ()
@@ -68,7 +70,7 @@ def made(
 
 
 def inputs_of(task: FolderTask, scan: Scan) -> Tensor:
-    """Convert an image to the network's input, [cases, C, *grid]."""
+    """Convert an image to the network's inputs, [cases, C, *grid]."""
     values = scan.values
     if len(values) != task.channels:
         alpha = len(values) == task.channels + 1 and values.dtype.kind == "u"
@@ -85,7 +87,7 @@ def inputs_of(task: FolderTask, scan: Scan) -> Tensor:
     if math.prod(grid) > MOST_VOXELS:
         raise DataError(f"images would have more than {MOST_VOXELS} voxels in the plan's target_spacing")
     cases = resized(cases, grid)
-    # scale all slices of a volume together
+    # All slices of a volume are scaled together.
     ready = task.intensity.apply(cases.transpose(0, 1)).transpose(0, 1)
     if not ready.isfinite().all():
         raise DataError(
@@ -95,7 +97,7 @@ def inputs_of(task: FolderTask, scan: Scan) -> Tensor:
 
 
 def note(task: FolderTask, listing: CaseIndex, every: Sequence[HeldEntry], source: DataSource) -> None:
-    """Record oddities in the masks and intensities of the entries that could be read."""
+    """Record unusual values in the masks and the images that could be read."""
     if task.segments:
         known = set(task.mask_values(source))
         rare = {int(value) for value in source.rare(whose(every))}
@@ -113,7 +115,7 @@ def note(task: FolderTask, listing: CaseIndex, every: Sequence[HeldEntry], sourc
 
 
 def whose(every: Sequence[HeldEntry]) -> dict[str, set[str]]:
-    """Return the patients by value in their masks."""
+    """Return, for each value in masks, the patients whose masks contain the value."""
     found: dict[str, set[str]] = {}
     for one in every:
         for value in one.facts.values:
@@ -122,11 +124,11 @@ def whose(every: Sequence[HeldEntry]) -> dict[str, set[str]]:
 
 
 def _note_undrawn(task: FolderTask, listing: CaseIndex, every: Sequence[HeldEntry], source: DataSource) -> None:
-    """Record contradictions between the masks and the site's key `data.unannotated`."""
+    """Record contradictions between the masks and the structures that the key `data.unannotated` names."""
     shown = [{label for labels in one.facts.shown for label in labels} for one in every]
     undrawn = set(task.undrawn(source))
     drawn = [one.entry for one, labels in zip(every, shown, strict=True) if labels & undrawn]
-    # with few patients, a rejection would disclose facts about a single mask
+    # If few patients are affected, a rejection would disclose a fact about a single patient's mask.
     few = source.split is not None and len({entry.patient for entry in drawn}) < FEWEST
     what = "masks show a structure that data.unannotated names; correct it, or data.label_map"
     listing.add("note" if few else "stops", what, [entry.name for entry in drawn])

@@ -1,4 +1,6 @@
-"""The plan's keys that tasks over a hospital's images, tables and series share. reading.py reads the data."""
+"""Define the keys of a plan that are common to all tasks over a hospital's images, tables or recordings. The module
+reading.py reads the data.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +18,7 @@ from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.shares import Partition, Shares
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # not at run time, because only sites read cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
     from medsilo.tasks.cache import Facts, HeldEntry, PreparedEntry
     from medsilo.tasks.case_index import CaseIndex
     from medsilo.tasks.site_data import SiteData
@@ -25,7 +27,9 @@ if TYPE_CHECKING:  # not at run time, because only sites read cases
 
 
 class OwnData(Task):
-    """Base class of tasks over data that a site's settings describe. The site can also determine the split."""
+    """Base class of tasks whose data a site's settings describe. The site's settings can also determine the split into
+    training, validation and test.
+    """
 
     split_by_site: ClassVar[bool] = True
     by_patient: ClassVar[bool] = True
@@ -56,7 +60,9 @@ class OwnData(Task):
         return self.site_data(site, sites, seed, source)
 
     def site_data(self, site: str, sites: Sequence[str], seed: int, source: "DataSource | None") -> "SiteData":
-        """Return one site's data in the parts of the plan's fold; parts are chosen before standardisation."""
+        """Return one site's training, validation and test data. Data are divided into training, validation and test
+        before they are standardised.
+        """
         from medsilo.tasks.own import reading
 
         return reading.data_of(self, site, sites, source)
@@ -67,11 +73,11 @@ class OwnData(Task):
         return reading.survey_of(self, site, sites, source)
 
     def completed(self, data: "SiteData") -> "SiteData":
-        """Finish the data by steps that depend on the training part, such as standardisation."""
+        """Apply the last steps of preparation, such as standardisation, which depend on the training cases."""
         return data
 
     def absent(self, source: "DataSource") -> tuple[str, ...]:
-        """Return the plan's structures and columns that a site's settings declare as unannotated."""
+        """Return the plan's structures and columns that the site's key `data.unannotated` names."""
         names = {*source.unannotated}
         if unknown := sorted(names - {*self.may_be_absent}):
             known = ", ".join(self.may_be_absent) or "nothing in this task"
@@ -80,21 +86,22 @@ class OwnData(Task):
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
-        """Structures and columns of the plan that a hospital's data may lack."""
+        """The plan's structures and columns that a hospital's data may lack."""
         return ()
 
     @abstractmethod
     def examined(
         self, site: str, sites: Sequence[str], source: "DataSource | None"
     ) -> "tuple[Survey, Mapping[str, Dataset]]":
-        """Read a site's data once, and return the survey and the parts."""
+        """Read a site's data once. Return the survey, and the training, validation and test part."""
 
 
 class OwnFolder(OwnData):
-    """Base class of tasks over files in a hospital's folder, which `data` in its medsilo.yaml describes.
+    """Base class of tasks that read files in a hospital's folder. The key `data` in the hospital's medsilo.yaml
+    describes the files.
 
-    A subclass defines `cases_in`, which reads the cases of an entry's files. `OwnFolder` finds files, classes and
-    patients, makes parts and folds, caches cases, and supports `medsilo check`.
+    A subclass defines `cases_in`, which reads cases from the files of one image or recording. This base class finds
+    files, classes and patients, divides the cases into parts and folds, caches cases, and supports `medsilo check`.
 
     Subclasses may override `listing_of`, `classes_of`, `maker`, `note` and `told_of`.
 
@@ -108,39 +115,49 @@ class OwnFolder(OwnData):
     (0.6, 0.2, 0.2)
     """
 
-    files: ClassVar[str] = "images"  # word for files in messages
+    files: ClassVar[str] = "images"  # word for the files in messages
 
     def cases_in(self, files: tuple[Path, ...]) -> Tensor:
-        """Read one entry's files as the network's input, [cases, *shape]; raises DataError."""
+        """Read the files of one image or recording, and return the network's inputs, [cases, *shape]. Raises DataError
+        if the files are faulty.
+        """
         raise NotImplementedError
 
     @staticmethod
     def prepared(
         inputs: Tensor, targets: Tensor, shown: Sequence[tuple[int, ...]], places: Tensor | None = None, **told: Any
     ) -> "PreparedEntry":
-        """Make a prepared entry. `shown` holds the labels that occur in each case, `told` further fields of `Facts`."""
+        """Make a prepared entry from tensors.
+
+        Args:
+            inputs: The inputs, [cases, *shape].
+            targets: The targets, [cases, ...].
+            shown: For each case, the labels that occur in the case.
+            places: The positions of some voxels of structures.
+            told: Further fields of `Facts`.
+        """
         from medsilo.tasks.own import reading
 
         return reading.prepared(inputs, targets, shown, places, **told)
 
     @staticmethod
     def load_held(cases: Dataset, number: int) -> "tuple[HeldEntry, int]":
-        """Return the entry of a case, and the index of the case in the entry."""
+        """Return the entry (image or recording) that contains a case, and the index of the case within the entry."""
         from medsilo.tasks.cache import held_case
 
         return held_case(cases, number)
 
     # ------------------------------------------------------------------ from files
     def listing_of(self, source: "DataSource", folder: Path) -> "CaseIndex":
-        """Return the entries in a folder, by the site's settings."""
+        """List the entries (images or recordings) in a folder, as the site's settings describe."""
         from medsilo.tasks.case_index import CaseIndex
 
         return CaseIndex.of_cases(source, folder, isinstance(self.goal, Segmentation))
 
     def maker(self, source: "DataSource") -> "Callable[..., PreparedEntry]":
-        """Return the function that prepares an entry from its files, its label and its patient.
+        """Return a function that prepares an entry, given the entry's files, label and patient.
 
-        A label is the mask's file, or the class in a classification.
+        The label is the path of a mask, or in a classification the number of the class.
         """
         return self._of_class
 
@@ -162,8 +179,8 @@ class OwnFolder(OwnData):
         return names
 
     def undrawn(self, source: "DataSource") -> list[int]:
-        """Return the labels that a site did not annotate. If structures overlap, these are the structures' numbers 1,
-        2, ....
+        """Return the labels that a site did not annotate. If structures may overlap, the numbers of the structures are
+        returned.
         """
         structures = self.goal.structures if isinstance(self.goal, Segmentation) else {}
         if self.goal.overlaps:
@@ -171,13 +188,17 @@ class OwnFolder(OwnData):
         return [label for name, labels in structures.items() for label in labels if name in source.unannotated]
 
     def classes_of(self, listing: "CaseIndex", source: "DataSource") -> Mapping[str, int | None]:
-        """Return the class of every entry by the entry's name; None if training ignores the entry."""
+        """Return a dictionary from names of entries (images or recordings) to classes. The class None means that
+        training ignores the entry.
+        """
         from medsilo.tasks.own import reading
 
         return reading.classes_of(self, listing, source)
 
     def number_of(self, label: str | int) -> int:
-        """Return the number of a label of the plan, given its name or number."""
+        """Return the number of a label, given the number or the name of the label. Raises DataError if the plan lacks
+        the label.
+        """
         names = self.goal.label_names
         if str(label) in names:
             return names.index(str(label))
@@ -186,16 +207,22 @@ class OwnFolder(OwnData):
         raise DataError(f"data.label_map: {label!r} is not among the plan's labels: {', '.join(names)}")
 
     def note(self, listing: "CaseIndex", every: Sequence[Any], source: "DataSource") -> None:
-        """Record oddities of the entries that could be read; each item has an `entry` and its `facts`."""
+        """Record unusual facts about the entries that could be read.
+
+        Args:
+            listing: The list of entries, to which problems are added.
+            every: The entries that could be read, each with the attributes `entry` and `facts`.
+            source: The data source.
+        """
 
     def told_of(self, every: Sequence[Any]) -> dict[str, Any]:
-        """Return fields of the survey for these entries; by default, sizes, spacings and intensities of images."""
+        """Return fields of the survey, by default the sizes, spacings and intensities of images."""
         from medsilo.tasks.own import reading
 
         return reading.told_of(every)
 
     def chosen_cases(self, facts: "Facts") -> list[int]:
-        """Return the indices of an entry's cases to use."""
+        """Return the indices of those cases of an image or recording that training and tests use."""
         return list(range(len(facts.shown)))
 
     def examined(

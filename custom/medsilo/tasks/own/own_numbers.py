@@ -1,4 +1,4 @@
-"""Numeric data of hospitals: columns of tables and recordings, and their standardisation."""
+"""Define the plan's keys for columns of numbers in tables and recordings, and standardise these columns."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ from medsilo.tasks.own.own_data import OwnData
 from medsilo.tasks.shares import as_tuple
 
 Text = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
-# The pattern excludes names that spreadsheet programs would evaluate as formulas.
+# The pattern excludes class names that spreadsheet programs would evaluate as formulas.
 ClassName = Annotated[Text, Field(pattern=r"^([^=@+\-].*|[+\-]?[0-9.]+)$")]
 LARGEST = 1e9
 MOST_COLUMNS = 5000
 
 
 class Column(Section):
-    """A column of numbers, or of categories if `levels` are given.
+    """A column of a table or recording. The column contains categories if `levels` are given, else numbers.
 
     >>> Column.model_validate("age").inputs, Column(name="ward", levels=("A", "B")).read("B", {})
     (1, [0.0, 1.0])
@@ -61,13 +61,15 @@ class Column(Section):
 
     @property
     def inputs(self) -> int:
-        """Number of inputs of the network from this column."""
+        """Number of the network's inputs that this column provides."""
         return len(self.levels) or 1
 
     def read(self, cell: str, own: Mapping[str, str]) -> list[float] | None:
-        """Convert a cell to inputs, or return None if it has no valid value.
+        """Convert the text in a cell to inputs of the network. Returns None if the text is no valid value.
 
-        `own` maps this hospital's levels, in the form of `cells.level`, to the plan's levels.
+        Args:
+            cell: The text.
+            own: Maps the hospital's levels, normalised by `cells.level`, to the plan's levels.
         """
         if self.levels:
             places = {as_level(level): place for place, level in enumerate(self.levels)}
@@ -78,7 +80,7 @@ class Column(Section):
 
 
 def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -> dict[str, int]:
-    """Return the plan's classes by the site's labels, in the form of `cells.level`."""
+    """Return, for each label of the site, the number of the plan's class. Labels are normalised by `cells.level`."""
     known = {as_level(label): number for number, label in enumerate(names)}
     if all(as_number(label) is None for label in names):
         known |= {str(number): number for number in range(len(names))}
@@ -90,18 +92,21 @@ def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -
 
 
 Standardise = Literal["site", "plan", "none"]
-FURTHEST = 100.0  # standardised inputs are clipped to this absolute value
-Scales = tuple[Tensor, Tensor]  # for each input: number to subtract, number to divide by
+FURTHEST = 100.0  # greatest absolute value of standardised inputs, to which inputs are clipped
+# for each input: the number that is subtracted, and the number by which the difference is divided
+Scales = tuple[Tensor, Tensor]
 
 
 def scaled(values: Tensor, scales: Scales) -> Tensor:
-    """Standardise and clip values, whose last axis is the inputs."""
+    """Standardise and clip values [..., inputs]."""
     means, deviations = scales
     return ((values - means) / deviations).clamp(-FURTHEST, FURTHEST)
 
 
 def from_training_cases(what: str) -> str:
-    """Return the reason why standardisation by a hospital's training cases excludes differential privacy."""
+    """Return the message that explains why differential privacy forbids standardisation by a
+    hospital's training cases.
+    """
     return (
         f"numbers are scaled or filled in by a hospital's training cases, so one patient changes all others' inputs; "
         f"give public numbers (task.standardise=plan, with mean and deviation of each {what}), or task.standardise=none"
@@ -109,7 +114,8 @@ def from_training_cases(what: str) -> str:
 
 
 class Standardised(OwnData):
-    """Base class of tasks over numbers in a table or in recordings, which are standardised by each site or the plan.
+    """Base class of tasks whose inputs are numbers in tables or recordings. The plan, or each site's training cases,
+    determine how numbers are standardised.
 
     >>> Standardised.class_numbers(["no", "yes"], {1: "yes"})
     {'no': 0, 'yes': 1, '0': 0, '1': 1}
@@ -140,28 +146,28 @@ class Standardised(OwnData):
     @property
     @abstractmethod
     def numbers(self) -> Sequence[Column]:
-        """All columns that are inputs of the network."""
+        """The columns that provide inputs of the network."""
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Names of the network's inputs, in order."""
+        """Names of the network's inputs, in the order of the inputs."""
         return tuple(one.name for one in self.numbers)
 
     @property
     def largest_input(self) -> float:
-        """Upper limit of inputs, which depends on the standardisation."""
+        """Greatest absolute value of the network's inputs."""
         if self.standardise != "none":
             return FURTHEST
         return max(1.0, *(max(abs(one.low), abs(one.high)) for one in self.numbers if not one.levels))
 
     @property
     def needs_scales(self) -> bool:
-        """True if inputs depend on the hospital's statistics."""
+        """True if each hospital standardises inputs by the means and standard deviations of its training cases."""
         return self.standardise == "site"
 
     def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
-        """Return the scales of an earlier survey."""
-        # without the indicators of missing values, which follow
+        """Return the means and standard deviations that an earlier survey contains."""
+        # The names of indicators of missing values are at the end, and are left out.
         names = self.input_names[: sum(one.inputs for one in self.numbers)]
         means, deviations = torch.tensor([told[name] for name in names], dtype=torch.float64).unbind(1)
         return means, deviations

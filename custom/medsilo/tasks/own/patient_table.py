@@ -1,4 +1,4 @@
-"""The task `table` over a hospital's table with one row per case. table_rows.py reads the table."""
+"""Define the task `table`, whose cases are the rows of a hospital's table. The module table_rows.py reads the table."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from medsilo.tasks.own.own_numbers import (
 from medsilo.tasks.regression import Regression
 from medsilo.tasks.survival import EVENTS, Survival
 
-if TYPE_CHECKING:  # not at run time, because only sites read cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
     from medsilo.tasks.own.table_rows import TableRows
     from medsilo.tasks.site_data import SiteData
     from medsilo.tasks.sources import DataSource
@@ -41,19 +41,21 @@ Kind = Literal["classification", "regression", "survival"]
 
 @cache
 def goal_of(kind: Kind, labels: tuple[str, ...], limits: tuple[float, float]) -> Objective:
-    """Return the objective: classification into `labels`, regression within `limits`, or survival."""
+    """Return the objective: classification into `labels`, regression of values within `limits`, or
+    survival analysis.
+    """
     if kind == "classification":
         return Classification(labels, 1 if len(labels) == 2 else None)
     return Regression(limits) if kind == "regression" else Survival()
 
 
 class PatientTable(Standardised):
-    """A task over a table with one row per case, which each site's settings describe."""
+    """A task whose cases are the rows of a table. The settings of each site describe the site's table."""
 
     title: ClassVar[str] = "A hospital's own table: classification, regression or survival"
     use: ClassVar[Inference] = Inference("tables")
     names_outcome: ClassVar[bool] = True
-    # The concordance index compares all cases of a part, which are in memory
+    # All cases are in one batch, because the concordance index compares each case with every other case.
     evaluation_batch: ClassVar[int] = 1_000_000
 
     name: Literal["table"] = "table"
@@ -96,7 +98,7 @@ class PatientTable(Standardised):
     # ----------------------------------------------------------------------------------------- the kind of task
     @property
     def outcomes(self) -> tuple[str, ...]:
-        """Columns that the network predicts."""
+        """Names of the columns that the network predicts."""
         return (self.time, self.event) if self.kind == "survival" else (self.target,)
 
     @property
@@ -110,7 +112,9 @@ class PatientTable(Standardised):
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """Names of the groups by which cases are counted: classes, or censored and event."""
+        """Names of the groups in which cases are counted: the classes, or in a survival analysis the censored cases and
+        the events.
+        """
         return EVENTS if self.kind == "survival" else self.labels
 
     @property
@@ -123,7 +127,7 @@ class PatientTable(Standardised):
 
     @property
     def channels(self) -> int:
-        """Number of the network's inputs."""
+        """Number of inputs of the network."""
         return self.read_numbers + (len(self.columns) if self.missing == "mark" else 0)
 
     @property
@@ -146,10 +150,13 @@ class PatientTable(Standardised):
         return table_rows.finished(self, data)
 
     def scales_of(self, raw: Tensor) -> Scales:
-        """Return for each input the number to subtract and the number to divide by.
+        """Return, for each input, the mean and the standard deviation with which the input is standardised.
 
-        `raw` is [cases, inputs], with NaN for missing values. Categories are not scaled. With both values of `missing`,
-        a missing number becomes the mean.
+        Inputs from categories are not standardised, so their mean is 0 and their standard deviation is 1. A missing
+        number is replaced by the mean.
+
+        Args:
+            raw: The inputs, [cases, inputs]. Missing values are NaN.
         """
         means, deviations = torch.zeros(raw.shape[1]).double(), torch.ones(raw.shape[1]).double()
         place = 0
@@ -172,15 +179,17 @@ class PatientTable(Standardised):
 
     @property
     def read_numbers(self) -> int:
-        """Number of inputs without the indicators of missing values."""
+        """Number of inputs, without the inputs that indicate missing values."""
         return sum(column.inputs for column in self.columns)
 
     def own_scales(self, source: "DataSource") -> Scales:
-        """Compute `scales_of` over all rows of a hospital's table."""
+        """Return the means and standard deviations over all rows of a hospital's table."""
         return self.scales_of(torch.from_numpy(self.rows(source.table_file(), source, outcome=False).inputs))
 
     def finished(self, raw: Tensor, scales: Scales) -> Tensor:
-        """Convert values to the network's inputs: standardise them, and replace missing values by the plan's rule."""
+        """Standardise values, and replace missing values by the mean. The plan may add inputs that indicate missing
+        values.
+        """
         known = raw.where(~raw.isnan(), scales[0])
         inputs = known if self.standardise == "none" else scaled(known, scales)
         if self.missing == "mark":
@@ -189,9 +198,9 @@ class PatientTable(Standardised):
         return inputs.float()
 
     def rows(self, path: Path, source: "DataSource", outcome: bool = True) -> "TableRows":
-        """Read the cases of a table as numbers, and the problems with other rows.
+        """Read the cases in a table as numbers, and record problems of all other rows.
 
-        With `outcome`, outcomes are read, and rows without an outcome are left out.
+        If `outcome` is true, outcomes are read, and rows without an outcome are left out.
         """
         from medsilo.tasks.own import table_rows
 

@@ -1,5 +1,7 @@
-"""Read a hospital's data: prepare and cache files, split cases into parts, and survey them. Only sites import this
-module.
+"""Read a hospital's data. This module prepares and caches cases, divides them into training, validation and test, and
+makes the survey.
+
+Only sites import this module, not the server.
 """
 
 import re
@@ -23,12 +25,14 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import deal, part_alone, parts_by_rank
 from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, range_of, ranges_of, refuse_what_stops
 
-# Settings of the site on which a prepared entry depends.
+# The site's settings that affect prepared entries.
 HOW_READ = ("label_map", "unannotated", "recording_columns", "missing", "rate", "decimal")
 
 
 def data_of(task: OwnData, site: str, sites: Sequence[str], source: DataSource | None) -> SiteData:
-    """Return one site's data in the parts of the plan's fold; parts are chosen before standardisation."""
+    """Return one site's training, validation and test data. Data are divided into training, validation and test before
+    they are standardised.
+    """
     survey, parts = task.examined(site, sites, source)
     refuse_what_stops(survey.problems)
     data = SiteData(*(parts[part] for part in PARTS), survey=survey)
@@ -40,7 +44,7 @@ def data_of(task: OwnData, site: str, sites: Sequence[str], source: DataSource |
 
 
 def survey_of(task: OwnData, site: str, sites: Sequence[str], source: DataSource | None) -> Survey:
-    """Survey a site's data. Faults of the data are part of the survey; they raise no error."""
+    """Return the survey of a site's data. Faults of the data raise no error, but are listed in the survey."""
     try:
         return task.examined(site, sites, source and source.once())[0]
     except MedsiloError as error:
@@ -48,14 +52,16 @@ def survey_of(task: OwnData, site: str, sites: Sequence[str], source: DataSource
 
 
 def needed(source: DataSource) -> Sequence[str]:
-    """Return the parts of the data that must not be empty."""
+    """Return the names of the parts (training, validation, test) that must contain cases."""
     return ("test",) if source.only_tested else PARTS
 
 
 def note_empty_parts(task: OwnData, problems: list[Problem], parts: dict[str, PartFacts], source: DataSource) -> None:
-    """Record empty parts, and a training part without usable labels.
+    """Record a problem if a part (training, validation, test) has no cases, or if all training cases have the same
+    class.
 
-    Nothing is recorded if another problem has the severity `stops`, which may be the reason.
+    No problem is recorded if an earlier problem has the severity `stops`, because the earlier problem may be the reason
+    for an empty part.
     """
     if any(problem.severity == "stops" for problem in problems):
         return
@@ -72,7 +78,7 @@ def note_empty_parts(task: OwnData, problems: list[Problem], parts: dict[str, Pa
 
 
 class Listed(Protocol):
-    """A list of cases with recorded problems: `CaseIndex` or `TableRows`."""
+    """The attributes that the two lists of cases, `CaseIndex` and `TableRows`, have in common."""
 
     problems: list[Problem]
     patients_named: bool
@@ -83,7 +89,15 @@ class Listed(Protocol):
 
 
 def told_in(task: OwnData, listing: Listed, parts: dict[str, PartFacts], source: DataSource, **found: Any) -> Survey:
-    """Make the survey of listed cases. `found` holds further fields of the survey."""
+    """Make the survey of a list of cases.
+
+    Args:
+        task: The task.
+        listing: The list of cases.
+        parts: The counts of the training, validation and test part.
+        source: The data source.
+        found: Further fields of the survey.
+    """
     return Survey(
         parts,
         problems=tuple(listing.problems),
@@ -98,7 +112,15 @@ def told_in(task: OwnData, listing: Listed, parts: dict[str, PartFacts], source:
 def dealt(
     partition: Partition, site: str, sites: Sequence[str], entries: Sequence[Entry], classes: Mapping[str, int | None]
 ) -> list[Entry]:
-    """Return a simulated site's share of one folder. `classes` holds each case's class by the case's name."""
+    """Divide the entries in one folder among simulated sites, and return the entries of one site.
+
+    Args:
+        partition: The method of distribution.
+        site: The name of the site.
+        sites: The names of all sites.
+        entries: The entries in the folder.
+        classes: The class of each entry, by the name of the entry.
+    """
     order = sorted(sites)
     owners = deal(
         partition,
@@ -111,7 +133,9 @@ def dealt(
 
 
 def divided(listing: CaseIndex, source: DataSource, shares: Shares, split: int) -> dict[str, list[Entry]]:
-    """Return the cases of each part, by the table or by the hospital's split of patients."""
+    """Divide the entries into training, validation and test. The table, or the hospital's split of patients, determines
+    the part of each entry.
+    """
     fixed = {entry.patient: entry.part for entry in listing.entries} if listing.fixed else None
     place = drawn_parts(_own_classes(listing.entries), fixed, source, shares, split, listing.problems)
     return {part: [entry for entry in listing.entries if place[entry.patient] == part] for part in PARTS}
@@ -125,12 +149,19 @@ def drawn_parts(
     split: int,
     problems: Sequence[Problem],
 ) -> Mapping[str, str]:
-    """Return each patient's part, from the table if it has parts, else by the hospital's split.
+    """Return the part (training, validation, test) of each patient.
 
-    The split ranks patients by hashes of their names. With differential privacy, a patient's part depends on that
-    patient's hash alone.
+    If a table assigns patients to parts, the table's assignment is returned. If no table assigns patients to parts,
+    patients are ranked by a hash of their names, and divided by rank. With differential privacy, a patient's part
+    depends on the hash of that patient's name only.
 
-    `classes` holds each patient's class in the site's words, `fixed` the parts of the table.
+    Args:
+        classes: The name that the site gives the class of each patient.
+        fixed: The part that the table assigns to each patient, if any.
+        source: The data source.
+        shares: The plan's fractions of patients for training, validation and test.
+        split: The plan's seed.
+        problems: The problems of the data.
     """
     if fixed is not None:
         return fixed
@@ -146,7 +177,10 @@ def drawn_parts(
 
 
 def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:
-    """Return each patient's most frequent class in the site's words, so that parts do not depend on the plan."""
+    """Return the most frequent class of each patient, as the site names it.
+
+    The plan's class names are not used, because parts must not depend on the plan.
+    """
     labels: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for entry in entries:
         labels[entry.patient][entry.label if isinstance(entry.label, str) else ""] += 1
@@ -154,23 +188,35 @@ def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:
 
 
 def _into_the_test(classes: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Assign patients to parts if they are fewer than the parts: patients without a part become test patients."""
+    """Assign the patients of a site to parts, if the site does not train, and has fewer than three patients.
+
+    Patients without an earlier part become test patients.
+    """
     return {patient: known.get(patient, "test") for patient in classes}
 
 
 def prepared(
     inputs: Tensor, targets: Tensor, shown: Sequence[tuple[int, ...]], places: Tensor | None = None, **told: Any
 ) -> PreparedEntry:
-    """Make a prepared entry. `shown` holds the labels that occur in each case, `told` further fields of `Facts`."""
+    """Make a prepared entry from tensors.
+
+    Args:
+        inputs: The inputs, [cases, *shape].
+        targets: The targets, [cases, ...].
+        shown: For each case, the labels that occur in the case.
+        places: The positions of some voxels of structures.
+        told: Further fields of `Facts`.
+    """
     low, high = told.pop("intensity", None) or map(float, inputs.aminmax())
     own = told.pop("digest", None) or digest(inputs)
     return PreparedEntry(inputs, targets, Facts(own, tuple(shown), (low, high), **told), places)
 
 
 def classes_of(task: OwnFolder, listing: CaseIndex, source: DataSource) -> Mapping[str, int | None]:
-    """Return the class of every entry by the entry's name; None if training ignores the entry.
+    """Return a dictionary from names of entries (images or recordings) to classes. The class None means that training
+    ignores the entry.
 
-    Entries whose class is not in the plan are left out.
+    Entries whose class is not in the plan are removed from the list and recorded.
     """
     if not task.goal.classifies:
         return {}
@@ -187,7 +233,9 @@ def classes_of(task: OwnFolder, listing: CaseIndex, source: DataSource) -> Mappi
 
 
 def told_of(every: Sequence[Any]) -> dict[str, Any]:
-    """Return fields of the survey for these entries: sizes, spacings and intensities of images."""
+    """Return fields of the survey: the label values in masks, and the ranges of the images' sizes, spacings and
+    intensities.
+    """
     values = Counter(value for one in every for value in one.facts.values)
     return {
         "label_values": {str(value): values[value] for value in sorted(values)},
@@ -200,17 +248,18 @@ def told_of(every: Sequence[Any]) -> dict[str, Any]:
 def examined(
     task: OwnFolder, site: str, sites: Sequence[str], source: DataSource | None
 ) -> tuple[Survey, dict[str, ReadyCases]]:
-    """Read a site's folder once, and return the survey and the parts."""
+    """Read the files in a site's folder once. Return the survey, and the training, validation and test part."""
     task.check_source(source)
     assert source is not None
-    task.absent(source)  # validates data.unannotated before files are read
+    task.absent(source)  # This call validates the key data.unannotated before files are read.
     listing = task.listing_of(source, source.folder_of(site, task.deals))
     classes = task.classes_of(listing, source)
     make = partial(_made_of, task.maker(source), classes)
     if task.partition is not None:
         listing.entries = dealt(task.partition, site, sites, listing.entries, classes)
     parts = divided(listing, source, task.shares, task.split)
-    unfolded = task.model_copy(update={"fold": None})  # so that all folds share the prepared files
+    # the fold is removed, so that all folds use the same cached files
+    unfolded = task.model_copy(update={"fold": None})
     code = [facts_of(name)["hash"] for name in sorted(ours_behind(task))]
     settings = f"{unfolded.model_dump_json()} {source.model_dump_json(include={*HOW_READ})} {code}"
     holder = Cache(source, make, settings, mark_of(task.undrawn(source)))
@@ -229,22 +278,28 @@ def examined(
 
 
 def part_of(task: OwnFolder, data: ReadyCases) -> PartFacts:
-    """Return the counts of one part."""
+    """Count the cases, the patients and the labels of one part (training, validation or test)."""
     counts: Counter[int] = Counter()
     for one, cases in zip(data.held, data.chosen, strict=True):
         counts.update(label for case in cases for label in one.facts.shown[case])
-    first = 1 if isinstance(task.goal, Segmentation) else 0  # label 0 is the background
+    first = 1 if isinstance(task.goal, Segmentation) else 0  # label 0 of a segmentation is the background
     shown = {name: counts[number] for number, name in enumerate(task.goal.label_names) if number >= first}
     return PartFacts(len(data), len(set(data.patients)), shown)
 
 
 def _made_of(make: Callable[..., PreparedEntry], labels: Mapping[str, int | None], entry: Entry) -> PreparedEntry:
-    """Prepare an entry. For a classification, `labels` holds the classes by the entries' names."""
+    """Prepare an entry.
+
+    Args:
+        make: The task's function that prepares an entry.
+        labels: For a classification, the class of each entry, by the name of the entry.
+        entry: The entry.
+    """
     return make(entry.images, labels.get(entry.name, entry.label), entry.patient)
 
 
 def _twice(held: dict[str, list[HeldEntry]], files: str) -> Iterator[Problem]:
-    """Yield problems of duplicate files, within a part and across parts."""
+    """Yield a problem of files that occur twice in the same part, and a problem of files that occur in two parts."""
     places: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     for part, entries in held.items():
         for one in entries:
@@ -260,14 +315,14 @@ def _twice(held: dict[str, list[HeldEntry]], files: str) -> Iterator[Problem]:
 
 
 def _loaded(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]], files: str) -> list[HeldEntry]:
-    """Prepare the entries that can be read; names of unreadable entries are added to `wrong`, by reason."""
+    """Prepare entries. The name of each entry that cannot be read is added to `wrong`, under the reason."""
     held = []
     for entry in entries:
         try:
             held.append(cache.hold(entry))
         except DataError as error:
             wrong[re.sub(r"\d+ values", "values", str(error))].append(entry.name)
-        except MedsiloError:  # not an error of this file
+        except MedsiloError:  # the file is not the cause of this error
             raise
         except Exception as error:
             wrong[f"{files} can't be made ready ({type(error).__name__}); export them again"].append(entry.name)

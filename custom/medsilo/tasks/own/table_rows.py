@@ -1,8 +1,9 @@
-"""Read the rows of a hospital's table as cases. Only sites import this module.
+"""Read the rows of a hospital's table as cases. Only sites import this module, not the server.
 
-The table and the hospital's settings alone determine which rows are cases; a plan cannot exclude rows.
+The table and the hospital's settings determine which rows are cases. A plan cannot exclude rows.
 
-A number outside of its column's limits, or a level that is not in the plan, counts as missing.
+A number outside of the limits that the plan gives for the column counts as missing. If the plan lacks the level of a
+category, all inputs of the category are 0.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -40,9 +41,11 @@ ALONE = (
 
 
 def finished(task: PatientTable, data: SiteData) -> SiteData:
-    """Convert the cases to the network's inputs. The survey records the means and standard deviations used."""
+    """Convert all cases to the network's inputs, and record in the survey the means and standard deviations for
+    standardisation.
+    """
     parts: dict[str, Cases] = {part: getattr(data, part) for part in PARTS}
-    known = parts["train"] if len(parts["train"]) else parts["test"]  # an evaluation site has only test cases
+    known = parts["train"] if len(parts["train"]) else parts["test"]  # an evaluation site has no training cases
     scales = task.scales_of(known.inputs)
     read = [(task.finished(own.inputs, scales), own.targets, own.patients) for own in parts.values()]
     told = {name: (float(a), float(b)) for name, a, b in zip(task.input_names, *scales, strict=False)}
@@ -53,7 +56,7 @@ def finished(task: PatientTable, data: SiteData) -> SiteData:
 def examined(
     task: PatientTable, site: str, sites: Sequence[str], source: DataSource | None
 ) -> tuple[Survey, dict[str, Cases]]:
-    """Read a site's table, and return the survey and the parts before standardisation."""
+    """Read a site's table. Return the survey, and the training, validation and test part before standardisation."""
     task.check_source(source)
     assert source is not None
     if source.images or source.labels or source.patient or source.head or source.cache_folder:
@@ -72,13 +75,15 @@ def _read(task: PatientTable, path: Path, source: DataSource) -> "TableRows":
     return task.rows(path, source).without(source.without())
 
 
-# Shares of simulated sites that were read but not requested yet, by table
+# maps tables to the rows of simulated sites that were read, but not requested yet
 _WAITING: dict[tuple[Any, ...], dict[str, "TableRows"]] = {}
 
 
 def _dealt(task: PatientTable, path: Path, source: DataSource, site: str, sites: Sequence[str]) -> "TableRows":
-    """Return a simulated site's share of the cases. The table is read once; the other sites' shares are kept until
-    their requests.
+    """Divide a table's cases among simulated sites, and return the cases of one site.
+
+    The table is read once for all sites. The cases of all other simulated sites are kept until these sites request
+    them.
     """
     state = path.stat()
     told = source.model_dump_json(), source.split, source.each_alone, source.without()
@@ -97,7 +102,14 @@ def _dealt(task: PatientTable, path: Path, source: DataSource, site: str, sites:
 
 
 def survey_of(task: PatientTable, rows: "TableRows", cases: Mapping[str, Cases], source: DataSource) -> Survey:
-    """Make the survey of a table, given its rows and the cases of each part."""
+    """Make the survey of a table.
+
+    Args:
+        task: The task.
+        rows: The table's rows that are cases.
+        cases: The cases of the training, validation and test part.
+        source: The data source.
+    """
     shown = {part: part_of(task, own) for part, own in cases.items()}
     note_empty_parts(task, rows.problems, shown, source)
     if task.kind == "survival":
@@ -109,7 +121,7 @@ def survey_of(task: PatientTable, rows: "TableRows", cases: Mapping[str, Cases],
 
 
 def part_of(task: PatientTable, data: Cases) -> PartFacts:
-    """Return the counts of one part."""
+    """Count the cases, the patients and the labels of one part (training, validation or test)."""
     counts: dict[str, int] = {}
     if task.kind != "regression":
         labels = data.targets[:, 1] if task.kind == "survival" else data.targets
@@ -119,7 +131,10 @@ def part_of(task: PatientTable, data: Cases) -> PartFacts:
 
 
 def incomparable(targets: Mapping[str, Tensor]) -> Iterator[Problem]:
-    """Yield a problem for each part in which no two cases can be compared for the concordance index."""
+    """Yield a problem for each part (training, validation, test) in which the concordance index is undefined.
+
+    The index is undefined if no two cases of the part can be compared.
+    """
     for part, target in targets.items():
         times, censored = target[:, 0], target[:, 1] == 0
         if len(target) and (censored.all() or not _seen_longer(times, censored).any()):
@@ -128,8 +143,9 @@ def incomparable(targets: Mapping[str, Tensor]) -> Iterator[Problem]:
 
 
 def _seen_longer(times: Tensor, censored: Tensor) -> Tensor:
-    """Return True for cases that were observed longer than the earliest event. Without such cases, no two cases can be
-    compared.
+    """Return a Boolean array [cases]: True for each case that was observed longer than the earliest event.
+
+    If there is no such case, no two cases can be compared for the concordance index.
     """
     first = times[~censored].min()
     return (times > first) | ((times == first) & censored)
@@ -137,46 +153,46 @@ def _seen_longer(times: Tensor, censored: Tensor) -> Tensor:
 
 @dataclass
 class TableRows:
-    """The cases of a table, with their patients, inputs and outcomes."""
+    """The rows of a table that are cases, with the patient, the inputs and the outcome of each case."""
 
     task: PatientTable
     table: Columns
-    lines: np.ndarray  # index of each case's row in the table, [cases]
-    inputs: np.ndarray  # [cases, inputs]; NaN if a value is missing or invalid
-    outcomes: np.ndarray  # [cases, 1]; for survival [cases, 2]: time, event
-    labels: np.ndarray  # [cases]: class, or True for an event; 0 for a regression
-    classes: TextColumn  # classes in the hospital's words
+    lines: np.ndarray  # for each case: the index of the row in the table, [cases]
+    inputs: np.ndarray  # [cases, inputs]; missing and invalid values are NaN
+    outcomes: np.ndarray  # [cases, 1]; for survival [cases, 2], with time and event
+    labels: np.ndarray  # [cases]: the number of the class; for survival, 1 for an event; for a regression, 0
+    classes: TextColumn  # names of classes as the hospital writes them
     patients: TextColumn
     parts: TextColumn | None
     sites: TextColumn | None
-    odd: Mapping[str, np.ndarray]  # rows with invalid values, by reason
+    odd: Mapping[str, np.ndarray]  # maps reasons to Boolean arrays [rows]: True if the row has an invalid value
     patients_named: bool = True
     problems: list[Problem] = field(default_factory=list)
     identifiers: dict[str, int] = field(default_factory=dict)
 
     @property
     def fixed(self) -> bool:
-        """True if the table assigns patients to parts."""
+        """True if the table assigns patients to training, validation or test."""
         return self.parts is not None and any(self.parts.shown().values)
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Names of the cases' rows for people."""
+        """Names of the rows that are cases, such as line 12, for messages."""
         return self.table.lines_called(self.lines)
 
     def taken(self, cases: np.ndarray) -> "TableRows":
-        """Return a selection of the cases."""
+        """Return the cases with the given indices."""
         per_case = ("lines", "inputs", "outcomes", "labels", "classes", "patients", "parts", "sites")
         own = {name: getattr(self, name) for name in per_case}
         taken: dict[str, Any] = {name: None if values is None else values[cases] for name, values in own.items()}
         return replace(self, **taken)
 
     def without(self, patients: Collection[str]) -> "TableRows":
-        """Return the cases without these patients, and without a record of them."""
+        """Leave out the cases of the given patients, without recording a problem."""
         return self.taken(np.flatnonzero(~self.patients.isin({*patients}))) if patients else self
 
     def cases(self, cases: np.ndarray) -> Cases:
-        """Return a selection of cases as tensors, before standardisation."""
+        """Return the cases with the given indices as tensors. Inputs are not standardised."""
         inputs, outcomes = torch.from_numpy(self.inputs[cases]), torch.from_numpy(self.outcomes[cases])
         if self.task.kind == "survival":
             targets = outcomes.float()
@@ -185,7 +201,9 @@ class TableRows:
         return Cases(inputs, targets, self.patients[cases].texts())
 
     def divided(self, source: DataSource) -> dict[str, np.ndarray]:
-        """Return the cases of each part, by the table or by the hospital's split of patients."""
+        """Return the indices of the training, validation and test cases. The table, or the hospital's split of
+        patients, determines the part of each case.
+        """
         patients = self.patients.shown()
         fixed: dict[str, str] | None = None
         if self.fixed:
@@ -199,7 +217,7 @@ class TableRows:
         return {part: np.flatnonzero(of_case == number) for number, part in enumerate(PARTS)}
 
     def _fixed(self, patients: TextColumn, parts: TextColumn) -> dict[str, str]:
-        """Return each patient's part by the table, and record faulty parts."""
+        """Return the part that the table assigns to each patient. Record invalid parts, and patients in two parts."""
         if any(value not in PARTS for value in parts.values):
             strangers = self.lines[~parts.isin({*PARTS})]
             what = "lines of the table have a part that is not train, validation or test"
@@ -213,8 +231,9 @@ class TableRows:
         return {patients.values[who]: parts.values[part] for who, part in pairs.T.tolist()}
 
     def class_of_each(self, patients: TextColumn) -> dict[str, str]:
-        """Return each patient's most frequent class in the hospital's words, so that parts do not depend on
-        the plan.
+        """Return the most frequent class of each patient, as the hospital names it.
+
+        The plan's class names are not used, because parts must not depend on the plan.
         """
         order = np.argsort(np.argsort(self.classes.values, kind="stable"), kind="stable")
         ranks = order[self.classes.codes] if len(self.classes.values) else np.zeros(len(self.lines), int)
@@ -228,14 +247,17 @@ class TableRows:
         return {patients.values[who]: names[rank] for who, (_, rank) in found.items()}
 
     def copies(self) -> int:
-        """Count the rows that repeat an earlier row of the same patient in all columns that are read."""
-        again = np.bincount(self.patients.codes)[self.patients.codes] > 1  # other patients have one row each
+        """Count the rows that equal an earlier row of the same patient in all columns that the plan reads."""
+        # True for each row of a patient with several rows
+        again = np.bincount(self.patients.codes)[self.patients.codes] > 1
         rows = np.column_stack([self.inputs, self.outcomes, self.patients.codes])[again]
         return len(rows) - len(np.unique(np.ascontiguousarray(rows).view(np.dtype((np.void, rows.strides[0]))), axis=0))
 
 
 class _Reading:
-    """Reads a table for a task. The hospital's settings determine the cases, then the plan selects columns."""
+    """Reads a table for a task. First, the hospital's settings determine which rows are cases, then the plan selects
+    columns.
+    """
 
     def __init__(self, task: PatientTable, path: Path, source: DataSource, outcome: bool) -> None:
         self.task, self.source, self.outcome = task, source, outcome
@@ -280,7 +302,7 @@ class _Reading:
                 raise DataError("data.required names a column that the table lacks; correct it", private=name)
             lacking = self.table.column(own).isin(self.missing)
             self._leave_out(kept, f"lines have no value of {name!r}, which this hospital requires", lacking)
-        # Check all outcomes in the settings, not only this plan's
+        # A row needs a value for every outcome in the settings, also for outcomes that this plan does not predict.
         for name in self.source.outcome if self.outcome else ():
             if (own := self.table.find(name)) is not None:
                 self._leave_out(kept, "lines have no outcome", self.table.column(own).isin(self.missing))
@@ -319,7 +341,7 @@ class _Reading:
         return column
 
     def _lacks(self, name: str, own: TextColumn) -> np.ndarray:
-        """Return True for rows without a value in a column."""
+        """Return a Boolean array [rows]: True if the row has no value in a column."""
         codes = frozenset(map(level, self.source.codes.get(name, ())))
         if not codes:
             return own.isin(self.missing)
@@ -328,7 +350,7 @@ class _Reading:
 
     # ---------------------------------------------------- the lines that are cases
     def _leave_out(self, kept: np.ndarray, what: str, lines: np.ndarray) -> None:
-        """Leave out rows, and record the rows that were not left out before."""
+        """Leave out rows, and record those rows that were not left out before."""
         self._note("left out", what, lines & kept)
         kept &= ~lines
 
@@ -337,7 +359,7 @@ class _Reading:
         return np.zeros((count, 1)), np.zeros(count, int), TextColumn(("",), np.zeros(count, int))
 
     def _outcomes(self, kept: np.ndarray, patients: TextColumn) -> tuple[np.ndarray, np.ndarray, TextColumn]:
-        """Return the outcome of each row, and its class in the plan's and the hospital's words."""
+        """Return the outcome of each row, the number of the plan's class, and the hospital's name of the class."""
         task, columns = self.task, [self._column(name) for name in self.task.outcomes]
         for name, own in zip(task.outcomes, columns, strict=True):
             self._leave_out(kept, "lines have no outcome", self._lacks(name, own))
@@ -357,7 +379,8 @@ class _Reading:
             numbers = numbers.clip(*task.range)
             return numbers[:, None], np.zeros(self.table.count, int), TextColumn(("",), np.zeros(self.table.count, int))
         levels, known = columns[-1].levels(), own_labels(task.counted, self.source.label_map)
-        declared = known if task.kind == "survival" else ()  # labels of survival do not depend on the plan
+        # the names of censored cases and events do not depend on the plan
+        declared = known if task.kind == "survival" else ()
         self._leave_out(kept, RARE, columns[-1].isin(self._rare(columns[-1], kept, patients, declared)))
         numbered = np.array([known.get(own, -1) for own in levels], int)
         labels = numbered[columns[-1].codes] if len(numbered) else np.zeros(0, int)
@@ -370,7 +393,7 @@ class _Reading:
     def _rare(
         self, own: TextColumn, kept: np.ndarray, patients: TextColumn, declared: Collection[str]
     ) -> frozenset[str]:
-        """Return the labels in a column that occur in too few patients."""
+        """Return the labels in a column that too few patients have."""
         if not self.source.leaves_out_rare:
             return frozenset()
         levels, pairs = own.levels(), np.unique(np.stack([own.codes, patients.codes])[:, kept], axis=1)
@@ -382,7 +405,7 @@ class _Reading:
 
     # -------------------------------------------------------------------------- the plan's inputs
     def _inputs(self, kept: np.ndarray) -> np.ndarray:
-        """Return the inputs of all rows; NaN without a value."""
+        """Return the inputs of all rows, [rows, inputs]. Missing and invalid values are NaN."""
         inputs = np.full((self.table.count, self.task.read_numbers), np.nan)
         place, read = 0, {column.name for column in self.read}
         for column in self.task.columns:
@@ -392,7 +415,7 @@ class _Reading:
         return inputs
 
     def _values(self, column: Column, kept: np.ndarray) -> np.ndarray:
-        """Return a column's inputs for all rows, [rows, inputs]."""
+        """Return the inputs that a column provides, for all rows, [rows, inputs]."""
         own = self._column(column.name)
         missing = self._lacks(column.name, own)
         self._note(
@@ -425,7 +448,9 @@ class _Reading:
         return values
 
     def _numbers(self, name: str, own: TextColumn) -> np.ndarray:
-        """Return the numbers of a column. If the decimal sign is a comma, points may separate thousands."""
+        """Convert a column's texts to numbers, [rows]. If the decimal sign is a comma, points may
+        separate thousands.
+        """
         texts = tuple(without_thousands(name, own.values, self.source.decimal))
         return TextColumn(texts, own.codes).numbers(self.source.decimal)
 
@@ -436,7 +461,9 @@ class _Reading:
             self.problems.append(Problem(severity, what, len(places), self.table.lines_called(places)))  # type: ignore[arg-type]
 
     def _tell_table(self) -> None:
-        """Record rows that could not be read, and letters that may have been decoded wrongly."""
+        """Record the table's rows that could not be read. Record a problem if the table's letters may have been decoded
+        wrongly.
+        """
         table = self.table
         if table.uneven:
             what = "lines have more or fewer cells than the first; export the table again"
@@ -446,5 +473,5 @@ class _Reading:
 
 
 def read_rows(task: PatientTable, path: Path, source: DataSource, outcome: bool = True) -> TableRows:
-    """Read the cases of a table. With `outcome`, outcomes are read, and rows without an outcome are left out."""
+    """Read the cases in a table. If `outcome` is true, outcomes are read, and rows without an outcome are left out."""
     return _Reading(task, path, source, outcome).rows()

@@ -1,4 +1,6 @@
-"""The task `nifti-folder` over volumes, and its base class, which `dicom-folder` shares."""
+"""Define the task `nifti-folder`, whose cases are volumes, and the base class of the tasks `nifti-folder` and
+`dicom-folder`.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,23 +14,23 @@ from medsilo.models.network import Dimensions
 from medsilo.tasks.inference import IN_MONAI
 from medsilo.tasks.own.folder import Distance, FolderTask, Name
 
-if TYPE_CHECKING:  # not at run time, because only sites read cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites read cases
     from medsilo.tasks.cache import Facts
     from medsilo.tasks.case_index import CaseIndex
     from medsilo.tasks.sources import DataSource
 
 
 class VolumeFolder(FolderTask):
-    """Base class of tasks over volumes with masks or classes, in a folder that the site's settings describe.
+    """Base class of tasks whose cases are volumes, or slices of volumes, in a folder. The labels are masks or classes.
 
-    Subclasses may override `listing_of` (cases), `scan_of` (images) and `mask_reader` (masks). Every volume is
-    reoriented to LPS.
+    Subclasses may override `listing_of`, which lists cases, `scan_of`, which reads images, and `mask_reader`, which
+    reads masks. Every volume is reoriented to LPS.
 
-    With `target_spacing`, volumes are resampled, and a segmentation trains on patches of `size`. Without it, volumes
-    are resized to `size`.
+    If `target_spacing` is given, volumes are resampled to this spacing, and a segmentation trains on patches with the
+    size `size`. If `target_spacing` is not given, volumes are resized to `size`.
 
-    With `dimensions: 2`, slices are the cases, and lists with a number per axis are x, y. Slices of a volume stay in
-    the same part.
+    If `dimensions` is 2, every slice is a case, and lists with one number for each axis are in the order x, y. All
+    slices of a volume are in the same part (training, validation or test).
 
     >>> class Stored(VolumeFolder):  # with numpy
     ...     def scan_of(self, files): return Scan(np.load(files[0])[None], np.eye(4), (1.0, 1.0, 1.0), header=None)
@@ -73,7 +75,7 @@ class VolumeFolder(FolderTask):
 
     @property
     def channels(self) -> int:
-        """Number of modalities."""
+        """Number of channels of a volume."""
         return len(self.modalities)
 
     @property
@@ -95,7 +97,7 @@ class VolumeFolder(FolderTask):
         return image_patches.grid_at(grid, tuple(spacing)[: self.axes][::-1], self.voxel)
 
     def listing_of(self, source: "DataSource", folder: Path) -> "CaseIndex":
-        """Return the entries in a folder. Channels that the site names are put into the plan's order."""
+        """List the images in a folder. If the site names the channels, they are put into the plan's order."""
         if not isinstance(source.images, dict):
             return super().listing_of(source, folder)
         own = source.images
@@ -119,7 +121,9 @@ class VolumeFolder(FolderTask):
         return self.modalities
 
     def _on_the_grid(self) -> list[dict[str, Any]]:
-        """Reorder the axes for the network, with slices last."""
+        """Return the MONAI bundle configuration that reorients and resamples volumes. If slices are the cases, the axis
+        across slices is last.
+        """
         turned = {"_target_": "Orientationd", "keys": "image", "axcodes": "SPL", "labels": None}
         rest = [] if self.axes == 3 else [0]
         if rest:
@@ -136,8 +140,8 @@ class VolumeFolder(FolderTask):
 
 
 class NiftiFolder(VolumeFolder):
-    """A task over volumes in NIfTI, MHA or NRRD files, or in one folder per DICOM series. Masks are files on the same
-    grid.
+    """A task whose cases are volumes in NIfTI, MHA or NRRD files, or in folders that each contain one DICOM series. A
+    mask is a file with the same grid as its image.
     """
 
     title: ClassVar[str] = "A hospital's own volumes: segmentation or classification, 3-D or slices"
@@ -145,4 +149,4 @@ class NiftiFolder(VolumeFolder):
     name: Literal["nifti-folder"] = "nifti-folder"
 
     def across_patients(self) -> str:
-        return super().across_patients()  # the scale of an image's intensities depends on that image only
+        return super().across_patients()  # the intensity scaling of an image depends on no other image

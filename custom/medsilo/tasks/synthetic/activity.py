@@ -1,4 +1,6 @@
-"""SYNTHETIC hospitals whose patients wear sensors: classify activities in short windows of sensor data."""
+"""Generate SYNTHETIC hospitals whose patients wear sensors. The task is to classify activities in short windows of
+sensor data.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,20 +18,20 @@ from medsilo.tasks.shares import Alpha
 from medsilo.tasks.synthetic.hospitals import numbers_for, position_of
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # not at run time, because only sites generate cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites generate cases
     from medsilo.tasks.site_data import SiteData
 
 CHANNELS = 9
 CLASSES = 6
 HARMONICS = 3
-HABIT = 0.8  # share of a person's windows with the person's main activity; other windows have random activities
-EVEN = 1000.0  # alpha of a Dirichlet distribution with almost equal shares
+HABIT = 0.8  # fraction of a person's windows with the person's main activity; all other windows have random activities
+EVEN = 1000.0  # parameter of a Dirichlet distribution whose samples are almost equal fractions
 
 
 @dataclass(frozen=True)
 class Sensor:
-    """A type of sensor: gain and offset per channel, noise, and relative clock rate. A negative gain
-    inverts a channel.
+    """A type of sensor, with a gain and an offset for each channel, noise, and a relative clock rate. A negative gain
+    inverts the channel.
     """
 
     gains: tuple[float, ...]
@@ -47,7 +49,9 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Motions:
-    """The activities of a study: tempo [classes], posture [classes, C], harmonics [classes, C, H]."""
+    """The motion in each activity: tempo [classes], posture [classes, C], strength and phase of harmonics [classes, C,
+    H].
+    """
 
     tempo: np.ndarray
     posture: np.ndarray
@@ -58,20 +62,22 @@ class Motions:
 class SyntheticActivity(Task):
     """SYNTHETIC sensor data: windows [9, steps] of nine channels, with six activities, at any number of sites.
 
-    Each person has one activity in most windows, and an individual tempo and strength. Each site has at least three
-    persons.
+    Each person has the same activity in most windows, and moves with an individual tempo and strength. Each site has at
+    least three persons.
 
-    All persons, `persons` per site on average, are distributed to sites by Dirichlet(alpha) over their activities.
+    For each main activity, the sites' fractions of persons are sampled from Dirichlet(alpha). On average, a site has
+    `persons` persons.
 
-    Sites 1, 3, 5, ... have one type of sensor, sites 2, 4, 6, ... another. The types differ in gains, offsets, inverted
-    channels, noise and clock.
+    Sites 1, 3, 5, ... have the first type of sensor, sites 2, 4, 6, ... have the second type. The two types differ in
+    gains, offsets, inverted channels, noise and clock rate.
 
-    `shift` selects how sites differ, as in design C of the benchmarks.
+    The key `shift` determines how sites differ, as in design C of the benchmarks.
 
-    "label": activities (C2). "feature": sensors (C4); alpha is ignored. "both": activities and sensors, independently
-    (C1). "none": neither.
+    With "label" (C2), sites differ in the frequency of activities. With "feature" (C4), sites differ in sensors, and
+    alpha is ignored. With "both" (C1), sites differ in activities and, independently, in sensors. With "none", sites do
+    not differ.
 
-    Design C has images of eight classes and three types of devices instead.
+    Design C of the benchmarks differs from the task: it has images, eight classes and three types of devices.
     """
 
     title: ClassVar[str] = "SYNTHETIC activity recognition from wearable sensors"
@@ -107,7 +113,8 @@ class SyntheticActivity(Task):
         habits = numbers_for(seed, self.name, "habits").permutation(np.arange(self.persons * len(sites)) % CLASSES)
         alpha = self.alpha if self.shift in ("label", "both") else EVEN
         own = dirichlet(habits, len(sites), alpha, seed_for(seed, self.name), minimum=3)[position]
-        own = own[np.argsort(habits[own], kind="stable")]  # so that each activity occurs in all parts
+        # sorted by main activity, so that each activity occurs in training, validation and test
+        own = own[np.argsort(habits[own], kind="stable")]
         sensor = FAMILIES[position % len(FAMILIES)] if self.shift in ("feature", "both") else COMMON
         motions = draw_motions(seed)
         records = [self.record(seed, person, habits[person], motions, sensor) for person in own]
@@ -119,8 +126,9 @@ class SyntheticActivity(Task):
     def record(
         self, seed: int, person: int, habit: int, motions: Motions, sensor: Sensor
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Generate one person's windows, [windows, 9, steps], and activities, [windows]. A person does not depend on
-        the site.
+        """Generate one person's windows, [windows, 9, steps], and the activities in these windows, [windows].
+
+        The motion of a person does not depend on the site.
         """
         random = numbers_for(seed, self.name, "person", int(person))
         labels = np.where(random.random(self.windows) < HABIT, habit, random.integers(CLASSES, size=self.windows))
@@ -138,7 +146,7 @@ class SyntheticActivity(Task):
 
 
 def draw_motions(seed: int) -> Motions:
-    """Generate the activities of a study from its seed."""
+    """Generate the motion in each activity from the plan's seed."""
     random = numbers_for(seed, "synthetic-activity", "motions")
     waves = (CLASSES, CHANNELS, HARMONICS)
     return Motions(

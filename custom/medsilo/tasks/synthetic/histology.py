@@ -1,4 +1,6 @@
-"""SYNTHETIC hospitals whose microscopes and stains differ: classify RGB patches of synthetic cells."""
+"""Generate SYNTHETIC hospitals whose microscopes and stains differ. The task is to classify RGB patches of synthetic
+cells.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,20 +25,22 @@ from medsilo.tasks.synthetic.hospitals import (
 )
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # not at run time, because only sites generate cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites generate cases
     from medsilo.tasks.site_data import SiteData
 
 GOALS = {
     "phase": Classification(("nucleus above", "nucleus below")),
     "amplitude": Classification(("small nucleus", "large nucleus")),
 }
-DEBRIS = 4  # limit on free nuclei in a patch, which are independent of the class
-SPACING = 16  # pixels between possible positions of cells
+DEBRIS = 4  # number of nuclei in a patch that belong to no cell, and that do not depend on the class
+SPACING = 16  # number of pixels between neighbouring positions of cells
 
 
 @dataclass(frozen=True)
 class Appearance:
-    """The appearance of a site's slides. Illumination changes from -1 (dark edge) to 1 along an angle."""
+    """The appearance of a site's slides. The field `light` is the strength of an illumination gradient in the direction
+    `light_angle`.
+    """
 
     nucleus_stain: tuple[float, float, float]
     tissue_stain: tuple[float, float, float]
@@ -54,7 +58,9 @@ class Appearance:
 
     @classmethod
     def between(cls, start: "Appearance", end: "Appearance", share: float) -> "Appearance":
-        """Interpolate between two appearances: share 0 is the start, share 1 the end; a larger share extrapolates."""
+        """Interpolate between two appearances. If `share` is 0, the result is `start`; if `share` is 1, the result is
+        `end`. A larger `share` extrapolates.
+        """
         numbers = np.maximum(start.numbers() + share * (end.numbers() - start.numbers()), 0).tolist()
         return cls(tuple(numbers[:3]), tuple(numbers[3:6]), *numbers[6:])
 
@@ -75,17 +81,17 @@ SITES = (
 class SyntheticHistology(Task):
     """SYNTHETIC histology: RGB patches [3, size, size] of cells, in 0 to 1, with two classes, at up to eight sites.
 
-    With coding "phase" (design `polarH` of the benchmarks), the nucleus is above or below the centre of its cell. The
-    classes differ by a rotation of 180 degrees, so their amplitude spectra are equal, and only the phase determines the
-    label.
+    If `coding` is "phase" (design `polarH` of the benchmarks), the nucleus is above or below the centre of its cell.
+    The classes differ by a rotation of 180 degrees. Both classes have equal amplitude spectra, so only the phase
+    spectrum determines the label.
 
-    With coding "amplitude" (design `histo`), the label is the size of the nuclei. Coding "amplitude" is a negative
-    control, where amplitude normalisation does harm.
+    If `coding` is "amplitude" (design `histo`), the label is the size of the nuclei. Coding "amplitude" is a negative
+    control, because amplitude normalisation lowers the accuracy.
 
-    Sites differ only in appearance (feature shift): stains, brightness, contrast, illumination, blur, noise and
-    texture. `shift` scales these differences; with 0, all sites have the same appearance.
+    Sites differ in appearance only (feature shift): stains, brightness, contrast, illumination, blur, noise and
+    texture. The key `shift` scales these differences. If `shift` is 0, all sites have the same appearance.
 
-    Patients differ in the strength of staining, and in the size and number of cells.
+    Patients differ in the strength of staining, the size of cells and the number of cells.
     """
 
     title: ClassVar[str] = "SYNTHETIC histology: where or how large the nuclei of drawn cells are"
@@ -140,7 +146,9 @@ class SyntheticHistology(Task):
         return SiteData.by_patient(images, labels, patients, names, parts)
 
     def draw(self, labels: np.ndarray, patients: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """Generate amounts of tissue and of nuclei, [cases, size, size] each, without the site's appearance."""
+        """Generate the density of tissue and the density of nuclei, each [cases, size, size]. The two densities do not
+        depend on the site's appearance.
+        """
         cases, per_side = len(labels), self.size // SPACING
         shape = (cases, per_side**2)
         grid = SPACING * (np.arange(per_side) + 0.5) - 0.5
@@ -149,13 +157,14 @@ class SyntheticHistology(Task):
         present = random.random(shape) < random.uniform(0.3, 0.6, patients.max() + 1)[patients, None]
         radii = random.uniform(5.5, 7.5, shape) * random.uniform(0.9, 1.1, patients.max() + 1)[patients, None]
         if self.coding == "phase":
-            angles = random.normal(np.pi / 2, 0.7, shape)  # above the centre; rotated to below for label 1
+            # all nuclei are above the centre; patches with label 1 are rotated later
+            angles = random.normal(np.pi / 2, 0.7, shape)
             nuclei = 0.4 * radii
         else:
             angles = random.uniform(0, 2 * np.pi, shape)
             nuclei = (0.28 + 0.24 * labels[:, None]) * radii
         distance = 0.45 * radii
-        present[np.arange(cases), random.integers(per_side**2, size=cases)] = True  # so that every patch has a cell
+        present[np.arange(cases), random.integers(per_side**2, size=cases)] = True  # every patch has at least one cell
         cells = disks(rows, columns, radii, present, self.size)
         cores = disks(rows - distance * np.sin(angles), columns + distance * np.cos(angles), nuclei, present, self.size)
         down, across = random.uniform(0, self.size - 1, (2, cases, DEBRIS))
@@ -168,13 +177,15 @@ class SyntheticHistology(Task):
 
 
 def disks(rows: np.ndarray, columns: np.ndarray, radii: np.ndarray, present: np.ndarray, size: int) -> np.ndarray:
-    """Return the union of each case's disks, with soft edges. All arguments but the size are [cases, disks]."""
+    """Draw the disks of each case with soft edges, [cases, size, size]. All arguments except `size`
+    are [cases, disks].
+    """
     pixels = np.arange(size, dtype=np.float32)
     canvas = np.zeros((len(rows), size, size), np.float32)
     for disk in range(rows.shape[1]):
         down = per_case(rows[:, disk], 2) - pixels[:, None]
         across = per_case(columns[:, disk], 2) - pixels
-        radius = per_case(np.where(present[:, disk], radii[:, disk], -1), 2)  # a radius of -1 contains no pixel
+        radius = per_case(np.where(present[:, disk], radii[:, disk], -1), 2)  # a disk with radius -1 contains no pixel
         np.maximum(canvas, np.clip(radius + 0.5 - np.sqrt(down**2 + across**2), 0, 1), out=canvas)
     return canvas
 
@@ -182,8 +193,9 @@ def disks(rows: np.ndarray, columns: np.ndarray, radii: np.ndarray, present: np.
 def develop(
     tissue: np.ndarray, nuclei: np.ndarray, staining: np.ndarray, look: Appearance, random: np.random.Generator
 ) -> np.ndarray:
-    """Apply a site's appearance: staining by the Beer-Lambert law, then the camera. Returns [cases, 3, size, size] in 0
-    to 1.
+    """Apply a site's appearance, and return RGB patches [cases, 3, size, size] with values from 0 to 1.
+
+    The staining follows the Beer-Lambert law. Then contrast, illumination, blur and noise of the camera are applied.
     """
     size = tissue.shape[-1]
     strength = per_case(staining, 2)

@@ -1,6 +1,6 @@
-"""Functions that all synthetic hospitals share: seeds, names of patients, and random fields.
+"""Define functions that all synthetic hospitals share, such as names of patients and smooth noise.
 
-All code here uses numpy without BLAS, so that results do not depend on the number of threads.
+No function in this module uses BLAS, so that results do not depend on the number of threads.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,14 @@ from medsilo.learning.seeds import seed_for
 
 
 def numbers_for(seed: int, *purpose: str | int) -> np.random.Generator:
-    """Return a numpy generator, seeded for this purpose."""
+    """Return a random generator of numpy. The seed is derived from `seed` and from words that name the purpose."""
     return np.random.default_rng(seed_for(seed, *purpose))
 
 
 def position_of(site: str, sites: Sequence[str], most: int | None = None) -> int:
-    """Return the site's index among the study's sorted sites; raises PlanError for more than `most` sites."""
+    """Return the index of a site among the study's sorted sites. Raises PlanError if the study has more than `most`
+    sites.
+    """
     if site not in sites:
         raise PlanError(f"participation.sites: '{site}' is not among them; add it or start another site")
     if most is not None and len(sites) > most:
@@ -26,12 +28,12 @@ def position_of(site: str, sites: Sequence[str], most: int | None = None) -> int
 
 
 def patient_names(position: int, patients: int) -> list[str]:
-    """Return names of a site's synthetic patients."""
+    """Return the names of a site's synthetic patients."""
     return [f"synthetic-{position + 1}-{patient + 1:03d}" for patient in range(patients)]
 
 
 def blur(images: np.ndarray, sigma: float) -> np.ndarray:
-    """Apply a Gaussian blur along the last two axes of [..., H, W], with edges repeated."""
+    """Blur images [..., H, W] with a Gaussian filter. Values at the edges are repeated outside of the image."""
     reach = int(np.ceil(2.5 * sigma))
     if reach == 0:
         return images
@@ -48,11 +50,11 @@ def blur(images: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def smooth_noise(shape: tuple[int, ...], sigma: float, random: np.random.Generator) -> np.ndarray:
-    """Return noise with standard deviation 1 that is smooth along the last two axes."""
+    """Return Gaussian noise that is blurred along the last two axes, and scaled to standard deviation 1."""
     field = blur(random.standard_normal(shape, np.float32), sigma)
     return field / field.std()
 
 
 def per_case(values: np.ndarray, axes: int) -> np.ndarray:
-    """Reshape [cases] to [cases, 1, ..., 1], with `axes` additional axes, as float32."""
+    """Reshape an array [cases] to [cases, 1, ..., 1] in float32. The number of added axes is `axes`."""
     return values.astype(np.float32).reshape(-1, *(1,) * axes)

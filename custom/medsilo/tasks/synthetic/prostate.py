@@ -1,4 +1,6 @@
-"""SYNTHETIC hospitals with small volumes: segment one of two ellipsoids with opposite contrast."""
+"""Generate SYNTHETIC hospitals with small volumes. The task is to segment one of two ellipsoids
+with opposite contrast.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,20 +24,22 @@ from medsilo.tasks.synthetic.hospitals import (
 )
 from medsilo.tasks.task import Task
 
-if TYPE_CHECKING:  # not at run time, because only sites generate cases
+if TYPE_CHECKING:  # imported for type checking only, because only sites generate cases
     from medsilo.tasks.site_data import SiteData
 
-DARK_ORGANS = (0, 4)  # indices of the sites at which the dark ellipsoid is the organ, with similarity "low"
+DARK_ORGANS = (0, 4)  # indices of the sites at which the dark ellipsoid is the organ, if similarity is "low"
 
 
 @dataclass(frozen=True)
 class Scanner:
-    """The appearance of a site's images, and its number of patients as a multiple of the smallest site's."""
+    """The appearance of a site's images. The field `patients` is the number of the site's patients, divided by the
+    number at the smallest site.
+    """
 
     patients: float
     brightness: float
     contrast: float
-    stripes: float  # number of periods over the image
+    stripes: float  # number of periods of the stripes over the width of the image
     stripe_angle: float
     field: float  # strength of the bias field
     field_angle: float
@@ -56,19 +60,21 @@ SITES = (
 
 
 class SyntheticProstate(Task):
-    """SYNTHETIC prostate: slices [1, size, size] of volumes, with masks [size, size] of the organ, at up to eight
-    sites.
+    """SYNTHETIC prostate: slices [1, size, size] of volumes and masks [size, size] of the organ, at up to eight sites.
 
-    Two ellipsoids with opposite contrast are on a striped background with a bias field. One of them is the organ. The
-    task follows design B of the benchmarks.
+    Each volume contains two ellipsoids with opposite contrast, of which one is the organ. The background has stripes
+    and a bias field. The task follows design B of the benchmarks.
 
-    With similarity "high" (`bright` in the benchmarks), the bright ellipsoid is the organ at every site. With "low"
-    (`minority`), the dark ellipsoid is the organ at the first and fifth site. With "low", no single model is right at
-    all sites, unless it recognises the site by background and brightness.
+    If `similarity` is "high" (`bright` in the benchmarks), the bright ellipsoid is the organ at every site. If
+    `similarity` is "low" (`minority` in the benchmarks), the dark ellipsoid is the organ at the first and the fifth
+    site. If `similarity` is "low", a single model is correct at all sites only if it recognises the site by background
+    and brightness.
 
     Sites also differ in brightness, contrast, stripes, bias field, noise and number of patients (1 to 4 times
-    `patients`). Each patient has an individual gain. The network returns two logits per pixel. Cases are the slices of
-    a patient's volume; the benchmarks have single slices.
+    `patients`). The values of each patient's volume are multiplied by an individual factor. The network returns two
+    logits for each pixel. Each case is a slice that shows the organ.
+
+    In design B of the benchmarks, each patient has one slice.
     """
 
     title: ClassVar[str] = "SYNTHETIC prostate: which of two ellipsoids is the organ, and where"
@@ -114,7 +120,7 @@ class SyntheticProstate(Task):
         return SiteData.by_patient(inputs, targets, patients, patient_names(position, count))
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
-        """Return the slices of a volume, [slices, 1, size, size]."""
+        """Return the slices of a volume as inputs of the network, [slices, 1, size, size]."""
         from medsilo.tasks.scans import Scan
 
         return Scan.slices_of(values, self.shape)
@@ -127,7 +133,7 @@ class SyntheticProstate(Task):
     def use(self) -> Inference:
         square = [self.size, self.size]
         transforms: list[dict[str, Any]] = [
-            # Rows point to the back of the patient
+            # Row indices increase towards the back of the patient
             {"_target_": "Orientationd", "keys": "image", "axcodes": "PLS", "labels": None},
             {"_target_": "Resized", "keys": "image", "spatial_size": [*square, -1], "mode": "trilinear"},
         ]
@@ -137,12 +143,13 @@ class SyntheticProstate(Task):
     def draw(
         self, count: int, scanner: Scanner, bright: bool, random: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Generate volumes and masks of patients, [patients, slices, size, size] each."""
+        """Generate the volumes and the masks of patients, each [patients, slices, size, size]."""
         middle, unit = np.array([self.slices / 2 - 0.5, *(self.size / 2 - 0.5,) * 2]), self.size / 48
         angles = random.uniform(0, 2 * np.pi, count)
         away = unit * random.uniform(9, 12, count)[:, None] * np.stack([0 * angles, np.sin(angles), np.cos(angles)], 1)
         objects = []
-        # the ellipsoids are on opposite sides of the centre with radii of at most 8 pixels, so they never touch
+        # The ellipsoids never touch, because they are on opposite sides of the centre and have radii of at most 8
+        # pixels.
         for side in (1, -1):
             centres = middle + side * away + random.uniform(-0.5, 0.5, (count, 3))
             deep, wide = self.slices * random.uniform(0.3, 0.42, (count, 1)), unit * random.uniform(5, 8, (count, 2))
@@ -156,7 +163,9 @@ class SyntheticProstate(Task):
 
 
 def ellipsoids(centres: np.ndarray, radii: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
-    """Return masks of ellipsoids, [patients, *shape]. `centres` and `radii` are [patients, 3] in the order z, y, x."""
+    """Return masks of ellipsoids, [patients, *shape]. The arrays `centres` and `radii` are [patients, 3] in the order
+    z, y, x.
+    """
     z, y, x = (
         ((np.arange(length) - centres[:, axis, None]) / radii[:, axis, None]) ** 2 for axis, length in enumerate(shape)
     )
@@ -164,7 +173,9 @@ def ellipsoids(centres: np.ndarray, radii: np.ndarray, shape: tuple[int, int, in
 
 
 def background(shape: tuple[int, ...], scanner: Scanner, random: np.random.Generator) -> np.ndarray:
-    """Generate a site's background: brightness, stripes, bias field and texture, [patients, slices, size, size]."""
+    """Generate the background of a site's volumes, [patients, slices, size, size], from brightness, stripes, bias field
+    and noise.
+    """
     line = np.linspace(-1, 1, shape[-1], dtype=np.float32)
 
     def along(angle: float) -> np.ndarray:
