@@ -23,7 +23,8 @@ from medsilo.runs.score import Score as ShownScore
 from medsilo_lab.study.subgroup_tables import SubgroupTable
 
 AGAIN = "other repetitions of the training"
-MOST_SEEDS, MOST_PATIENTS = 30, 300  # largest numbers of seeds, and of patients per hospital, that the advice names
+# largest number of seeds, and largest number of patients per hospital, that the advice names
+MOST_SEEDS, MOST_PATIENTS = 30, 300
 REFERENCES = ("local", "central")  # reference methods, with which federated methods are compared
 
 
@@ -94,13 +95,13 @@ class PairedDifference(RecordPart):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The interval that decides the verdict."""
+        """The confidence interval that decides the verdict."""
         low, high = self.corrected_low, self.corrected_high
         return (self.low if low is None else low, self.high if high is None else high)
 
     @property
     def unseen(self) -> tuple[float, float] | None:
-        """The interval if a method fails for an unseen kind of patient."""
+        """The confidence interval for the case that a method fails for an untested kind of patient."""
         low, high = self.unseen_low, self.unseen_high
         return None if low is None or high is None else (low, high)
 
@@ -283,8 +284,8 @@ class Verdict(RecordPart):
 
     @property
     def other_networks(self) -> list[str]:
-        """Return a line for each federated configuration with another network, whose difference may come from the
-        network.
+        """Return a line for each federated configuration whose network differs from the baseline's network, which may
+        explain the difference between their scores.
         """
         return [
             f"{row.title} differs from {row.baseline} in more than the method: {row.unlike}."
@@ -294,8 +295,8 @@ class Verdict(RecordPart):
 
     @property
     def holds_for(self) -> str:
-        """Describe the population of the intervals. The population includes other patients only if a site tests several
-        patients.
+        """Describe the population for which the confidence intervals are valid. The population includes other patients
+        only if a site tests several patients.
         """
         if not self.single:
             return f"other patients and {AGAIN} (whole patients count)"

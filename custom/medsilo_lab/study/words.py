@@ -3,7 +3,7 @@
 from medsilo.core.text import counted
 from medsilo_lab.study.verdict_file import MOST_PATIENTS, MOST_SEEDS, HospitalVerdict, Needed, PairedDifference
 
-OF_PATIENTS = {  # scores that are shares of a countable unit
+OF_PATIENTS = {  # scores that are fractions of countable units, such as test cases
     "accuracy": "test cases, {} classified correctly",
     "concordance": "pairs of patients, {} put in the right order",
 }
@@ -21,7 +21,7 @@ def points(value: float) -> str:
 
 
 def interval_in_points(found: PairedDifference) -> str:
-    """Format the interval that decides the verdict."""
+    """Format the confidence interval that decides the verdict."""
     low, high = found.interval
     return "no interval" if found.open else f"{points(low)} to {points(high)}"
 
@@ -41,7 +41,9 @@ def evidence_of(found: PairedDifference, seeds: bool = True) -> str:
 
 
 def if_unseen(found: PairedDifference) -> str:
-    """Describe the interval for unseen kinds of patients and its assumption; empty if unknown."""
+    """Describe the confidence interval for untested kinds of patients, and the assumption behind this interval; an
+    empty text if unknown.
+    """
     if found.unseen is None or found.failing is None or found.open:
         return ""
     low, high = found.unseen
@@ -55,8 +57,8 @@ def in_points(found: PairedDifference, seeds: bool = True) -> str:
 
 
 def in_patients(metric: str, difference: float) -> str:
-    """Describe a difference as additional correct cases in a hundred or a thousand; empty for scores that are not
-    shares.
+    """Describe a difference as additional correct cases in a hundred or a thousand. The text is empty if the score is
+    not a fraction of cases or pairs.
     """
     if metric not in OF_PATIENTS:
         return ""
@@ -71,7 +73,7 @@ def in_patients(metric: str, difference: float) -> str:
 
 
 def needed_in_words(needed: Needed | None, now: PairedDifference | None = None) -> str:
-    """Describe the additional sample that a comparison needs; empty if unknown.
+    """Describe the additional sample that a comparison needs; an empty text if unknown.
 
     Args:
         now: the present sample
