@@ -69,7 +69,7 @@ class Study:
     def _begun(self) -> Iterator[None]:
         """Lock the folder until the block ends, and read the images once for all runs."""
         chosen_baseline([cell.row for cell in self.cells], self.baseline)
-        reuse.check_free(self.folder)  # rejects a folder with other contents, before the lock file is written
+        reuse.check_free(self.folder)  # rejects a folder that has other files, before the lock file is written
         with alone(self.folder / paths.LOCKS / "comparison", f"{self.folder.name}: {ANOTHER}"):
             reuse.begin(self.folder, self.cells, self.settings)
             left, own = [cell.plan for cell in self.cells if not cell.summary()], self.settings
@@ -177,7 +177,7 @@ def comparable(plan: Plan, rows: Sequence[Row], changes: Sequence[str]) -> list[
 def _suited(row: Row, plan: Plan, changes: Sequence[str]) -> Row:
     """Return the configuration. If the configuration's method does not support the plan, change the configuration.
 
-    The change removes the evaluation sites, or sets batch norm, or does both.
+    The changed configuration has no evaluation sites, or uses batch norm, or both.
     """
     try:
         plan_of(plan, row, changes)

@@ -37,7 +37,7 @@ def begin(folder: Path, cells: Sequence[Cell], settings: SiteSettings) -> None:
 
 
 def beside(folder: Path) -> Path:
-    """Return the path if it is free, otherwise the path with the first free number at its end."""
+    """Return the path if nothing exists there. Otherwise, append a number with which nothing exists at the path."""
     number, free = 1, folder
     while free.exists():
         number += 1

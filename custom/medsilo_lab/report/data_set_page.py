@@ -170,7 +170,7 @@ def _caption(task: Task, target: Tensor, masks: Tensor | None) -> str:
 
 # ---------------------------------------------------------------------------------------------------- columns
 def _columns(own: DataSet, source: DataSource, table: Columns) -> Iterator[ColumnFacts]:
-    """Yield the facts about each column. Used columns come first."""
+    """Yield the facts about each column. Columns that the data set uses come first."""
     roles = {str(name): role for role, name in source.columns.items() if isinstance(name, str)}
     outcome = {source.column(name) for name in source.outcome}
     uses = {name: _use(name, roles, outcome, source, own.words) for name in table.names}

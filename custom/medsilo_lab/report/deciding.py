@@ -43,7 +43,7 @@ class DecisionRow:
     name: Any
     decisions: Decisions
     figures: Mapping[str, float | None]
-    several: bool = False  # true for the row over several sites, each with its own threshold
+    several: bool = False  # true for the row over several sites, which may have different thresholds
 
     @property
     def places(self) -> list[ReliabilityBin]:
@@ -91,7 +91,9 @@ def curves(lines: Sequence[Drawn], whole: Sequence[Drawn]) -> dict[str, Any]:
 
 
 def _chart(key: str, series: Sequence[Series], x: str, y: str, guide: Sequence[Point]) -> Markup:
-    """Draw a chart whose axes run from 0 to 1. For the net benefit, the y axis covers the range of the values."""
+    """Draw a chart whose axes run from 0 to 1. The y axis of a chart of the net benefit covers the range of the
+    values.
+    """
     known = [value for one in series for value in one.values if value is not None] + [value for _, value in guide]
     return line_chart(
         series,

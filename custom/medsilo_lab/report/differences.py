@@ -1,7 +1,7 @@
 """Draw the first screen of a comparison: scores of single-site, federated and centralised training at each hospital.
 
-A decision sheet is a page for printing with the same content for one hospital. The sheet contains no number of any
-other single hospital, so it may be sent to its hospital.
+A decision sheet is a page for printing, which shows a single hospital its own results. A decision sheet has no results
+of other single hospitals, so that the sheet may be sent to the hospital.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +59,7 @@ class DifferenceLine:
     name: str
     verdict: str
     difference: PairedDifference
-    missing: str = ""  # the additional sample that a verdict needs
+    missing: str = ""  # description of the sample that a clear verdict needs
     alone: Level | None = None
     together: Level | None = None
     pooled: Level | None = None
@@ -172,7 +172,7 @@ def _chart(
     note: str,
     about: Sequence[DifferenceLine] | None = None,
 ) -> dict[str, Any]:
-    """Return a chart of these rows on a common axis.
+    """Return a chart with all rows on a common axis.
 
     Args:
         about: rows whose sample the caption describes; None: all rows
@@ -226,8 +226,8 @@ def _title(line: DifferenceLine, scores: bool) -> str:
 
 
 def _tested(line: DifferenceLine, differ: bool) -> str:
-    """Describe the number of test patients behind a row. If the rows differ in the number of seeds, add the number of
-    seeds.
+    """Describe the number of test patients behind a row. If rows have different numbers of seeds, add the row's number
+    of seeds.
     """
     number = line.difference.patients
     whom = f"n = {number:,}" if number else "n not disclosed"
@@ -235,10 +235,10 @@ def _tested(line: DifferenceLine, differ: bool) -> str:
 
 
 def _whisker(line: DifferenceLine, words: str, scores: bool) -> Whisker:
-    """Return the drawing of a row: its difference with an interval, or its federated score with the same interval.
+    """Return the drawing of a row's difference or federated score, with the interval of the difference.
 
-    Around the federated score, the interval of the difference excludes the single-site score exactly if the difference
-    is significant.
+    The interval that is drawn around the federated score excludes the single-site score exactly if the difference is
+    significant.
     """
     found, look = line.difference, 0 if scores else LOOKS.get(line.verdict, 5)
     if scores and line.together and line.alone:
@@ -258,7 +258,7 @@ def _whisker(line: DifferenceLine, words: str, scores: bool) -> Whisker:
 
 
 def _sample_of(lines: Sequence[DifferenceLine]) -> str:
-    """Describe the largest number of test patients and the largest number of seeds among these rows."""
+    """Describe the largest number of test patients, and the largest number of seeds, among the rows."""
     seeds = max((one.difference.seeds for one in lines), default=0)
     patients = max((one.difference.patients or 0 for one in lines), default=0)
     tested = counted(patients, "test patient") if patients else "test patients not disclosed"
@@ -304,8 +304,8 @@ def of_comparison(verdict: Verdict, site: str, one: HospitalVerdict, run: RunRes
 
 
 def answer(metric: str, site: str, one: HospitalVerdict) -> str:
-    """Describe a hospital's verdict in sentences: the difference, its interval, its sample, and the additional sample
-    that a clear verdict needs.
+    """Describe a hospital's verdict in sentences: the difference, its interval, its sample, and the sample that a clear
+    verdict needs.
     """
     difference = one.difference
     what = f"test {metric} is {points(abs(difference.mean))[1:]} points {'higher' if difference.mean > 0 else 'lower'}"

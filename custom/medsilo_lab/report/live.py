@@ -1,6 +1,6 @@
 """Serve a local page that shows an active run or comparison, and has a button that ends this program (option `--live`).
 
-The page is optional because its server opens a port. The server only reads files, so it does not slow down training.
+The page is optional because its server opens a port. The server only reads files, which does not slow down training.
 """
 
 import os
@@ -59,7 +59,7 @@ class LivePage(LocalPages):
     """The page about a folder with one run or several runs."""
 
     def __init__(self, folder: Path, title: str, stop: Callable[[], None] | None = None) -> None:
-        """`stop` is a function that ends the run; by default, it interrupts this program as Ctrl-C does."""
+        """`stop` is a function that ends the run; the default function interrupts this program as Ctrl-C does."""
         super().__init__(HERE)
         self.folder, self.title = folder, title
         self._stop = stop or (lambda: os.kill(os.getpid(), signal.SIGINT))

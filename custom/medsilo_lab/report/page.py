@@ -250,7 +250,8 @@ def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunRes
 def _participation(run: RunResult) -> dict[str, Any]:
     """Return each site's work in a run, and the rounds that each site missed, with the reasons."""
     everyone = bool(run.rounds) and all({*run.sites} <= {*line.answered} for line in run.rounds)
-    rounds: dict[tuple[str, str], list[int]] = {}  # by site and reason, so that fifty missed rounds take one line
+    # missed rounds by site and reason, so that a line on the page may have many rounds
+    rounds: dict[tuple[str, str], list[int]] = {}
     for site in run.sites:
         for number, why in run.missed(site).items():
             rounds.setdefault((site, why), []).append(number)

@@ -113,7 +113,7 @@ def _frequencies(
 
 
 def harmonised(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return images before and after harmonisation, for each run that has them."""
+    """Return the images before and after harmonisation of each run that has such images."""
     return [{"label": run.label, "pictures": run.pictures} for run in runs if run.pictures]
 
 

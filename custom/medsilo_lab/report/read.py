@@ -55,9 +55,9 @@ class RunResult:
     patients: dict[str, int] = field(default_factory=dict)
     # for regression, the score of always predicting the mean, by site
     means: dict[str, float] = field(default_factory=dict)
-    overlays: dict[str, list[Overlay]] = field(default_factory=dict)  # by site
-    spent: dict[str, Spent] = field(default_factory=dict)  # only of sites whose own folder is on this machine
-    weighed: dict[str, Weighed] = field(default_factory=dict)  # only of sites whose own folder is on this machine
+    overlays: dict[str, list[Overlay]] = field(default_factory=dict)  # overlays by site
+    spent: dict[str, Spent] = field(default_factory=dict)  # privacy cost, if the site's folder is on this machine
+    weighed: dict[str, Weighed] = field(default_factory=dict)  # weights, if the site's folder is on this machine
 
     @property
     def record(self) -> str:
@@ -87,7 +87,7 @@ class RunResult:
         return found.changed(n=self.patients.get(site, found.n))
 
     def withholds(self, site: str) -> bool:
-        """Return True if a site suppresses its score because it has too few test cases."""
+        """Return True if a site suppresses its score because of too few test cases."""
         return self.summary.metric in self.site(site).suppressed
 
     def step(self, site: str, part: str = "test") -> float:

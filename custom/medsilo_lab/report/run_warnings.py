@@ -23,7 +23,7 @@ SYNTHETIC_NOTICE = Notice(
 
 
 def warnings(rows: Rows, failures: Sequence[str] = ()) -> list[Notice]:
-    """Return all warnings about these runs. The most serious warning comes first.
+    """Return all warnings about several runs. The most serious warning comes first.
 
     Args:
         failures: a line of text for each failed run of a comparison
@@ -79,8 +79,8 @@ def learning(rows: Rows, site: str | None = None) -> list[Notice]:
 
 
 def _untrained(rows: Rows, site: str | None) -> Iterator[str]:
-    """Yield a line for each configuration in which a site tested an untrained model. The line gives the number of such
-    runs.
+    """Yield a line for each configuration in which a site tested an untrained model. Each line gives the number of runs
+    with an untrained model.
     """
     for name, own in rows.items():
         sites = {
@@ -100,8 +100,8 @@ def _untrained(rows: Rows, site: str | None) -> Iterator[str]:
 
 
 def _named(rows: Rows, lines: Callable[[RunResult], Iterable[str]]) -> Iterator[str]:
-    """Yield each different line once. A yielded line begins with the names of the configurations or runs to which it
-    applies.
+    """Yield each distinct line once. A yielded line begins with the names of the configurations or runs to which the
+    line applies.
     """
     found: dict[str, list[RunResult]] = {}
     for run in chain.from_iterable(rows.values()):
@@ -180,8 +180,7 @@ TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {
 
 
 # ---------------------------------------------------------------------------------------------------- learning
-# scores of guessing: an empty mask where a structure exists, and a random order
-GUESSES = {"dice": 0.0, "concordance": 0.5}
+GUESSES = {"dice": 0.0, "concordance": 0.5}  # scores of an empty mask and of a random order
 BELOW, LITTLE = 0.02, 0.1  # limits on a scale from 0 for guessing to 1 for a perfect score
 LITTLE_OVERLAP = 0.2  # the limit LITTLE for masks, which may overlap by chance
 ENOUGH = 6  # smallest number of values of a curve that is tested for a rise
@@ -190,7 +189,7 @@ STEEP = 0.02  # smallest rise of a curve over its last half
 
 def guessing(run: RunResult, site: str) -> float | None:
     """Return the score of guessing: of always predicting the most frequent class, an empty mask, a random order or the
-    mean. Return None if this score is unknown.
+    mean. Return None if the score of guessing is unknown.
     """
     told, metric = run.site(site).classes or {}, run.summary.metric
     if metric != "accuracy":
@@ -208,7 +207,9 @@ def _better(run: RunResult) -> float:
 
 
 def _held(run: RunResult) -> tuple[float, float] | None:
-    """Return the mean test score and the mean score of guessing. A rounded score is the upper end of its range."""
+    """Return the mean test score and the mean score of guessing. A rounded score counts as the upper end of its
+    range.
+    """
     told = [(run.score_at(site).high, guessing(run, site)) for site in run.sites]
     known = [(score, base) for score, base in told if score is not None and base is not None]
     scores, bases = (statistics.fmean(own) for own in zip(*known, strict=True)) if known else (0.0, 0.0)
@@ -229,8 +230,9 @@ def is_still_rising(run: RunResult) -> bool:
     """Return True if the validation score rises over the last half of the rounds.
 
     The test averages the values in at most six segments, and compares each segment with each later segment. With five
-    segments, no pair may fall. With six segments, at most two of the fifteen pairs may fall. A curve with only random
-    variation passes the test in less than 5 % of runs (Mann 1945).
+    segments, no later segment may have a lower mean. With six segments, a later segment may have a lower mean in at
+    most two of the fifteen pairs. A curve with only random variation passes the test in less than 5 % of runs (Mann
+    1945).
     """
     curve = [value for value in run.mean_curve if value is not None]
     if len(curve) < ENOUGH:

@@ -191,15 +191,15 @@ def _differences(row: VerdictRow, verdict: Verdict) -> tuple[tuple[str, str], li
 
 def _gaining(verdict: Verdict) -> list[VerdictRow]:
     """Return the configurations with a difference from single-site training. Return an empty list if the first screen
-    shows all these differences.
+    already shows all differences.
     """
     rows = [row for row in verdict.rows if any(row.from_single_site.values())]
     return [] if [row.title for row in rows] == [verdict.declared] else rows
 
 
 def _tested(verdict: Verdict) -> list[VerdictRow]:
-    """Return the configurations with a baseline. Return an empty list if all of them are single-site training, because
-    the first screen shows their difference.
+    """Return the configurations with a baseline. Return an empty list if only single-site training has a baseline,
+    because the first screen shows this difference.
     """
     rows = [row for row in verdict.rows if row.baseline]
     return [] if verdict.first and all(row.method == "local" for row in rows) else rows

@@ -102,7 +102,7 @@ def course_of(patients: Mapping[str, int], site: str) -> Choices:
 
 # ---------------------------------------------------------------------------------------------------- the task
 def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
-    """Choose the plan's labels. Return these labels, and a map from the hospital's labels to the plan's labels."""
+    """Choose the plan's labels. Return the plan's labels, and a map from the hospital's labels to the plan's labels."""
     if looks.segments:
         values = sorted({value for look in looks.looked for value in look.values} - {0})
         told, known = ", ".join(map(str, values)), dict(looks.layout.named.structures) if looks.layout.named else {}

@@ -69,9 +69,7 @@ class DatasetFacts:
 
     @property
     def channels(self) -> int:
-        """The number of channels. If only some images are in colour, this is the number of channels of the colour
-        images.
-        """
+        """The number of channels. If only some images are in colour, the images in colour determine the number."""
         return max(look.channels for look in self.looked)
 
     def middle(self, axis: int) -> float:
@@ -206,8 +204,8 @@ def opened(
     look: Callable[[Case], Seen],
     left_out: Mapping[str, Mapping[str, int]] | None = None,
 ) -> tuple[list[Seen], Counter[str]]:
-    """Open a sample of each hospital's cases with `look`. Return the results, and the numbers of omitted cases by
-    reason. Raises DataError if no case is usable.
+    """Open a sample of each hospital's cases with `look`. Return the results of `look`, and the numbers of omitted
+    cases by reason. Raises DataError if no case is usable.
 
     Args:
         look: opens a case, or raises DataError
@@ -261,8 +259,8 @@ def look_of(scan: Scan, mask: np.ndarray | None, files: int = 1) -> CaseFacts:
 
 # -------------------------------------------------------------------------------------------------- rejections
 def _refuse_mixtures(looked: Sequence[tuple[CaseFacts, str]]) -> None:
-    """Raise DataError unless all images have the same number of axes and the same number of channels. Only 2-D images
-    in grey and in colour may be mixed.
+    """Raise DataError unless all images have the same number of axes and the same number of channels. As an exception,
+    2-D images in grey and 2-D images in colour may be mixed.
     """
     for what, of, remedy in (
         ("axes", lambda look: len(look.size), "keep flat images and volumes in folders of their own"),

@@ -37,7 +37,7 @@ class DatasetNames:
 
 def dataset_names(files: Mapping[str, Path]) -> DatasetNames | None:
     """Read the names from dataset.json in a folder, or in each of its hospitals' folders. Return None if there is no
-    such file.
+    dataset.json.
 
     If a name in dataset.json stands for several mask values, the names of all mask values are ignored.
     """

@@ -71,7 +71,7 @@ class DatasetLayout:
     hospitals: bool = False  # true if the user declared that each folder or table belongs to a hospital
     # the user's answers about the columns of every table (table_folder.SAID)
     said: Mapping[str, Any] = field(default_factory=dict)
-    # for each hospital, the user's answers about the columns of its table
+    # for each hospital, the user's answers about the columns of the hospital's table
     said_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     facts: Any = None  # facts from the probe that later questions use
     summary: Sequence[str] = ()  # the results in sentences, one per line
@@ -91,7 +91,9 @@ class DatasetLayout:
 
     @cached_property
     def images(self) -> Sequence[str]:
-        """The paths of all images and masks. For a DICOM series, the path is that of the folder and ends in a slash."""
+        """The paths of all images and masks. The path of a DICOM series is the path of its folder, and ends in
+        a slash.
+        """
         return [item for item in items_of(self.files) if PurePosixPath(item).name != TABLE]
 
     def table_of(self, named: Collection[str]) -> FileTable | None:
@@ -103,7 +105,9 @@ class DatasetLayout:
         return sites_of(tops, self.hospitals)
 
     def folders_of(self, tops: Collection[str]) -> dict[str, Choices]:
-        """Return the setting `data.folder` for each hospital whose name in the plan differs from its folder's name."""
+        """Return the setting `data.folder` for each hospital whose name in the plan differs from the name of the
+        hospital's folder.
+        """
         return {
             site: {"data.folder": (str(self.path / top), "its folder is called otherwise than the hospital")}
             for site, top in self.sites_of(tops).items()

@@ -10,7 +10,7 @@ from medsilo.core.errors import DataError
 from medsilo.tasks.case_index import files_by_short_name
 from medsilo.tasks.table_reader import ENDINGS, TableReader
 
-NAMED = 0.8  # smallest fraction of the cells in a column of files that name files in the folder
+NAMED = 0.8  # in a column of files, smallest fraction of cells that name a file in the folder
 # names of label columns, most reliable names first
 LABELS = ("label", "target", "outcome", "diagnosis", "class", "dx", "rhythm", "benign_malignant")
 PATIENTS = (
@@ -19,7 +19,7 @@ PATIENTS = (
     *("case", "caseid", "patientname", "proband", "probandid", "fallnr", "fallnummer", "patientennummer", "record"),
     *("recordid", "studyid", "usubjid", "medicalrecordnumber", "paciente", "paziente", "nhc", "ipp"),
 )  # names of patient columns without punctuation, most reliable names first
-# a column with such a name is a patient column even if its cells are file names
+# a column with a name in SURELY is a patient column even if its cells are file names
 SURELY = [word for word in PATIENTS if not word.startswith(("case", "record", "study"))]
 FILE, LABEL = "recording", "label"  # column names for a table without a header
 SHOWN = 20  # largest number of columns in an error message
@@ -52,8 +52,8 @@ class FileTable:
 
 
 def table_of_files(files: Mapping[str, Path], named: Collection[str], target: str | None) -> FileTable | None:
-    """Find the table at the top level of a folder whose lines name files in the folder. Return None if there is no such
-    table.
+    """At the top level of a folder, find the table whose lines name files in the folder. Return None if no table names
+    files.
 
     Args:
         named: paths of images or recordings
@@ -101,7 +101,7 @@ def called(columns: Collection[str], words: Collection[str]) -> str | None:
 
 def is_called(column: str, words: Collection[str] = PATIENTS) -> bool:
     """Return True if a column has one of these names, by default the usual names for patients. Blanks, punctuation and
-    upper case are ignored.
+    case are ignored.
 
     >>> [is_called(name) for name in ("Patient ID", "PAT.-NR.", "age")]
     [True, True, False]

@@ -1,5 +1,5 @@
-"""Choose the network, its input size and the batch size for a GPU or a CPU. 'medsilo check' measures whether the choice
-fits.
+"""Choose the network, its input size and the batch size for a GPU or a CPU. 'medsilo check' measures whether the
+machine can train with this choice.
 """
 
 import math
@@ -38,7 +38,9 @@ class Fit:
 
 
 def fit_for(segments: bool, dimensions: int, gpu: bool) -> Fit:
-    """Return the network and its sizes. Training uses 5 GB of a GPU with 8 GB, or minutes per round on a CPU."""
+    """Return the network and its sizes. With these sizes, training needs 5 GB on a GPU, or minutes per round on
+    a CPU.
+    """
     if segments and dimensions == 3:
         return Fit((128, 128, 64), 2, WIDE) if gpu else Fit((64, 64, 32), 2, SLIM)
     if segments:

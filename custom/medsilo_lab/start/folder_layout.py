@@ -27,7 +27,7 @@ HOSPITAL_WORDS = ("hospital", "site", "center", "centre", "clinic")
 REGULAR = 0.8  # a file name counts as regular if at least this fraction of the cases' folders has it
 LEAST_OF_CLASS = 3  # with fewer images per folder on average, the folders are patients and not classes
 MOST_CLASSES = 254
-MOST_HOSPITALS = 8  # more folders without names of places may be patients, and are rejected
+MOST_HOSPITALS = 8  # largest number of hospitals' folders without names of places, because more folders may be patients
 TELL = "if each is a hospital's, say --hospitals"
 SHOWN = 6  # largest number of names in an error message
 READ = (
@@ -99,7 +99,7 @@ def tables_in(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def items_of(names: Mapping[str, Path]) -> list[str]:
-    """Return the paths of images, masks and tables of cases. For a DICOM series, the path is that of the folder and
+    """Return the paths of images, masks and tables of cases. The path of a DICOM series is the path of its folder, and
     ends in a slash.
     """
     items = [name for name in names if name == TABLE or name.endswith(f"/{TABLE}") or suffix_of(name) in SUFFIXES]
@@ -183,11 +183,12 @@ def _together(known: Mapping[str, FolderLayout], told: bool) -> FolderLayout:
 
 
 def sites_of(tops: Collection[str], told: bool = False) -> dict[str, str]:
-    """Return the hospitals' folders by the hospital's name in the plan. Such a name has no spaces or umlauts. `told` is
-    true if the user declared the folders to be hospitals.
+    """Return the hospitals' folders by the hospital's name in the plan. A hospital's name in the plan has no spaces or
+    umlauts. `told` is true if the user declared the folders to be hospitals.
 
-    Without this declaration, a folder may belong to a patient. Many such folders are rejected. A hospital whose folder
-    is not named after a place is called hospital-1, hospital-2 and so on. A hospital never gets a person's name.
+    If the user has not declared hospitals, a folder may belong to a patient. Raises DataError if many folders may
+    belong to patients. A hospital whose folder is not named after a place is called hospital-1, hospital-2 and so on. A
+    hospital never gets a person's name.
     """
     found: dict[str, str] = {}
     hidden = [top for top in sorted(tops) if names_a_person(top) or not (told or names_a_place(top))]
@@ -217,8 +218,8 @@ def a_table(items: Sequence[str]) -> FolderLayout | None:
 
 
 def images_and_labels(items: Sequence[str]) -> FolderLayout | None:
-    """Return the layout if a folder has images and another folder has masks. Images may have nnU-Net's channel
-    numbers.
+    """Return the layout if one folder has the images and another folder has the masks. Names of image files may end in
+    nnU-Net's channel numbers.
     """
     below = _below(items)
     images = [top for top in below if top.lower() in IMAGE_WORDS]

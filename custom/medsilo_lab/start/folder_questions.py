@@ -45,13 +45,13 @@ MASKS = LABEL_WORDS | {"dseg", "annotation", "annotations", "groundtruth", "gt"}
 HOSPITAL_COLUMNS = ("site", "hospital", "center", "centre", "clinic", "institution", "klinik", "zentrum")
 # largest number of values in a column of classes, and smallest number of images in a folder of a class
 MOST_CLASSES, LEAST_OF_CLASS = 20, 3
-# smallest fraction of images that a table names; a question follows if fewer than the fraction NAMED of lines name
-# images
+# COVERED: smallest fraction of images that a table must name. NAMED: smallest fraction of a table's lines with an image
+# that needs no question.
 COVERED, NAMED = 0.2, 0.8
 RUNS = re.compile(r"\d+ \d+( \d+ \d+)*")  # masks in Kaggle's run-length format
 LARGEST_JSON = 1 << 28  # largest JSON file in bytes
 SESSION = re.compile(r"(ses|session|visit|study|scan|exam|series|view|tp|timepoint|time)[-_ ]?\w{0,12}", re.IGNORECASE)
-MOST_NAMES = 5  # a question follows if folders have several patients, but not more than this number
+MOST_NAMES = 5  # largest median number of patients per folder at which the user is asked about patients
 BY_HEADER = "each name in headers is a patient"
 NEITHER, EACH_FOLDER = "neither", "each folder is a patient"
 WHERE = frozenset(
@@ -92,7 +92,7 @@ class FoundCases:
     unused: tuple[str, ...] = ()  # ignored tables
 
     def leave_out(self, why: str, count: int) -> None:
-        """Add a number of omitted cases to the count for their reason."""
+        """Add a number of omitted cases to the count for the reason of the omission."""
         if count:
             self.left_out[why] = self.left_out.get(why, 0) + count
 
@@ -305,7 +305,7 @@ def _tables(seen: Images) -> list[Lines]:
 def _named_by(
     seen: Images, name: str, head: tuple[str, ...], lines: list[tuple[str, ...]], places: list[str]
 ) -> Lines | None:
-    """Find the column that names most images or patients. Return None if no column names enough of them.
+    """Find the column that names most images or patients. Return None if no column names enough images or patients.
 
     Args:
         places: for each line, the folder of the file that has this line

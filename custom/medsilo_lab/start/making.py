@@ -102,7 +102,7 @@ class MadeSets:
 
 @dataclass
 class Asked:
-    """Answers each question with the user's earlier answer, or asks the user. The user sees each question once."""
+    """The answers to questions: the user's earlier answers, and answers for which the user is asked once."""
 
     ask: Ask
     said: Mapping[str, str]
@@ -112,7 +112,7 @@ class Asked:
         """Return the answer to a question. An earlier answer applies to all hospitals, unless its key is "KEY of SITE".
         Raises DataError for an invalid answer.
 
-        `site` is the hospital of the question, if there are several.
+        `site` is the hospital of the question, if there are several hospitals.
         """
         key = f"{question.key} of {site}" if site else question.key
         if key not in self.answers:

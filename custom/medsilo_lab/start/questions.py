@@ -1,7 +1,7 @@
 """Questions about a folder or table. A question is asked if a wrong guess could leak data, split a patient or invert a
 label.
 
-Each question shows evidence for its proposal. `--yes` accepts only safe proposals. If a safe proposal is wrong, it may
+Each question shows evidence for its proposal. `--yes` accepts only safe proposals. A safe proposal that is wrong may
 reduce accuracy or omit patients. A safe proposal never discloses data or inflates a test score.
 """
 
@@ -67,7 +67,7 @@ class Proposal:
 
     @property
     def takes_files_as_patients(self) -> bool:
-        """True if the column of files also serves as the patient column, although its name is not usual for
+        """True if the column of files also serves as the patient column, although the column's name is not usual for
         patients.
         """
         own = self.data.get("columns", {})

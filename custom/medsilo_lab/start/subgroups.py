@@ -48,8 +48,8 @@ class AskedSubgroup:
     def found_in(
         self, source: DataSource, folder: Path, patients: Collection[str], called: Mapping[str, str]
     ) -> Subgroup:
-        """Return the subgroup with the names of its levels. Raises DataError if its column does not divide the
-        patients.
+        """Return the subgroup with the names of its levels. Raises DataError if the subgroup's column does not divide
+        the patients.
         """
         if self.bands:
             column_of(self.name, self.column, self.table, source, folder)

@@ -38,7 +38,7 @@ PATIENTS = (
     *("patient", "patid", "patnr", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id"),
     *("proband", "paciente", "paziente", "fallnr", "dossier", "ipp", "nhc"),
 )
-# a column with such a name, without blanks and punctuation, is a patient column even with few patients
+# names that mean a patient column even with few patients; names have no blanks or punctuation here
 SURE = frozenset(
     """
     patient patientid patid patnr patno patientnr patientno patientnumber patientcode patientkey ptid ptno pt pnr pid
@@ -93,7 +93,7 @@ SHOWN = 4  # largest number of tables in an error message
 RARE = 0.5  # columns with values in a smaller fraction of lines are left out
 NOTES = 0.1  # a text column has free-text notes if a larger fraction of patients has rare values
 UNIQUE, LONG = 0.95, 1e5  # record numbers: smallest fraction of lines with different numbers, and smallest number
-SOME = 0.02  # a column counts as empty if a smaller fraction of the lines with an outcome has a value
+SOME = 0.02  # a column counts as empty if a smaller fraction of the lines with an outcome has a value in this column
 LATER = 0.2  # if a larger fraction of lines has no outcome, baseline and follow-up are in separate lines
 STEADY = 0.05  # if the label changes at a smaller fraction of lines, the lines are time steps of a recording
 FEW = 1000  # with fewer patients at the largest hospital, the network has a single layer
@@ -181,8 +181,8 @@ class CaseTable:
 
     @property
     def names_patients(self) -> bool:
-        """True if the table shows which lines belong to the same patient. A column `id` does not show it if every line
-        has a different value.
+        """True if the table shows which lines belong to the same patient. A column `id` with a different value in every
+        line may number the lines, and does not count.
         """
         if self.patient is None or "patient" in self.said:
             return self.patient is not None
@@ -272,7 +272,8 @@ class _ColumnFacts:
         self.column = column
         known = (value not in MISSING and not (codes and TableReader.level(value) in codes) for value in column.values)
         self.known = np.fromiter(known, bool, len(column.values))
-        self.numbers = numbers_in(column.values, decimal)  # the number that each different text stands for
+        # the number in each distinct text of the column; NaN for a text without a number
+        self.numbers = numbers_in(column.values, decimal)
         whole = np.isfinite(self.numbers) & (self.numbers == np.floor(self.numbers))
         levels = [
             str(int(number)) if plain else as_written(value, decimal)
@@ -400,7 +401,7 @@ def _table(path: Path) -> CaseTable | None:
 
 @dataclass(frozen=True)
 class TableFacts:
-    """The facts about the tables of a folder, which are all read in the same way."""
+    """The facts about a folder's tables. All tables of the folder are read in the same way."""
 
     folder: Path
     tables: Mapping[str, CaseTable]  # tables by hospital; a table of all hospitals has its own name as the key
@@ -473,8 +474,8 @@ def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> 
 
 
 def _called_safely(hospitals: Sequence[str], column: str | None) -> dict[str, str]:
-    """Return each hospital's name in plans, which has no blanks or umlauts. Raises DataError if two hospitals get the
-    same name.
+    """Return the hospitals' names in the spelling of plans: without blanks and umlauts. Raises DataError if two
+    hospitals get the same name.
     """
     called = {name: safe_name(name) for name in hospitals}
     if wrong := [name for name, own in called.items() if not own or [*called.values()].count(own) > 1]:
@@ -686,8 +687,8 @@ def _why_not(table: CaseTable, name: str) -> str:
 
 
 def _are_numbers_of_lines(table: CaseTable, name: str) -> bool:
-    """Return True if a column numbers the lines or records. Such whole numbers are all different, or nearly all
-    different and large.
+    """Return True if a column numbers the lines or records. The numbers of lines or records are all different, or
+    nearly all different and large.
     """
     own = table.of(name)
     numbers = np.unique(own.numbers[own.known])
@@ -743,7 +744,7 @@ def _why(looks: TableFacts) -> str:
 
 
 def _learned(looks: TableFacts) -> Choices:
-    """Return the plan's keys about the outcome. Their values have the first table's column names."""
+    """Return the plan's keys about the outcome. The values of these keys use the first table's column names."""
     names = looks.outcomes[next(iter(looks.tables))]
     if looks.kind == "survival":
         why = "a guess by the names: correct it, and data.columns where a hospital has others"
@@ -799,7 +800,7 @@ def _settings(looks: TableFacts, site: str, table: CaseTable) -> Choices:
 
 
 def _here(words: Mapping[str, str], table: CaseTable, name: str) -> dict[str, str]:
-    """Return the values of a column that have another name in the plan, each with this name."""
+    """Return a column's values whose names in the plan differ from the values, each with its name in the plan."""
     own = table.distinct(name)
     return {value: plans for value, plans in renamed(words).items() if value in own}
 
@@ -850,8 +851,8 @@ def look(folder: DatasetLayout) -> DatasetLayout | None:
 
 
 def _refuse_several(tables: Mapping[str, CaseTable]) -> None:
-    """Raise DataError, which explains how to make data sets from several tables. The message counts patients who occur
-    in two tables.
+    """Raise DataError, which explains how to make data sets from several tables. The error's message gives the number
+    of patients who occur in two tables.
     """
     names = [table.path.name for table in tables.values()]
     many = Counter(
@@ -867,7 +868,7 @@ def _refuse_several(tables: Mapping[str, CaseTable]) -> None:
 
 
 def with_answers(table: CaseTable, said: Mapping[str, Any]) -> CaseTable:
-    """Return a table after the changes from the user's answers about its columns."""
+    """Return the table after all changes that follow from the user's answers about columns."""
     said = _respelt(said, lambda name: _there(table, name))
     columns = dict(table.columns)
     for name, (first, last) in said.get("spans", {}).items():

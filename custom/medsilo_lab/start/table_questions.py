@@ -656,8 +656,8 @@ def _stem(name: str) -> str:
 
 
 def tells(facts: TableFacts, table: CaseTable, name: str) -> float:
-    """Return the AUROC with which a single column predicts a class or an event. If the outcome is a number, return 1 if
-    the column nearly gives its order, otherwise 0.
+    """Return the AUROC with which a single column predicts a class or an event. For a numeric outcome, return 1 if the
+    column sorts the lines nearly like the outcome, otherwise 0.
     """
     learned = facts.outcome_of(table)
     own, goal = table.of(name), table.of(learned[-1])

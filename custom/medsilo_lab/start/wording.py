@@ -3,9 +3,9 @@
 A plan goes to every hospital. In any column, a value that few patients have may be a name, a file or an address. A plan
 therefore contains no sentences, and only values of at least `LEAST_NAMED` patients. Other values become "other".
 
-The comments in a plan give no numbers of patients. If the data do not name the patients, five cases may be from the
-same person. The plan then contains only words in `COMMON`, and other values become class-1, class-2 and so on. A plan
-never contains words that look like a person's name.
+The comments in a plan give no numbers of patients. If the data do not name the patients, a plan contains only words in
+`COMMON`, because five cases may be from the same person. Other values become class-1, class-2 and so on. A plan never
+contains words that look like a person's name.
 """
 
 import re
@@ -232,5 +232,5 @@ def plans_words(patients: Mapping[str, int], known: bool = True, called: str = "
 
 
 def renamed(words: Mapping[str, str]) -> dict[str, str]:
-    """Return the values that have another name in the plan, each with this name."""
+    """Return the values whose names in the plan differ from the values, each with its name in the plan."""
     return {own: plans for own, plans in words.items() if own != plans}

@@ -200,7 +200,7 @@ def fill(cells: Sequence[Cell], settings: SiteSettings, at_once: int, done: Call
 def run_cell(cell: Cell, settings: SiteSettings) -> str:
     """Start one run, or continue a stopped run. Return the failure in one line, or an empty text.
 
-    If an earlier comparison was killed, the function waits until its processes have ended.
+    If an earlier comparison was killed, the function waits until the processes of the earlier comparison have ended.
     """
     try:
         with alone(cell.folder.parent / paths.LOCKS / cell.folder.name, f"{cell.name}: {ANOTHER}", LET_GO):

@@ -2,7 +2,7 @@
 they need.
 
 A simulated study resamples the tested patients, with the observed effect of the method on each patient. The effects of
-its seeds vary as much as the observed effects of seeds. Estimates of variances from few patients and seeds are
+seeds vary in a simulated study as much as in the observed study. Estimates of variances from few patients and seeds are
 uncertain, so each simulated study draws its variances from a distribution of likely values. A difference with power 0.8
 is significant in four of five studies.
 """
@@ -130,8 +130,8 @@ class Pilot:
         return -float(scipy.special.stdtrit(whole.degrees, error / 2)) * math.sqrt(float(whole.variance))
 
     def least(self, design: Design, error: float) -> float | None:
-        """Return the smallest difference that is significant in four of five studies; None if the scores can't change
-        by so much.
+        """Return the smallest difference that is significant in four of five studies; None if no possible difference is
+        significant.
         """
         room = min(float((1 - own).mean()) for own in self.scores) + self.found.mean
         steps = range(1, max(int(min(room, 1.0) / STEP), 1))
@@ -139,7 +139,7 @@ class Pilot:
         return steps[place] * STEP if place < len(steps) else None
 
     def needed(self, difference: float, error: float) -> "Missing":
-        """Return the additional sample with which the difference is significant with probability `POWER`.
+        """Return the sample with which the difference is significant with probability `POWER`.
 
         The sample is a number of patients at each hospital with the present seeds. If no number of patients is
         sufficient, the sample is a number of seeds. If no number of seeds is sufficient, the sample is a number of
@@ -165,7 +165,7 @@ class Pilot:
 
 
 class Missing(NamedTuple):
-    """The sample that a comparison needs. The number has the value None if no tested number is sufficient."""
+    """The sample that a comparison needs. The field `number` has the value None if no tested number is sufficient."""
 
     of: Unit
     number: int | None
@@ -174,7 +174,7 @@ class Missing(NamedTuple):
 
 def _added(scores: np.ndarray, more: float) -> np.ndarray | None:
     """Divide an additional mean difference among the patients, so that scores stay between 0 and 1. Return each
-    patient's deviation from this mean difference; None if the scores can't change by so much.
+    patient's deviation from the mean difference; None if the mean difference is too large for these scores.
     """
     if scores.min() < 0 or scores.max() > 1:  # a patient's contribution to a rank statistic may be below 0 or above 1
         return np.zeros_like(scores)

@@ -2,8 +2,8 @@
 and seeds.
 
 The estimand is averaged three times: over each hospital's patients, over hospitals, and over seeds of training.
-Patients and seeds are crossed random effects: every seed is tested on the same patients. A difference has two
-confidence intervals for two populations of patients, which `compare` describes.
+Patients and seeds are crossed random effects: every seed is tested on the same patients. A difference has a confidence
+interval for each of two populations of patients, which `compare` describes.
 """
 
 import math
@@ -35,8 +35,8 @@ Endpoint = Literal["mean", "pooled", "worst-site"]
 
 @dataclass(frozen=True)
 class Scores:
-    """A method's scores of a site's test cases, [cases], and the number of each case's patient, [cases]. The numbers of
-    patients begin at 0.
+    """A method's scores of a site's test cases, [cases], and the number of each case's patient, [cases]. Patients are
+    numbered from 0.
     """
 
     values: np.ndarray
@@ -106,7 +106,7 @@ class Difference:
         """Return the confidence interval with the error rate `error`, for the case that a method fails for an untested
         kind of patient.
 
-        This wider interval contains the interval for similar patients.
+        The returned interval contains the interval for similar patients.
         """
         low, high = self.within(error)
         further = self.unseen.within(error) if self.unseen else (low, high)
@@ -136,16 +136,16 @@ def compare(
     endpoint: Endpoint = "mean",
     luck: Variance | None = None,
 ) -> Difference:
-    """Return the difference between two methods, which are paired by seeds and test cases. The methods are compared by
-    means over sites, means over all cases ("pooled"), or scores at each method's worst site.
+    """Return the difference between two methods, whose scores are paired by seeds and test cases. The methods are
+    compared by means over sites, means over all cases ("pooled"), or scores at each method's worst site.
 
     `low` and `high` are the ends of the confidence interval for similar patients and other seeds. In the variance of
     the difference, patients and seeds are crossed random effects, with Satterthwaite's degrees of freedom (1946).
     Hall's transformation (1992) corrects for the skewness of the patients' scores. Johnson's transformation (1978) is
     used where Hall's transformation can't be inverted.
 
-    `low` and `high` ignore kinds of patients that were not tested. The interval of `if_unseen` allows for such
-    patients. It is estimated from the failures of both methods at all hospitals.
+    `low` and `high` ignore kinds of patients that were not tested. The interval of `if_unseen` allows for untested
+    kinds of patients, and is estimated from the failures of both methods at all hospitals.
 
     Args:
         luck: between-seed variance that was estimated from all configurations; if the observed variance is larger, the
@@ -252,7 +252,7 @@ class _Part(NamedTuple):
 
     @property
     def of_cells(self) -> float:
-        """The variance of the site's part of the estimate from the interaction of seeds and patients, for a single
+        """The variance that the interaction of seeds and patients adds to the site's part of the estimate, for a single
         seed.
         """
         seeds, patients = self.moves.shape
@@ -263,7 +263,7 @@ class _Part(NamedTuple):
 
 
 class _Analysis:
-    """The intermediate results for the interval of a difference."""
+    """The intermediate results for the confidence interval of a difference."""
 
     def __init__(
         self,
@@ -398,8 +398,8 @@ def _drawn_weights(patients: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _stretched(part: _Part, people: int) -> np.ndarray:
-    """Rescale a site's contributions to contributions to a mean over the patients of all sites. The rescaling keeps the
-    variance within the site.
+    """Convert a site's contributions to contributions to a mean over the patients of all sites. The conversion keeps
+    the variance within the site.
     """
     if part.patients < 2:
         return np.zeros(part.patients)

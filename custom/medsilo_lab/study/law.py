@@ -86,9 +86,9 @@ def crossed(patients: Variance | Variances, seeds: Variance | Variances, cells: 
     """Return the variance of a mean over other patients and other seeds, with Satterthwaite's degrees of freedom
     (1946).
 
-    The variance `cells` of the interaction of seeds and patients is part of both other variances, so it is subtracted
-    once from their sum. If another variance is smaller than `cells`, it is replaced by `cells`. The arguments may be
-    arrays over several studies.
+    Both other variances contain the variance `cells` of the interaction of seeds and patients, so `cells` is subtracted
+    once from their sum. A variance that is smaller than `cells` is replaced by `cells`. The arguments may be arrays
+    over several studies.
     """
     own, luck = np.maximum(patients.variance, cells.variance), np.maximum(seeds.variance, cells.variance)
     variance = own + luck - cells.variance

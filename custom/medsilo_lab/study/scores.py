@@ -49,8 +49,8 @@ class SiteTest:
 
     @property
     def mean(self) -> float | None:
-        """For regression, the score of always predicting the mean of the test cases; otherwise None. The score is 1
-        minus a multiple of the absolute error.
+        """For regression, the score of always predicting the mean of the test cases; otherwise None. The score for
+        regression is 1 minus a multiple of the absolute error.
         """
         if self.metric != CLOSENESS:
             return None

@@ -66,7 +66,7 @@ class Told(NamedTuple):
 
     def within(self, error: float) -> Interval:
         """Return Wilson's confidence interval (1927) with Student's t, for the error rate `error`. The sample size in
-        the formula is that of a proportion with the variance of the score.
+        Wilson's formula is that of a proportion with the same variance as the score.
         """
         degrees = max(self.patients - self.hospitals, 1)
         square = float(scipy.special.stdtrit(degrees, error / 2)) ** 2
@@ -90,7 +90,7 @@ class Told(NamedTuple):
 
 
 def of_run(summary: Summary) -> list[SubgroupTable]:
-    """Return the disclosed subgroups of a run. In another subgroup, the levels are the hospitals."""
+    """Return the disclosed subgroups of a run. An additional subgroup has the hospitals as its levels."""
     told: dict[Level, list[SubgroupResult]] = {}
     for site in summary.sites.values():
         for one in site.subgroups:
@@ -277,8 +277,8 @@ def _between(first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str
     """Return half the difference between two levels, which have different patients and the same models.
 
     Half the difference is the mean of the differences at two artificial sites. The difference at the first site is the
-    score of the first level. The difference at the second site is the negative score of the second level. Thus patients
-    and seeds are crossed, as in other comparisons.
+    score of the first level. The difference at the second site is the negative score of the second level. With these
+    artificial sites, patients and seeds are crossed as in other comparisons.
     """
     pairs = [(one[""], other[""]) for one, other in zip(first, second, strict=True)]
     mine = [{"first": one, "second": _nothing(other)} for one, other in pairs]

@@ -40,10 +40,10 @@ def luck_beside(scores: np.ndarray, base: int) -> tuple[np.ndarray, np.ndarray, 
 
     Every difference contains the baseline's variance, which may be larger than the variance of other configurations.
     The variance of the baseline's deviation from the mean of all other configurations is therefore estimated
-    separately. This variance is added to the variance of another configuration's deviation from the same mean (Welch,
-    Satterthwaite). In simulations, the baseline varied up to ten times as much as other configurations. With three or
-    more seeds, 95 % intervals covered the true difference in at least 93 % of simulated studies. With two seeds, the
-    intervals covered the true difference in 91 % of simulated studies.
+    separately. The baseline's variance is added to the variance of another configuration's deviation from the same mean
+    (Welch, Satterthwaite). In simulations, the baseline varied up to ten times as much as other configurations. With
+    three or more seeds, 95 % intervals covered the true difference in at least 93 % of simulated studies. With two
+    seeds, the intervals covered the true difference in 91 % of simulated studies.
     """
     others = np.delete(scores, base, axis=-2)
     twice, degrees, steady = pooled_luck(others)

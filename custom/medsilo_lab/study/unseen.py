@@ -34,7 +34,7 @@ class Share(NamedTuple):
 
         If the fractions differ between hospitals by more than chance, patients of a hospital are correlated, and count
         as fewer independent patients. The correlation is the intraclass correlation of an analysis of variance (Ridout
-        1999). Other hospitals then contribute less to the estimate.
+        1999). A higher correlation lets other hospitals contribute less to the estimate.
         """
         each, sizes, here = np.array(shares), np.array(patients, dtype=float), np.array(asked)
         akin = _correlation(each, sizes)
@@ -72,7 +72,7 @@ class Failing(NamedTuple):
     most: float
 
     def within(self, error: float) -> tuple[float, Interval]:
-        """Return the effect of these patients on the mean score, and the errors of this effect in both directions."""
+        """Return the effect of failing patients on the mean score, and the errors of this effect in both directions."""
         low, high = self.share.within(error)
         less, more = max(self.share.known - low, 0.0), max(high - self.share.known, 0.0)
         return self.lost * self.share.known, (self.lost * less, max(self.lost, self.most) * more)
@@ -82,8 +82,8 @@ class Unseen(NamedTuple):
     """A difference in three parts: for patients with the same outcome of both methods, for failures of the method, and
     for failures of the baseline.
 
-    The errors of the three parts are combined as if the parts were independent (Zou and Donner 2008). A further failing
-    patient has the score zero.
+    The errors of the three parts are combined as if the parts were independent (Zou and Donner 2008). A further patient
+    for whom a method fails is assumed to have the score zero.
     """
 
     usual: Law

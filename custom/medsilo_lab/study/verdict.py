@@ -348,8 +348,8 @@ class Statistics:
         return named[0] if named else None
 
     def _first(self) -> PairedDifference | None:
-        """Return the declared federation's difference from single-site training over all sites. This single test needs
-        no correction.
+        """Return the declared federation's difference from single-site training over all sites. The difference is a
+        single test, which needs no correction.
         """
         asked = self._questions({self._declared: self.alone[self._declared]}) if self._declared else {}
         return next(iter(self._answered(asked).values()), None)
@@ -387,7 +387,7 @@ class Statistics:
         )
 
     def _lacks(self, first: PairedDifference | None) -> Needed | None:
-        """Return the additional sample that would decide the first question."""
+        """Return the sample that would decide the first question; None if the first question is already decided."""
         if first is None or first.sure or self._declared is None:
             return None
         return self._needed(self._questions({self._declared: self.alone[self._declared]})[self._declared], 1 - LEVEL)

@@ -128,7 +128,7 @@ class Differences(RecordPart):
 
 
 class Needed(RecordPart):
-    """The additional patients or seeds that an inconclusive comparison needs."""
+    """The number of patients or seeds that an inconclusive comparison needs."""
 
     of: Literal["test patients", "seeds"] = Field(description="the unit: `test patients` of each hospital, or `seeds`")
     number: Count | None = Field(
@@ -193,7 +193,7 @@ class VerdictRow(RecordPart):
 
 
 class Notice(RecordPart):
-    """A warning that a reader needs before any number."""
+    """A warning, which pages show before any number."""
 
     kind: Literal["failed", "missing", "caution", "synthetic"] = Field(
         description="`failed`, `missing` (a site in a round), `caution` or `synthetic`"

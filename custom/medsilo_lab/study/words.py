@@ -42,7 +42,7 @@ def evidence_of(found: PairedDifference, seeds: bool = True) -> str:
 
 def if_unseen(found: PairedDifference) -> str:
     """Describe the confidence interval for untested kinds of patients, and the assumption behind this interval; an
-    empty text if unknown.
+    empty text if the interval is unknown.
     """
     if found.unseen is None or found.failing is None or found.open:
         return ""
@@ -73,7 +73,7 @@ def in_patients(metric: str, difference: float) -> str:
 
 
 def needed_in_words(needed: Needed | None, now: PairedDifference | None = None) -> str:
-    """Describe the additional sample that a comparison needs; an empty text if unknown.
+    """Describe the sample that a comparison needs; an empty text if this sample is unknown.
 
     Args:
         now: the present sample
@@ -103,6 +103,6 @@ def needed_in_words(needed: Needed | None, now: PairedDifference | None = None) 
 
 
 def verdict_in_words(found: HospitalVerdict) -> str:
-    """Describe a verdict with its difference, its intervals, its sample and the additional sample that it needs."""
+    """Describe a verdict with its difference, its intervals, its sample, and the sample that a clear verdict needs."""
     told = [if_unseen(found.difference), needed_in_words(found.needed, found.difference)]
     return "; ".join([f"{found.word}: {found.method} {in_points(found.difference)}", *filter(None, told)])
