@@ -37,7 +37,7 @@ def begin(folder: Path, cells: Sequence[Cell], settings: SiteSettings) -> None:
 
 
 def beside(folder: Path) -> Path:
-    """Return the path if nothing exists there. Otherwise, append a number with which nothing exists at the path."""
+    """Return the path if nothing exists at the path. Otherwise, append the first number that makes a free path."""
     number, free = 1, folder
     while free.exists():
         number += 1

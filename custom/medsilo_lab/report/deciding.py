@@ -1,7 +1,7 @@
 """Show the results of a classification: confusion matrix, sensitivity, specificity, calibration and curves.
 
-The curves are calculated from ten bins of the predicted probability of a class. For each bin, a hospital discloses the
-number of cases, and the number of cases of the class.
+The curves are calculated from ten bins of the predicted probability of a class. For each bin, a hospital discloses its
+number of cases, and the number of these cases that belong to the class.
 """
 
 import re
@@ -215,7 +215,9 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
 
 
 def _sample(runs: Sequence[RunResult], cases: int) -> str:
-    """Describe the number of test cases in this section, and the number of test patients if every site discloses it."""
+    """Describe the number of test cases in this section, and the number of test patients if every site discloses this
+    number.
+    """
     patients = same(runs, lambda run: sum(run.patients.values()))
     whole = patients and all(set(run.sites) <= set(run.patients) for run in runs)
     return f"n = {counted(cases, 'test case')}" + (f" of {counted(patients, 'patient')}" if patients and whole else "")

@@ -54,7 +54,9 @@ def score_cell(score: Score, interval: Interval | None = None, look: str = "") -
 
 
 def shown(value: str | int | None) -> str:
-    """Format a value; a missing value becomes a dash. Numbers above 9999 have groups of three digits."""
+    """Format a value; a missing value becomes a dash. An integer above 9999 is written with its digits in groups of
+    three.
+    """
     if value is None:
         return MISSING
     return f"{value:,}".replace(",", " ") if isinstance(value, int) and value > 9999 else str(value)

@@ -1,4 +1,4 @@
-"""Serve a local page that shows an active run or comparison, and has a button that ends this program (option `--live`).
+"""Serve a local page about an active run or comparison, with a button that stops the run or comparison (`--live`).
 
 The page is optional because its server opens a port. The server only reads files, which does not slow down training.
 """

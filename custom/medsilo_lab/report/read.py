@@ -241,8 +241,8 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def _of_cases(folder: Path, summary: Summary, whole: bool) -> dict[str, Any]:
-    """Return the fields of RunResult that are calculated from scores of single test cases. Sites without such scores in
-    the folder have no values in these fields, except overlays.
+    """Return the fields of RunResult that are calculated from scores of single test cases. A site without scores of
+    single test cases in the folder has only overlays.
     """
     kept = {path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}")} & {*summary.telling}
     if not kept:

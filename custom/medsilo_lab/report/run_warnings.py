@@ -222,7 +222,9 @@ def way(score: float, base: float) -> float:
 
 
 def is_little(share: float, metric: str) -> bool:
-    """Return True if chance alone may explain this value on the scale from 0 for guessing to 1 for a perfect score."""
+    """Return True if a model that only guesses may reach the fraction `share` of the way from guessing to a perfect
+    score.
+    """
     return share < (LITTLE_OVERLAP if metric == "dice" else LITTLE)
 
 

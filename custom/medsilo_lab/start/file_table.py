@@ -95,13 +95,13 @@ def _label(table: str, columns: list[str], target: str | None) -> str:
 
 
 def called(columns: Collection[str], words: Collection[str]) -> str | None:
-    """Return the column with one of these names. Earlier names have priority."""
+    """Return the column whose name is among `words`. Earlier words have priority."""
     return next((name for word in words for name in columns if is_called(name, (word,))), None)
 
 
 def is_called(column: str, words: Collection[str] = PATIENTS) -> bool:
-    """Return True if a column has one of these names, by default the usual names for patients. Blanks, punctuation and
-    case are ignored.
+    """Return True if the column's name is among `words`, which by default are the usual names of patient columns.
+    Blanks, punctuation and case are ignored.
 
     >>> [is_called(name) for name in ("Patient ID", "PAT.-NR.", "age")]
     [True, True, False]

@@ -336,8 +336,8 @@ def _below(items: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _pattern(place: str, names: Sequence[str], tail: str = "") -> str:
-    """Return a pattern that matches these files of a folder. The pattern ends in `tail` and the suffix that all files
-    have in common.
+    """Return a pattern that matches all given files of a folder. The pattern ends in `tail` and in the common suffix of
+    the files.
     """
     deep = "**/" if any("/" in name.rstrip("/") for name in names) else ""
     if all(name.endswith("/") for name in names):

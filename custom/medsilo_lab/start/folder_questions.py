@@ -261,8 +261,8 @@ class Lines:
 
     @property
     def patient(self) -> str | None:
-        """Return the column with the most reliable name for patients. Without such a column, return the column that
-        matches images to patients.
+        """Return the column with the most reliable name for patients. If no column has a name for patients, return the
+        column that matches images to patients.
         """
         own = called([own for own in self.head if self.by == "patient" or own != self.key], PATIENT_WORDS)
         return own or (self.key if self.by == "patient" else None)
@@ -274,8 +274,8 @@ class Lines:
 
     @property
     def like_names(self) -> list[str]:
-        """Return the columns that may contain patients. Such a column has more values than a column of classes, and no
-        measurements.
+        """Return the columns that may contain patients. A column that may contain patients has more values than a
+        column of classes, and no measurements.
         """
         found = []
         for column in self.head:
@@ -647,7 +647,7 @@ def _class_level(levels: Sequence[Sequence[str]], ask: Ask) -> int | None:
 
 
 def _if_classes(names: Sequence[str], level: int, ask: Ask) -> int:
-    """Ask whether folders are classes, unless the folders' names make it clear."""
+    """Ask whether folders are classes, unless the names of the folders are clearly names of classes."""
     if all(map(_is_finding, names)):
         return level
     text = f"folders {listed(names)}: are they the classes of images?"
@@ -714,8 +714,8 @@ def _ask_folders(found: FoundCases, ask: Ask, taken: Collection[int], whose: boo
 
 
 def _patients_at(found: FoundCases, level: int, ask: Ask) -> None:
-    """Take each case's patient from the name of its folder at this level. Folders with the same name are the same
-    patient, even at different paths.
+    """Take each case's patient from the name of the case's folder at the level `level`. Folders with the same name are
+    the same patient, even at different paths.
     """
     named = [PurePosixPath(case.image).parts[level] for case in found.cases]
     if expression := _prefix({"": sorted({*named})}):
@@ -799,8 +799,8 @@ PREFIX, ALL_BUT_LAST = r"^(.*?\d+)[-_. ].+$", r"^(.*\d.*)[-_. ][^-_. ]+$"
 
 
 def _prefix(stems: Mapping[str, Sequence[str]], expression: str = PREFIX) -> str | None:
-    """Return `expression` if it matches every name, and if some names have the same beginning. Otherwise return
-    None.
+    """Return `expression` if `expression` matches every name, and finds the same beginning in several names. Otherwise
+    return None.
     """
     found = {site: [re.search(expression, stem) for stem in own] for site, own in stems.items()}
     every = [match for own in found.values() for match in own]

@@ -297,7 +297,7 @@ class _Maker:
         return _read_as(parse_plan(plan_values), data)
 
     def ask(self) -> None:
-        """Ask all questions about this hospital. An answer may lead to further questions."""
+        """Ask all questions about the hospital. An answer may lead to further questions."""
         done = {*self.asked.answers} if self.found else set[str]()
         while True:
             self.seen, self.data = self._proposal(*self.read_as())
@@ -368,7 +368,7 @@ class _Maker:
         return [] if any(image.is_dir() for entry in entries for image in entry.images) else entries
 
     def keep(self, entries: Sequence[Entry], why: str, patients: int) -> None:
-        """Continue with these cases only. `why` is the reason for omitting the other cases, which are from `patients`
+        """Keep only the cases in `entries`. `why` is the reason for omitting the other cases, which are from `patients`
         patients.
         """
         channels, folder = len(entries[0].images), self.place()
@@ -443,7 +443,9 @@ class _Maker:
 
 
 def _leave_out_copies(makers: Sequence[_Maker], asked: Asked) -> None:
-    """Ask about images that belong to two patients or two hospitals. Only the first of these patients is kept."""
+    """Ask about images that belong to two patients or two hospitals. Of several patients with the same image, only the
+    first patient is kept.
+    """
     owners: defaultdict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     entries = {maker.name: maker.entries() for maker in makers}
     for maker in makers:
@@ -590,7 +592,7 @@ def _tells(data: SiteData, floor: int) -> dict[Any, Told]:
 
 
 def stop_at_questions(question: Question) -> str:
-    """Return the proposed answer if it is safe. Raises MedsiloError for any other question."""
+    """Return the proposed answer if the proposal is safe. Raises MedsiloError for any other question."""
     if question.safe:
         return question.proposed
     other = " or another answer" if question.free or len(question.answers) > 1 else ""

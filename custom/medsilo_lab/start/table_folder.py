@@ -120,7 +120,7 @@ class CaseTable:
         return self._facts[name]
 
     def changed(self, columns: Mapping[str, TextColumn], **others: Any) -> "CaseTable":
-        """Return a copy with other columns. The facts about unchanged columns are kept."""
+        """Return a copy of the table with other columns. The facts about unchanged columns are kept."""
         own = replace(self, columns=columns, **others)
         codes, before = own.said.get("codes", {}), self.said.get("codes", {})
         kept = {name: facts for name, facts in self._facts.items() if columns.get(name) is self.columns[name]}
@@ -133,7 +133,7 @@ class CaseTable:
         return not np.isnan(own.numbers[own.known]).any()
 
     def called(self, words: Sequence[str], fits: Callable[[str], bool] = lambda name: True) -> list[str]:
-        """Return the columns with one of these names. Earlier names have priority."""
+        """Return the columns whose names match a word in `words`. Earlier words have priority."""
         found = [name for word in words for name in self.columns if _says(name, word) and fits(name)]
         return sorted(dict.fromkeys(found), key=lambda name: name.lower() not in words)
 
@@ -418,7 +418,7 @@ class TableFacts:
     called: Mapping[str, str] = field(default_factory=dict)
 
     def outcome_of(self, table: CaseTable) -> tuple[str, ...]:
-        """Return the outcome columns by their names in this table."""
+        """Return the names of the outcome columns in this table."""
         return next(own for site, own in self.outcomes.items() if self.tables.get(site) is table)
 
     @property

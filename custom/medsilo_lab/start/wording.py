@@ -45,7 +45,7 @@ PERSONAL = frozenset(
 )
 ENDINGS = ("name", "arzt", "arztin")  # last parts of German compounds, as in Patientenname and Oberarzt
 
-# Words for diagnoses, findings, places and kinds of people. No such word counts as a person's name.
+# Words for diagnoses, findings, places and kinds of people. A word in this list does not count as a person's name.
 COMMON = frozenset(
     """
     a an and of the in on at to with without not no non none or other others unknown never ever former formerly current
@@ -86,7 +86,7 @@ TITLE = re.compile(
 WRITTEN = re.compile(  # Formats of a person's name: MUELLER^HANS; Quast, Ida; I. Quast; Ida Q.
     r"\w\^\w|^[^\W\d_]{2,}, ?[A-ZÀ-Þ]|^[A-ZÀ-Þ]\. ?[A-ZÀ-Þ]\w|^[A-ZÀ-Þ]\w+ [A-ZÀ-Þ]\.$"
 )
-# Words in hospitals' names. A person's name next to such a word is part of the hospital's name.
+# Words in hospitals' names. A person's name next to a word in this list is part of a hospital's name.
 PLACES = frozenset(
     """
     st sankt saint santa hospital clinic klinik klinikum krankenhaus spital zentrum center centre hôpital hopital

@@ -411,7 +411,7 @@ def _stretched(part: _Part, people: int) -> np.ndarray:
 def _part(pairs: Sequence[tuple[Scores, Scores]], a: np.ndarray, b: np.ndarray) -> _Part:
     """Return the contributions of a site's patients to the difference.
 
-    If patients have several cases, a mean over cases is a ratio. A patient's contribution to this ratio is a
+    If patients have several cases, a mean over cases is a ratio. A patient's contribution to such a ratio is a
     first-order approximation (Cochran, Sampling Techniques, 1977, chapter 6).
 
     Args:
@@ -533,8 +533,8 @@ def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def errors_of(p_values: Mapping[Key, float], error: float) -> dict[Key, float]:
-    """Return an error rate for each confidence interval. With this error rate, the interval excludes zero exactly if
-    the difference is significant after Holm's correction.
+    """Return an error rate for each confidence interval. With the returned error rate, a confidence interval excludes
+    zero exactly if the difference is significant after Holm's correction.
     """
     adjusted, names = holm(p_values), sorted(p_values, key=lambda name: p_values[name])
     left = {name: len(names) - place for place, name in enumerate(names)}

@@ -34,7 +34,7 @@ class Power:
     whose: str  # name of the hospital, or all hospitals, or the assumed standard deviations
     patients: tuple[int, ...]  # number of test patients of each hospital
     seeds: int
-    least: float | None  # smallest difference that is significant in four of five such studies
+    least: float | None  # smallest difference that is significant in four of five studies with this sample
     reach: float  # half the width of the confidence interval
     needed: Needed  # sample that would detect the difference in question
 

@@ -184,8 +184,8 @@ Members = dict[Level, np.ndarray]  # for each level, the numbers that identify i
 
 
 def read_members(run: Path, site: str) -> Members:
-    """Read, from a run folder, the numbers of a site's test patients at each level. A level with a suppressed score has
-    no patients.
+    """Read, from a run folder, the site's test patients at each level. A patient is given by a number. A level with a
+    suppressed score has no patients.
     """
     path = paths.site_folder(run, site) / paths.SUBGROUPS
     if not path.exists():
