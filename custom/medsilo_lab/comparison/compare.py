@@ -33,7 +33,7 @@ from medsilo_lab.study.verdict import Statistics, chosen_baseline
 from medsilo_lab.study.verdict_file import About, Notice, RunOfRow, Verdict
 from medsilo_server.record import alone
 
-CELL_MEMORY = 4 << 30  # bytes; assumed memory of one run, which has several torch processes
+CELL_MEMORY = 4 << 30  # bytes; assumed memory of a run with its torch processes
 BAR = 20
 SELDOM = 10  # pause between two updates of the page, as a multiple of the time for one update
 
@@ -57,7 +57,8 @@ class Study:
     settings: SiteSettings = field(default_factory=SiteSettings)
     at_once: int = 1  # number of simultaneous runs
     say: Callable[[str], object] = lambda line: None
-    each: Callable[[str], object] | None = None  # receives a line of text for each finished run; by default `say`
+    # function that receives a line of text for each finished run; by default `say`
+    each: Callable[[str], object] | None = None
     finished: str = ""  # progress bar of finished runs, with the remaining time
 
     def run(self) -> list[str]:
@@ -154,7 +155,7 @@ class Asked:
     folds: int | None = None
 
     def all_cells(self) -> list[Cell]:
-        """Return all runs of the comparison. Raises MedsiloError for an invalid plan before any run starts."""
+        """Return all runs of the comparison. Raises MedsiloError if a plan is invalid."""
         reuse.check_free(self.out)
         task = [f"task.name={self.task}"] if self.task else []
         plan = jobs.plan_of(self.plan, task, here=True) if self.plan else parse_plan(base_plan(), task)

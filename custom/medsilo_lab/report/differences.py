@@ -235,7 +235,7 @@ def _tested(line: DifferenceLine, differ: bool) -> str:
 
 
 def _whisker(line: DifferenceLine, words: str, scores: bool) -> Whisker:
-    """Return the drawing of a row's difference or federated score, with the interval of the difference.
+    """Return the drawing of a row's difference or federated score, with the confidence interval of the difference.
 
     The interval that is drawn around the federated score excludes the single-site score exactly if the difference is
     significant.
@@ -304,8 +304,8 @@ def of_comparison(verdict: Verdict, site: str, one: HospitalVerdict, run: RunRes
 
 
 def answer(metric: str, site: str, one: HospitalVerdict) -> str:
-    """Describe a hospital's verdict in sentences: the difference, its interval, its sample, and the sample that a clear
-    verdict needs.
+    """Describe a hospital's verdict in sentences: the difference, its confidence interval, its sample, and the sample
+    that a clear verdict needs.
     """
     difference = one.difference
     what = f"test {metric} is {points(abs(difference.mean))[1:]} points {'higher' if difference.mean > 0 else 'lower'}"

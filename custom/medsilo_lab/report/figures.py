@@ -57,8 +57,8 @@ class Figures(Mapping[str, "Figure"]):
 
 
 def of_run(run: RunResult) -> Figures:
-    """Return two figures of a run. `scores` shows each site's test score with its interval, and `learning` shows the
-    validation curves.
+    """Return two figures of a run. `scores` shows each site's test score with its confidence interval, and `learning`
+    shows the validation curves.
     """
     return Figures({"scores": lambda: _run_scores(run), "learning": lambda: _run_learning(run)})
 

@@ -49,7 +49,7 @@ def cell(
 
 
 def score_cell(score: Score, interval: Interval | None = None, look: str = "") -> dict[str, Any]:
-    """Make a table cell with a score and its interval."""
+    """Make a table cell with a score and its confidence interval."""
     return cell(score.middle, str(score), interval_text(interval, score.n), look)
 
 

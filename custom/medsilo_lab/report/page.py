@@ -118,7 +118,7 @@ def _context(runs: Sequence[RunResult], name: str) -> str:
 
 
 def _picture(run: RunResult) -> dict[str, Any]:
-    """Return a chart of each site's test score with its interval; an empty mapping if no score is known."""
+    """Return a chart of each site's test score with its confidence interval; an empty mapping if no score is known."""
     known = [(site, run.score_at(site), run.intervals.get(site)) for site in run.sites]
     drawn = {
         site: Whisker(

@@ -49,7 +49,7 @@ class RunResult:
     provenance: Provenance
     # pairs of images before and after harmonisation, as data URIs, by site
     pictures: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    # intervals of the test scores, if the scores of single cases are in the folder
+    # confidence intervals of the test scores, if the scores of single cases are in the folder
     intervals: dict[str, Interval] = field(default_factory=dict)
     # number of test patients by site, if the scores of single cases are in the folder
     patients: dict[str, int] = field(default_factory=dict)

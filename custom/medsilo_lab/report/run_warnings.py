@@ -42,8 +42,8 @@ def warnings(rows: Rows, failures: Sequence[str] = ()) -> list[Notice]:
 
 
 def runs_of(folder: Path, verdict: Verdict, whole: bool = False) -> dict[str, list[RunResult]]:
-    """Return the finished runs of each configuration in a comparison. With `whole`, the runs also have intervals and
-    pictures.
+    """Return the finished runs of each configuration in a comparison. With `whole`, the runs also have confidence
+    intervals and pictures.
     """
     found: dict[str, list[RunResult]] = {row.title: [] for row in verdict.rows}
     for one in verdict.runs:

@@ -135,7 +135,7 @@ def _context(verdict: Verdict) -> str:
 
 
 def _description(verdict: Verdict, runs: Sequence[RunResult]) -> StudyFacts:
-    """Return the lead's description of the study. The comparison's title replaces the study's title."""
+    """Return the lead's description of the study, in which the comparison's title replaces the study's title."""
     told = runs[0].summary.description if runs else StudyFacts()
     return told.changed(title=verdict.about.title or told.title)
 

@@ -69,7 +69,9 @@ class DatasetFacts:
 
     @property
     def channels(self) -> int:
-        """The number of channels. If only some images are in colour, the images in colour determine the number."""
+        """The number of channels. If some images are grey and others are in colour, the number is that of the images in
+        colour.
+        """
         return max(look.channels for look in self.looked)
 
     def middle(self, axis: int) -> float:

@@ -341,7 +341,7 @@ def _named_by(
 
 
 def _ways_to_name(images: Sequence[str]) -> dict[str, str]:
-    """Return images by the names that a table may use: each end of an image's path that no other image has."""
+    """Return the image for each name that a table may use: each end of a path that only a single image has."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for image in images:
         parts = PurePosixPath(image).parts

@@ -32,7 +32,7 @@ class Question:
     key: str
     text: str  # the question and its evidence
     answers: Mapping[str, Values]  # each answer with its changes; the first answer is the proposal
-    safe: bool = False  # true if the proposal may be accepted without a person
+    safe: bool = False  # true if the proposal may be accepted without asking a person
     # returns the changes for any other answer; None allows no other answer
     free: Callable[[str], Values] | None = None
     of_all: bool = False  # true if the answer applies to all hospitals in a folder

@@ -171,7 +171,7 @@ class CaseTable:
 
     @property
     def patient_codes(self) -> np.ndarray:
-        """A number for the patient of each line. Without a patient column, each line has a different number."""
+        """A number for the patient of each line. Without a patient column, each line is a different patient."""
         return self.columns[self.patient].codes if self.patient else np.arange(self.lines)
 
     @cached_property
@@ -488,7 +488,7 @@ def _called_safely(hospitals: Sequence[str], column: str | None) -> dict[str, st
 
 
 def _refuse_patients_in_columns(tables: Mapping[str, CaseTable]) -> None:
-    """Raise DataError if columns may be patients, or if each line is a single measurement, such as a gene."""
+    """Raise DataError if the columns may be patients, or if each line has a single measurement."""
     for table in tables.values():
         first = next(iter(table.columns))
         names = {plain_name(name) for name in table.columns}

@@ -208,7 +208,8 @@ def renamed_words(names: Collection[str]) -> str:
 
 
 def plans_words(patients: Mapping[str, int], known: bool = True, called: str = "class") -> dict[str, str]:
-    """Return the name in plans of each value in the data. `patients` is the number of patients with each value.
+    """For each value in the data, return the value's name in plans. `patients` is the number of patients with each
+    value.
 
     `known` is true if each case's patient is known. If patients are unknown, or if a value may be a person's name,
     uncommon words become class-1, class-2 and so on. `called` replaces the word "class".

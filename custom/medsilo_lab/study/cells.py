@@ -145,9 +145,7 @@ def cells_of(
     folder: Path,
     folds: int | None = None,
 ) -> list[Cell]:
-    """Return all runs of a comparison as cells, ordered by seed and fold. Raises PlanError for an invalid plan before
-    any run starts.
-    """
+    """Return all runs of a comparison as cells, ordered by seed and fold. Raises PlanError if a plan is invalid."""
     folders = [re.sub(r"[^\w.-]|_", "-", row.title) for row in rows]
     twice = next((row.title for row, name in zip(rows, folders, strict=True) if folders.count(name) > 1), None)
     if twice is not None:

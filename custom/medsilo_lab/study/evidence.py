@@ -75,14 +75,14 @@ class Difference:
     cells: float = field(default=0.0, compare=False)
     # true if all seeds give the same result, so that the between-seed variance is unknown
     alike: bool = field(default=False, compare=False)
-    # distribution behind the interval for similar patients
+    # distribution from which the confidence interval for similar patients is calculated
     law: Law | None = field(default=None, compare=False, repr=False)
-    # estimate behind the interval for patients of an untested kind
+    # estimate from which the confidence interval for untested kinds of patients is calculated
     unseen: Unseen | None = field(default=None, compare=False, repr=False)
 
     @property
     def decides(self) -> bool:
-        """True if the interval excludes zero, and the sample is large enough for a verdict.
+        """True if the confidence interval excludes zero, and if the sample is large enough for a verdict.
 
         The sample is too small if its seeds or patients are too few, or if all of them are alike.
         """
@@ -467,9 +467,9 @@ def _shares(study: Study, names: Sequence[str], endpoint: Endpoint) -> np.ndarra
 def interval_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarray) -> Interval | None:
     """Return the confidence interval of Harrell's concordance for other patients; None if no two cases are comparable.
 
-    The result encloses two intervals, which both use Student's t. Newcombe's interval (2006, method 5) uses the
-    variance of Hanley and McNeil. Wilson's interval uses the observed variance of the cases' contributions. If the time
-    is 1 for the cases of a class and 2 for all other cases, the result is the interval of the AUROC.
+    The result encloses two confidence intervals, which both use Student's t. Newcombe's interval (2006, method 5) uses
+    the variance of Hanley and McNeil. Wilson's interval uses the observed variance of the cases' contributions. If the
+    time is 1 for the cases of a class and 2 for all other cases, the result is the confidence interval of the AUROC.
     """
     right, pairs = _roles(time, event, risk)
     whole = float(pairs.sum()) / 2

@@ -1,5 +1,6 @@
 """Calculate the contents of verdict.json: scores, differences from the baseline, and whether federated training helps,
-with confidence intervals. A method is called better only if its interval excludes zero.
+with confidence intervals. A method is called better only if the confidence interval of its difference from the baseline
+excludes zero.
 """
 
 import math
@@ -537,7 +538,9 @@ def _untrained_at(cell: Cell) -> list[str]:
 
 
 def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
-    """Convert differences for verdict.json, and correct their p-values and intervals for multiple comparisons."""
+    """Convert differences for verdict.json, and correct their p-values and confidence intervals for multiple
+    comparisons.
+    """
     p_values = {key: difference.p for key, difference in found.items()}
     error = 1 - LEVEL
     adjusted, errors = holm(p_values), errors_of(p_values, error)

@@ -48,7 +48,7 @@ class Level(RecordPart):
 
 
 class PairedDifference(RecordPart):
-    """The difference between the scores of two configurations, with its interval and its test."""
+    """The difference between the scores of two configurations, with its confidence interval and its p-value."""
 
     mean: Difference = Field(description="mean difference over seeds")
     low: Difference = Field(
@@ -107,12 +107,14 @@ class PairedDifference(RecordPart):
 
     @property
     def open(self) -> bool:
-        """True if the sample does not show the variance of patients and seeds, so that there is no interval."""
+        """True if the sample does not show the variance of patients and seeds, so that there is no confidence
+        interval.
+        """
         return self.low <= -1 and self.high >= 1
 
     @property
     def corrected(self) -> bool:
-        """True if the correction for multiple comparisons changes the interval."""
+        """True if the correction for multiple comparisons changes the confidence interval."""
         return self.interval != (self.low, self.high)
 
 

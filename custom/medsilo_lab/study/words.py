@@ -27,7 +27,7 @@ def interval_in_points(found: PairedDifference) -> str:
 
 
 def evidence_of(found: PairedDifference, seeds: bool = True) -> str:
-    """Describe the interval and the sample of a difference.
+    """Describe the confidence interval and the sample of a difference.
 
     Args:
         seeds: whether to add the number of seeds and the correction
@@ -52,7 +52,9 @@ def if_unseen(found: PairedDifference) -> str:
 
 
 def in_points(found: PairedDifference, seeds: bool = True) -> str:
-    """Describe a difference with its interval and its sample. `seeds` adds the number of seeds and the correction."""
+    """Describe a difference with its confidence interval and its sample. `seeds` adds the number of seeds and the
+    correction.
+    """
     return f"{points(found.mean)} points ({evidence_of(found, seeds)})"
 
 
