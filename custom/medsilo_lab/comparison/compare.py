@@ -1,4 +1,4 @@
-"""Run every method of a comparison with every seed, and write the page of results."""
+"""Run every configuration of a comparison once per seed, and write the page of results."""
 
 import os
 import time
@@ -33,43 +33,44 @@ from medsilo_lab.study.verdict import Statistics, chosen_baseline
 from medsilo_lab.study.verdict_file import About, Notice, RunOfRow, Verdict
 from medsilo_server.record import alone
 
-CELL_MEMORY = 4 << 30  # assumed memory of one run in bytes: several torch processes and the sites' models
+CELL_MEMORY = 4 << 30  # bytes; assumed memory of a run with its torch processes
 BAR = 20
-SELDOM = 10  # while runs continue, the next page waits this many times as long as the last page took
+SELDOM = 10  # pause between two updates of the page, as a multiple of the time for one update
 
 
 def most_at_once() -> int:
-    """Return the number of runs at the same time: two, if memory and processors allow it."""
+    """Return the largest number of simultaneous runs: two if memory and processors allow two, otherwise one."""
     room = psutil.virtual_memory().available // CELL_MEMORY
     return max(1, min(2, os.cpu_count() or 1, room))
 
 
 @dataclass
 class Study:
-    """A comparison and its folder. A second call of `run` continues it."""
+    """A comparison and its folder. A second call of `run` continues the comparison."""
 
     folder: Path
     about: About
     cells: Sequence[Cell]
-    # title of the configuration that all others are compared with; by default that of FedAvg
+    # title of the configuration with which all other configurations are compared; by default FedAvg's
     baseline: str | None = None
     show: Callable[[], object] = lambda: None  # writes the page after each run
     settings: SiteSettings = field(default_factory=SiteSettings)
-    at_once: int = 1  # number of runs at the same time
+    at_once: int = 1  # number of simultaneous runs
     say: Callable[[str], object] = lambda line: None
-    each: Callable[[str], object] | None = None  # receives a line of text for each finished run; by default `say`
+    # function that receives a line of text for each finished run; by default `say`
+    each: Callable[[str], object] | None = None
     finished: str = ""  # progress bar of finished runs, with the remaining time
 
     def run(self) -> list[str]:
-        """Run all missing runs and write the page after each. Return the failures."""
+        """Run all missing runs and write the page after each run. Return a line of text for each failed run."""
         with self._begun():
             return self._fill()
 
     @contextmanager
     def _begun(self) -> Iterator[None]:
-        """Lock the folder, and read the images once for all runs inside the block."""
+        """Lock the folder until the block ends, and read the images once for all runs."""
         chosen_baseline([cell.row for cell in self.cells], self.baseline)
-        reuse.check_free(self.folder)  # rejects a folder with other contents before the lock file is written into it
+        reuse.check_free(self.folder)  # rejects a folder that has other files, before the lock file is written
         with alone(self.folder / paths.LOCKS / "comparison", f"{self.folder.name}: {ANOTHER}"):
             reuse.begin(self.folder, self.cells, self.settings)
             left, own = [cell.plan for cell in self.cells if not cell.summary()], self.settings
@@ -111,7 +112,7 @@ class Study:
         return failures
 
     def under_way(self) -> str:
-        """Describe the number of finished runs, and the rounds of each active run."""
+        """Describe the number of finished runs, and the finished rounds of each active run."""
         running = ", ".join(
             f"{cell.name} ({f'round {done} of {cell.plan.rounds} is over' if done else 'starting'})"
             for cell in self.cells
@@ -142,7 +143,7 @@ class Study:
 # ---------------------------------------------------------------------------------------------------- the request
 @dataclass(frozen=True)
 class Asked:
-    """The user's request for a comparison, before it is checked."""
+    """The user's unchecked request for a comparison."""
 
     task: str | None
     plan: Path | None  # a plan file or a job folder
@@ -154,7 +155,7 @@ class Asked:
     folds: int | None = None
 
     def all_cells(self) -> list[Cell]:
-        """Return all runs of the comparison. Raises MedsiloError for an invalid plan before any run starts."""
+        """Return all runs of the comparison. Raises MedsiloError if a plan is invalid."""
         reuse.check_free(self.out)
         task = [f"task.name={self.task}"] if self.task else []
         plan = jobs.plan_of(self.plan, task, here=True) if self.plan else parse_plan(base_plan(), task)
@@ -169,15 +170,15 @@ class Asked:
 
 
 def comparable(plan: Plan, rows: Sequence[Row], changes: Sequence[str]) -> list[Row]:
-    """Adapt configurations to the plan, and add single-site training for each normalisation layer that lacks it."""
+    """Adapt configurations to the plan, and add the missing single-site configuration for each normalisation layer."""
     rows = [_suited(row, plan, changes) for row in rows]
     return with_local_pairs(rows, {row: plan_of(plan, row, changes) for row in rows})
 
 
 def _suited(row: Row, plan: Plan, changes: Sequence[str]) -> Row:
-    """Return the configuration, changed if its method does not support the plan.
+    """Return the configuration. If the configuration's method does not support the plan, change the configuration.
 
-    The change leaves out hospitals that don't train, or sets batch norm, or both.
+    The changed configuration has no evaluation sites, or uses batch norm, or both.
     """
     try:
         plan_of(plan, row, changes)

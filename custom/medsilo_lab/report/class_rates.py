@@ -1,4 +1,4 @@
-"""Calculate sensitivity and specificity of each class against the other classes, from a site's disclosed decisions."""
+"""Calculate the sensitivity and the specificity of each class from a site's disclosed confusion matrix."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,8 +7,8 @@ from medsilo.runs.schema import Decisions, SiteResult
 
 
 class ClassRates(NamedTuple):
-    """The results of one class against the others, with the most probable class as the decision. A class without cases
-    has None in place of a rate.
+    """The sensitivity, specificity and AUROC of one class against all other classes. The predicted class is the most
+    probable class. A rate of a class without cases has the value None.
     """
 
     name: str
@@ -19,7 +19,7 @@ class ClassRates(NamedTuple):
 
 
 def by_class(site: SiteResult, names: Sequence[str]) -> list[ClassRates]:
-    """Return sensitivity and specificity of each class; empty if the site does not disclose its class counts."""
+    """Return the rates of each class; an empty list if the site does not disclose its confusion matrix."""
     if site.decisions is None:
         return []
     rates = []
@@ -31,7 +31,9 @@ def by_class(site: SiteResult, names: Sequence[str]) -> list[ClassRates]:
 
 
 def against_rest(decisions: Decisions, label: int) -> tuple[int, int, int, int]:
-    """Return four counts: cases of a class, its true positives, cases of other classes, and its true negatives."""
+    """Return four counts for a class: its cases, its true positives, the cases of other classes, and its true
+    negatives.
+    """
     everyone = sum(map(sum, decisions.confusion))
     own, right = sum(decisions.confusion[label]), decisions.confusion[label][label]
     others, wrong = everyone - own, sum(row[label] for row in decisions.confusion) - right

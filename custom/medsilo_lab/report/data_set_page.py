@@ -1,7 +1,8 @@
-"""Write the page with which a person reviews a hospital's data set: ten cases, columns, missing values, duplicates.
+"""Write the page with which a person reviews a hospital's data set.
 
-The page shows pictures and values of patients. The page is therefore stored beside the data set and never leaves the
-hospital.
+The page shows pictures of ten cases, and lists columns, missing values and duplicate files.
+
+The page contains patients' data. The page is therefore stored next to the data set and never leaves the hospital.
 """
 
 from collections import defaultdict
@@ -31,7 +32,7 @@ from medsilo_lab.report.template import fill
 from medsilo_page.charts import Drawing
 
 SHOWN = 10  # number of cases with a picture
-BINS, WIDTH, HEIGHT = 20, 220, 56  # bins and pixels of a histogram
+BINS, WIDTH, HEIGHT = 20, 220, 56  # number of bins of a histogram, and its width and height in pixels
 MOST_LEVELS = 12  # largest number of listed values per column
 MOST_NAMES = 20  # largest number of listed files and columns
 LIMITS = (
@@ -43,7 +44,7 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of a case for a person."""
+    """A picture of a case, with its name and its caption."""
 
     name: str
     caption: str
@@ -52,7 +53,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class ColumnFacts:
-    """A table column with its number of filled lines and its values."""
+    """A table column: its role, its number of missing values, and a description of its values."""
 
     name: str
     use: str  # role of the column in the data set
@@ -106,7 +107,7 @@ def _said(value: object) -> str:
 
 
 def _ranges(survey: Survey | None) -> dict[str, str]:
-    """Return the range of values for each kind of measurement."""
+    """Return the ranges of image sizes, spacings, grey values and durations, and the values in label files."""
     if survey is None:
         return {}
     ranges: Mapping[str, Any] = {
@@ -130,7 +131,7 @@ def _twice(files: Sequence[KnownFile]) -> list[list[str]]:
 
 # ---------------------------------------------------------------------------------------------------- pictures
 def _pictures(task: Task, data: SiteData) -> Iterator[Picture]:
-    """Yield pictures of up to ten cases from training, validation and test, with the outlines of their structures."""
+    """Yield pictures of up to ten cases. A picture of a case with a mask shows the outlines of the structures."""
     whole = [(part, number) for part in PARTS for number in range(len(getattr(data, part)))]
     step = max(1, len(whole) // SHOWN)
     with TemporaryDirectory() as folder:
@@ -148,7 +149,7 @@ def _pictures(task: Task, data: SiteData) -> Iterator[Picture]:
 
 
 def _masks(task: Task, target: Tensor) -> Tensor | None:
-    """Return the structures of a case as [structures, (D,) H, W]; None for tasks without masks."""
+    """Return the masks of a case's structures, [structures, (D,) H, W]; None if the task is not a segmentation."""
     if not isinstance(task.goal, Segmentation):
         return None
     many = int(target.max()) if target.numel() else 0
@@ -169,7 +170,7 @@ def _caption(task: Task, target: Tensor, masks: Tensor | None) -> str:
 
 # ---------------------------------------------------------------------------------------------------- columns
 def _columns(own: DataSet, source: DataSource, table: Columns) -> Iterator[ColumnFacts]:
-    """Yield the facts about each column, used columns first."""
+    """Yield the facts about each column. Columns that the data set uses come first."""
     roles = {str(name): role for role, name in source.columns.items() if isinstance(name, str)}
     outcome = {source.column(name) for name in source.outcome}
     uses = {name: _use(name, roles, outcome, source, own.words) for name in table.names}

@@ -1,4 +1,4 @@
-"""Tables of each site's disclosed numbers of cases, by part of the data and by class."""
+"""Tables of the case counts that each site discloses for training, validation and test, and for each class."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,8 +13,9 @@ Table = tuple[str, Sequence[str], Rows, str]  # title, column headers, rows and 
 
 
 def tables(runs: Sequence[RunResult]) -> Iterator[Table]:
-    """Yield the numbers of training, validation and test cases, and of training cases by class if disclosed, for the
-    run with most sites.
+    """Yield a table of the cases in training, validation and test, and a table of the training cases by class. Both
+    tables are for the run that has the largest number of sites. The second table is omitted if no site discloses its
+    class counts.
     """
     run = max(runs, key=lambda run: len(run.sites), default=None)
     if run is None or not any(run.site(site).cases for site in run.sites):
@@ -35,7 +36,7 @@ def _sample(rows: Sequence[Sequence[int | None]], unit: str) -> str:
 def _rows(
     sites: Sequence[str], rows: Sequence[Sequence[int | None]], shaded: float
 ) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return counts as table cells. A larger share of the site's cases has a darker cell."""
+    """Return counts as table cells. The larger a count is as a fraction of the site's cases, the darker is its cell."""
     told = []
     for site, counts in zip(sites, rows, strict=True):
         whole = sum(filter(None, counts)) or 1

@@ -1,7 +1,7 @@
-"""Show the decisions of a classification: confusion matrix, sensitivity and specificity, calibration and curves.
+"""Show the results of a classification: confusion matrix, sensitivity, specificity, calibration and curves.
 
-The curves come from counts in ten bins of the predicted probability. Each hospital discloses the cases in each bin, and
-the cases of the class.
+The curves are calculated from ten bins of the predicted probability of a class. For each bin, a hospital discloses its
+number of cases, and the number of these cases that belong to the class.
 """
 
 import re
@@ -18,13 +18,13 @@ from medsilo_lab.report.formats import cell
 from medsilo_lab.report.read import RunResult, same, sample
 from medsilo_page.charts import GREY, Series, line_chart, swatch, ticks
 
-LOSS = 0.1  # curves are cut below this net benefit
+LOSS = 0.1  # decision curves leave out points with a net benefit of -LOSS or less
 Point = tuple[float, float]
 Points = Iterable[Point]
 
 
 def together(several: Sequence[Sequence[ReliabilityBin]]) -> list[ReliabilityBin]:
-    """Merge the bins of several classes, each against the rest, or of several sites."""
+    """Add up several lists of bins, one list for each class or for each site."""
     columns = (zip(*places, strict=True) for places in zip(*several, strict=True))
     return [(sum(cases), sum(own), float(sum(total))) for cases, own, total in columns]
 
@@ -32,22 +32,22 @@ def together(several: Sequence[Sequence[ReliabilityBin]]) -> list[ReliabilityBin
 EVERYONE = "all sites' cases"
 FIGURES = ("sensitivity", "specificity", "calibration_error")
 OF_CLASS = re.compile(r"auroc_\d+")  # name of the AUROC of one class among several
-FEW = 10  # with fewer cases of a class, its AUROC describes these cases only and supports no comparison
+FEW = 10  # with fewer test cases of a class, the AUROC of the class supports no comparison
 Row = tuple[Any, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class DecisionRow:
-    """A table row: the site, its disclosed counts, and the rates calculated from them."""
+    """A table row: the site, its disclosed counts, and the rates calculated from these counts."""
 
     name: Any
     decisions: Decisions
     figures: Mapping[str, float | None]
-    several: bool = False  # several sites, each with another threshold
+    several: bool = False  # true for the row over several sites, which may have different thresholds
 
     @property
     def places(self) -> list[ReliabilityBin]:
-        """Return the bins of the probability, merged over all classes."""
+        """Return the bins of the predicted probability, added up over all classes."""
         return together(self.decisions.reliability or ())
 
     @property
@@ -63,8 +63,11 @@ Drawn = tuple[str, int, DecisionRow]  # a line in a chart: its label, its style 
 
 
 def curves(lines: Sequence[Drawn], whole: Sequence[Drawn]) -> dict[str, Any]:
-    """Return the charts with captions and a common legend. `whole` has a row over all sites for each run, for the
-    decision curve.
+    """Return the charts with captions and a common legend.
+
+    Args:
+        lines: the data of the reliability curves and the ROC curves
+        whole: the data of the decision curves: for each run, the row over all sites
     """
     lines, whole = ([one for one in own if one[2].decisions.reliability] for own in (lines, whole))
     if not lines:
@@ -88,7 +91,9 @@ def curves(lines: Sequence[Drawn], whole: Sequence[Drawn]) -> dict[str, Any]:
 
 
 def _chart(key: str, series: Sequence[Series], x: str, y: str, guide: Sequence[Point]) -> Markup:
-    """Draw a chart whose axes run from 0 to 1. Net benefit has no fixed range, so its axis follows the values."""
+    """Draw a chart whose axes run from 0 to 1. The y axis of a chart of the net benefit covers the range of the
+    values.
+    """
     known = [value for one in series for value in one.values if value is not None] + [value for _, value in guide]
     return line_chart(
         series,
@@ -113,7 +118,7 @@ def _reliability(places: list[ReliabilityBin]) -> Points:
 
 
 def _called(places: list[ReliabilityBin]) -> Iterator[tuple[float, int, int]]:
-    """Yield, for each threshold from the highest down to 0, the numbers of positive decisions and of true positives."""
+    """Yield each threshold from 1 down to 0, with its number of positive decisions and its number of true positives."""
     cases = own = 0
     yield 1.0, 0, 0
     for place in reversed(range(len(places))):
@@ -128,9 +133,12 @@ def _roc(places: list[ReliabilityBin]) -> Points:
 
 
 def _benefit(places: list[ReliabilityBin], everybody: bool = False) -> Points:
-    """Return the net benefit per case (Vickers and Elkin 2006): true positives minus false positives times t / (1 − t).
+    """Return each threshold t with its net benefit per case (Vickers and Elkin 2006).
 
-    everybody: calculate it for the rule that all cases are positive.
+    The net benefit is the number of true positives, minus t / (1 − t) times the number of false positives.
+
+    Args:
+        everybody: calculate the net benefit of the decision that every case is positive
     """
     called, net = list(_called(places)), []
     everyone, ill = called[-1][1:]
@@ -143,8 +151,10 @@ def _benefit(places: list[ReliabilityBin], everybody: bool = False) -> Points:
 
 
 def of_run(run: RunResult, name: str = "") -> list[DecisionRow]:
-    """Return a row for each site that discloses its decisions, and a row for all of them. `name` labels the run among
-    several.
+    """Return a row for each site that discloses its decisions, and a row for all these sites together.
+
+    Args:
+        name: label of the run, if the page shows several runs
     """
     sites = {site: run.site(site) for site in run.sites}
     rows = [
@@ -159,7 +169,7 @@ def of_run(run: RunResult, name: str = "") -> list[DecisionRow]:
 
 
 def together_of(several: Sequence[Decisions]) -> Decisions:
-    """Merge the counts of several sites. Sites that do not disclose a count are left out of it."""
+    """Add up the counts of several sites. A sum leaves out the sites that do not disclose the count."""
     cuts = [one.decided for one in several if one.decided]
     curves = [one.reliability for one in several if one.reliability]
     tables = [one.confusion for one in several]
@@ -172,8 +182,8 @@ def together_of(several: Sequence[Decisions]) -> Decisions:
 
 # ---------------------------------------------------------------------------------------------------- the section
 def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
-    """Return the section about decisions. The section is empty if no site discloses decisions, or if the runs have
-    different classes.
+    """Return the section about decisions. The section is empty if no site discloses its decisions, or if the runs have
+    different numbers of classes.
     """
     several = len(runs) > 1
     by_run = [(run, of_run(run, run.label if several else "")) for run in runs]
@@ -205,7 +215,9 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
 
 
 def _sample(runs: Sequence[RunResult], cases: int) -> str:
-    """Return the number of test cases in this section, and of patients if every site discloses them."""
+    """Describe the number of test cases in this section, and the number of test patients if every site discloses this
+    number.
+    """
     patients = same(runs, lambda run: sum(run.patients.values()))
     whole = patients and all(set(run.sites) <= set(run.patients) for run in runs)
     return f"n = {counted(cases, 'test case')}" + (f" of {counted(patients, 'patient')}" if patients and whole else "")
@@ -236,7 +248,9 @@ def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
 
 
 def against_rest(row: DecisionRow, classes: Sequence[str]) -> Iterator[Row]:
-    """Yield sensitivity, specificity and AUROC of each class, with the most probable class as the decision."""
+    """Yield a table row for each class: its sensitivity, its specificity and its AUROC. The predicted class is the most
+    probable class.
+    """
     for label, name in enumerate(classes):
         own, right, others, rejected = class_rates.against_rest(row.decisions, label)
         area = row.figures.get("auroc" if len(classes) == 2 else f"auroc_{label}")
@@ -244,7 +258,7 @@ def against_rest(row: DecisionRow, classes: Sequence[str]) -> Iterator[Row]:
 
 
 def few_cases(told: Decisions, classes: Sequence[str]) -> Iterator[str]:
-    """Yield the classes with few test cases, with their number."""
+    """Describe each class with few test cases by its number of test cases and its name."""
     for name, counts in zip(classes, told.confusion, strict=True):
         if sum(counts) < FEW:
             yield f"{sum(counts)} of {name}"

@@ -1,7 +1,7 @@
 """Draw the first screen of a comparison: scores of single-site, federated and centralised training at each hospital.
 
-A decision sheet is a printed page with the same content for one hospital. The sheet shows the numbers of one hospital
-and of all hospitals together, so it may be mailed to that hospital.
+A decision sheet is a page for printing, which shows a single hospital its own results. A decision sheet has no results
+of other single hospitals, so that the sheet may be sent to the hospital.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,27 +46,27 @@ TITLES = {
     "inconclusive": "inconclusive whether federated training with {} helps",
 }
 LOOKS = {"better": 2, "worse": 4, "inconclusive": 0}  # marker style of each verdict
-LEAST = 3  # fewest hospitals behind a mean; with two, each could calculate the other's number
+LEAST = 3  # smallest number of hospitals behind a mean; of two hospitals, each could calculate the other's number
 EVERYONE = "All together"
 
 
 @dataclass(frozen=True)
 class DifferenceLine:
-    """A line in the chart of a comparison's page: a hospital, or the mean over hospitals. The line has three scores if
-    single-site training is in the comparison.
+    """A row in the chart of a comparison's page: for a hospital, for the mean over hospitals, or for a method. The row
+    has scores if single-site training is in the comparison.
     """
 
     name: str
     verdict: str
     difference: PairedDifference
-    missing: str = ""  # the additional sample that a verdict needs
+    missing: str = ""  # description of the sample that a clear verdict needs
     alone: Level | None = None
     together: Level | None = None
     pooled: Level | None = None
 
 
 def finding(verdict: Verdict) -> str:
-    """Return the title of the comparison's page, which answers the first question in a few words."""
+    """Return the title of the comparison's page: the answer to the first question in a few words."""
     if verdict.first and verdict.declared:
         word = _word(verdict.first)
         words = TITLES[word].format(verdict.declared)
@@ -84,7 +84,7 @@ def _word(found: PairedDifference) -> str:
 
 
 def _ranking(verdict: Verdict) -> str:
-    """Name the federated methods that are better than the baseline."""
+    """Return a title with the names of the federated methods that are significantly better than the baseline."""
     named = verdict.baseline or "none"
     asked = [row for row in verdict.rows if row.baseline and row.difference.mean and row.method not in REFERENCES]
     if not asked:
@@ -98,7 +98,7 @@ def _ranking(verdict: Verdict) -> str:
 
 
 def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the chart of the first screen, its message, and its notes.
+    """Return the contents of the first screen: the rows of the chart, its axis, its caption and its note.
 
     Args:
         sites: restrict the chart to these sites
@@ -114,8 +114,11 @@ def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[s
 
 
 def difference_lines(verdict: Verdict, sites: Sequence[str] | None = None) -> list[DifferenceLine]:
-    """Return a line for the mean over hospitals, if it may be shown, and for each hospital. `sites` restricts the
-    lines.
+    """Return the rows of the chart: one for the mean over hospitals, if the mean may be shown, and one for each
+    hospital.
+
+    Args:
+        sites: restrict the rows to these hospitals
     """
     told = sites is None or len(verdict.hospitals) >= LEAST
     lines = []
@@ -145,8 +148,8 @@ def _of_hospitals(verdict: Verdict, sites: Sequence[str] | None) -> dict[str, An
 
 
 def _with_scores(line: DifferenceLine, verdict: Verdict, title: str | None, site: str | None = None) -> DifferenceLine:
-    """Add the scores of single-site, federated and centralised training to a line. Without `site`, the scores are
-    means.
+    """Add the scores of single-site, federated and centralised training to a row. Without `site`, the scores are means
+    over hospitals.
     """
 
     def level(row: VerdictRow) -> Level | None:
@@ -157,7 +160,7 @@ def _with_scores(line: DifferenceLine, verdict: Verdict, title: str | None, site
     pooled = [found for row in verdict.rows if row.method == "central" and (found := level(row))]
     if not together or not alone:
         return line
-    # With several single-site runs of different normalisation layers, use the run behind the difference.
+    # If there are several single-site configurations, use the score from which the difference was calculated.
     nearest = min(alone, key=lambda found: abs(together.mean - found.mean - line.difference.mean))
     return replace(line, together=together, alone=nearest, pooled=pooled[0] if len(pooled) == 1 else None)
 
@@ -169,12 +172,12 @@ def _chart(
     note: str,
     about: Sequence[DifferenceLine] | None = None,
 ) -> dict[str, Any]:
-    """Draw lines over one axis, with a caption.
+    """Return a chart with all rows on a common axis.
 
     Args:
-        about: lines whose sample is in the caption; None: all lines
+        about: rows whose sample the caption describes; None: all rows
     """
-    # if all lines have the same number of seeds, the legend states it
+    # rows state their numbers of seeds only if these numbers differ
     differ = len({one.difference.seeds for one in lines}) > 1
     scores = all(one.together for one in lines)
     drawn = [_whisker(one, in_points(one.difference, differ), scores) for one in lines]
@@ -223,17 +226,19 @@ def _title(line: DifferenceLine, scores: bool) -> str:
 
 
 def _tested(line: DifferenceLine, differ: bool) -> str:
-    """Return the number of test patients behind a line, and the number of seeds if lines differ in it."""
+    """Describe the number of test patients behind a row. If rows have different numbers of seeds, add the row's number
+    of seeds.
+    """
     number = line.difference.patients
     whom = f"n = {number:,}" if number else "n not disclosed"
     return f"{whom}, {repetitions(line.difference.seeds)}" if differ else whom
 
 
 def _whisker(line: DifferenceLine, words: str, scores: bool) -> Whisker:
-    """Return the drawing of a line: of its difference, or of the federated score.
+    """Return the drawing of a row's difference or federated score, with the confidence interval of the difference.
 
-    The interval around the federated score is that of the difference. The interval excludes the single-site score
-    exactly if the difference is significant.
+    The interval that is drawn around the federated score excludes the single-site score exactly if the difference is
+    significant.
     """
     found, look = line.difference, 0 if scores else LOOKS.get(line.verdict, 5)
     if scores and line.together and line.alone:
@@ -253,7 +258,7 @@ def _whisker(line: DifferenceLine, words: str, scores: bool) -> Whisker:
 
 
 def _sample_of(lines: Sequence[DifferenceLine]) -> str:
-    """Return the largest sample among the lines of a first screen."""
+    """Describe the largest number of test patients, and the largest number of seeds, among the rows."""
     seeds = max((one.difference.seeds for one in lines), default=0)
     patients = max((one.difference.patients or 0 for one in lines), default=0)
     tested = counted(patients, "test patient") if patients else "test patients not disclosed"
@@ -261,7 +266,7 @@ def _sample_of(lines: Sequence[DifferenceLine]) -> str:
 
 
 def write_sheets(folder: Path, leaving: Callable[[Path], Sequence[str]]) -> list[Path]:
-    """Write a decision sheet for each hospital of a comparison. Return the paths.
+    """Write a decision sheet for each hospital of a comparison. Return the paths of the sheets.
 
     Args:
         leaving: function that lists the numbers and tensors that leave a hospital in a run
@@ -282,7 +287,7 @@ def write_sheets(folder: Path, leaving: Callable[[Path], Sequence[str]]) -> list
 
 
 def of_comparison(verdict: Verdict, site: str, one: HospitalVerdict, run: RunResult, left: Sequence[str]) -> str:
-    """Return a decision sheet as HTML. `run` is the first run of the method."""
+    """Return a hospital's decision sheet as HTML. `run` is the first run of the method on the sheet."""
     return fill(
         "sheet.html",
         f"{site}: {TITLES[one.word].format(one.method)}",
@@ -299,7 +304,9 @@ def of_comparison(verdict: Verdict, site: str, one: HospitalVerdict, run: RunRes
 
 
 def answer(metric: str, site: str, one: HospitalVerdict) -> str:
-    """Return the verdict as a sentence, with its interval, its sample and the additional sample that it needs."""
+    """Describe a hospital's verdict in sentences: the difference, its confidence interval, its sample, and the sample
+    that a clear verdict needs.
+    """
     difference = one.difference
     what = f"test {metric} is {points(abs(difference.mean))[1:]} points {'higher' if difference.mean > 0 else 'lower'}"
     told = f"{one.word.capitalize()}: at {site}, {what} with {one.method} than with single-site training"
@@ -313,7 +320,7 @@ def _facts(verdict: Verdict, site: str, one: HospitalVerdict, run: RunResult) ->
     known = [(row, found) for row in verdict.rows if (found := row.sites.get(site))]
     joined = next(found for row, found in known if row.title == one.method)
     alone = [found for row, found in known if row.method == "local"]
-    # With several single-site runs of different normalisation layers, use the baseline of the difference.
+    # If there are several single-site configurations, the score from which the difference was calculated comes first.
     alone.sort(key=lambda found: abs(joined.mean - found.mean - one.difference.mean))
     yield f"Test {verdict.metric}, federated", _level(joined)
     if alone:
@@ -334,7 +341,9 @@ def _facts(verdict: Verdict, site: str, one: HospitalVerdict, run: RunResult) ->
 
 
 def _learned_from(site: str, run: RunResult) -> str:
-    """Return the hospital's number of training cases. Add the total if it reveals no other hospital's number."""
+    """Describe the hospital's number of training cases. Add the total over hospitals if this total reveals no other
+    hospital's number.
+    """
     each = {own: (run.site(own).cases or {}).get("train") for own in run.sites}
     here, everywhere = each.get(site), [cases for cases in each.values() if cases]
     if not here:

@@ -1,4 +1,4 @@
-"""Describe results of runs in sentences and small tables, with their limitations. The module contains no drawings and
+"""Describe the results and the limitations of runs in sentences and small tables. The module contains no drawings and
 no HTML.
 """
 
@@ -22,7 +22,9 @@ CHOSEN = (
 
 
 def finding(runs: Sequence[RunResult]) -> str:
-    """Return the title of a page about runs. Several runs are not ranked, because they have no interval."""
+    """Return the title of a page about runs. The title does not rank several runs, because their differences have no
+    interval.
+    """
     if len(runs) > 1:
         return f"{len(runs)} runs side by side, none ranked"
     (run,) = runs
@@ -34,7 +36,7 @@ def finding(runs: Sequence[RunResult]) -> str:
 
 
 def answer(runs: Sequence[RunResult]) -> str:
-    """Return the numbers that support the title."""
+    """Describe the sample and the seed of one run, or explain why several runs are not ranked."""
     if len(runs) > 1:
         ranks = "medsilo.compare" if all(run.summary.task == "script" for run in runs) else "'medsilo compare'"
         return f"{_why_unranked(runs)} {ranks} ranks methods."
@@ -48,7 +50,9 @@ def answer(runs: Sequence[RunResult]) -> str:
 
 
 def _why_unranked(runs: Sequence[RunResult]) -> str:
-    """Return the reason why several runs are not ranked. With equal seeds, add the difference of their means."""
+    """Explain why several runs are not ranked. For methods with several common seeds, add the difference between their
+    mean scores.
+    """
     if not repeats_seeds(runs):
         return "Each run has one seed, and another seed may change their order, so none is ranked."
     means = _means_by_seed(runs)
@@ -66,7 +70,9 @@ def _why_unranked(runs: Sequence[RunResult]) -> str:
 
 
 def _means_by_seed(runs: Sequence[RunResult]) -> dict[str, dict[int | None, float]]:
-    """Return the exactly known mean test scores of each method by seed. A method with repeated seeds has none."""
+    """Return the exact mean test scores of each method by seed. If two runs of a method have the same seed, return an
+    empty mapping.
+    """
     known = [
         (run.summary.title or run.label, run.summary.seed, mean)
         for run in runs
@@ -84,7 +90,7 @@ def repeats_seeds(runs: Sequence[RunResult]) -> bool:
 
 
 def limits(runs: Sequence[RunResult]) -> Iterator[str]:
-    """Yield statements about conclusions that the page does not support."""
+    """Yield the limitations of a page: the conclusions that its results do not support."""
     if any(run.summary.synthetic for run in runs):
         yield SYNTHETIC
     if not repeats_seeds(runs):
@@ -96,14 +102,16 @@ def limits(runs: Sequence[RunResult]) -> Iterator[str]:
 
 
 def limits_of_all(runs: Sequence[RunResult]) -> Iterator[str]:
-    """Yield the statements at the end of every page. A note says if the runs' durations are not comparable."""
+    """Yield the limitations at the end of every page. If the runs used different engines, a sentence says that their
+    durations are not comparable.
+    """
     yield CHOSEN
     if len({run.summary.engine for run in runs}) > 1:
         yield "The runs used different engines, so their times do not compare."
 
 
 def provenance(runs: Sequence[RunResult]) -> dict[str, Any]:
-    """Return facts about the runs: common facts as a list, different facts as a table."""
+    """Return facts about the runs: a list of the facts that all runs share, and a table of the facts that differ."""
     facts: dict[str, Callable[[RunResult], str]] = {
         "Status": lambda run: run.summary.status,
         "Task": lambda run: shown(run.summary.task),

@@ -1,4 +1,4 @@
-"""Format numbers, bytes, times and table cells for pages, and results as plain text for the terminal."""
+"""Format numbers, sizes, times and table cells for pages, and a table of scores for the terminal."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from medsilo_lab.report.read import RunResult
 
 
 def text_table(run: RunResult) -> str:
-    """Return a table of a run's test scores as plain text: each site, their mean, and the score over all cases."""
+    """Return a run's test scores as a plain text table: each site's score, their mean, and the score over all cases."""
     named = plain(run.label)
     rows = [
         (f"test {plain(run.summary.metric)}", named),
@@ -33,9 +33,9 @@ def cell(
     missing: str = MISSING,
     n: int | None = None,
 ) -> dict[str, Any]:
-    """Make a table cell with a value, its text, a note beside it, and its style.
+    """Make a table cell with a value, the text of the value, a note next to the text, and a style.
 
-    Whole numbers have all digits. A range has the digits of its ends.
+    An integer is written with all its digits. A range is written as its two ends.
 
     Args:
         missing: text for a missing value
@@ -49,12 +49,14 @@ def cell(
 
 
 def score_cell(score: Score, interval: Interval | None = None, look: str = "") -> dict[str, Any]:
-    """Make a table cell with a score and its interval."""
+    """Make a table cell with a score and its confidence interval."""
     return cell(score.middle, str(score), interval_text(interval, score.n), look)
 
 
 def shown(value: str | int | None) -> str:
-    """Format a fact, or a dash if it is missing. Large numbers have groups of three digits."""
+    """Format a value; a missing value becomes a dash. An integer above 9999 is written with its digits in groups of
+    three.
+    """
     if value is None:
         return MISSING
     return f"{value:,}".replace(",", " ") if isinstance(value, int) and value > 9999 else str(value)

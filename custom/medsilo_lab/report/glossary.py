@@ -1,4 +1,4 @@
-"""Explain terms at the end of a page, if they occur in it."""
+"""Explain, at the end of a page, the terms that occur in the page."""
 
 import re
 
@@ -34,7 +34,7 @@ TERMS = {  # from a term in lower case to its meaning in one or two sentences
     "specificity": "Of the cases that are not of the class, the share that is not found.",
     "calibration error": "How far the model's probabilities are from what happens: 0 is best.",
 }
-VERDICTS = {"better", "worse"}  # terms that are explained only if they are the whole text of an element
+VERDICTS = {"better", "worse"}  # terms that are explained only if they are the whole text of an HTML element
 NO_WORDS = re.compile(r"<(svg|pre|code|style)\b.*?</\1>|<[^>]*>", re.DOTALL)
 
 

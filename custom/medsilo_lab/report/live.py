@@ -1,6 +1,6 @@
-"""Serve a page on this machine that shows a run or a comparison while it continues, and can stop it: `--live`.
+"""Serve a local page about an active run or comparison, with a button that stops the run or comparison (`--live`).
 
-The page is optional because it opens a port. The page only reads files, so it does not slow down training.
+The page is optional because its server opens a port. The server only reads files, which does not slow down training.
 """
 
 import os
@@ -29,13 +29,13 @@ from medsilo_page.local_pages import LocalPages
 from medsilo_page.page_server import PageServer
 
 HERE = Path(__file__).parent
-MOST_LINES = 8  # in a chart
-MOST_ROWS = 200  # in a table
+MOST_LINES = 8  # largest number of curves in the chart
+MOST_ROWS = 200  # largest number of rows in the table
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A curve in the chart: of a site in a run, or of a run in a comparison."""
+    """A curve in the chart. Each curve belongs to a site of a run, or to a run of a comparison."""
 
     name: str
     values: list[float | None]
@@ -59,13 +59,13 @@ class LivePage(LocalPages):
     """The page about a folder with one run or several runs."""
 
     def __init__(self, folder: Path, title: str, stop: Callable[[], None] | None = None) -> None:
-        """stop: ends the run; by default it interrupts this program, as Ctrl-C does."""
+        """`stop` is a function that ends the run; the default function interrupts this program as Ctrl-C does."""
         super().__init__(HERE)
         self.folder, self.title = folder, title
         self._stop = stop or (lambda: os.kill(os.getpid(), signal.SIGINT))
 
     def site(self) -> Starlette:
-        """Return the routes of the page."""
+        """Return the web application that serves the page."""
         routes = [
             Route("/", self._shown),
             Route("/stop", self._stopped, methods=["POST"]),
@@ -75,7 +75,7 @@ class LivePage(LocalPages):
 
     def _shown(self, request: Request) -> Response:
         found = sorted(self.folder.glob(f"*/{paths.ROUNDS}"), key=lambda path: (-path.stat().st_mtime_ns, path))
-        runs = [path.parent for path in found] or [self.folder]  # active runs come first
+        runs = [path.parent for path in found] or [self.folder]  # runs with the newest files come first
         read = {run.name: _rounds(run) for run in runs}
         several = runs != [self.folder]
         lines = [_Line(name, _means(own)) for name, own in read.items()] if several else _of_sites(read[runs[0].name])
@@ -98,7 +98,7 @@ class LivePage(LocalPages):
 def _rounds(run: Path) -> list[Round]:
     try:
         return read_rounds(run, growing=True)
-    except MedsiloError:  # incomplete files are skipped until the next refresh
+    except MedsiloError:  # an incomplete file is skipped until the page is loaded again
         return []
 
 

@@ -32,7 +32,7 @@ def write(runs: Sequence[Path], destination: Path, title: str) -> Path:
 
 
 def _write(runs: Sequence[RunResult], destination: Path, title: str) -> Path:
-    # each file may be valid by itself, but not agree with the others
+    # files that are valid one by one may contradict each other
     with reading("what these runs tell, in summary.json, rounds.jsonl or test.csv,"):
         page = render(runs, title)
     return save(page, destination)
@@ -74,8 +74,8 @@ def render(runs: Sequence[RunResult], title: str) -> str:
 
 
 def report_of(folder: Path) -> Reported:
-    """Write the page of a finished run into its folder. Return a score table for the terminal, the warnings, and the
-    page's path.
+    """Write the page of a finished run into the run's folder. Return a score table for the terminal, the warnings, and
+    the page's path.
     """
     runs = read_all([folder])
     told = [one.as_json() for one in of_run(runs[0])]
@@ -83,7 +83,9 @@ def report_of(folder: Path) -> Reported:
 
 
 def _spent(one: Spent) -> list[dict[str, Any]]:
-    """Return a hospital's privacy cost in this study and in all studies, its privacy budget, and δ."""
+    """Return table cells with a hospital's privacy cost in this study, its cost in all studies, its privacy budget and
+    its δ.
+    """
     costs = (one.study, one.all_studies)
     rest = (one.allowed, one.delta)
     return [
@@ -93,14 +95,16 @@ def _spent(one: Spent) -> list[dict[str, Any]]:
 
 
 def _weighed(one: Weighed) -> list[dict[str, Any]]:
-    """Return a hospital's patients, cases and weight, each as disclosed and as exact number."""
+    """Return table cells with a hospital's number of patients, number of cases and weight, each as disclosed and as
+    exact number.
+    """
     told, exact = (one.told_patients, one.told_cases, one.told_weight), (one.patients, one.cases, one.weight)
     pairs = [cell(float(number)) for pair in zip(told, exact, strict=True) for number in pair]
     return [*pairs, cell(one.off, f"{one.off:.0%}")]
 
 
 def _context(runs: Sequence[RunResult], name: str) -> str:
-    """Describe the page's runs in one line: name, task, network and size."""
+    """Describe the page's runs in one line: name, task, number of sites, label, number of rounds, and network."""
     count = len(all_sites(runs))
     parts = [
         name,
@@ -114,7 +118,7 @@ def _context(runs: Sequence[RunResult], name: str) -> str:
 
 
 def _picture(run: RunResult) -> dict[str, Any]:
-    """Return a chart of each site's test score with its interval; empty without known scores."""
+    """Return a chart of each site's test score with its confidence interval; an empty mapping if no score is known."""
     known = [(site, run.score_at(site), run.intervals.get(site)) for site in run.sites]
     drawn = {
         site: Whisker(
@@ -164,7 +168,9 @@ def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
 
 
 def _figures(runs: Sequence[RunResult]) -> dict[str, Any]:
-    """Return a table of all measures of each site's test cases. Suppressed measures are marked."""
+    """Return a table of all measures over each site's test cases. A mark stands for each measure that a site
+    suppresses.
+    """
     found = dict.fromkeys(name for run in runs for site in run.sites for name in run.site(site).figures)
     names = [name for name in found if name not in deciding.FIGURES and not deciding.OF_CLASS.fullmatch(name)]
     rows = []
@@ -188,7 +194,7 @@ def _figure(run: RunResult, name_of_site: str, name: str) -> dict[str, Any]:
 
 
 def _pooled(run: RunResult, name: str) -> dict[str, Any]:
-    """Return a table cell with a measure over the cases of all sites."""
+    """Return a table cell with a measure over the test cases of all sites."""
     whole = run.summary.pooled_score
     if name == run.summary.metric and whole.step:
         return score_cell(whole)
@@ -197,7 +203,7 @@ def _pooled(run: RunResult, name: str) -> dict[str, Any]:
 
 
 def _curves(runs: Sequence[RunResult]) -> dict[str, Any]:
-    """Return a chart of the validation curves for each method, and a table of their values."""
+    """Return a chart for each run, with the validation curves of its sites."""
     sites = all_sites(runs)
     alike = same(runs, lambda run: run.summary.metric) is not None
     per_run = []
@@ -221,7 +227,7 @@ def _curves(runs: Sequence[RunResult]) -> dict[str, Any]:
 
 
 def _validated(run: RunResult, site: str, style: int) -> Series:
-    """Return a site's validation scores as a line of a chart."""
+    """Return a site's validation scores as a curve of a chart."""
     values = run.site(site).validation
     words = [str(run.summary.validated_at(site, rounds)) for rounds in range(len(values))]
     return Series(site, values, style, run.summary.selected.rounds.get(site), words=words)
@@ -242,9 +248,10 @@ def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunRes
 
 
 def _participation(run: RunResult) -> dict[str, Any]:
-    """Return a table of each site's participation, and the missed rounds with their reasons."""
+    """Return each site's work in a run, and the rounds that each site missed, with the reasons."""
     everyone = bool(run.rounds) and all({*run.sites} <= {*line.answered} for line in run.rounds)
-    rounds: dict[tuple[str, str], list[int]] = {}  # by site and reason, so that fifty missed rounds take one line
+    # missed rounds by site and reason, so that a line on the page may have many rounds
+    rounds: dict[tuple[str, str], list[int]] = {}
     for site in run.sites:
         for number, why in run.missed(site).items():
             rounds.setdefault((site, why), []).append(number)
@@ -258,6 +265,6 @@ def _participation(run: RunResult) -> dict[str, Any]:
 
 
 def _work(own: SiteResult) -> list[dict[str, Any]]:
-    """Return table cells with a site's rounds, its working time, and the bytes that it sent and received."""
+    """Return table cells with a site's number of contributed rounds, its working time, and its transferred bytes."""
     sent = [cell(value, bytes_text(value)) for value in (own.bytes_up, own.bytes_down)]
     return [cell(own.contributed), cell(own.seconds, seconds_text(own.seconds)), *sent]

@@ -1,7 +1,7 @@
-"""Panels with results of a method beside its scores.
+"""Panels with further results of a method, in addition to its scores.
 
 A panel about a method's internals shows one run: AdaFed's weights between sites, FedSM's selected models, or HarmoFL's
-images. Panels about images, external hospitals and costs show all seeds of a configuration.
+images. Panels about external hospitals and costs show all seeds of a configuration.
 """
 
 import statistics
@@ -31,7 +31,7 @@ class Subject:
 
 
 def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Iterator[Subject]:
-    """Yield the subjects with runs that have this value, reduced to those runs."""
+    """Restrict each subject to its runs for which `fact` is true. Yield the subjects that still have runs."""
     for subject in subjects:
         runs = [run for run in subject.runs if fact(run)]
         if runs:
@@ -39,7 +39,7 @@ def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Ite
 
 
 def similarity(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return the matrix W of the sites' weights for each other, for methods that have it."""
+    """Return the matrix W, with each site's weight for each other site, of every run that has such a matrix."""
     panels = []
     for run in runs:
         if found := run.summary.details.similarity:
@@ -59,7 +59,7 @@ def _weight(weight: float, heat: float, kept: bool) -> dict[str, Any]:
 
 
 def _pretrained(facts: dict[str, Any] | None) -> str:
-    """Describe the data behind pretrained weights."""
+    """Describe the data on which the pretrained model was trained."""
     if facts is None:
         return "No data were shared: the weights rest on the sites' own batch norm, or on none."
     source = "a file at the server" if facts.get("source") == "file" else str(facts.get("data", MISSING))
@@ -68,7 +68,9 @@ def _pretrained(facts: dict[str, Any] | None) -> str:
 
 
 def super_models(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return for each site the shares of its cases by selected model, and the selection threshold."""
+    """Return, for each FedSM run, the selection threshold, and the fraction of each site's cases for which each model
+    was selected.
+    """
     panels = []
     for run in runs:
         if found := run.summary.details.super_model:
@@ -93,14 +95,14 @@ def super_models(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
 
 
 def _choices(told: Mapping[str, Mapping[str, int]]) -> str:
-    """Return the number of selections behind a table of shares."""
+    """Describe the number of cases behind a table of selected models."""
     return f"n = {counted(sum(sum(chosen.values()) for chosen in told.values()), 'choice')}"
 
 
 def _frequencies(
     told: Mapping[str, Mapping[str, int]], names: Sequence[str], sites: Sequence[str]
 ) -> list[tuple[tuple[str, str], list[dict[str, Any]]]]:
-    """Return the share of each site's cases that each model predicted."""
+    """Return the fraction of each site's cases for which each model was selected."""
     rows = []
     for site, chosen in told.items():
         whole = sum(chosen.values())
@@ -111,13 +113,13 @@ def _frequencies(
 
 
 def harmonised(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return images before and after harmonisation, for each run that has them."""
+    """Return the images before and after harmonisation of each run that has such images."""
     return [{"label": run.label, "pictures": run.pictures} for run in runs if run.pictures]
 
 
 def overlays(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Return a table of overlays for the first run of each subject, with a row for each site. Tables that would make
-    the page too large are omitted.
+    """Return the overlays of each subject's first run, by site. Kinds of overlays that would make the page too large
+    are left out.
     """
     first = [subject.runs[0] for subject in having(subjects, lambda run: run.overlays)]
     drawn = [one for run in first for own in run.overlays.values() for one in own]
@@ -148,7 +150,9 @@ def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 
 def _over_seeds(scores: Sequence[Score]) -> dict[str, Any]:
-    """Return a table cell with the mean over seeds, and the lowest and highest score if they differ."""
+    """Return a table cell with the mean score over seeds. If the scores differ, the cell also has the lowest and the
+    highest score.
+    """
     ends = [(one.low, one.high) for one in scores if one.low is not None and one.high is not None]
     if not ends:
         return score_cell(scores[0] if scores else Score(kind="missing"))
@@ -160,7 +164,9 @@ def _over_seeds(scores: Sequence[Score]) -> dict[str, Any]:
 
 
 def costs(subjects: Sequence[Subject]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return the costs of each subject's runs, as means over seeds: in total, and per site and round."""
+    """Return the costs of each subject, averaged over its runs: total time, time and bytes per contribution of a site,
+    and memory.
+    """
     forms: dict[Callable[[RunResult], float | None], Callable[[float | None], str]] = {
         lambda run: run.summary.seconds: seconds_text,
         partial(_per_contribution, "seconds"): seconds_text,
@@ -177,7 +183,9 @@ def costs(subjects: Sequence[Subject]) -> list[tuple[str, list[dict[str, Any]]]]
 
 
 def _per_contribution(field: str, run: RunResult) -> float | None:
-    """Return a total over sites divided by all contributions, or None if a site's value is missing."""
+    """Return the sum of a value over sites, divided by the number of the sites' contributions; None if a value is
+    missing.
+    """
     total, contributions = 0.0, 0
     for site in run.sites:
         value, rounds = getattr(run.site(site), field), run.site(site).contributed
@@ -188,5 +196,5 @@ def _per_contribution(field: str, run: RunResult) -> float | None:
 
 
 def _most_memory(run: RunResult) -> int | None:
-    """Return the peak memory of a process in the run."""
+    """Return the largest peak memory among the processes of the run."""
     return max(filter(None, [run.summary.memory, *(run.site(site).memory for site in run.sites)]), default=None)

@@ -1,4 +1,4 @@
-"""Read and check run folders. Errors have one line, which names the file and the remedy."""
+"""Read and check run folders. The message of an error is one line, which names the file and the remedy."""
 
 import base64
 import json
@@ -22,8 +22,8 @@ from medsilo.runs.schema import SiteResult, Summary
 from medsilo.runs.score import Score
 from medsilo.runs.site_files import Provenance
 
-LARGEST_PICTURE = 2_000_000  # in bytes
-LONGEST_NAME = 40  # in bytes, for the name of a class
+LARGEST_PICTURE = 2_000_000  # bytes; largest size of a picture
+LONGEST_NAME = 40  # largest length of a class name
 Interval = tuple[float, float]
 OVERLAYS = ("best", "median", "worst")
 
@@ -39,7 +39,7 @@ class Overlay:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The contents of a run folder. `label` is the run's name for people, which `read_all` makes unique."""
+    """The contents of a run folder. `label` is the run's title, which `read_all` makes unique among several runs."""
 
     folder: str
     label: str
@@ -47,20 +47,21 @@ class RunResult:
     rounds: tuple[Round, ...]
     plan: str
     provenance: Provenance
-    # by site, images before and after harmonisation as data URIs
+    # pairs of images before and after harmonisation, as data URIs, by site
     pictures: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    # intervals of the test scores, if the scores of single cases are in the folder
+    # confidence intervals of the test scores, if the scores of single cases are in the folder
     intervals: dict[str, Interval] = field(default_factory=dict)
     # number of test patients by site, if the scores of single cases are in the folder
     patients: dict[str, int] = field(default_factory=dict)
-    means: dict[str, float] = field(default_factory=dict)  # for regression, the score of predicting the mean, by site
-    overlays: dict[str, list[Overlay]] = field(default_factory=dict)  # by site
-    spent: dict[str, Spent] = field(default_factory=dict)  # by site, for sites whose own folder is on this machine
-    weighed: dict[str, Weighed] = field(default_factory=dict)  # by site, for sites whose own folder is on this machine
+    # for regression, the score of always predicting the mean, by site
+    means: dict[str, float] = field(default_factory=dict)
+    overlays: dict[str, list[Overlay]] = field(default_factory=dict)  # overlays by site
+    spent: dict[str, Spent] = field(default_factory=dict)  # privacy cost, if the site's folder is on this machine
+    weighed: dict[str, Weighed] = field(default_factory=dict)  # weights, if the site's folder is on this machine
 
     @property
     def record(self) -> str:
-        """The name of the file with the numbers, for people."""
+        """The run's provenance as JSON text for the page."""
         return json.dumps(self.provenance.as_read(), indent=2, ensure_ascii=False)
 
     @property
@@ -77,7 +78,7 @@ class RunResult:
         return self.summary.sites.get(name, SiteResult())
 
     def score(self, site: str) -> float | None:
-        """Return the test score of a site's selected model."""
+        """Return the test score of the model that was selected for a site."""
         return self.summary.score(site) if site in self.summary.sites else None
 
     def score_at(self, site: str) -> Score:
@@ -86,16 +87,18 @@ class RunResult:
         return found.changed(n=self.patients.get(site, found.n))
 
     def withholds(self, site: str) -> bool:
-        """Return True if a site suppresses its score because it has too few test cases."""
+        """Return True if a site suppresses its score because of too few test cases."""
         return self.summary.metric in self.site(site).suppressed
 
     def step(self, site: str, part: str = "test") -> float:
-        """Return the rounding step of a site's scores on a part of its data; 0 for exact scores."""
+        """Return the step to which a site rounds its scores on a part of its data (`validation` or `test`); 0 for exact
+        scores.
+        """
         return self.site(site).steps.get(part, 0.0)
 
     @property
     def rounding(self) -> Iterator[str]:
-        """Yield a line for each rounding step, with the sites that use it."""
+        """Yield a line of text for each rounding step. The line names the sites that round to this step."""
         steps = {site: max(self.site(site).steps.values(), default=0.0) for site in self.sites}
         for step in sorted({*steps.values()} - {0.0}):
             named = [(site, self.tested_in_words(site)) for site in self.sites if steps[site] == step]
@@ -106,7 +109,9 @@ class RunResult:
             )
 
     def tested_in_words(self, site: str) -> str:
-        """Describe the number of a site's test cases and patients; empty if neither is known."""
+        """Describe a site's number of test cases, and its number of test patients if known. The text is empty if the
+        number of cases is unknown.
+        """
         cases, patients = cases_tested(self.summary, site), self.patients.get(site)
         if cases is None:
             return ""
@@ -115,21 +120,25 @@ class RunResult:
 
     @property
     def tested(self) -> int:
-        """Return the total number of disclosed test cases."""
+        """Return the number of test cases that all sites together disclose."""
         return sum(cases_tested(self.summary, site) or 0 for site in self.sites)
 
     def cases_in(self, part: str) -> int:
-        """Return the total number of disclosed cases in a part of the data."""
+        """Return the number of cases that all sites together disclose for a part of the data (`train`, `validation` or
+        `test`).
+        """
         return sum((self.site(site).cases or {}).get(part) or 0 for site in self.sites)
 
     @property
     def validated_in_words(self) -> str:
-        """Describe the total number of disclosed validation cases for a caption."""
+        """Describe, for a caption, the number of validation cases that all sites together disclose."""
         cases = self.cases_in("validation")
         return f"n = {counted(cases, 'validation case')}" if cases else "validation cases not stated"
 
     def class_names(self, count: int) -> list[str]:
-        """Return the names of this many classes, or their numbers if the plan has no names."""
+        """Return the plan's names of the classes. If the plan does not name all `count` classes, the names are class 0,
+        class 1 and so on.
+        """
         names = [plain(name, LONGEST_NAME) for name in self.summary.labels]
         named = len(names) == count and names != [str(label) for label in range(count)]
         return names if named else [f"class {label}" for label in range(count)]
@@ -148,9 +157,10 @@ class RunResult:
 
 
 def read(folder: Path, whole: bool = True) -> RunResult:
-    """Read a run folder. Raises MedsiloError, which names the file and the remedy.
+    """Read a run folder. Raises MedsiloError if a file is missing or invalid.
 
-    whole: whether to calculate intervals and load pictures, which takes time.
+    Args:
+        whole: also calculate intervals and load pictures, which takes time
     """
     name = folder.resolve().name
     if not folder.is_dir():
@@ -158,7 +168,7 @@ def read(folder: Path, whole: bool = True) -> RunResult:
     with reading(f"run '{name}'"):
         summary, provenance = read_summary(folder), read_provenance(folder)
         plan = read_text(folder, paths.PLAN)
-        # A run that failed in its first round has no such file.
+        # A run that failed in its first round has no file of rounds.
         needed = summary.finished or summary.rounds.done > 0 or (folder / paths.ROUNDS).exists()
         rounds = tuple(read_rounds(folder)) if needed else ()
         return RunResult(
@@ -176,14 +186,16 @@ def read(folder: Path, whole: bool = True) -> RunResult:
 
 
 def runs_within(folder: Path) -> list[Path]:
-    """Return the runs in a folder of a demo or comparison; for a single run, return the folder itself."""
+    """Return the run folders inside a comparison's folder. For the folder of a single run, return that folder."""
     if (folder / paths.SUMMARY).exists() or (folder / paths.PLAN).exists():
         return [folder]
     return sorted(path.parent for path in folder.glob(f"*/{paths.SUMMARY}")) or [folder]
 
 
 def read_all(folders: Sequence[Path]) -> list[RunResult]:
-    """Read several run folders. The labels of runs with the same title get their seed, or else their folder."""
+    """Read several run folders. If runs have the same title, their labels also have the seed. If runs have the same
+    title and seed, their labels also have the folder.
+    """
     if not folders:
         raise MedsiloError("There is no run to report on: give at least one run folder")
     runs = [read(folder) for folder in folders]
@@ -199,7 +211,7 @@ def all_sites(runs: Sequence[RunResult]) -> list[str]:
 
 
 def same(runs: Sequence[RunResult], view: Callable[[RunResult], Any]) -> Any:
-    """Return a value that is equal in all runs, or None."""
+    """Return the value of `view` if it is the same for all runs, otherwise None."""
     values = {view(run) for run in runs}
     return values.pop() if len(values) == 1 else None
 
@@ -220,7 +232,7 @@ def last_round(runs: Iterable[RunResult]) -> int:
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Format a set of numbers for people: 1, 2, 3, 5 becomes '1–3, 5'."""
+    """Format a set of integers as ranges: 1, 2, 3, 5 becomes '1–3, 5'."""
     steps = groupby(
         enumerate(sorted(set(numbers))), lambda one: one[1] - one[0]
     )  # consecutive numbers have the same key
@@ -229,8 +241,8 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def _of_cases(folder: Path, summary: Summary, whole: bool) -> dict[str, Any]:
-    """Calculate facts about a run from the test scores of single cases, for each site with such scores in the
-    folder.
+    """Return the fields of RunResult that are calculated from scores of single test cases. A site without scores of
+    single test cases in the folder has only overlays.
     """
     kept = {path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}")} & {*summary.telling}
     if not kept:
@@ -270,12 +282,15 @@ def _pictures(folder: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def picture_of(path: Path) -> str | None:
-    """Return a PNG file as a data URI, so that the page needs no other files; None for other files."""
+    """Return a PNG file as a data URI, so that the page needs no other files. Return None if the file is too large or
+    is not a valid PNG.
+    """
     try:
         content = path.read_bytes() if path.stat().st_size <= LARGEST_PICTURE else b""
         with Image.open(BytesIO(content), formats=["PNG"]) as image:
             image.verify()
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # Pillow raises these for a damaged file
+    # Pillow raises these errors for a damaged file
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 

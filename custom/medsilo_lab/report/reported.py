@@ -1,4 +1,4 @@
-"""The result of a report for the command that ran it."""
+"""The results that a report returns to the command line."""
 
 from pathlib import Path
 from typing import NamedTuple

@@ -12,7 +12,8 @@ from medsilo_lab.report.formats import short, shown
 from medsilo_lab.report.read import RunResult, read, spans
 from medsilo_lab.study.verdict_file import Notice, Verdict
 
-Rows = Mapping[str, Sequence[RunResult]]  # from the title of a configuration, or the label of a run, to finished runs
+# finished runs by the title of their configuration, or by the label of a single run
+Rows = Mapping[str, Sequence[RunResult]]
 MOST_ABSENCES, MOST_NAMED = 6, 4
 SYNTHETIC_NOTICE = Notice(
     kind="synthetic",
@@ -22,8 +23,10 @@ SYNTHETIC_NOTICE = Notice(
 
 
 def warnings(rows: Rows, failures: Sequence[str] = ()) -> list[Notice]:
-    """Return all warnings that a reader needs before any number, most serious first. `failures` are a comparison's
-    failed runs.
+    """Return all warnings about several runs. The most serious warning comes first.
+
+    Args:
+        failures: a line of text for each failed run of a comparison
     """
     runs = [run for own in rows.values() for run in own]
     failed = [*failures, *(f"{run.label}: {run.summary.reason or 'no reason given'}" for run in runs if run.failed)]
@@ -39,8 +42,8 @@ def warnings(rows: Rows, failures: Sequence[str] = ()) -> list[Notice]:
 
 
 def runs_of(folder: Path, verdict: Verdict, whole: bool = False) -> dict[str, list[RunResult]]:
-    """Return the finished runs of each configuration in a comparison. `whole` adds intervals and pictures for the
-    comparison's page.
+    """Return the finished runs of each configuration in a comparison. With `whole`, the runs also have confidence
+    intervals and pictures.
     """
     found: dict[str, list[RunResult]] = {row.title: [] for row in verdict.rows}
     for one in verdict.runs:
@@ -56,10 +59,12 @@ def of_run(run: RunResult) -> list[Notice]:
 
 
 def learning(rows: Rows, site: str | None = None) -> list[Notice]:
-    """Return the warnings about learning. For several runs of a configuration, a warning applies to most of them.
+    """Return the warnings about untrained models, and about models that did not learn or did not converge.
+
+    A warning that a configuration did not learn or did not converge applies to more than half of its runs.
 
     Args:
-        site: restrict the warnings about personal models to this hospital
+        site: restrict the warnings about untrained models to this hospital
     """
     found = [Notice(kind="caution", word="Untrained", text=text) for text in _untrained(rows, site)]
     for word, holds in LEARNED.items():
@@ -74,7 +79,9 @@ def learning(rows: Rows, site: str | None = None) -> list[Notice]:
 
 
 def _untrained(rows: Rows, site: str | None) -> Iterator[str]:
-    """Yield a line for each configuration in which a site tested an untrained model, with the number of such runs."""
+    """Yield a line for each configuration in which a site tested an untrained model. Each line gives the number of runs
+    with an untrained model.
+    """
     for name, own in rows.items():
         sites = {
             run.label: [
@@ -93,7 +100,9 @@ def _untrained(rows: Rows, site: str | None) -> Iterator[str]:
 
 
 def _named(rows: Rows, lines: Callable[[RunResult], Iterable[str]]) -> Iterator[str]:
-    """Yield each line once, after the names of the configurations or runs to which it applies."""
+    """Yield each distinct line once. A yielded line begins with the names of the configurations or runs to which the
+    line applies.
+    """
     found: dict[str, list[RunResult]] = {}
     for run in chain.from_iterable(rows.values()):
         for line in lines(run):
@@ -151,7 +160,7 @@ def _secure_aggregation(run: RunResult) -> Iterator[str]:
 
 
 def packages_of(run: RunResult) -> str:
-    """Return the packages whose code ran, with version and hash."""
+    """Describe each package whose code ran by its name, version and hash."""
     named = run.summary.packages.items()
     return ", ".join(f"{name} {shown(package.version)} ({short(package.hash)})" for name, package in named)
 
@@ -160,7 +169,8 @@ def _weights(run: RunResult) -> Iterator[str]:
     yield from (f"{site}: {weighed.warning}" for site, weighed in run.weighed.items() if weighed.warning)
 
 
-TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {  # by the word at the beginning of the warning
+# functions that yield warnings, by the first words of the warning
+TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {
     "Caution": _cautions,
     "Rounded weight": _weights,
     "Secure aggregation": _secure_aggregation,
@@ -170,16 +180,16 @@ TOLD: dict[str, Callable[[RunResult], Iterable[str]]] = {  # by the word at the 
 
 
 # ---------------------------------------------------------------------------------------------------- learning
-GUESSES = {"dice": 0.0, "concordance": 0.5}  # scores of an empty mask where a structure exists, and of random order
-BELOW, LITTLE = 0.02, 0.1  # shares of the distance from the guessing score to a perfect score
-LITTLE_OVERLAP = 0.2  # the same share for masks, which may overlap by chance
-ENOUGH = 6  # fewest values of a curve for a test of a rise in its last half
-STEEP = 0.02  # smallest rise over the last half
+GUESSES = {"dice": 0.0, "concordance": 0.5}  # scores of an empty mask and of a random order
+BELOW, LITTLE = 0.02, 0.1  # limits on a scale from 0 for guessing to 1 for a perfect score
+LITTLE_OVERLAP = 0.2  # the limit LITTLE for masks, which may overlap by chance
+ENOUGH = 6  # smallest number of values of a curve that is tested for a rise
+STEEP = 0.02  # smallest rise of a curve over its last half
 
 
 def guessing(run: RunResult, site: str) -> float | None:
-    """Return the score of guessing: the most frequent class, an empty mask, random order or the mean. None if
-    unknown.
+    """Return the score of guessing: of always predicting the most frequent class, an empty mask, a random order or the
+    mean. Return None if the score of guessing is unknown.
     """
     told, metric = run.site(site).classes or {}, run.summary.metric
     if metric != "accuracy":
@@ -189,15 +199,17 @@ def guessing(run: RunResult, site: str) -> float | None:
 
 
 def _better(run: RunResult) -> float:
-    """Return the mean test score as a share of the distance from guessing to a perfect score. Rounded scores count with
-    their upper end. 1 if unknown.
+    """Return the mean test score on a scale from 0 for guessing to 1 for a perfect score. A rounded score counts as the
+    upper end of its range. Return 1 if the scores are unknown.
     """
     held = _held(run)
     return way(*held) if held else 1.0
 
 
 def _held(run: RunResult) -> tuple[float, float] | None:
-    """Return the mean test score and the mean score of guessing. Rounded scores count with their upper end."""
+    """Return the mean test score and the mean score of guessing. A rounded score counts as the upper end of its
+    range.
+    """
     told = [(run.score_at(site).high, guessing(run, site)) for site in run.sites]
     known = [(score, base) for score, base in told if score is not None and base is not None]
     scores, bases = (statistics.fmean(own) for own in zip(*known, strict=True)) if known else (0.0, 0.0)
@@ -205,21 +217,24 @@ def _held(run: RunResult) -> tuple[float, float] | None:
 
 
 def way(score: float, base: float) -> float:
-    """Return the share of the distance from the guessing score to a perfect score. 1 if guessing is perfect."""
+    """Convert a score to a scale from 0 for guessing to 1 for a perfect score. Return 1 if guessing is perfect."""
     return (score - base) / (1 - base) if base < 1 else 1.0
 
 
 def is_little(share: float, metric: str) -> bool:
-    """Return True if chance alone reaches this share of the distance from guessing to a perfect score."""
+    """Return True if a model that only guesses may reach the fraction `share` of the way from guessing to a perfect
+    score.
+    """
     return share < (LITTLE_OVERLAP if metric == "dice" else LITTLE)
 
 
 def is_still_rising(run: RunResult) -> bool:
     """Return True if the validation score rises over the last half of the rounds.
 
-    The test compares the values in pairs; many values are first averaged in six segments. With five values, no pair may
-    fall; with six, two of the fifteen pairs may. For a curve with only random variation, this happens in less than 5 %
-    of runs (Mann 1945).
+    The test averages the values in at most six segments, and compares each segment with each later segment. With five
+    segments, no later segment may have a lower mean. With six segments, a later segment may have a lower mean in at
+    most two of the fifteen pairs. A curve with only random variation passes the test in less than 5 % of runs (Mann
+    1945).
     """
     curve = [value for value in run.mean_curve if value is not None]
     if len(curve) < ENOUGH:
@@ -239,7 +254,9 @@ def _hardly(run: RunResult) -> bool:
 
 
 def _is_below(run: RunResult) -> bool:
-    """Return True if the score is below guessing by a minimum share, and by one case at each site."""
+    """Return True if the mean score is clearly below the score of guessing: by more than BELOW, and by one test case
+    per site.
+    """
     held = _held(run)
     return held is not None and way(*held) < -BELOW and (held[1] - held[0]) * run.tested >= len(run.summary.telling)
 
@@ -275,7 +292,7 @@ def _guess(run: RunResult) -> str:
 
 GUESS = {"dice": "an empty mask", "concordance": "a coin"}
 RANKS = 0.6  # smallest AUROC of a model that separates the classes
-# by the warning's word, a function that returns the warning about a run, or an empty text
+# functions that return a warning about a run or an empty text, by the first words of the warning
 LEARNED: dict[str, Callable[[RunResult], str]] = {
     "Below guessing": _below,
     "Not learned": _little,

@@ -1,4 +1,4 @@
-"""Write the page about a comparison of methods and seeds, with supported conclusions and limitations."""
+"""Write the page about a comparison: its results, the conclusions that these results support, and their limitations."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -23,19 +23,21 @@ from medsilo_lab.study.verdict_file import REFERENCES, Level, PairedDifference, 
 from medsilo_lab.study.words import interval_in_points, points, repetitions
 from medsilo_page.charts import GREY, Series, band_of, line_chart, styles, swatch, values_of
 
-DARKEST = 0.3  # difference with the darkest cell
-# marks of the declared question and of corrected p-values
+DARKEST = 0.3  # smallest difference with the darkest cell
+# table headers, each with a mark: the question is declared, or the p-value is corrected
 TESTED = (("Mean over sites", "declared"), ("p", "corrected"))
 EXPLORED = ("Pooled over cases", "Worst site")
 FEW_CURVES = 3
-FEW = 6  # with more seeds, the page gives their number only
+FEW = 6  # with more seeds, the page shows only the number of seeds
 Rows = dict[str, list[RunResult]]  # finished runs of each configuration by its title
 
 
 def write_study(folder: Path, destination: Path | None = None, *, template: str = "study.html", **more: Any) -> Path:
     """Read a comparison's folder, write its page and return the page's path.
 
-    `template` is the file of the page's template, and `more` adds values for it.
+    Args:
+        template: file name of the page's template
+        more: additional values for the template
     """
     verdict = read_verdict(folder)
     found = runs_of(folder, verdict, whole=True)
@@ -43,8 +45,8 @@ def write_study(folder: Path, destination: Path | None = None, *, template: str 
 
 
 def write_demo(folder: Path, pictured: str) -> Path:
-    """Write the demo's page, which explains the example before the comparison. `pictured` is the configuration with
-    images.
+    """Write the demo's page, which explains the example and then shows the comparison. `pictured` is the title of the
+    configuration whose images the page shows.
     """
     first = next((one.run for one in read_verdict(folder).runs if one.row == pictured), None)
     found = read(folder / first).pictures if first else {}
@@ -109,8 +111,8 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
 
 def _looks(verdict: Verdict) -> list[int]:
     """Return the line style of each configuration in a chart. The declared federation and single-site training have
-    their own styles, and all others are grey. A comparison of few configurations without a declared one has a style for
-    each.
+    their own styles, and all other configurations are grey. In a small comparison without a declared federation or
+    baseline, each configuration has its own style.
     """
     asked = verdict.declared or verdict.baseline
     if asked is None and len(verdict.rows) <= FEW_CURVES:
@@ -133,13 +135,13 @@ def _context(verdict: Verdict) -> str:
 
 
 def _description(verdict: Verdict, runs: Sequence[RunResult]) -> StudyFacts:
-    """Return the lead's description of the study, with the title of the page as default."""
+    """Return the lead's description of the study, in which the comparison's title replaces the study's title."""
     told = runs[0].summary.description if runs else StudyFacts()
     return told.changed(title=verdict.about.title or told.title)
 
 
 def _sample(verdict: Verdict) -> str:
-    """Describe the sample of the comparison."""
+    """Describe the comparison's number of test patients and its number of seeds."""
     seeds = repetitions(len(verdict.seeds))
     if not verdict.patients:
         return f"n = {counted(len(verdict.runs), 'run')}, {seeds}"
@@ -147,7 +149,7 @@ def _sample(verdict: Verdict) -> str:
 
 
 def _sites(verdict: Verdict, more: str = "") -> list[tuple[str, str]]:
-    """Return a table header for each site, with its number of test patients."""
+    """Return a table header for each site: its name and its number of test patients."""
     told = {site: counted(number, "test patient") for site, number in verdict.patients.items()}
     return [(site, ", ".join(filter(None, (told.get(site, ""), more)))) for site in verdict.sites]
 
@@ -188,23 +190,23 @@ def _differences(row: VerdictRow, verdict: Verdict) -> tuple[tuple[str, str], li
 
 
 def _gaining(verdict: Verdict) -> list[VerdictRow]:
-    """Return the configurations with a difference from single-site training; empty if the first screen shows all of
-    them.
+    """Return the configurations with a difference from single-site training. Return an empty list if the first screen
+    already shows all differences.
     """
     rows = [row for row in verdict.rows if any(row.from_single_site.values())]
     return [] if [row.title for row in rows] == [verdict.declared] else rows
 
 
 def _tested(verdict: Verdict) -> list[VerdictRow]:
-    """Return the configurations with a baseline; empty if the baseline is single-site training, as on the first
-    screen.
+    """Return the configurations with a baseline. Return an empty list if only single-site training has a baseline,
+    because the first screen shows this difference.
     """
     rows = [row for row in verdict.rows if row.baseline]
     return [] if verdict.first and all(row.method == "local" for row in rows) else rows
 
 
 def _shaded(found: PairedDifference | None) -> dict[str, Any]:
-    """Make a table cell that is darker for a larger difference."""
+    """Make a table cell with a difference. A larger difference has a darker cell."""
     if found is None:
         return cell(None)
     look = f"{'higher' if found.mean > 0 else 'lower'}{' sure' if found.sure else ''}"
@@ -213,7 +215,7 @@ def _shaded(found: PairedDifference | None) -> dict[str, Any]:
 
 
 def _curve(found: Rows, looks: Sequence[int], metric: str) -> Markup | None:
-    """Draw the mean validation score over sites and seeds, by round."""
+    """Draw a curve for each configuration: the mean validation score over sites and seeds, by round."""
     lines = []
     for style, (title, runs) in zip(looks, found.items(), strict=True):
         curves = [run.mean_curve for run in runs]
@@ -234,7 +236,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _figures(found: Rows) -> dict[str, Any]:
-    """Return a table of the measures over the cases of all sites, as means over seeds."""
+    """Return a table of each configuration's measures over the test cases of all sites, averaged over seeds."""
     known = dict.fromkeys(name for runs in found.values() for run in runs for name in run.summary.pooled)
     names = [name for name in known if not deciding.OF_CLASS.fullmatch(name)]
     rows = [(title, [_over_runs(runs, name) for name in names]) for title, runs in found.items()]

@@ -13,8 +13,10 @@ FEW = "too few"
 
 
 def section(tables: Mapping[str, Sequence[SubgroupTable]]) -> dict[str, Any]:
-    """Return the section, with tables by the label of a run or configuration. The section is empty without disclosed
-    subgroups.
+    """Return the section, which is empty if no subgroup is disclosed.
+
+    Args:
+        tables: from the label of a run or configuration to its tables
     """
     panels = [_panel(label, table) for label, own in tables.items() for table in own]
     return {"panels": panels, "baseline": next((one.baseline for own in tables.values() for one in own), "")}

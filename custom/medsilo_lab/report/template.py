@@ -20,8 +20,10 @@ HERE = Path(__file__).parent
 def fill(template: str, title: str, folder: Path = HERE, description: StudyFacts | None = None, **content: Any) -> str:
     """Fill a template and return the page as HTML. The HTML depends only on the arguments.
 
-    title: the main finding. description: the lead's description of the study. folder: folder of the template, for
-    plug-ins.
+    Args:
+        title: the main finding
+        folder: folder of the template; a plug-in has its own
+        description: the lead's description of the study
     """
     environment = templates_in(folder, HERE)
     environment.filters |= {"score": number_text, "epsilon": epsilon_text}
@@ -37,6 +39,6 @@ def fill(template: str, title: str, folder: Path = HERE, description: StudyFacts
 
 def save(page: str, destination: Path) -> Path:
     """Write the page atomically, and return its path."""
-    # Replaces unpaired surrogates in a site's message, so that they can't stop the report.
+    # A site's message may contain unpaired surrogates, which UTF-8 can't encode, so the report replaces them.
     write_text(destination, page.encode("utf-8", "replace").decode())
     return destination

@@ -1,4 +1,4 @@
-"""Choose a plan and a hospital's settings from the files of a folder, with a reason for every choice."""
+"""Choose a plan and a hospital's settings for the files in a folder, and give a reason for every choice."""
 
 import math
 import re
@@ -16,20 +16,20 @@ from medsilo_lab.start.wording import LEAST_NAMED, names_a_person, plans_words, 
 
 # smallest number of test or validation patients for which scores are disclosed (min_patients_per_metric)
 LEAST_TESTED = 5
-LEAST_TRAINED = 9  # smallest number of patients of a training hospital, so that enough remain for the test
+LEAST_TRAINED = 9  # smallest number of patients with which a hospital trains
 FEWEST = 2  # smallest number of classes in a classification
 THIN = 16  # with fewer slices per volume, a 3-D network learns little
 AIR = -500  # Hounsfield units; a lower value means that the image is a CT
-WIDER = 0.25  # margin of an intensity window on each side, as a share of the structures' range
+WIDER = 0.25  # margin at both ends of an intensity window, as a fraction of the structures' intensity range
 STEPS = 12  # smallest number of optimizer steps per round
 LONGEST_ROUND = 8  # largest number of epochs per round
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}")  # allowed names of structures and classes
 
-Choices = Mapping[str, tuple[Any, str]]  # from a key, such as task.name, to its value and the reason
+Choices = Mapping[str, tuple[Any, str]]  # from a key, such as task.name, to its value and the reason for this value
 
 
 class Choice(NamedTuple):
-    """A key's value in a plan or in medsilo.yaml, with the reason."""
+    """A key's value in a plan or in medsilo.yaml, with the reason for this value."""
 
     value: Any
     why: str
@@ -50,7 +50,7 @@ BATCH = Choice(32, "cases are small: any machine has room")
 ADAMS_RATE = "usual for adam; less where the loss jumps"
 # order of the plan's sections; other sections follow
 SECTIONS = ("algorithm", "task", "network", "training", "participation")
-BEHIND_SHARES = ("task.partition", "task.size", "task.resize")  # keys after task.shares
+BEHIND_SHARES = ("task.partition", "task.size", "task.resize")  # keys that follow task.shares in a plan
 
 
 def in_order(choices: Choices) -> Choices:
@@ -62,14 +62,14 @@ def in_order(choices: Choices) -> Choices:
 
 
 def trained_of(patients: Mapping[str, int]) -> list[str]:
-    """Return the hospitals with enough patients for training, or all hospitals if none has enough."""
+    """Return the hospitals with enough patients for training, or all hospitals if fewer than two have enough."""
     enough = [site for site, count in patients.items() if count >= LEAST_TRAINED]
     return enough if len(enough) > 1 else list(patients)
 
 
 def named_hospitals(patients: Mapping[str, int]) -> dict[str, int]:
-    """Return the hospitals for the plan. Folders with very few patients are left out: they could disclose no number,
-    and such a folder may belong to one patient.
+    """Return the hospitals for the plan. A folder with very few patients is left out, because it could disclose no
+    number, and may belong to a single patient.
     """
     if len(patients) < 2:
         return dict(patients)
@@ -84,8 +84,8 @@ def named_hospitals(patients: Mapping[str, int]) -> dict[str, int]:
 
 
 def course_of(patients: Mapping[str, int], site: str) -> Choices:
-    """Choose the participants, and the protection of disclosed numbers. If `site` is the only hospital, `patients` has
-    the key "".
+    """Choose the participating hospitals, the seed and the protocol. If `site` is the only hospital, `patients` has the
+    key "".
     """
     alone = {"participation.sites": ([site], "this hospital alone; the consortium's lead adds the others")}
     training = trained_of(patients)
@@ -102,7 +102,7 @@ def course_of(patients: Mapping[str, int], site: str) -> Choices:
 
 # ---------------------------------------------------------------------------------------------------- the task
 def labels_of(looks: DatasetFacts) -> tuple[Choice, Mapping[Any, str]]:
-    """Choose the plan's labels. Return them with a map from the hospital's labels."""
+    """Choose the plan's labels. Return the plan's labels, and a map from the hospital's labels to the plan's labels."""
     if looks.segments:
         values = sorted({value for look in looks.looked for value in look.values} - {0})
         told, known = ", ".join(map(str, values)), dict(looks.layout.named.structures) if looks.layout.named else {}
@@ -151,8 +151,8 @@ def channels_of(looks: DatasetFacts) -> Choices:
 
 
 def dimensions_of(looks: DatasetFacts, by_slices: bool = False) -> Choice | None:
-    """Choose a 3-D network, or a 2-D network on slices; None for 2-D images. `by_slices` is the user's request for
-    slices.
+    """Choose between a 3-D network and a 2-D network on slices; None for 2-D images. `by_slices` is true if the user
+    requests slices.
     """
     if looks.flat:
         return None
@@ -165,7 +165,7 @@ def dimensions_of(looks: DatasetFacts, by_slices: bool = False) -> Choice | None
 
 
 def spacing_of(looks: DatasetFacts, dimensions: int) -> Choice | None:
-    """Choose the common spacing of all hospitals; None for 2-D images, and for images that are resized to one size."""
+    """Choose the voxel spacing for all hospitals; None for 2-D images, and for images that are resized to one size."""
     if looks.flat or not looks.segments:
         return None
     middle = [float(f"{looks.spaced(axis):.2g}") for axis in range(dimensions)]
@@ -203,8 +203,8 @@ def augmentation_of(looks: DatasetFacts) -> Choice:
 
 
 def shares_of(patients: Mapping[str, int]) -> Choice:
-    """Choose the shares of patients in training, validation and test, for the largest hospital. `shares_of_small` is
-    for small hospitals.
+    """Choose which fractions of the largest hospital's patients are for training, validation and test.
+    `shares_of_small` chooses the fractions of small hospitals.
     """
     most = max(patients.values())
     small = any(_shares(count) != _shares(most) for count in patients.values())
@@ -214,7 +214,9 @@ def shares_of(patients: Mapping[str, int]) -> Choice:
 
 
 def shares_of_small(patients: Mapping[str, int]) -> dict[str, Choices]:
-    """Choose the shares of each small hospital, so that it has enough test patients."""
+    """Choose the fractions of each small hospital's patients for training, validation and test, so that enough patients
+    are tested.
+    """
     usual, found = shares_of(patients).value, dict[str, Choices]()
     for site in trained_of(patients):
         if (own := _shares(patients[site])) != usual:
@@ -234,8 +236,8 @@ def _tested(patients: int) -> int:
 
 
 def size_of(looks: DatasetFacts, fit: Fit, spacing: Choice | None, limit: str) -> Choices:
-    """Choose the size of the network's input. Large 2-D images keep their sizes. `limit` is the reason for the largest
-    size.
+    """Choose the size of the network's input. Large 2-D images with masks are not resized. `limit` is the reason for
+    the largest input size.
     """
     axes = len(fit.caps)
     sizes = [looks.middle(axis) for axis in range(axes)]
@@ -258,9 +260,10 @@ def size_of(looks: DatasetFacts, fit: Fit, spacing: Choice | None, limit: str) -
 
 
 def _shaped_as(sizes: Sequence[float], most: int, least: int) -> list[int]:
-    """Return the size of patches: a whole image, or less. Every side is a multiple of one number.
+    """Return the size of a patch, which covers a whole image or less. Every side is a multiple of `least`.
 
-    Repeatedly shrink the axis that covers the largest share of its length, until the patch has at most `most` voxels.
+    The function repeatedly shrinks the side that covers the largest fraction of the image's side, until the patch has
+    at most `most` voxels.
     """
     wanted = [max(least, math.ceil(size / least - 0.5) * least) for size in sizes]
     while math.prod(wanted) > most and max(wanted) > least:

@@ -17,7 +17,7 @@ from medsilo_lab.start.folder_layout import FolderLayout, sites_of
 
 MOST = 60  # largest number of opened cases, taken from the hospitals in turn
 TAIL = (0.5, 99.5)  # percentiles of intensities in the report
-MOST_VALUES = 50  # with more different values, masks contain instances, or are not masks
+MOST_VALUES = 50  # files with more different values are masks of single objects, or are not masks
 LEAST_PATIENTS = 6  # smallest number of patients per hospital for which a pattern in file names is accepted
 TELLING = (
     r"(.*?[^_/])(?:_\d+)+$",
@@ -25,9 +25,9 @@ TELLING = (
     r"([^/]+)/[^/]+$",
     r"((?:.*/)?[^\d_/]*\d+)_[^\W\d_][^/]*$",
 )  # patterns of a patient's name in file names
-# Words before a patient's number.
+# words before a patient's number in a file name
 SAYING = r"(?:.*/)?((?i:patient|pat|subject|subj|participant|proband|paciente|paziente)[-_ .]?\d+)$"
-CLASS = r"[^/]+/"  # the leading class folder; a patient may have images of several classes.
+CLASS = r"[^/]+/"  # the class folder before a patient's name; a patient may have images of several classes
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class CaseFacts:
     size: tuple[int, ...]  # voxels along x, y (and z)
     spacing: tuple[float, ...]
     channels: int
-    kind: str  # kind of numpy's dtype
+    kind: str  # name of numpy's dtype
     low: float
     high: float
-    tail: tuple[float, float]  # percentiles of the intensities, within the structures if there are any
+    tail: tuple[float, float]  # percentiles of the intensities, inside the structures if the mask has any
     values: tuple[int, ...] = ()  # values in the mask
 
 
@@ -50,7 +50,7 @@ Seen = TypeVar("Seen")
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """Facts about a folder: its cases by hospital, and the properties of a sample."""
+    """Facts about a folder: its numbers of patients and cases by hospital, and the properties of a sample of cases."""
 
     layout: FolderLayout
     source: DataSource
@@ -60,7 +60,7 @@ class DatasetFacts:
     looked: tuple[CaseFacts, ...]
     left_out: dict[str, int]  # number of omitted cases by reason
     segments: bool
-    patients_known: bool = False  # true if a table names each case's patient; False if only file names do
+    patients_known: bool = False  # true if a table names each case's patient, false if only file names do
 
     @property
     def flat(self) -> bool:
@@ -69,7 +69,9 @@ class DatasetFacts:
 
     @property
     def channels(self) -> int:
-        """The number of channels. If some images are in colour, it is the number of colour channels."""
+        """The number of channels. If some images are grey and others are in colour, the number is that of the images in
+        colour.
+        """
         return max(look.channels for look in self.looked)
 
     def middle(self, axis: int) -> float:
@@ -100,7 +102,7 @@ class DatasetFacts:
 
 
 def ranges(rows: Sequence[Sequence[float]]) -> str:
-    """Format the smallest and the largest value along each axis."""
+    """Format the range of the values along each axis."""
     axes = []
     for axis in zip(*rows, strict=True):
         low, high = min(axis), max(axis)
@@ -177,13 +179,13 @@ def names_patients(names: Iterable[str]) -> bool:
 
 
 def patient_in(names: Mapping[str, Sequence[str]], classes: bool = False) -> str | None:
-    """Return a regular expression that finds the patient in the names of cases. Return None if each case may be from
-    another patient.
+    """Return a regular expression that finds the patient in the names of cases. Return None if every case may be from a
+    different patient.
 
-    `names` are by hospital. With `classes`, they begin with the name of a class.
+    `names` has the names of cases by hospital. With `classes`, each name of a case begins with a class folder.
 
-    Of all matching expressions, the function chooses that with the fewest patients. Merging two patients costs little,
-    but splitting a patient inflates the test score.
+    The order of the expressions favours few patients, because merging two patients costs little, but splitting a
+    patient inflates the test score.
     """
     for telling in (SAYING, *TELLING):
         expression = f"^{CLASS if classes else ''}{telling}"
@@ -204,11 +206,12 @@ def opened(
     look: Callable[[Case], Seen],
     left_out: Mapping[str, Mapping[str, int]] | None = None,
 ) -> tuple[list[Seen], Counter[str]]:
-    """Open a sample of each hospital's cases. Return their facts, and the numbers of omitted cases by reason. Raises
-    DataError if no case is usable.
+    """Open a sample of each hospital's cases with `look`. Return the results of `look`, and the numbers of omitted
+    cases by reason. Raises DataError if no case is usable.
 
-    `look` opens a case, or raises DataError. `left_out` has, by hospital, the numbers of cases already omitted by
-    reason.
+    Args:
+        look: opens a case, or raises DataError
+        left_out: for each hospital, the numbers of earlier omitted cases by reason
     """
     total = sum(map(len, cases.values()))
     looked, wrong, names = list[Seen](), Counter[str](), list[str]()
@@ -235,8 +238,8 @@ def _look(entry: Entry) -> CaseFacts:
 
 
 def look_of(scan: Scan, mask: np.ndarray | None, files: int = 1) -> CaseFacts:
-    """Return facts about an image and its mask, if there is one. `files` is the number of files per image, one for each
-    channel.
+    """Return facts about an image, and about its mask if there is one. `files` is the number of files per image, one
+    for each channel.
     """
     values, inside = scan.values, scan.values[0]
     if not np.isfinite(values).all():
@@ -258,8 +261,8 @@ def look_of(scan: Scan, mask: np.ndarray | None, files: int = 1) -> CaseFacts:
 
 # -------------------------------------------------------------------------------------------------- rejections
 def _refuse_mixtures(looked: Sequence[tuple[CaseFacts, str]]) -> None:
-    """Raise DataError unless all images have the same numbers of axes and channels. Grey and colour images may be
-    mixed.
+    """Raise DataError unless all images have the same number of axes and the same number of channels. As an exception,
+    2-D images in grey and 2-D images in colour may be mixed.
     """
     for what, of, remedy in (
         ("axes", lambda look: len(look.size), "keep flat images and volumes in folders of their own"),

@@ -29,16 +29,17 @@ class _DatasetFile(BaseModel):
 
 @dataclass(frozen=True)
 class DatasetNames:
-    """Names of channels, in order, and of mask values."""
+    """Names of the channels in their order, and names of the mask values."""
 
     channels: tuple[str, ...]
     structures: tuple[tuple[int, str], ...]
 
 
 def dataset_names(files: Mapping[str, Path]) -> DatasetNames | None:
-    """Read the names from the dataset.json of a folder, or of its hospitals' folders. None without the file.
+    """Read the names from dataset.json in a folder, or in each of its hospitals' folders. Return None if there is no
+    dataset.json.
 
-    Regions of several values have no name here, so their masks are named by value.
+    If a name in dataset.json stands for several mask values, the names of all mask values are ignored.
     """
     found = {_read(path) for name, path in files.items() if name.count("/") < 2 and Path(name).name == FILE}
     if len(found) > 1:

@@ -1,7 +1,7 @@
-"""Find the kind of data in a folder, and propose a plan and the next commands. The first matching dataset probe
-decides.
+"""Find the kind of data in a folder, and propose a plan and the next commands. The first dataset probe that matches the
+folder makes the proposal.
 
-The results are a hospital's medsilo.yaml and a job with its plan. Each key has its reason as a comment.
+The results are written as a hospital's medsilo.yaml and as a job with a plan. A comment gives the reason for each key.
 """
 
 import textwrap
@@ -48,8 +48,8 @@ DATASET_PROBES = PluginTable("medsilo.dataset_probes", "types:FunctionType", {})
 
 @dataclass(frozen=True)
 class DatasetLayout:
-    """A folder that `medsilo init` examines. The object has the inputs of a dataset probe, and later the probe's
-    results.
+    """A folder that `medsilo init` examines. At first, the object has the inputs of a dataset probe. A changed copy
+    also has the probe's results.
 
     >>> from pathlib import Path
     >>> folder = DatasetLayout(Path("docs"), "st-anna")
@@ -69,11 +69,11 @@ class DatasetLayout:
     by_slices: bool = False  # true if the user requests slices instead of volumes
     target: str | None = None  # column of the label, if the user named it
     hospitals: bool = False  # true if the user declared that each folder or table belongs to a hospital
-    # the user's answers about the table's columns (table_folder.SAID)
+    # the user's answers about the columns of every table (table_folder.SAID)
     said: Mapping[str, Any] = field(default_factory=dict)
-    # the answers about each hospital's table
+    # for each hospital, the user's answers about the columns of the hospital's table
     said_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    facts: Any = None  # the probe's facts, for later questions
+    facts: Any = None  # facts from the probe that later questions use
     summary: Sequence[str] = ()  # the results in sentences, one per line
     several: bool = False  # true if the folder has several hospitals
     patients: Mapping[str, int] = field(default_factory=dict)  # number of patients of each hospital in the plan
@@ -91,11 +91,13 @@ class DatasetLayout:
 
     @cached_property
     def images(self) -> Sequence[str]:
-        """Images and masks among the files. The folder of a DICOM series ends in a slash."""
+        """The paths of all images and masks. The path of a DICOM series is the path of its folder, and ends in
+        a slash.
+        """
         return [item for item in items_of(self.files) if PurePosixPath(item).name != TABLE]
 
     def table_of(self, named: Collection[str]) -> FileTable | None:
-        """Return the table in the folder that names these images or recordings."""
+        """Find the folder's table whose lines name these images or recordings."""
         return table_of_files(self.files, named, self.target)
 
     def sites_of(self, tops: Collection[str]) -> dict[str, str]:
@@ -103,7 +105,9 @@ class DatasetLayout:
         return sites_of(tops, self.hospitals)
 
     def folders_of(self, tops: Collection[str]) -> dict[str, Choices]:
-        """Return settings with the folder's name, for hospitals with another name in the plan."""
+        """Return the setting `data.folder` for each hospital whose name in the plan differs from the name of the
+        hospital's folder.
+        """
         return {
             site: {"data.folder": (str(self.path / top), "its folder is called otherwise than the hospital")}
             for site, top in self.sites_of(tops).items()
@@ -111,7 +115,7 @@ class DatasetLayout:
         }
 
     def _is_renamed(self, site: str) -> bool:
-        """Return True if a hospital has another name in the plan than its folder or table."""
+        """Return True if no folder or table has the name that the hospital has in the plan."""
         there = [] if self.path.is_file() else [*self.path.iterdir()]
         return bool(there) and site not in {safe_name(own) for item in there for own in (item.name, item.stem)}
 
@@ -126,13 +130,16 @@ class DatasetLayout:
         examples: Mapping[str, float] | None = None,
         sites: Mapping[str, Choices] | None = None,
     ) -> "DatasetLayout":
-        """Add a probe's results and choices to the defaults for all kinds of data.
+        """Return a copy with the results of a probe. The probe's choices replace the default choices for all kinds of
+        data.
 
-        `plan` and `settings` are the probe's choices, each a value with the reason. The choices replace default
-        choices. `sites` has choices for single hospitals.
-
-        `patients` is the number of patients by hospital, or {"": 40} for a single hospital. `examples` is the number of
-        training cases, if patients have several.
+        Args:
+            found: the results in sentences
+            patients: number of patients by hospital, or {"": 40} for a single hospital
+            plan: the probe's choices for the plan: a value and its reason for each key
+            settings: the probe's choices for the hospitals' settings
+            examples: number of cases by hospital, if a patient may have several cases
+            sites: choices for single hospitals
         """
         _refuse_people(plan, patients)
         everybody, patients = patients, choices.named_hospitals(patients)
@@ -149,12 +156,12 @@ class DatasetLayout:
                 *found,
                 "hospital-1 and so on may be people: --hospitals names them as their folders",
             ]
-        divided = "shares" in TASKS[task].model_fields  # without shares, the task itself divides the data
+        divided = "shares" in TASKS[task].model_fields  # a task without the key `shares` divides the data itself
         shares = choices.shares_of(patients)
         cases = np.median([(examples or patients)[site] for site in choices.trained_of(patients)]) * shares.value[0]
         usual = {
             "algorithm.name": choices.METHOD,
-            # Omits the counts in the summary, because plans are sent to others.
+            # The plan omits the counts in the summary, because a plan is sent to other hospitals.
             "task.name": (task, found[0].partition(":")[0]),
             **{key: own for key, own in plan.items() if key.startswith("task.") and key not in choices.BEHIND_SHARES},
             **({"task.shares": shares} if divided else {}),
@@ -188,12 +195,15 @@ class DatasetLayout:
         settings: Choices,
         tops: Sequence[str] = (),
     ) -> "DatasetLayout":
-        """Add facts about volumes with masks that a probe has listed, and make all choices.
+        """Return a copy with the facts about volumes with masks, and with all choices for these volumes.
 
-        `kind` describes the folder. `listings` has the key "" for a single hospital. The function `seen` opens an image
-        and its mask.
-
-        `plan` and `settings` are the probe's choices. `tops` are the hospitals' folders.
+        Args:
+            kind: description of the kind of folder
+            listings: the cases that a probe found, by hospital; the key "" stands for a single hospital
+            seen: opens an image and its mask
+            plan: the probe's choices for the plan
+            settings: the probe's choices for the hospitals' settings
+            tops: the hospitals' folders
         """
         layout = FolderLayout(kind, hospitals=tuple(tops))
         looks = looks_of(
@@ -202,11 +212,11 @@ class DatasetLayout:
         return self._of_images(task, looks, plan, settings)
 
     def choose_for(self, looks: DatasetFacts) -> "DatasetLayout":
-        """Add facts about images, and make all choices."""
+        """Return a copy with the facts about images, and with all choices for these images."""
         return self._of_images("image-folder" if looks.flat else "nifti-folder", looks, {}, {})
 
     def _of_images(self, task: str, looks: DatasetFacts, plan: Choices, settings: Choices) -> "DatasetLayout":
-        """Add facts about images, and choose a network that fits this machine's GPU or CPU."""
+        """Return a copy with the facts about images. The chosen network fits this machine's GPU or CPU."""
         dimensions = choices.dimensions_of(looks, self.by_slices)
         axes = dimensions.value if dimensions else 2
         fit, limit = fit_for(looks.segments, axes, self.gpu), LIMITS[self.gpu]
@@ -233,7 +243,7 @@ class DatasetLayout:
 
 
 def _refuse_people(plan: Choices, sites: Iterable[str]) -> None:
-    """Raise DataError if a plan would contain the probable name of a person."""
+    """Raise DataError if a value in the plan or the name of a hospital looks like a person's name."""
     values = [own for key, (value, _) in plan.items() if key.startswith("task.") for own in _texts(value)]
     if people := [text for text in [*values, *sites] if names_a_person(text)]:
         told = "names of hospitals, classes, structures or channels look like people's; call them otherwise"
@@ -246,13 +256,13 @@ def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else [*chain(*map(_texts, value))] if isinstance(value, list) else []
 
 
-# with a GPU (True) and without
+# reason for the input size: with a GPU (True), and without a GPU (False)
 LIMITS = {True: "for a GPU of 8 GB", False: "so that a round takes minutes on a processor"}
 
 
 def first_sight(folder: DatasetLayout) -> DatasetLayout:
-    """Examine a folder with the dataset probes in `medsilo.dataset_probes`, and propose a plan. If no probe matches,
-    the folder must contain images.
+    """Examine a folder with the dataset probes in `medsilo.dataset_probes`, and propose a plan. If no probe matches the
+    folder, examine it as a folder of images.
     """
     for name in DATASET_PROBES:
         if (sight := DATASET_PROBES[name](folder)) is not None:
@@ -261,7 +271,7 @@ def first_sight(folder: DatasetLayout) -> DatasetLayout:
 
 
 def look(folder: DatasetLayout) -> DatasetLayout:
-    """Propose a plan for a folder of images. A DataError names missing parts."""
+    """Propose a plan for a folder of images. Raises DataError if images or labels are missing."""
     return folder.choose_for(look_at(folder.path, layout_of_folder(folder.path, folder.target, folder.hospitals)))
 
 
@@ -293,14 +303,17 @@ def rows(draft: Draft) -> list[tuple[str, str, str, str]]:
 
 
 def _of_data(own: Choices, whether: bool = True) -> Choices:
-    """Return the choices about reading the data; or all other choices, if `whether` is False."""
+    """Return the choices for the keys that begin with `data.`. If `whether` is False, return the choices for all other
+    keys.
+    """
     return {key: choice for key, choice in own.items() if key.startswith("data.") == whether}
 
 
 def advice(several: bool, out: Path, stopped: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the next steps: a purpose and, for most, a command.
+    """Return the next steps for the user. Each step has a purpose and a command, which may be empty.
 
-    `several` is true if the folder contains all hospitals. `stopped` are hospitals whose check found an obstacle.
+    `several` is true if the folder contains all hospitals. `stopped` has the hospitals at which 'medsilo check' found
+    an obstacle.
     """
     job = out / JOB
     given = f"--settings {out}"
@@ -355,7 +368,7 @@ class Written(Protocol):
 
 
 def write_start(out: Path, draft: Draft, sets: Mapping[str, Written]) -> Plan:
-    """Write the data sets, a medsilo.yaml for a trial of each, and the job. Return the job's plan.
+    """Write the data sets, a medsilo.yaml for trying out each data set, and the job. Return the job's plan.
 
     `sets` has the key "" for a single hospital.
     """
@@ -374,7 +387,7 @@ def write_start(out: Path, draft: Draft, sets: Mapping[str, Written]) -> Plan:
 
 
 def place_of(out: Path, site: str) -> Path:
-    """Return the folder of a hospital's settings: a separate folder, or the common folder."""
+    """Return the folder that has the hospital's medsilo.yaml: the hospital's folder, or else the common folder."""
     return out / site if (out / site / FILE_NAME).exists() else out
 
 
@@ -388,7 +401,9 @@ def text_of(head: Sequence[str], own: Choices) -> str:
 
 
 def _rows(own: Choices, indent: str) -> list[str]:
-    """Return the lines of a section. A reason that is too long is above its key."""
+    """Return the lines of a YAML section. A reason is a comment after its key, or above its key if the line would be
+    too long.
+    """
     texts = [(f"{indent}{key}: {in_yaml(value)}", why) for key, (value, why) in own.items()]
     width = max((len(text) for text, why in texts if len(text) + len(why) + 4 <= WIDTH), default=0)
     lines: list[str] = []
@@ -403,4 +418,4 @@ def _rows(own: Choices, indent: str) -> list[str]:
 
 def in_yaml(value: Any) -> str:
     """Format a value as one line of YAML."""
-    return dump_yaml([value], in_line=True)[1:-2]  # inside a list, texts with a comma are quoted
+    return dump_yaml([value], in_line=True)[1:-2]  # YAML quotes a text with a comma only inside a list

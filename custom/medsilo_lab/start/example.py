@@ -11,14 +11,14 @@ from medsilo.tasks.synthetic.hospitals import numbers_for
 from medsilo.tasks.synthetic.prostate import SITES, SyntheticProstate
 
 PATIENTS = {"hospital-a": 16, "hospital-b": 20, "hospital-c": 18}
-GREYS, MIDDLE = 200.0, 600.0  # grey values of 1 and 0 in the synthetic images
+GREYS, MIDDLE = 200.0, 600.0  # the synthetic values 0 and 1 become the grey values MIDDLE and MIDDLE + GREYS
 ABOUT = """Drawn volumes of three hospitals that do not exist, written by 'medsilo example': no patients.
 images/: a bright and a dark ellipsoid before stripes, under noise; labels/: 1 in the bright one, which is to be found.
 """
 
 
 def write_example(folder: Path) -> int:
-    """Write the hospitals' images and masks as NIfTI files. Return the number of patients."""
+    """Write the hospitals' images and masks as NIfTI files. Return the number of all patients."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise MedsiloError(f"{folder} exists and is not empty; choose another folder for the example")
     task = SyntheticProstate(similarity="high")

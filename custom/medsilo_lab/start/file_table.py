@@ -1,4 +1,4 @@
-"""Find the columns of files, labels and patients in a table beside images or recordings."""
+"""Find the columns of files, labels and patients in a table that names images or recordings."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -10,16 +10,16 @@ from medsilo.core.errors import DataError
 from medsilo.tasks.case_index import files_by_short_name
 from medsilo.tasks.table_reader import ENDINGS, TableReader
 
-NAMED = 0.8  # smallest share of a column's cells that are names of files in the folder
-# the most reliable names come first
+NAMED = 0.8  # in a column of files, smallest fraction of cells that name a file in the folder
+# names of label columns, most reliable names first
 LABELS = ("label", "target", "outcome", "diagnosis", "class", "dx", "rhythm", "benign_malignant")
 PATIENTS = (
     *("patient", "patientid", "patientno", "patientnr", "patientnumber", "patid", "patno", "patnr", "ptid", "pid"),
     *("subject", "subjectid", "subjid", "participant", "participantid", "person", "personid", "pseudonym", "mrn"),
     *("case", "caseid", "patientname", "proband", "probandid", "fallnr", "fallnummer", "patientennummer", "record"),
     *("recordid", "studyid", "usubjid", "medicalrecordnumber", "paciente", "paziente", "nhc", "ipp"),
-)  # without punctuation, the most reliable names first
-# names of patient columns, even if the cells are file names
+)  # names of patient columns without punctuation, most reliable names first
+# a column with a name in SURELY is a patient column even if its cells are file names
 SURELY = [word for word in PATIENTS if not word.startswith(("case", "record", "study"))]
 FILE, LABEL = "recording", "label"  # column names for a table without a header
 SHOWN = 20  # largest number of columns in an error message
@@ -30,13 +30,15 @@ class FileTable:
     """A table whose lines name files."""
 
     name: str
-    file: str  # names of columns
+    file: str  # name of the column of files
     label: str
     patient: str | None
     head: tuple[str, ...] = ()  # column names, if the table has no header
 
     def described(self, usual: str = "image") -> dict[str, Any]:
-        """Return the keys of a hospital's settings for this table. `usual` is the default column of files."""
+        """Return the keys of a hospital's settings for this table. `usual` is the default name of the column of
+        files.
+        """
         file = {} if self.file == usual else {"image": self.file}
         columns = {"label": self.label, "patient": self.patient or self.file}
         named = {part: name for part, name in columns.items() if part != name}
@@ -50,9 +52,12 @@ class FileTable:
 
 
 def table_of_files(files: Mapping[str, Path], named: Collection[str], target: str | None) -> FileTable | None:
-    """Return the table directly in a folder that names files there; None without such a table.
+    """At the top level of a folder, find the table whose lines name files in the folder. Return None if no table names
+    files.
 
-    `named` are the paths of images or recordings. `target` is the label column, if the user named it.
+    Args:
+        named: paths of images or recordings
+        target: label column, if the user named it
     """
     for name, path in files.items():
         if "/" in name or not name.lower().endswith(ENDINGS):
@@ -74,7 +79,7 @@ def table_of_files(files: Mapping[str, Path], named: Collection[str], target: st
 
 
 def _without_head(table: str, names_files: list[bool]) -> FileTable:
-    """Return a table without a header, as in PhysioNet's challenges: A0001,N."""
+    """Return a table whose first line is already a case, as in PhysioNet's challenges: A0001,N."""
     if len(names_files) != 2:
         raise DataError(f"{table} has no names of columns in its first line; write them above it: recording,label,...")
     return FileTable(table, FILE, LABEL, None, tuple(FILE if own else LABEL for own in names_files))
@@ -90,13 +95,13 @@ def _label(table: str, columns: list[str], target: str | None) -> str:
 
 
 def called(columns: Collection[str], words: Collection[str]) -> str | None:
-    """Return the column with one of these names. Earlier names have priority."""
+    """Return the column whose name is among `words`. Earlier words have priority."""
     return next((name for word in words for name in columns if is_called(name, (word,))), None)
 
 
 def is_called(column: str, words: Collection[str] = PATIENTS) -> bool:
-    """Return True if a column has one of these names, by default the usual names for patients. Blanks and punctuation
-    don't matter.
+    """Return True if the column's name is among `words`, which by default are the usual names of patient columns.
+    Blanks, punctuation and case are ignored.
 
     >>> [is_called(name) for name in ("Patient ID", "PAT.-NR.", "age")]
     [True, True, False]

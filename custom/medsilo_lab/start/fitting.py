@@ -1,18 +1,20 @@
-"""Choose the network, its size and the batch size for a GPU or a CPU. 'medsilo check' measures whether they fit."""
+"""Choose the network, its input size and the batch size for a GPU or a CPU. 'medsilo check' measures whether the
+machine can train with this choice.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 DEEPEST = 5  # largest number of levels in a U-Net
-SMALLEST = 4  # fewest voxels along an axis at the deepest level
+SMALLEST = 4  # smallest number of voxels along an axis at the deepest level of a U-Net
 WIDE, SLIM = (32, 64, 128, 256, 320), (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The size of training that a machine completes in reasonable time: the largest input, the batch size, and a
-    U-Net's features.
+    """A network that a machine can train in reasonable time, with its largest input, its batch size, and a U-Net's
+    features.
     """
 
     caps: tuple[int, ...]
@@ -21,21 +23,23 @@ class Fit:
     network: str = "unet"
 
     def levels(self, sizes: Sequence[float]) -> tuple[int, ...]:
-        """Return the features of all levels for which the images are large enough; at least two levels."""
+        """Return the features of each level of a U-Net. Larger images allow more levels; the smallest number of levels
+        is two.
+        """
         shortest = min(min(size, cap) for size, cap in zip(sizes, self.caps, strict=True))
         count = int(math.log2(max(shortest, 1) / SMALLEST)) + 1 if shortest >= SMALLEST else 0
         return self.features[: min(DEEPEST, max(2, count))]
 
     def multiple(self, sizes: Sequence[float]) -> int:
-        """Return the number that divides all sides of an input."""
+        """Return the number by which every side of an input must be divisible."""
         if self.features:
             return 2 ** (len(self.levels(sizes)) - 1)
         return 32 if self.network == "densenet121" else 8
 
 
 def fit_for(segments: bool, dimensions: int, gpu: bool) -> Fit:
-    """Return the sizes for a GPU with 8 GB, of which training uses 5 GB; or for a CPU, so that a round takes
-    minutes.
+    """Return the network and its sizes. With these sizes, training needs 5 GB on a GPU, or minutes per round on
+    a CPU.
     """
     if segments and dimensions == 3:
         return Fit((128, 128, 64), 2, WIDE) if gpu else Fit((64, 64, 32), 2, SLIM)

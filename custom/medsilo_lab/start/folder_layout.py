@@ -1,6 +1,6 @@
 """Find images, labels and hospitals in a folder by file names only.
 
-The module opens no image. Each kind of folder is a function in `KINDS`.
+The module does not read the pixels of images. Each function in `KINDS` recognises a kind of folder.
 """
 
 import re
@@ -24,10 +24,10 @@ IMAGE_WORDS = {"image", "images", "imagestr", "img", "imgs", "scan", "scans", "v
 LABEL_WORDS = {"label", "labels", "labelstr", "mask", "masks", "seg", "segs", "segmentation", "segmentations", "gt"}
 PART_WORDS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 HOSPITAL_WORDS = ("hospital", "site", "center", "centre", "clinic")
-REGULAR = 0.8  # a file counts as part of every case if at least this share of the case folders has it
-LEAST_OF_CLASS = 3  # with fewer images per class on average, the folders are patients
+REGULAR = 0.8  # a file name counts as regular if at least this fraction of the cases' folders has it
+LEAST_OF_CLASS = 3  # with fewer images per folder on average, the folders are patients and not classes
 MOST_CLASSES = 254
-MOST_HOSPITALS = 8  # largest number of similar folders that count as hospitals if their names don't decide
+MOST_HOSPITALS = 8  # largest number of hospitals' folders without names of places, because more folders may be patients
 TELL = "if each is a hospital's, say --hospitals"
 SHOWN = 6  # largest number of names in an error message
 READ = (
@@ -52,7 +52,7 @@ class FolderLayout:
     hospitals: tuple[str, ...] = ()  # hospitals' folders; empty if the folder belongs to one hospital
     unused: tuple[str, ...] = ()  # ignored folders and tables
     named: DatasetNames | None = None  # names in the folder's dataset.json
-    table: FileTable | None = None  # table that names the files, if its file name is unusual
+    table: FileTable | None = None  # table that names the files, if its file name is not TABLE
     told: bool = False  # true if the user declared that each folder belongs to a hospital
 
     @property
@@ -62,9 +62,11 @@ class FolderLayout:
 
 
 def layout_of_folder(folder: Path, target: str | None = None, told: bool = False) -> FolderLayout:
-    """Find the layout of a folder. A DataError names missing parts and the remedy.
+    """Find the layout of a folder. Raises DataError, with a remedy, if images or labels are missing.
 
-    `target` is the label column of a table. `told` is true if the user declared that each folder belongs to a hospital.
+    Args:
+        target: label column of a table
+        told: true if the user declared that each folder belongs to a hospital
     """
     if folder.is_file() and folder.suffix.lower() in (".csv", ".tsv"):
         raise DataError(
@@ -92,12 +94,14 @@ def layout_of_folder(folder: Path, target: str | None = None, told: bool = False
 
 
 def tables_in(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the tables in a folder and in its own folders."""
+    """Return the tables at the top level of a folder and one level below."""
     return tuple(name for name in names if name.count("/") < 2 and name.lower().endswith(ENDINGS))
 
 
 def items_of(names: Mapping[str, Path]) -> list[str]:
-    """Return images, labels and tables among the files. The folder of a DICOM series ends in a slash."""
+    """Return the paths of images, masks and tables of cases. The path of a DICOM series is the path of its folder, and
+    ends in a slash.
+    """
     items = [name for name in names if name == TABLE or name.endswith(f"/{TABLE}") or suffix_of(name) in SUFFIXES]
     slices: defaultdict[str, list[str]] = defaultdict(list)
     for name, path in names.items():
@@ -116,7 +120,7 @@ def _says_dicom(path: Path) -> bool:
 
 
 def _series_in(place: str, files: list[str], folder: Path) -> list[str]:
-    """Return the folder of a single DICOM series; or its files, if each is a separate image."""
+    """If the files are a single DICOM series, return the folder. If each file is a separate image, return the files."""
     import SimpleITK
 
     SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)
@@ -124,7 +128,7 @@ def _series_in(place: str, files: list[str], folder: Path) -> list[str]:
         for file in files:
             check_dicom(folder / file.rpartition("/")[2])
         series = len(SimpleITK.ImageSeriesReader.GetGDCMSeriesIDs(str(folder)))
-    except DataError:  # the damaged image is reported and omitted when it is opened
+    except DataError:  # a damaged image is reported and omitted later, when it is opened
         series = 1
     if series == len(files) or not place:
         return files
@@ -157,7 +161,9 @@ def layout_of(items: Sequence[str], told: bool = False) -> FolderLayout:
 
 
 def _together(known: Mapping[str, FolderLayout], told: bool) -> FolderLayout:
-    """Return the common layout of several hospitals, which may differ only in their classes."""
+    """Return the common layout of the hospitals' folders. The folders may differ only in the classes of their
+    images.
+    """
     first = next(iter(known.values()))
     odd = [
         top
@@ -177,11 +183,12 @@ def _together(known: Mapping[str, FolderLayout], told: bool) -> FolderLayout:
 
 
 def sites_of(tops: Collection[str], told: bool = False) -> dict[str, str]:
-    """Return the hospitals' folders by name in the plan, without spaces and umlauts. `told` is true if the user
-    declared the folders to be hospitals.
+    """Return the hospitals' folders by the hospital's name in the plan. A hospital's name in the plan has no spaces or
+    umlauts. `told` is true if the user declared the folders to be hospitals.
 
-    Without this declaration, a folder may belong to a patient. Many similar names are then rejected, and a name that is
-    not a place becomes hospital-1, hospital-2. No hospital gets a person's name.
+    If the user has not declared hospitals, a folder may belong to a patient. Raises DataError if many folders may
+    belong to patients. A hospital whose folder is not named after a place is called hospital-1, hospital-2 and so on. A
+    hospital never gets a person's name.
     """
     found: dict[str, str] = {}
     hidden = [top for top in sorted(tops) if names_a_person(top) or not (told or names_a_place(top))]
@@ -201,7 +208,7 @@ def sites_of(tops: Collection[str], told: bool = False) -> dict[str, str]:
 
 # ---------------------------------------------------------------------------------------------------- kinds of folders
 def _of_one(items: Sequence[str]) -> FolderLayout | None:
-    """Return the layout of one hospital's items; None if no kind matches."""
+    """Return the layout of one hospital's files; None if no function in `KINDS` recognises the layout."""
     return next((found for kind in KINDS if (found := kind(items))), None)
 
 
@@ -211,7 +218,9 @@ def a_table(items: Sequence[str]) -> FolderLayout | None:
 
 
 def images_and_labels(items: Sequence[str]) -> FolderLayout | None:
-    """Return the layout of a folder of images and a folder of masks, with nnU-Net's channel numbers."""
+    """Return the layout if one folder has the images and another folder has the masks. Names of image files may end in
+    nnU-Net's channel numbers.
+    """
     below = _below(items)
     images = [top for top in below if top.lower() in IMAGE_WORDS]
     labels = [top for top in below if top.lower() in LABEL_WORDS]
@@ -229,7 +238,7 @@ def images_and_labels(items: Sequence[str]) -> FolderLayout | None:
 
 
 def _tail(names: Sequence[str], words: Collection[str]) -> str:
-    """Return the common end of all names if it describes the kind of file: _mask in p01_mask.nii.gz."""
+    """Return the last word that all names have in common, if it is among `words`: _mask in p01_mask.nii.gz."""
     found = {match[0] if (match := re.search(r"[-_. ][A-Za-z]+$", _stem(name))) else "" for name in names}
     tail = found.pop() if len(found) == 1 else ""
     return tail if tail[1:].lower() in words else ""
@@ -238,8 +247,8 @@ def _tail(names: Sequence[str], words: Collection[str]) -> str:
 def _by_channel(
     place: str, names: Sequence[str], masks: Collection[str], tail: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the patterns and names of the channels. With a mask `case`, the files case_0000 and case_0001 are its
-    channels.
+    """Return the patterns and names of the channels. The channels of a mask `case` are the files case_0000, case_0001
+    and so on.
     """
     parts = [re.fullmatch(r"(.+)_(\d{4})", _stem(name)) for name in names]
     whole = {_stem(name).removesuffix(tail) for name in names}
@@ -251,7 +260,7 @@ def _by_channel(
 
 
 def folder_per_case(items: Sequence[str]) -> FolderLayout | None:
-    """Return the layout of one folder per case, with the same file names in all cases."""
+    """Return the layout if each case has a folder, and if all these folders have the same file names."""
     below = _below(items)
     if len(below) < 2 or any("/" in name for inner in below.values() for name in inner):
         return None
@@ -280,7 +289,7 @@ def _stem(name: str) -> str:
 
 
 def folders_of_classes(items: Sequence[str]) -> FolderLayout | None:
-    """Return the layout of images in folders named after classes."""
+    """Return the layout if images are in folders that are named after classes."""
     below = _below(items)
     names = [name for inner in below.values() for name in inner]
     flat = all("/" not in name.rstrip("/") for name in names) and len(names) == len(items)
@@ -305,8 +314,8 @@ KINDS: tuple[Callable[[Sequence[str]], FolderLayout | None], ...] = (
 
 # ---------------------------------------------------------------------------------------------------- names
 def by_hospital(names: Collection[str]) -> dict[str, list[str]]:
-    """Group names by top folder, if every name has one, or if the folders have names of hospitals. In other cases, all
-    names have the key "".
+    """Group paths by top folder if every path has two folders, or if the top folders have names such as hospital-1.
+    Otherwise, all paths have the key "".
     """
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -317,7 +326,7 @@ def by_hospital(names: Collection[str]) -> dict[str, list[str]]:
 
 
 def _below(items: Iterable[str]) -> dict[str, list[str]]:
-    """Return the items of each top folder, with paths relative to it."""
+    """Return the items of each top folder, with paths relative to this folder."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for item in items:
         top, slash, rest = item.partition("/")
@@ -327,8 +336,8 @@ def _below(items: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _pattern(place: str, names: Sequence[str], tail: str = "") -> str:
-    """Return the pattern of files in a folder, with their common suffix. `tail` is the common end of the names before
-    this suffix.
+    """Return a pattern that matches all given files of a folder. The pattern ends in `tail` and in the common suffix of
+    the files.
     """
     deep = "**/" if any("/" in name.rstrip("/") for name in names) else ""
     if all(name.endswith("/") for name in names):
@@ -347,7 +356,7 @@ def _refuse_parts(tops: Iterable[str]) -> None:
 
 
 def _why_not(items: Sequence[str]) -> str:
-    """Return the reason why files have no known layout, and the remedy."""
+    """Explain why the files have no known layout, and name the remedy."""
     below = _below(items)
     images = [top for top in below if top.lower() in IMAGE_WORDS]
     labels = [top for top in below if top.lower() in LABEL_WORDS]

@@ -1,4 +1,4 @@
-"""Ask which names in a folder of images are patients, hospitals, classes, parts or sessions.
+"""Ask which names in a folder of images stand for patients, hospitals, classes, parts of the data or sessions.
 
 Each question about ambiguous names shows evidence. The result is a list of cases, each with its image, its mask or
 class, and its patient.
@@ -43,13 +43,15 @@ from medsilo_lab.start.wording import is_common, names_a_person
 Ask = Callable[[Question], str]
 MASKS = LABEL_WORDS | {"dseg", "annotation", "annotations", "groundtruth", "gt"}
 HOSPITAL_COLUMNS = ("site", "hospital", "center", "centre", "clinic", "institution", "klinik", "zentrum")
-MOST_CLASSES, LEAST_OF_CLASS = 20, 3  # most values in a column of classes, and fewest images in a class's folder
-# smallest share of images that a table must name to belong to them, and the share below which a question follows
+# largest number of values in a column of classes, and smallest number of images in a folder of a class
+MOST_CLASSES, LEAST_OF_CLASS = 20, 3
+# COVERED: smallest fraction of images that a table must name. NAMED: smallest fraction of a table's lines with an image
+# that needs no question.
 COVERED, NAMED = 0.2, 0.8
 RUNS = re.compile(r"\d+ \d+( \d+ \d+)*")  # masks in Kaggle's run-length format
 LARGEST_JSON = 1 << 28  # largest JSON file in bytes
 SESSION = re.compile(r"(ses|session|visit|study|scan|exam|series|view|tp|timepoint|time)[-_ ]?\w{0,12}", re.IGNORECASE)
-MOST_NAMES = 5  # with at most this many patients, all images may be from one patient
+MOST_NAMES = 5  # largest median number of patients per folder at which the user is asked about patients
 BY_HEADER = "each name in headers is a patient"
 NEITHER, EACH_FOLDER = "neither", "each folder is a patient"
 WHERE = frozenset(
@@ -68,34 +70,34 @@ EACH, ONE_HOSPITAL, DRAWN, LEFT_OUT = "each image is a patient", "one hospital",
 
 @dataclass(frozen=True)
 class FoundCase:
-    """An image and the known facts about it. Paths are relative to the data folder."""
+    """A case: its image, its mask or class, its patient and its hospital. Paths are relative to the data folder."""
 
     image: str
-    label: str = ""  # file of a mask, or a class
+    label: str = ""  # path of the mask, or the class
     patient: str = ""
     hospital: str = ""
 
 
 @dataclass
 class FoundCases:
-    """The cases of a folder, found from names and answers."""
+    """The cases of a folder, as found from names of files and answers of the user."""
 
     kind: str  # description of the kind of folder
     segments: bool
     cases: list[FoundCase]
-    patients_by: str = ""  # source of the patients' names; empty without a source
+    patients_by: str = ""  # source of the patients' names; empty if each image counts as a patient
     told: bool = False  # true if the user declared that folders are hospitals
     left_out: dict[str, int] = field(default_factory=dict)
     named: DatasetNames | None = None  # names in the folder's dataset.json
     unused: tuple[str, ...] = ()  # ignored tables
 
     def leave_out(self, why: str, count: int) -> None:
-        """Count omitted cases and their reason."""
+        """Add a number of omitted cases to the count for the reason of the omission."""
         if count:
             self.left_out[why] = self.left_out.get(why, 0) + count
 
     def sites(self) -> dict[str, list[FoundCase]]:
-        """Return the cases of each hospital, by name in the plan. A single hospital has the key ""."""
+        """Return the cases of each hospital, by the hospital's name in the plan. A single hospital has the key ""."""
         tops = {case.hospital for case in self.cases}
         if tops == {""}:
             return {"": self.cases}
@@ -113,7 +115,7 @@ class FoundCases:
         return found
 
     def layout(self) -> FolderLayout:
-        """Return the cases as a layout without patterns."""
+        """Return the layout of the cases, without patterns of file names."""
         known = None if self.patients_by else FileTable("", "image", "label", None)
         hospitals = tuple(sorted({case.hospital for case in self.cases} - {""}))
         return FolderLayout(
@@ -132,14 +134,15 @@ class Images:
     target: str | None = None
 
     def levels(self, names: Iterable[str]) -> list[list[str]]:
-        """Return the folder names of each image, for each level that all images have."""
+        """For each level of folders that all images have, return the name of each image's folder."""
         rows = [PurePosixPath(name).parts[:-1] for name in names]
         deep = min(map(len, rows), default=0)
         return [[row[level] for row in rows] for level in range(deep)]
 
 
 def found_cases(folder: Path, target: str | None, ask: Ask) -> FoundCases | None:
-    """Return the cases in a folder of images whose names alone are ambiguous; None for other data.
+    """Return the cases in a folder of images, and ask about ambiguous names. Return None for data without ambiguous
+    names.
 
     `ask` receives a question and returns the answer.
     """
@@ -170,7 +173,7 @@ def found_cases(folder: Path, target: str | None, ask: Ask) -> FoundCases | None
 
 
 def sight_of(found: FoundCases, folder: DatasetLayout) -> DatasetLayout:
-    """Open a sample of the cases, and make all choices for them."""
+    """Open a sample of the cases, and make all choices for these cases."""
     source = DataSource(folder=folder.path)
     looks = facts_of_cases(found.layout(), source, found.listings(folder.path), found.segments)
     if found.layout().hospitals:
@@ -198,14 +201,16 @@ def _is_usual(path: Path) -> bool:
 
 
 def _inside(root: Path, files: Mapping[str, Path], names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the images inside a folder, and the links that lead out of it."""
+    """Return the images inside a folder, and the symbolic links that lead out of this folder."""
     top = root.resolve()
     out = [name for name in names if leads_out(files[name], top)]
     return [name for name in names if name not in {*out}], out
 
 
 def _words(name: str) -> list[str]:
-    """Return the folders of a file, and the last word of a compound file name, in lower case."""
+    """Return the names of a file's folders in lower case. If the file name has several words, also return its last
+    word.
+    """
     *folders, last = PurePosixPath(name).parts
     stem = last[: len(last) - len(suffix_of(last))]
     tail = re.split(r"[-_. ]", stem)
@@ -222,7 +227,7 @@ def _stem(name: str) -> str:
 
 
 def _key(name: str) -> tuple[str, ...]:
-    """Return the part of a file name that is common to an image and its mask."""
+    """Return a key that an image and its mask have in common: the path without words such as images or mask."""
     folders = [part for part in PurePosixPath(name).parts[:-1] if part.lower() not in IMAGE_WORDS | MASKS]
     words = re.split(r"([-_. ])", _stem(name))
     while len(words) > 2 and words[-1].lower() in IMAGE_WORDS | MASKS:
@@ -234,7 +239,7 @@ def _key(name: str) -> tuple[str, ...]:
 # ---------------------------------------------------------------------------------------------------- tables
 @dataclass(frozen=True)
 class Lines:
-    """A table with a line per image."""
+    """A table with a line for each image or for each patient."""
 
     name: str
     head: tuple[str, ...]
@@ -245,7 +250,7 @@ class Lines:
     named: Mapping[str, str]  # from an image to its patient, if the column names patients
 
     def cell(self, image: str, column: str) -> str:
-        """Return an image's cell in a column; empty without a line."""
+        """Return the cell of an image's line in a column; an empty text if the image has no line."""
         place = self.line_of.get(image)
         return "" if place is None else self.lines[place][self.head.index(column)].strip()
 
@@ -256,20 +261,22 @@ class Lines:
 
     @property
     def patient(self) -> str | None:
-        """Return the column with the most reliable name for patients; otherwise the column that matches images to
-        patients.
+        """Return the column with the most reliable name for patients. If no column has a name for patients, return the
+        column that matches images to patients.
         """
         own = called([own for own in self.head if self.by == "patient" or own != self.key], PATIENT_WORDS)
         return own or (self.key if self.by == "patient" else None)
 
     @property
     def is_sure(self) -> bool:
-        """Return True if the column's name or its values show that it contains patients."""
+        """Return True if the name or the values of the patient column show that the column contains patients."""
         return self.patient is not None and (is_called(self.patient) or names_patients(self.named.values()))
 
     @property
     def like_names(self) -> list[str]:
-        """Return the columns that may contain patients: more values than classes, and no measurements."""
+        """Return the columns that may contain patients. A column that may contain patients has more values than a
+        column of classes, and no measurements.
+        """
         found = []
         for column in self.head:
             values = self.values(column)
@@ -280,12 +287,12 @@ class Lines:
 
 
 def _tables(seen: Images) -> list[Lines]:
-    """Return the tables that name images or patients. The table with most images comes first."""
+    """Return the tables that name images or patients. The table that names most images comes first."""
     found: dict[tuple[str, ...], tuple[str, list[tuple[str, ...]], list[str]]] = {}
     for name in tables_in(seen.files):
         head, *lines = TableReader.first_lines(seen.files[name], TableReader.MOST_LINES) or [[]]
         whole = [tuple(line) for line in lines if len(line) == len(head)]
-        if len(head) > 1 and whole:  # joins tables with the same columns, such as two parts
+        if len(head) > 1 and whole:  # joins tables with the same columns, such as tables of training and test cases
             _, lines_, places = found.setdefault(tuple(head), (name, [], []))
             lines_.extend(whole)
             places.extend([name.rpartition("/")[0]] * len(whole))
@@ -298,8 +305,10 @@ def _tables(seen: Images) -> list[Lines]:
 def _named_by(
     seen: Images, name: str, head: tuple[str, ...], lines: list[tuple[str, ...]], places: list[str]
 ) -> Lines | None:
-    """Return a table with the column that names most images. For a joined table, `places` has the folder of each line's
-    file.
+    """Find the column that names most images or patients. Return None if no column names enough images or patients.
+
+    Args:
+        places: for each line, the folder of the file that has this line
     """
     below = {place: [own for own in seen.images if not place or own.startswith(f"{place}/")] for place in {*places}}
     by_file = {place: _ways_to_name(own) for place, own in below.items()}
@@ -332,7 +341,7 @@ def _named_by(
 
 
 def _ways_to_name(images: Sequence[str]) -> dict[str, str]:
-    """Return images by all names that a table may use: each end of a path that is unique."""
+    """Return the image for each name that a table may use: each end of a path that only a single image has."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for image in images:
         parts = PurePosixPath(image).parts
@@ -349,14 +358,14 @@ def _image_of(cell: str, known: Mapping[str, str]) -> str | None:
 
 
 def _names_of_patient(image: str) -> list[str]:
-    """Return possible names of an image's patient: its folders, and the beginnings of its file name."""
+    """Return possible names of an image's patient: the image's folders, and the beginnings of the image's file name."""
     stem = _stem(image)
     ends = [match.start() for match in re.finditer(r"[-_. ]", stem)]
     return [*PurePosixPath(image).parts[:-1], *(stem[:end] for end in reversed(ends))]
 
 
 def _with_table(seen: Images, table: Lines, ask: Ask) -> FoundCases:
-    """Return images with labels from a table."""
+    """Return the cases of images whose labels are in a table."""
     label = _label_column(seen, table, ask)
     named = [image for image in seen.images if image in table.line_of]
     cases = [FoundCase(image, table.cell(image, label)) for image in named]
@@ -386,7 +395,7 @@ def _once(found: FoundCases, ask: Ask) -> None:
 
 
 def _by_column(found: FoundCases, table: Lines, column: str) -> None:
-    """Assign patients from a table's column. Cases without a patient are left out."""
+    """Take each case's patient from a column of the table. Leave out cases without a patient."""
     whose = {case.image: table.cell(case.image, column) for case in found.cases}
     known = [replace(case, patient=whose.get(case.image, "")) for case in found.cases]
     found.leave_out(f"images without a patient in {table.name}", sum(not case.patient for case in known))
@@ -419,7 +428,7 @@ def _check_lines(found: FoundCases, seen: Images, table: Lines, label: str, ask:
 
 
 def _columns_of_classes(table: Lines) -> list[str]:
-    """Return the columns that may be classes."""
+    """Return the columns whose values may be classes."""
     others = [
         own for own in table.head if own not in (table.key, table.patient) and not is_called(own, HOSPITAL_COLUMNS)
     ]
@@ -427,7 +436,7 @@ def _columns_of_classes(table: Lines) -> list[str]:
 
 
 def _label_column(seen: Images, table: Lines, ask: Ask) -> str:
-    """Return the column of the label."""
+    """Return the label column, and ask the user if several columns are possible."""
     others = [own for own in table.head if own not in (table.key, table.patient)]
     if seen.target:
         if (own := next((name for name in table.head if name.lower() == seen.target.lower()), None)) is None:
@@ -458,7 +467,7 @@ def _shown(values: Mapping[str, int]) -> str:
 
 
 def _hospitals_in(found: FoundCases, table: Lines, ask: Ask) -> None:
-    """Ask whether a column with a usual name for hospitals divides the images by hospital."""
+    """If a column has a usual name for hospitals, ask whether the values of this column are hospitals."""
     column = next((own for own in table.head if is_called(own, HOSPITAL_COLUMNS) and own != table.key), None)
     if not column or len(values := Counter(table.cell(case.image, column) for case in found.cases)) < 2:
         return
@@ -472,7 +481,9 @@ def _hospitals_in(found: FoundCases, table: Lines, ask: Ask) -> None:
 
 # ---------------------------------------------------------------------------------------------------- masks
 def _with_masks(seen: Images, tables: Sequence[Lines], ask: Ask) -> FoundCases | None:
-    """Return images with masks. None for several channels, or for a layout that `layout_of` knows."""
+    """Return the cases of images with masks. Return None if images have several channels, or if `layout_of` knows the
+    layout.
+    """
     table = next((own for own in tables if own.patient), None)
     try:
         usual = layout_of(items_of(seen.files))
@@ -505,7 +516,9 @@ def _with_masks(seen: Images, tables: Sequence[Lines], ask: Ask) -> FoundCases |
 
 
 def _refuse_visits(tops: Sequence[str], seen: Images, ask: Ask) -> None:
-    """Ask whether the folders are patients or hospitals, and reject patients with several visits."""
+    """Ask whether the folders are patients or hospitals. Raise DataError if the folders are patients, who then have
+    several visits.
+    """
     if all(top.lower().startswith(HOSPITAL_WORDS) for top in tops):
         return
     counts = Counter(PurePosixPath(name).parts[0] for name in seen.images)
@@ -519,7 +532,9 @@ def _refuse_visits(tops: Sequence[str], seen: Images, ask: Ask) -> None:
 
 # ---------------------------------------------------------------------------------------------------- BIDS
 def _bids(seen: Images, ask: Ask) -> FoundCases:
-    """Return the images of all sessions in a BIDS folder. Masks are in derivatives, or labels in participants.tsv."""
+    """Return the cases of all sessions in a BIDS folder. Masks are in the folder derivatives. Without masks, labels are
+    in participants.tsv.
+    """
     own = [name for name in seen.images if PurePosixPath(name).parts[0].startswith("sub-")]
     kinds = Counter(_stem(name).rsplit("_", 1)[-1] for name in own)
     kind = kinds.most_common(1)[0][0]
@@ -558,13 +573,13 @@ def _subject(name: str) -> str:
 
 
 def _entities(name: str) -> tuple[str, ...]:
-    """Return subject, session and run in the name of a BIDS file."""
+    """Return the subject, the session and the run in the name of a BIDS file."""
     return tuple(part for part in _stem(name).split("_") if re.match(r"(sub|ses|run)-", part))
 
 
 # ---------------------------------------------------------------------------------------------------- folders
 def _in_folders(seen: Images, table: Lines | None, ask: Ask) -> FoundCases | None:
-    """Return images in folders named after classes."""
+    """Return the cases of images in folders that are named after classes."""
     found_ = FoundCases("images in folders named after their classes", False, [FoundCase(name) for name in seen.images])
     levels = seen.levels(seen.images)
     _ask_parts(levels, ask)
@@ -589,7 +604,7 @@ def _ask_parts(levels: Sequence[Sequence[str]], ask: Ask) -> None:
 
 
 def _class_level(levels: Sequence[Sequence[str]], ask: Ask) -> int | None:
-    """Return the level of the folders that are named after classes; None without such a level."""
+    """Return the level at which folders are named after classes; None if there is no such level."""
     several = [
         at for at, own in enumerate(levels) if len({*own}) > 1 and not {name.lower() for name in own} <= PART_WORDS
     ]
@@ -632,7 +647,7 @@ def _class_level(levels: Sequence[Sequence[str]], ask: Ask) -> int | None:
 
 
 def _if_classes(names: Sequence[str], level: int, ask: Ask) -> int:
-    """Ask whether folders are classes, unless their names decide."""
+    """Ask whether folders are classes, unless the names of the folders are clearly names of classes."""
     if all(map(_is_finding, names)):
         return level
     text = f"folders {listed(names)}: are they the classes of images?"
@@ -654,7 +669,9 @@ def _range(counts: Iterable[int]) -> str:
 
 
 def _ask_folders(found: FoundCases, ask: Ask, taken: Collection[int], whose: bool = True) -> None:
-    """Ask whether other folders are patients or hospitals. Then ask for the patients, if necessary."""
+    """Ask whether folders at other levels are patients or hospitals. If no folder names the patients, ask for the
+    patients.
+    """
     rows = [PurePosixPath(case.image).parts[:-1] for case in found.cases]
     deep = min(map(len, rows))
     free = [
@@ -697,8 +714,8 @@ def _ask_folders(found: FoundCases, ask: Ask, taken: Collection[int], whose: boo
 
 
 def _patients_at(found: FoundCases, level: int, ask: Ask) -> None:
-    """Assign patients from the folders at a level. Folders with the same name are the same patient, even at different
-    paths.
+    """Take each case's patient from the name of the case's folder at the level `level`. Folders with the same name are
+    the same patient, even at different paths.
     """
     named = [PurePosixPath(case.image).parts[level] for case in found.cases]
     if expression := _prefix({"": sorted({*named})}):
@@ -716,9 +733,10 @@ def _folder_at(level: int) -> str:
 
 
 def _ask_patients(found: FoundCases, ask: Ask, without: Collection[int] = (), table: Lines | None = None) -> None:
-    """Ask for the patients of images if no column or folder names them.
+    """Ask for the patient of each image.
 
-    Possible answers are an image's path, its file name, or an unusually named column of its table.
+    Possible answers are a folder in the path, a pattern of file names, a column of the table, or a patient for each
+    image.
     """
     names: defaultdict[str, list[str]] = defaultdict(list)
     for case in found.cases:
@@ -745,7 +763,8 @@ def _ask_patients(found: FoundCases, ask: Ask, without: Collection[int] = (), ta
         assert table
         ways[way] = {case.image: table.cell(case.image, own) for case in found.cases}
     sizes = {way: len({*whose.values()}) for way, whose in ways.items()}
-    # Merging two patients costs little, but few patients with many images each are unlikely.
+    # Answers with few patients come first, because merging two patients costs little. Answers with very few patients
+    # are unlikely, and come last.
     ways = dict(sorted(ways.items(), key=lambda way: (sizes[way[0]] < LEAST_PATIENTS, sizes[way[0]])))
 
     def named(answer: str) -> Mapping[str, str]:
@@ -780,7 +799,9 @@ PREFIX, ALL_BUT_LAST = r"^(.*?\d+)[-_. ].+$", r"^(.*\d.*)[-_. ][^-_. ]+$"
 
 
 def _prefix(stems: Mapping[str, Sequence[str]], expression: str = PREFIX) -> str | None:
-    """Return a regular expression for the common beginning of several names."""
+    """Return `expression` if `expression` matches every name, and finds the same beginning in several names. Otherwise
+    return None.
+    """
     found = {site: [re.search(expression, stem) for stem in own] for site, own in stems.items()}
     every = [match for own in found.values() for match in own]
     values = {match[1] for match in every if match}
@@ -821,7 +842,7 @@ def _is_coco(path: Path) -> bool:
 
 # --------------------------------------------------------------------------------------------------- for any layout
 def guessed_patients(seen: Proposal) -> Iterator[Question]:
-    """Ask whether patients found in file names are right."""
+    """Ask whether the patients that were found in file names are right."""
     expression = seen.data.get("patient")
     if not expression or not seen.survey.patients_named:
         return
@@ -842,7 +863,9 @@ def guessed_patients(seen: Proposal) -> Iterator[Question]:
 
 
 def _alike_in_folders(whose: Mapping[str, str]) -> Iterator[Question]:
-    """Ask whether patients with the same name in two folders are the same people. `whose` has each image's patient."""
+    """Ask whether patients with the same name in two folders are the same people. `whose` has the patient of each
+    image.
+    """
     folders: defaultdict[str, set[str]] = defaultdict(set)
     for name, patient in whose.items():
         if "/" in name:
@@ -860,7 +883,9 @@ def _alike_in_folders(whose: Mapping[str, str]) -> Iterator[Question]:
 
 
 def patients_of_headers(seen: Proposal) -> Iterator[Question]:
-    """Ask about the patients in image headers, as in DICOM, if a folder has several patients or names are similar."""
+    """Ask about the patients in image headers, as in DICOM. Questions arise if a folder has several patients, or if
+    patients' names are similar.
+    """
     told = seen.data.get("patient") or seen.data.get("table")
     if told or not seen.survey.patients_named or not isinstance(seen.task, FolderTask):
         return

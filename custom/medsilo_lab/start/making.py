@@ -1,4 +1,4 @@
-"""Make a hospital's data set from a folder or a table: find the kind of data, ask questions, count, and write."""
+"""Make a hospital's data set from a folder or a table: find the kind of data, ask questions, count cases, and write."""
 
 import csv
 import hashlib
@@ -56,19 +56,19 @@ from medsilo_lab.start.folder_questions import (
 from medsilo_lab.start.questions import DETECTORS, Proposal, Question, Values, listed
 from medsilo_lab.start.subgroups import AskedSubgroup, asked_again
 
-# keys of a task whose values are words in the data
+# keys of a task whose values may contain words of the data
 SPOKEN = ("columns", "target", "time", "event", "labels", "modalities", "signals")
 OF_TABLE = "table."  # prefix of answers that change how a table is read
 OF_ALL = ("hospitals", "alone")  # answers that apply to all tables in a folder
 LEARNED = {"survival": ("time", "event"), "regression": ("target", "range")}
 PAGE = "page.html"
-MOST_VALUES = 1000  # largest number of a column's values that questions use
+MOST_VALUES = 1000  # largest number of different values of a column that questions use
 Ask = Callable[[Question], str]
 
 
 @dataclass(frozen=True)
 class Made:
-    """A data set with its files, and the proposed plan."""
+    """A new data set, with a list of its files, and with the proposed plan."""
 
     data_set: DataSet
     files: list[KnownFile]
@@ -76,7 +76,7 @@ class Made:
     data: SiteData
     source: DataSource
     cases: str = ""  # the list of cases as text, if patterns of file names do not describe all cases
-    reasons: Mapping[str, str] = field(default_factory=dict)  # reasons for the keys of `reading`
+    reasons: Mapping[str, str] = field(default_factory=dict)  # reasons for the keys in the data set's `reading`
 
     def write(self, folder: Path) -> None:
         """Write the data set into a new folder, with a page for its review."""
@@ -88,10 +88,11 @@ class Made:
 
 @dataclass(frozen=True)
 class MadeSets:
-    """The data sets of a folder, with the facts about it and the plan proposed for all hospitals."""
+    """The data sets of a folder, the facts about the folder, and the plan that is proposed for all hospitals."""
 
     sight: DatasetLayout
-    sets: dict[str, Made]  # by hospital; the key "" stands for a single hospital, or for a table of several
+    # data sets by hospital; the key "" stands for a single hospital, or for a table of several hospitals
+    sets: dict[str, Made]
 
     @property
     def plan(self) -> Plan:
@@ -101,17 +102,17 @@ class MadeSets:
 
 @dataclass
 class Asked:
-    """The user's answers, given earlier or now. Each question is asked once."""
+    """The answers to questions: the user's earlier answers, and answers for which the user is asked once."""
 
     ask: Ask
     said: Mapping[str, str]
     answers: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, question: Question, site: str = "") -> str:
-        """Return the answer to a question. An earlier answer applies to all hospitals, or with the key "KEY of SITE" to
-        one. Raises DataError for an invalid answer.
+        """Return the answer to a question. An earlier answer applies to all hospitals, unless its key is "KEY of SITE".
+        Raises DataError for an invalid answer.
 
-        `site` is the hospital of the question, if there are several.
+        `site` is the hospital of the question, if there are several hospitals.
         """
         key = f"{question.key} of {site}" if site else question.key
         if key not in self.answers:
@@ -168,7 +169,7 @@ class _Making:
     ) -> None:
         self.layout, self.found, self.asked, self.scratch, self.ready = layout, found, asked, scratch, ready
         self.sight = sight_of(found, layout) if found else first_sight(layout)
-        self.facts: dict[str, Any] = {}  # of images, by their keys
+        self.facts: dict[str, Any] = {}  # facts about images that were already read, by the image's key
 
     @property
     def several(self) -> bool:
@@ -177,7 +178,7 @@ class _Making:
 
     @property
     def sites(self) -> dict[str, Any]:
-        """The sites for one data set's plan: those of the proposed plan, or the single hospital."""
+        """The sites in the plan of a data set: the sites of the proposed plan, or the single hospital."""
         keys = ("sites", "evaluation_sites")
         return (
             {key: own for key in keys if (own := _chosen(self.sight, f"participation.{key}"))}
@@ -186,9 +187,9 @@ class _Making:
         )
 
     def makers(self) -> "list[_Maker]":
-        """Return a maker of each hospital's data set, after all questions are answered.
+        """Ask all questions, and return a maker for each hospital's data set.
 
-        Hospitals with very few patients have no maker. The answers determine the numbers of patients.
+        A hospital with very few patients has no maker. Answers can change the number of a hospital's patients.
         """
         every: dict[str, _Maker] = {}
         while True:
@@ -202,7 +203,7 @@ class _Making:
                 return [every[name] for name in names]
 
     def take(self, site: str, said: Values) -> None:
-        """Examine the folder again, with answers about a hospital's table."""
+        """Examine the folder again, because an answer changes how a hospital's table is read."""
         own = {key: value for key, value in said.items() if key not in OF_ALL}
         more = {key: value for key, value in said.items() if key in OF_ALL}
         of = self.layout.said_of
@@ -241,12 +242,12 @@ class _Maker:
         self.answers = dict(self.asked.answers)
         self.changes: dict[str, Any] = {}
         self.left_out = dict(self.found.left_out) if self.found and not making.sight.several else {}
-        self.data: SiteData | None = None  # data of a table, for questions about it
+        self.data: SiteData | None = None  # data of a table, for questions about the table
         self.old: DataSet | None = None
         self.files: list[KnownFile] = []
 
     def _found_cases(self) -> tuple[Path, str]:
-        """Return the common top folder of all files, if there is one, and the list of cases."""
+        """Return the folder of the hospital's cases, and the list of these cases as text."""
         assert self.found
         segments = self.found.segments
         cases = self.found.sites()[self.name] if self.making.several else self.found.cases
@@ -261,7 +262,7 @@ class _Maker:
         return self.making.layout.path / inner, _cases_text(["image", "label", "patient"], rows)
 
     def drafted(self) -> dict[str, tuple[Any, str]]:
-        """Return the proposed keys in `data`, each with its reason."""
+        """Return the keys that are proposed for the section `data`, each with its value and its reason."""
         draft = self.making.sight.choices
         own = {**draft.settings, **(draft.sites.get(self.name, {}) if self.making.several else {})}
         return {key.removeprefix("data."): said for key, said in own.items() if key.startswith("data.")}
@@ -275,7 +276,7 @@ class _Maker:
         return folder if self.making.several and "data.table" not in own and folder.is_dir() else sight.path
 
     def read_as(self) -> tuple[Plan, DataSource]:
-        """Return the proposed plan and the description of the data, both after the answers' changes."""
+        """Return the proposed plan and the description of the data, with the changes from the user's answers."""
         plan_values = load_yaml(text_of((), self.making.sight.choices.plan))
         plan_values["participation"] = dict(self.making.sites)
         plan_values["task"].pop("partition", None)
@@ -296,7 +297,7 @@ class _Maker:
         return _read_as(parse_plan(plan_values), data)
 
     def ask(self) -> None:
-        """Ask all questions about this hospital. An answer may lead to further questions."""
+        """Ask all questions about the hospital. An answer may lead to further questions."""
         done = {*self.asked.answers} if self.found else set[str]()
         while True:
             self.seen, self.data = self._proposal(*self.read_as())
@@ -317,10 +318,10 @@ class _Maker:
             if of_table:
                 self.making.take(self.name, of_table)
                 if not any(self.name in own for own in self.making.sites.values()):
-                    return  # too few patients are left
+                    return  # the hospital has too few patients after this answer
 
     def _proposal(self, plan: Plan, source: DataSource) -> tuple[Proposal, SiteData | None]:
-        """Return the proposal for the questions, and the data if they were read for it."""
+        """Return the proposal that the questions are about. Also return the data if the function has read the data."""
         columns: dict[str, tuple[str, ...]] = {}
         if isinstance(plan.task, PatientTable):
             table = read_columns(source.table_file())
@@ -328,12 +329,12 @@ class _Maker:
         sight, tested = self.making.sight, self.name in plan.participation.evaluation_sites
         own = self._read_once(source.for_study(only_tested=tested), plan)
         data, survey = None, None
-        if columns:  # the cases of a table are in memory
+        if columns:  # all cases of a table fit into memory
             try:
                 data = plan.task.site_data(self.name, plan.participation.sites, 0, own)
                 survey = data.survey
             except MedsiloError:
-                data = None  # the survey reports the reason
+                data = None  # the survey reports the reason for this error
         survey = survey or plan.task.survey(self.name, plan.participation.sites, 0, own)
         if stops := [problem for problem in survey.problems if problem.severity == "stops"]:
             raise DataError(stops[0].counted, "; ".join(stops[0].private[:6]))
@@ -341,14 +342,16 @@ class _Maker:
         return Proposal(sight, plan.task, self.name, told, survey, list(sight.files), columns), data
 
     def _read_once(self, source: DataSource, plan: Plan) -> DataSource:
-        """Return the data source so that each image is preprocessed once."""
+        """Return a data source with which each image is preprocessed only once."""
         if not _has_images(plan):
             return source
         ready = self.making.ready
         return source.model_copy(update={"cache_folder": ready}) if ready else source.for_facts(self.making.facts)
 
     def look(self, before: Path | None, progress: Callable[[int], None]) -> None:
-        """Read the files that are new since the data set's earlier version in the folder `before`."""
+        """List the data set's files. Read only files that are new since the data set's earlier version in the folder
+        `before`.
+        """
         self.old = DataSet.read(before) if before and (before / DataSet.FILE).exists() else None
         known: Mapping[str, KnownFile] = {}
         if before and self.old:
@@ -357,7 +360,7 @@ class _Maker:
         self.files = scan(files_of(self.read_as()[1]), known, progress)
 
     def entries(self) -> list[Entry]:
-        """The images of the data; empty for a table or time series."""
+        """The cases with images; an empty list for a table, a time series or a DICOM series."""
         plan, source = self.read_as()
         if not isinstance(plan.task, FolderTask):
             return []
@@ -365,7 +368,9 @@ class _Maker:
         return [] if any(image.is_dir() for entry in entries for image in entry.images) else entries
 
     def keep(self, entries: Sequence[Entry], why: str, patients: int) -> None:
-        """Continue with these cases only. `patients` is the number of omitted patients."""
+        """Keep only the cases in `entries`. `why` is the reason for omitting the other cases, which are from `patients`
+        patients.
+        """
         channels, folder = len(entries[0].images), self.place()
         heads = ["image"] if channels == 1 else [f"image-{number}" for number in range(channels)]
         parts = any(entry.part for entry in entries)
@@ -383,11 +388,15 @@ class _Maker:
         return DataSource.from_values(self.old.reading, DataSet.FILE).subgroups if self.old else {}
 
     def made(self, floor: int, called: Mapping[str, str], subgroups: Sequence[AskedSubgroup] = ()) -> Made:
-        """Return the data set. Disclosed numbers of patients are multiples of `floor`. `called` has the names in plans
-        of words in the data.
+        """Return the data set.
+
+        Args:
+            floor: disclosed numbers of patients are multiples of this number
+            called: names in plans, by words in the data
+            subgroups: subgroups that the user requests
         """
         plan, source = self.read_as()
-        before = self.old.called if self.old else {}  # names from the earlier version whose words still occur
+        before = self.old.called if self.old else {}  # names in plans, from the data set's earlier version
         asked, names = asked_again(self._subgroups_before(), subgroups)
         names |= called
         called = {**{word: name for word, name in before.items() if word in plan.task.words}, **called}
@@ -434,7 +443,9 @@ class _Maker:
 
 
 def _leave_out_copies(makers: Sequence[_Maker], asked: Asked) -> None:
-    """Ask about images that belong to two patients or two hospitals. Only the first patient is kept."""
+    """Ask about images that belong to two patients or two hospitals. Of several patients with the same image, only the
+    first patient is kept.
+    """
     owners: defaultdict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     entries = {maker.name: maker.entries() for maker in makers}
     for maker in makers:
@@ -466,27 +477,30 @@ def _leave_out_copies(makers: Sequence[_Maker], asked: Asked) -> None:
 
 
 def _read_as(plan: Plan, data: dict[str, Any]) -> tuple[Plan, DataSource]:
-    """Return the plan and the description of the data, with the keys that a reviewer of the data set declares."""
+    """Return the plan, and the description of the data with its outcome, all classes and the default `shares`."""
     task, known = plan.task, data.get("label_map", {})
     if isinstance(task, PatientTable):
         data["outcome"] = [data.get("columns", {}).get(own, own) for own in task.outcomes]
         data["learned_as"] = task.kind
-    if getattr(task, "kind", "") == "classification":  # all classes, even those with few patients
+    if getattr(task, "kind", "") == "classification":  # adds all classes, even classes with few patients
         plain = {label: label for label in map(str, getattr(task, "labels", ())) if label not in known.values()}
         data["label_map"] = {**known, **plain}
-    usual = {"shares": SHARES} if hasattr(task, "shares") else {}  # without shares, the task itself divides the data
+    # a task without the key `shares` divides the data itself
+    usual = {"shares": SHARES} if hasattr(task, "shares") else {}
     return plan, DataSource.from_values({**usual, **data, "folder": str(data["folder"])}, "data")
 
 
 def _called(word: Any, called: Mapping[str, str]) -> Any:
-    """Return the name in plans of a word, or of all words in a task's key."""
+    """Replace a word of the data, or all words in a value of a task, by the names in plans."""
     if isinstance(word, dict):
         return {key: _called(own, called) if key in ("name", "levels") else own for key, own in word.items()}
     return [_called(own, called) for own in word] if isinstance(word, list | tuple) else called.get(word, word)
 
 
 def called_otherwise(draft: Draft, called: Mapping[str, str]) -> Draft:
-    """Replace words of the data in a folder's choices. Reasons that contain such words are removed."""
+    """In a folder's choices, replace words of the data by the names in plans. Remove reasons that contain words of the
+    data.
+    """
     own = {f"task.{key}" for key in SPOKEN} & draft.plan.keys()
     there = re.compile("|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in called))
     plan = {
@@ -497,8 +511,8 @@ def called_otherwise(draft: Draft, called: Mapping[str, str]) -> Draft:
 
 
 def renamed(plan: Plan, source: DataSource, called: Mapping[str, str]) -> tuple[Plan, DataSource]:
-    """Rename words of the data in a plan, and in the description of the data. Raises DataError for a word that is not
-    in the plan.
+    """Rename words of the data in a plan, and in the description of the data. Raises DataError if a word is not in the
+    plan.
     """
     task = plan.task
     if unknown := sorted(called.keys() - {*task.words}):
@@ -517,7 +531,7 @@ def renamed(plan: Plan, source: DataSource, called: Mapping[str, str]) -> tuple[
     for key in ("codes", "spans", "unannotated"):
         if own := data.get(key):
             data[key] = {name(column): value for column, value in own.items()} if isinstance(own, dict) else name(own)
-    own_numbers = getattr(task, "numbers", ())  # columns of a table, or of recordings
+    own_numbers = getattr(task, "numbers", ())  # numeric columns of a table or of recordings
     if own_numbers:
         key = "columns" if isinstance(task, PatientTable) else "recording_columns"
         read = (*getattr(task, "outcomes", ()), *(one.name for one in own_numbers))
@@ -559,7 +573,7 @@ def _patients(
 
 
 def _learns(plan: Plan) -> dict[str, Any]:
-    """Return the possible objectives, by the keys of this kind of plan."""
+    """Return the plan's keys that define the objective, with their values."""
     task, of_kind = plan.task, LEARNED.get(getattr(plan.task, "kind", ""), ("labels",))
     kept = (*of_kind, *(["target"] if isinstance(task, PatientTable) and task.kind == "classification" else []))
     told = {key: getattr(task, key) for key in ("kind", *kept) if hasattr(task, key)}
@@ -567,7 +581,7 @@ def _learns(plan: Plan) -> dict[str, Any]:
 
 
 def _tells(data: SiteData, floor: int) -> dict[Any, Told]:
-    """Return the disclosed numbers of each part of the data."""
+    """Return the disclosed numbers of patients and cases in training, validation and test."""
     told = {}
     for part in PARTS:
         cases = getattr(data, part)
@@ -578,7 +592,7 @@ def _tells(data: SiteData, floor: int) -> dict[Any, Told]:
 
 
 def stop_at_questions(question: Question) -> str:
-    """Accept safe proposals, and raise an error for any other question."""
+    """Return the proposed answer if the proposal is safe. Raises MedsiloError for any other question."""
     if question.safe:
         return question.proposed
     other = " or another answer" if question.free or len(question.answers) > 1 else ""
@@ -588,7 +602,7 @@ def stop_at_questions(question: Question) -> str:
 
 
 def questions_of(seen: Proposal) -> list[Question]:
-    """Return the questions about a proposal, with each key once."""
+    """Return the questions about a proposal. Of several questions with the same key, return the first."""
     found: dict[str, Question] = {}
     for detector in (*table_questions.DETECTORS, *DETECTORS, guessed_patients, patients_of_headers):
         for question in detector(seen):

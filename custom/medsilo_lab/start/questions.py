@@ -1,7 +1,7 @@
 """Questions about a folder or table. A question is asked if a wrong guess could leak data, split a patient or invert a
 label.
 
-Each question shows evidence for its proposal. `--yes` accepts only safe proposals. If a safe proposal is wrong, it may
+Each question shows evidence for its proposal. `--yes` accepts only safe proposals. A safe proposal that is wrong may
 reduce accuracy or omit patients. A safe proposal never discloses data or inflates a test score.
 """
 
@@ -19,23 +19,23 @@ from medsilo.tasks.task import Task
 from medsilo_lab.start.dataset_layout import DatasetLayout
 from medsilo_lab.start.file_table import SURELY, is_called
 
-# from keys of a hospital's data (`data.columns.patient`) or of the plan (`task.target`) to their values
+# values by key; a key belongs to a hospital's data (`data.columns.patient`) or to the plan (`task.target`)
 Values = Mapping[str, Any]
-ANNOTATIONS = (".atr", ".qrs")  # endings of WFDB's annotations of rhythms and beats
+ANNOTATIONS = (".atr", ".qrs")  # suffixes of WFDB's files with annotated rhythms and beats
 SHOWN = 5  # largest number of examples in a question
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a hospital's data, with the changes that follow from each answer."""
+    """A question about a hospital's data, with the changes that each answer makes."""
 
     key: str
     text: str  # the question and its evidence
     answers: Mapping[str, Values]  # each answer with its changes; the first answer is the proposal
-    safe: bool = False  # true if the proposal may be accepted without a person
+    safe: bool = False  # true if the proposal may be accepted without asking a person
     # returns the changes for any other answer; None allows no other answer
     free: Callable[[str], Values] | None = None
-    of_all: bool = False  # true if it applies to all hospitals in a folder
+    of_all: bool = False  # true if the answer applies to all hospitals in a folder
 
     @property
     def proposed(self) -> str:
@@ -43,7 +43,7 @@ class Question:
         return next(iter(self.answers))
 
     def changes(self, answer: str) -> Values:
-        """Return the changes that follow from an answer. Raises DataError for an invalid answer."""
+        """Return the changes that an answer makes. Raises DataError for an invalid answer."""
         if answer in self.answers:
             return self.answers[answer]
         if self.free is None:
@@ -54,7 +54,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The facts about a folder and the proposed choices, for questions about them."""
+    """The facts about a folder and the proposed choices, about which the user is asked."""
 
     sight: DatasetLayout
     task: Task
@@ -67,7 +67,9 @@ class Proposal:
 
     @property
     def takes_files_as_patients(self) -> bool:
-        """True if the column of files also identifies patients, although its name is not usual for patients."""
+        """True if the column of files also serves as the patient column, although the column's name is not usual for
+        patients.
+        """
         own = self.data.get("columns", {})
         file = own.get("image", "recording")
         return "table" in self.data and own.get("patient") == file and not is_called(file, SURELY)
@@ -83,7 +85,7 @@ def listed(examples: Sequence[str], count: int | None = None) -> str:
 
 
 def unknown_patients(seen: Proposal) -> Iterator[Question]:
-    """Ask for the patients of cases if neither a column nor a name identifies them."""
+    """Ask for the patient of each case, if neither a column nor a file name identifies the patient."""
     if seen.survey.patients_named and not seen.takes_files_as_patients:
         return
     cases = sum(part.cases for part in seen.survey.parts.values())
@@ -108,7 +110,7 @@ def unknown_patients(seen: Proposal) -> Iterator[Question]:
 
 
 def annotations(seen: Proposal) -> Iterator[Question]:
-    """Ask about labels from names of folders if recordings have annotations beside them."""
+    """If recordings have files of annotations, ask whether the names of folders are the labels."""
     beside = [name for name in seen.names if name.lower().endswith(ANNOTATIONS)]
     labelled = "label" in seen.data.get("recording_columns", {}) or any(
         name.rpartition("/")[2] in (seen.data.get("table"), TABLE) for name in seen.names

@@ -1,4 +1,4 @@
-"""Subgroups that the user requests for a data set, with the levels that have enough patients."""
+"""Subgroups that the user requests for a data set. A level of a subgroup must have enough patients."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -48,8 +48,8 @@ class AskedSubgroup:
     def found_in(
         self, source: DataSource, folder: Path, patients: Collection[str], called: Mapping[str, str]
     ) -> Subgroup:
-        """Return the subgroup with the names of its levels. Raises DataError if its column does not divide the
-        patients.
+        """Return the subgroup with the names of its levels. Raises DataError if the subgroup's column does not divide
+        the patients.
         """
         if self.bands:
             column_of(self.name, self.column, self.table, source, folder)
@@ -77,7 +77,9 @@ class AskedSubgroup:
 def asked_again(
     before: Mapping[str, Subgroup], now: Sequence[AskedSubgroup]
 ) -> tuple[list[AskedSubgroup], dict[str, str]]:
-    """Combine the earlier version's subgroups with new requests. Return them with the earlier names of levels."""
+    """Combine new requests with the subgroups of the data set's earlier version. Return all requests, and the earlier
+    names of levels.
+    """
     every = {name: AskedSubgroup(name, own.column, own.bands, own.table) for name, own in before.items()}
     every |= {own.name: own for own in now}
     called = {str(word): name for own in before.values() for word, name in own.levels.items()}

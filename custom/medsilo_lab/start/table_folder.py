@@ -38,7 +38,7 @@ PATIENTS = (
     *("patient", "patid", "patnr", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id"),
     *("proband", "paciente", "paziente", "fallnr", "dossier", "ipp", "nhc"),
 )
-# further names of patient columns, without blanks and punctuation; they count even with few patients
+# names that mean a patient column even with few patients; names have no blanks or punctuation here
 SURE = frozenset(
     """
     patient patientid patid patnr patno patientnr patientno patientnumber patientcode patientkey ptid ptno pt pnr pid
@@ -90,13 +90,13 @@ MISSING = frozenset(DataSource.model_fields["missing"].default)
 MOST_GRADES, MOST_CLASSES, MOST_LEVELS = 5, 10, 20
 FOLDS = frozenset(("fold", "folds", "cv", "cvfold", "kfold", "split", "partition", "trainval", "istest", "istrain"))
 SHOWN = 4  # largest number of tables in an error message
-RARE = 0.5  # columns with values in a smaller share of lines are left out
-NOTES = 0.1  # text columns with rare values for a larger share of patients are free-text notes
-UNIQUE, LONG = 0.95, 1e5  # record numbers: the smallest share of different whole numbers, and the smallest number
-SOME = 0.02  # a column counts as empty in lines with an outcome if a smaller share of them has a value
-LATER = 0.2  # if a larger share of lines has no outcome, baseline and follow-up are in separate lines
-STEADY = 0.05  # if the label changes at a smaller share of lines, they are steps of a recording
-FEW = 1000  # up to this number of patients, one layer is sufficient
+RARE = 0.5  # columns with values in a smaller fraction of lines are left out
+NOTES = 0.1  # a text column has free-text notes if a larger fraction of patients has rare values
+UNIQUE, LONG = 0.95, 1e5  # record numbers: smallest fraction of lines with different numbers, and smallest number
+SOME = 0.02  # a column counts as empty if a smaller fraction of the lines with an outcome has a value in this column
+LATER = 0.2  # if a larger fraction of lines has no outcome, baseline and follow-up are in separate lines
+STEADY = 0.05  # if the label changes at a smaller fraction of lines, the lines are time steps of a recording
+FEW = 1000  # with fewer patients at the largest hospital, the network has a single layer
 BATCH, LARGE_BATCH = 32, 128
 
 
@@ -109,7 +109,7 @@ class CaseTable:
     columns: Mapping[str, TextColumn]
     decimal: str
     asked: str | None = None  # column that the option --target names
-    said: Mapping[str, Any] = field(default_factory=dict)  # the user's answers about its columns (SAID)
+    said: Mapping[str, Any] = field(default_factory=dict)  # the user's answers about the table's columns (SAID)
     _facts: dict[str, "_ColumnFacts"] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, name: str) -> "_ColumnFacts":
@@ -120,7 +120,7 @@ class CaseTable:
         return self._facts[name]
 
     def changed(self, columns: Mapping[str, TextColumn], **others: Any) -> "CaseTable":
-        """Return a copy with other columns. The facts about unchanged columns are kept."""
+        """Return a copy of the table with other columns. The facts about unchanged columns are kept."""
         own = replace(self, columns=columns, **others)
         codes, before = own.said.get("codes", {}), self.said.get("codes", {})
         kept = {name: facts for name, facts in self._facts.items() if columns.get(name) is self.columns[name]}
@@ -133,7 +133,7 @@ class CaseTable:
         return not np.isnan(own.numbers[own.known]).any()
 
     def called(self, words: Sequence[str], fits: Callable[[str], bool] = lambda name: True) -> list[str]:
-        """Return the columns with one of these names. Earlier names have priority."""
+        """Return the columns whose names match a word in `words`. Earlier words have priority."""
         found = [name for word in words for name in self.columns if _says(name, word) and fits(name)]
         return sorted(dict.fromkeys(found), key=lambda name: name.lower() not in words)
 
@@ -152,8 +152,8 @@ class CaseTable:
 
     @cached_property
     def patient(self) -> str | None:
-        """The first column with a usual name for patients and many values. People's names come last, because two
-        patients may share a name.
+        """The patient column: the first column with a usual name for patients and many values. Columns with people's
+        names come last, because two patients may share a name.
         """
         if "patient" in self.said:
             return self.said["patient"] or None
@@ -171,7 +171,7 @@ class CaseTable:
 
     @property
     def patient_codes(self) -> np.ndarray:
-        """The patient's number for each line. Without a patient column, each line has another number."""
+        """A number for the patient of each line. Without a patient column, each line is a different patient."""
         return self.columns[self.patient].codes if self.patient else np.arange(self.lines)
 
     @cached_property
@@ -181,8 +181,8 @@ class CaseTable:
 
     @property
     def names_patients(self) -> bool:
-        """True if the table shows which lines belong to one patient. The column `id` may number lines or visits
-        instead.
+        """True if the table shows which lines belong to the same patient. A column `id` with a different value in every
+        line may number the lines, and does not count.
         """
         if self.patient is None or "patient" in self.said:
             return self.patient is not None
@@ -208,23 +208,23 @@ class CaseTable:
         events = self.called(EVENTS, lambda name: len(self.distinct(name)) == 2 or self.lines < MOST_LEVELS)
         place = list(self.columns).index
         near = [(abs(place(time) - place(event)), place(time), time, event) for event in events for time in times]
-        return min(near)[2:] if near else None  # columns next to each other
+        return min(near)[2:] if near else None  # the time and the event whose columns are nearest to each other
 
     @cached_property
     def target(self) -> str | None:
-        """The first column with a usual name for an outcome."""
+        """The outcome column: the column that the user named, or the first column with a usual name for an outcome."""
         if "survival" in self.said:
             return None
         return self.asked or next(iter(self.called(TARGETS, lambda name: len(self.distinct(name)) > 1)), None)
 
     @property
     def event(self) -> str | None:
-        """The column of an event without a time, which is learned as two classes."""
+        """The column of an event. Without a column of times, the event is learned as two classes."""
         return next(iter(self.called(EVENTS, lambda name: len(self.distinct(name)) == 2)), None)
 
     @property
     def learned(self) -> tuple[str, ...]:
-        """The columns of the outcome, as far as their names show it."""
+        """The outcome columns, which are found by their names or by the user's answers."""
         if self.target:
             return (self.target,)
         return self.survival or ((self.event,) if self.event else ())
@@ -236,7 +236,7 @@ class CaseTable:
         )
 
     def in_earlier_lines(self) -> list[str]:
-        """Return the columns that are empty in lines with an outcome, but filled in the patient's previous line."""
+        """Return the columns that are empty in nearly all lines with an outcome, but have values in other lines."""
         learned = self.has_outcome()
         if not len(learned) or learned.mean() > 1 - LATER or not learned.any() or self.patients == self.lines:
             return []
@@ -249,7 +249,7 @@ class CaseTable:
 
     @property
     def is_recording(self) -> bool:
-        """True if lines are time steps: times only increase, or labels stay constant for long and recur."""
+        """True if the lines are time steps of a recording: times never decrease, or labels recur but rarely change."""
         for name in self.called(("time", "timestamp", "datetime", "ms", "seconds", "t")):
             numbers = self.of(name).of_lines
             cells = self.columns[name].texts()
@@ -266,13 +266,14 @@ class CaseTable:
 
 
 class _ColumnFacts:
-    """The numbers and categories of a column, by line."""
+    """The values of a column, as numbers and as categories."""
 
     def __init__(self, column: TextColumn, decimal: str, codes: Sequence[str] = ()) -> None:
         self.column = column
         known = (value not in MISSING and not (codes and TableReader.level(value) in codes) for value in column.values)
         self.known = np.fromiter(known, bool, len(column.values))
-        self.numbers = numbers_in(column.values, decimal)  # the number for each value
+        # the number in each distinct text of the column; NaN for a text without a number
+        self.numbers = numbers_in(column.values, decimal)
         whole = np.isfinite(self.numbers) & (self.numbers == np.floor(self.numbers))
         levels = [
             str(int(number)) if plain else as_written(value, decimal)
@@ -286,11 +287,12 @@ class _ColumnFacts:
         self.distinct = sorted(by_size, key=by_size.__getitem__)
         place = {level: number for number, level in enumerate(self.distinct)}
         own = [place[level] if known else -1 for level, known in zip(levels, self.known.tolist(), strict=True)]
-        self.codes = np.array(own, int)[column.codes]  # index into `distinct` for each line; -1 without a value
+        # for each line, the index of its value in `distinct`; -1 if the line has no value
+        self.codes = np.array(own, int)[column.codes]
 
     @property
     def of_lines(self) -> np.ndarray:
-        """The number in each line; NaN without a number."""
+        """The number in each line; NaN if the line has no number."""
         return self.numbers[self.column.codes]
 
     @property
@@ -317,13 +319,15 @@ def plain_name(name: str) -> str:
 
 
 def _says(name: str, word: str) -> bool:
-    """Return True if a column name equals a word, or begins or ends with it: rfstime, patient_id."""
+    """Return True if a column name equals a word, or begins or ends with this word: rfstime, patient_id."""
     text = plain_name(name)
     return text == word or (len(word) > 3 and (text.endswith(word) or text.startswith(word)))
 
 
 def tables_in(folder: DatasetLayout) -> dict[str, CaseTable]:
-    """Return a folder's tables by hospital: a single table, or a table for each hospital. Empty for other folders."""
+    """Return a folder's tables by hospital: a single table, or a table for each hospital. The result is empty for other
+    folders.
+    """
     if folder.table_of([name for name in folder.files if name.lower().endswith(CaseIndex.RECORDINGS)]):
         return {}
     files = [name for name in folder.files if PurePosixPath(name).suffix.lower() in ENDINGS]
@@ -347,9 +351,10 @@ def tables_in(folder: DatasetLayout) -> dict[str, CaseTable]:
 
 
 def _refuse_parts(files: Sequence[Path], target: str | None) -> None:
-    """Raise DataError if a folder has two tables of patients, and only one of them has an outcome.
+    """Raise DataError if a folder has two tables of patients, and if only one of these tables has an outcome.
 
-    The check reads only some files. Recordings contain no patients' names.
+    The check compares neighbouring files, up to MOST_LEVELS files. Recordings pass the check, because they have no
+    patient column.
     """
     words = [target] if target else [*TARGETS, *EVENTS]
     pairs = [pair for pair in pairwise(files[:MOST_LEVELS]) if pair[0].parent == pair[1].parent]
@@ -363,7 +368,7 @@ def _refuse_parts(files: Sequence[Path], target: str | None) -> None:
 
 
 def _asked_of(table: CaseTable, target: str) -> CaseTable:
-    """Return a table with the outcome that the user named."""
+    """Return the table with the outcome column that the user named."""
     if (column := spelling(table.columns)(target)) is None:
         names = ", ".join([*table.columns][:MOST_LEVELS])
         raise DataError(f"--target {target!r} is no column of {table.path.name}; there are {names}")
@@ -371,7 +376,7 @@ def _asked_of(table: CaseTable, target: str) -> CaseTable:
 
 
 def _table(path: Path) -> CaseTable | None:
-    """Read a table. None if it is empty, or if its lines name files."""
+    """Read a table. Return None if the table has a single column, or if its lines name files."""
     table = read_columns(path)
     head = table.names
     if not table.count and len(head) > 1:
@@ -396,14 +401,14 @@ def _table(path: Path) -> CaseTable | None:
 
 @dataclass(frozen=True)
 class TableFacts:
-    """The facts about tables that are read in the same way."""
+    """The facts about a folder's tables. All tables of the folder are read in the same way."""
 
     folder: Path
-    tables: Mapping[str, CaseTable]  # by hospital; the table of all hospitals has the folder's name
+    tables: Mapping[str, CaseTable]  # tables by hospital; a table of all hospitals has its own name as the key
     kind: str
     outcomes: Mapping[str, tuple[str, ...]]  # columns of the outcome in each table
     labels: Mapping[str, int]  # for a classification, the number of patients with each label
-    words: Mapping[str, Mapping[str, str]]  # for each categorical column, the names in plans of its values
+    words: Mapping[str, Mapping[str, str]]  # for each categorical column, the plan's name of each value
     columns: tuple[Any, ...]
     left: Mapping[str, str]  # omitted columns, with the reasons
     sites: Mapping[str, int]  # number of patients by hospital
@@ -413,22 +418,22 @@ class TableFacts:
     called: Mapping[str, str] = field(default_factory=dict)
 
     def outcome_of(self, table: CaseTable) -> tuple[str, ...]:
-        """Return the columns of the outcome, with the table's names."""
+        """Return the names of the outcome columns in this table."""
         return next(own for site, own in self.outcomes.items() if self.tables.get(site) is table)
 
     @property
     def classes(self) -> list[str]:
-        """The classes in the plan."""
+        """The names of the classes in the plan."""
         return yes_last(_in_order(set(self.words[self.target].values())))
 
     @property
     def target(self) -> str:
-        """The column of the outcome in the plan."""
+        """The name of the outcome column in the plan."""
         return self.outcomes[next(iter(self.tables))][0]
 
 
 def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> TableFacts:
-    """Find the outcome and the inputs in tables. A DataError names missing parts."""
+    """Find the outcome and the inputs in tables. Raises DataError if there is no outcome or no input."""
     several = len(tables) > 1
     tables = _spelt_alike(tables)
     _refuse_patients_in_columns(tables)
@@ -453,7 +458,7 @@ def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> 
         sites = {name: table.patients for name, table in tables.items()} if several else {}
         sites = sites or {site: first.patients}
     small = {}
-    if kind == "survival":  # concordance of so few test cases means little
+    if kind == "survival":  # the concordance of few test cases has little meaning
         few = {name: count for name, count in sites.items() if name not in trained_of(sites)}
         small = {name: f"a hospital of {count} patients, too few for a concordance" for name, count in few.items()}
         events = _events(tables, outcomes, by_column)
@@ -469,7 +474,9 @@ def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> 
 
 
 def _called_safely(hospitals: Sequence[str], column: str | None) -> dict[str, str]:
-    """Return the hospitals' names in plans, without blanks and umlauts. Raises DataError if two names become equal."""
+    """Return the hospitals' names in the spelling of plans: without blanks and umlauts. Raises DataError if two
+    hospitals get the same name.
+    """
     called = {name: safe_name(name) for name in hospitals}
     if wrong := [name for name, own in called.items() if not own or [*called.values()].count(own) > 1]:
         where = f" in column {column!r}" if column else ""
@@ -481,7 +488,7 @@ def _called_safely(hospitals: Sequence[str], column: str | None) -> dict[str, st
 
 
 def _refuse_patients_in_columns(tables: Mapping[str, CaseTable]) -> None:
-    """Raise DataError if columns have names of people, or if lines are measurements, such as genes."""
+    """Raise DataError if the columns may be patients, or if each line has a single measurement."""
     for table in tables.values():
         first = next(iter(table.columns))
         names = {plain_name(name) for name in table.columns}
@@ -503,7 +510,7 @@ def _refuse_patients_in_columns(tables: Mapping[str, CaseTable]) -> None:
 
 
 def _spelt_alike(tables: Mapping[str, CaseTable]) -> dict[str, CaseTable]:
-    """Give the columns of all tables the first table's spelling, if names differ only in case."""
+    """If column names of several tables differ only in case, use the first table's spelling in all tables."""
     spelt: dict[str, str] = {}
     found = {}
     for site, table in tables.items():
@@ -524,7 +531,7 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
     targets = {site: targets[site] or table.event for site, table in tables.items()}
     learned = sorted(filter(None, targets.values()))
     for site, table in tables.items():
-        # A hospital of healthy people may have only one value of the other tables' outcome.
+        # A hospital with only healthy people may have a single value in the other tables' outcome column.
         targets[site] = targets[site] or next((name for name in learned if name in table.columns), None)
         if targets[site] is None:
             if named := table.called(TARGETS):
@@ -540,7 +547,7 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
 def _events(
     tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str]], by_column: str | None
 ) -> Counter[str]:
-    """Return the number of patients with the event at each hospital, for a survival outcome."""
+    """For a survival outcome, return the number of patients with the event at each hospital."""
     found = Counter[str]()
     for site, table in tables.items():
         column = outcomes[site][1]
@@ -562,8 +569,8 @@ def _labels(tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str
 
 
 def _words(labels: Mapping[str, int], known: bool) -> dict[str, str]:
-    """Return the names of classes in plans. The outcomes 0 and 1 become no and yes. `known` is true if each line's
-    patient is known.
+    """Return each class's name in plans. The classes 0 and 1 become no and yes. `known` is true if each line's patient
+    is known.
     """
     if tuple(labels) == ("0", "1"):
         return {"0": "no", "1": "yes"}
@@ -578,9 +585,9 @@ def _words(labels: Mapping[str, int], known: bool) -> dict[str, str]:
 
 
 def _are_measured(labels: Sequence[str]) -> bool:
-    """Return True if ordered values are measurements or counts.
+    """Return True if the values of the outcome are measurements or counts, and not classes.
 
-    Grades are not: they have fewer values, mostly in steps of 1.
+    Grades count as classes: they are few different numbers, mostly in steps of 1.
     """
     numbers = [number for label in labels if (number := TableReader.number(label)) is not None]
     ones = sum(after - before == 1 for before, after in pairwise(numbers))
@@ -603,8 +610,9 @@ def _read(
 ) -> tuple[tuple[Any, ...], dict[str, str]]:
     """Return the input columns, and the reasons for omitting other columns.
 
-    `words` receives the names in plans for the values of each categorical column. `known` is true if each line's
-    patient is known.
+    Args:
+        words: receives, for each categorical column, the name in plans of each value
+        known: true if each line's patient is known
     """
     columns, left = list[Any](), dict[str, str]()
     telling = [table for table in tables.values() if table.lines >= MOST_LEVELS] or list(tables.values())
@@ -643,7 +651,7 @@ def _read(
 
 
 def _why_not(table: CaseTable, name: str) -> str:
-    """Return the reason why a hospital's column is omitted."""
+    """Return the reason for omitting a hospital's column; an empty text if the column is not omitted."""
     values = table.distinct(name)
     if why := table.said.get("left", {}).get(name):
         return str(why)
@@ -679,7 +687,9 @@ def _why_not(table: CaseTable, name: str) -> str:
 
 
 def _are_numbers_of_lines(table: CaseTable, name: str) -> bool:
-    """Return True if whole numbers are line or record numbers: nearly all are different, and they are long."""
+    """Return True if a column numbers the lines or records. The numbers of lines or records are all different, or
+    nearly all different and large.
+    """
     own = table.of(name)
     numbers = np.unique(own.numbers[own.known])
     if table.lines <= MOST_LEVELS or (numbers != np.floor(numbers)).any():
@@ -689,7 +699,7 @@ def _are_numbers_of_lines(table: CaseTable, name: str) -> bool:
 
 # ---------------------------------------------------------------------------------------------------- choices
 def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
-    """Describe tables, and make all choices for them."""
+    """Describe tables, and make all choices for these tables."""
     several, trained = len(looks.sites) > 1, sorted(looks.sites[site] for site in trained_of(looks.sites))
     batch = BATCH, "lines are small: any machine has room"
     if looks.kind == "survival":
@@ -718,14 +728,14 @@ def choose_tables(looks: TableFacts, folder: DatasetLayout) -> DatasetLayout:
         looks.sites if several else {"": trained[0]},
         plan,
         next(iter(own.values())) if len(own) == 1 else {},
-        # the median hospital; of an even number, the larger of the middle two
+        # the number of patients of the median hospital; of two middle numbers, the larger
         examples=dict.fromkeys([*looks.sites, ""], trained[len(trained) // 2]),
         sites=own if len(own) > 1 else None,
     )
 
 
 def _why(looks: TableFacts) -> str:
-    """Return the reason for regression or classification, and the alternative."""
+    """Explain why the outcome is learned by regression or by classification, and how to choose the alternative."""
     if looks.kind == "regression":
         return "many numbers; for classes write classification, and labels in place of range"
     if looks.labels and all(TableReader.number(name) is not None for name in looks.classes):
@@ -734,7 +744,7 @@ def _why(looks: TableFacts) -> str:
 
 
 def _learned(looks: TableFacts) -> Choices:
-    """Return the plan's keys of the outcome, with the first table's column names."""
+    """Return the plan's keys about the outcome. The values of these keys use the first table's column names."""
     names = looks.outcomes[next(iter(looks.tables))]
     if looks.kind == "survival":
         why = "a guess by the names: correct it, and data.columns where a hospital has others"
@@ -756,13 +766,13 @@ def _learned(looks: TableFacts) -> Choices:
 
 
 def _around(least: float, most: float) -> tuple[float, float]:
-    """Return round numbers below and above a range, which reveal no patient's value."""
+    """Widen a range to round numbers, which reveal no patient's value."""
     step = 10.0 ** math.floor(math.log10(max(abs(least), abs(most), 1e-9)))
     return (0.0 if least >= 0 else step * math.floor(least / step)), step * math.floor(most / step + 1)
 
 
 def _settings(looks: TableFacts, site: str, table: CaseTable) -> Choices:
-    """Return the settings of a table's hospital."""
+    """Return the settings of the hospital that has this table."""
     found: dict[str, tuple[Any, str]] = {
         "data.table": (table.path.relative_to(looks.folder).as_posix(), "a line per case")
     }
@@ -790,7 +800,7 @@ def _settings(looks: TableFacts, site: str, table: CaseTable) -> Choices:
 
 
 def _here(words: Mapping[str, str], table: CaseTable, name: str) -> dict[str, str]:
-    """Return the values of a column that have other names in the plan."""
+    """Return a column's values whose names in the plan differ from the values, each with its name in the plan."""
     own = table.distinct(name)
     return {value: plans for value, plans in renamed(words).items() if value in own}
 
@@ -802,7 +812,7 @@ def _number(value: str) -> int | str:
 def found_lines(looks: TableFacts) -> list[str]:
     """Describe the facts in sentences, one per line."""
     patients, lines = sum(looks.sites.values()), sum(table.lines for table in looks.tables.values())
-    if looks.by_column:  # the participating hospitals
+    if looks.by_column:  # counts only the lines of participating hospitals
         first = next(iter(looks.tables.values())).of(looks.by_column)
         known = {place for place, name in enumerate(first.distinct) if looks.called.get(name) in looks.sites}
         lines = int(np.isin(first.codes, [*known]).sum())
@@ -841,7 +851,9 @@ def look(folder: DatasetLayout) -> DatasetLayout | None:
 
 
 def _refuse_several(tables: Mapping[str, CaseTable]) -> None:
-    """Raise DataError with an explanation of data sets from several tables, if patients occur in two of them."""
+    """Raise DataError, which explains how to make data sets from several tables. The error's message gives the number
+    of patients who occur in two tables.
+    """
     names = [table.path.name for table in tables.values()]
     many = Counter(
         value for table in tables.values() for value in (table.distinct(table.patient) if table.patient else ())
@@ -856,7 +868,7 @@ def _refuse_several(tables: Mapping[str, CaseTable]) -> None:
 
 
 def with_answers(table: CaseTable, said: Mapping[str, Any]) -> CaseTable:
-    """Apply the user's answers about columns to a table."""
+    """Return the table after all changes that follow from the user's answers about columns."""
     said = _respelt(said, lambda name: _there(table, name))
     columns = dict(table.columns)
     for name, (first, last) in said.get("spans", {}).items():

@@ -26,13 +26,13 @@ from medsilo_lab.start.wording import YES, names_a_place, yes_last
 
 TELLS = 0.98  # smallest AUROC of a single column that reveals the outcome
 HOSPITALS = "hospitals"
-LEAST_LINES = 20  # fewest lines in a column for which the AUROC counts
+LEAST_LINES = 20  # smallest number of lines for which the AUROC is calculated
 CODES = tuple(digit * count for digit in "987" for count in range(1, 6))
-GAP = 0.6  # other values lie below this share of a code
+GAP = 0.6  # all other values are below this fraction of a code
 LINE_NUMBERS = frozenset(("id", "nr", "no", "num", "number", "index", "idx", "row", "rownumber", "line", "lfdnr", "x"))
 # Words for outcomes whose value 1 may mean that the event did not occur
 TURNED = re.compile("alive|surviv|vital|lebt|censor|zensiert")
-NOT_KNOWN = frozenset(  # in any column
+NOT_KNOWN = frozenset(  # words for unknown values in any column
     (
         *("unknown", "not known", "missing", "unk", "not available", "not recorded", "not reported", "not documented"),
         *("not assessed", "not done", "no data", "n/a", "n.a.", "n.a", "n.d.", "n/d", "--", "---"),
@@ -42,7 +42,8 @@ NOT_KNOWN = frozenset(  # in any column
         *("non noto", "non disponibile", "non rilevato", "desconhecido", "sem dados", "onbekend", "nezname"),
     )
 )
-UNKNOWN = NOT_KNOWN | frozenset(  # in an outcome; in other columns these may be findings
+# words for unknown values in an outcome; in other columns, these words may be findings
+UNKNOWN = NOT_KNOWN | frozenset(
     (
         *("pending", "ausstehend", "tbd", "offen", "indeterminate", "nd", "nk", "ne", "n.e.", "not evaluable"),
         *("not assessable", "nicht beurteilbar", "nicht auswertbar"),
@@ -66,7 +67,7 @@ ENDS: tuple[str, ...] = (
     "censor",
 )
 ENDS += ("letzterkontakt", "dernierenouvelle", "ultimocontacto", "status", "lfu")
-AFTER = re.compile(  # words for facts that are known only after the outcome
+AFTER = re.compile(  # parts of the names of columns with facts that are known only after the outcome
     r"discharg|lengthofstay|hospitalstay|autopsy|morgue|causeofdeath|deathcause|dateofdeath|deathdate|hospice|"
     r"entlass|liegedauer|verweildauer|todesursache|sortie|dureedesejour|alta$|fechadealta|dimission|"
     r"readmi|postop|followup|lastcontact|lastvisit|outcome|^los$|losdays|losd$|billing|drg"
@@ -82,7 +83,7 @@ TYPED = re.compile(r"[\W_]+")
 
 
 def facts_of(seen: Proposal) -> tuple[TableFacts, CaseTable] | None:
-    """Return the facts about a table, and the table; None for other kinds of data."""
+    """Return the facts about a hospital's table, and the table itself; None if the data are not a table."""
     facts = seen.sight.facts
     if not isinstance(facts, TableFacts):
         return None
@@ -92,7 +93,7 @@ def facts_of(seen: Proposal) -> tuple[TableFacts, CaseTable] | None:
 
 
 def grouped(table: CaseTable, name: str) -> str:
-    """Format some values of a column, with the number of lines for each."""
+    """Describe the values of a column: some examples, the number of values, and the number of lines for each value."""
     own = table.of(name)
     counts = np.bincount(own.codes[own.codes >= 0])
     least, most = int(counts.min()), int(counts.max())
@@ -101,13 +102,13 @@ def grouped(table: CaseTable, name: str) -> str:
 
 
 def _named(answer: str) -> set[str]:
-    """Return the columns in an answer."""
+    """Return the column names in an answer, which are separated by commas."""
     return {name.strip() for name in answer.split(",") if name.strip()}
 
 
 # ---------------------------------------------------------------------------------------------------- patients
 def patients(seen: Proposal) -> Iterator[Question]:
-    """Ask for the patients if no column or several columns name them."""
+    """Ask for the patient column if no column or several columns could name the patients."""
     if (found := facts_of(seen)) is None or "patient" in found[1].said:
         return
     _, table = found
@@ -147,7 +148,7 @@ def patients(seen: Proposal) -> Iterator[Question]:
 
 
 def table_column(table: CaseTable, name: str) -> str:
-    """Return the table's spelling of a column name in an answer."""
+    """Return the column name in an answer. Raises DataError if the table has no such column."""
     from medsilo.core.errors import DataError
 
     if name not in table.columns:
@@ -156,7 +157,9 @@ def table_column(table: CaseTable, name: str) -> str:
 
 
 def _like_names(table: CaseTable) -> list[str]:
-    """Return columns whose values resemble patients: there are many values, and each has several lines."""
+    """Return the columns that may name patients. A column that may name patients has many values, some of which occur
+    in several lines.
+    """
     found = []
     for name in table.columns:
         own = table.of(name)
@@ -169,7 +172,7 @@ def _like_names(table: CaseTable) -> list[str]:
 
 
 def _nested(table: CaseTable, coarse: str, others: Sequence[str]) -> bool:
-    """Return True if lines with equal values in another column always have equal values in `coarse`."""
+    """Return True if lines with the same value in another column always have the same value in `coarse`."""
     first = table.of(coarse).codes
     for name in others:
         own = table.of(name).codes
@@ -196,7 +199,7 @@ def _odd_names(table: CaseTable, name: str) -> Iterator[Question]:
             {"take them as they are": {}},
         )
         return
-    values = [*filter(None, own.column.values)]  # keeps leading zeros: 0007 is another name than 7
+    values = [*filter(None, own.column.values)]  # keeps leading zeros, because 0007 and 7 may be different patients
     spelt = [plain_spelling(value) for value in values]
     counts = Counter(spelt)
     if len(counts) < len(values):
@@ -223,7 +226,7 @@ def _odd_names(table: CaseTable, name: str) -> Iterator[Question]:
 
 
 def whose(seen: Proposal) -> Iterator[Question]:
-    """Ask whether tables, or the values of a column, are hospitals."""
+    """Ask whether each table, or each value of a column, belongs to a hospital."""
     if (found := facts_of(seen)) is None:
         return
     facts, _ = found
@@ -262,7 +265,7 @@ def _counts_up(table: CaseTable, name: str) -> bool:
 
 
 def hospitals(seen: Proposal) -> Iterator[Question]:
-    """Ask about patients who occur at two hospitals, and about identical lines of two hospitals."""
+    """Ask about patients who occur at two hospitals, and about lines that are identical at two hospitals."""
     if (found := facts_of(seen)) is None or not (site := found[1].site):
         return
     _, table = found
@@ -300,7 +303,7 @@ def hospitals(seen: Proposal) -> Iterator[Question]:
 
 # ---------------------------------------------------------------------------------------------------- the outcome
 def outcome(seen: Proposal) -> Iterator[Question]:
-    """Ask for the outcome if several columns are possible."""
+    """Ask for the outcome if several columns may be the outcome."""
     if (found := facts_of(seen)) is None:
         return
     facts, table = found
@@ -338,7 +341,7 @@ def _told(table: CaseTable, name: str) -> str:
 
 
 def event(seen: Proposal) -> Iterator[Question]:
-    """Ask which of two values is the event, unless a word or 0 and 1 show it."""
+    """Ask which value means that the event occurred, unless the values are clear words, or are 0 and 1."""
     if (found := facts_of(seen)) is None or found[0].kind != "survival" or "event" in found[1].said:
         return
     facts, table = found
@@ -358,7 +361,9 @@ def event(seen: Proposal) -> Iterator[Question]:
 
 
 def survival(seen: Proposal) -> Iterator[Question]:
-    """Ask whether two dates and an event are a survival outcome. Reject survival data with entry times."""
+    """Ask whether two dates and an event are a survival outcome. If survival data have entry times, ask whether to
+    learn classes instead.
+    """
     if (found := facts_of(seen)) is None or found[0].kind != "classification" or "survival" in found[1].said:
         return
     facts, table = found
@@ -408,7 +413,7 @@ def survival(seen: Proposal) -> Iterator[Question]:
 
 
 def _is_time(table: CaseTable, name: str, words: Sequence[str]) -> bool:
-    """Return True if a column has one of these names, and numbers for some patients."""
+    """Return True if the name of a column contains a word in `words`, and if the column has many different numbers."""
     if not any(word in plain_name(name) for word in words):
         return False
     own = table.of(name)
@@ -510,7 +515,7 @@ def limits_in(table: CaseTable, name: str) -> list[str]:
 
 
 def _words_among_numbers(table: CaseTable, name: str) -> list[str]:
-    """Return the few words without digits in a numeric column."""
+    """Return the texts without digits in a column of numbers; an empty list if there are more than three texts."""
     own = table.of(name)
     texts = [value for value in own.distinct if TableReader.number(value) is None]
     several = len(own.distinct) - len(texts) > MOST_CLASSES and own.texts < table.lines / 2
@@ -528,7 +533,7 @@ def _counted(table: CaseTable, name: str, values: Sequence[str]) -> list[str]:
 def codes_in(table: CaseTable, name: str) -> list[str]:
     """Return the numbers of a column that look like codes for unknown values: 99, 999, -9.
 
-    A code is the only negative number, or repeats the digit 9, 8 or 7 and is far from all other numbers.
+    A code is negative if all other numbers are positive, or repeats the digit 9, 8 or 7 far above all other numbers.
     """
     numbers = table.of(name).numbers[table.of(name).known]
     if not len(numbers) or np.isnan(numbers).any():
@@ -570,7 +575,9 @@ def _read_or_learned(facts: TableFacts, table: CaseTable) -> list[str]:
 
 # ---------------------------------------------------------------------------------------------------- inputs
 def inputs(seen: Proposal) -> Iterator[Question]:
-    """Ask about inputs that reveal the outcome, follow it, or are missing if it is known."""
+    """Ask about inputs that reveal the outcome, that are measured after the outcome, or that are missing in lines with
+    an outcome.
+    """
     if (found := facts_of(seen)) is None:
         return
     facts, table = found
@@ -633,7 +640,7 @@ def inputs(seen: Proposal) -> Iterator[Question]:
 
 
 def _days_in(name: str) -> float:
-    """Return the day of a measurement according to its column name; 0 without a time.
+    """Return the day of a measurement according to its column name; 0 if the name has no time.
 
     >>> _days_in("crp_d30"), _days_in("mort_90d"), _days_in("Month 6"), _days_in("age")
     (30.0, 90.0, 182.5, 0.0)
@@ -644,12 +651,14 @@ def _days_in(name: str) -> float:
 
 
 def _stem(name: str) -> str:
-    """Return a column name without its time."""
+    """Return a column name without the time of the measurement."""
     return plain_name(AT.sub("", name.lower()))
 
 
 def tells(facts: TableFacts, table: CaseTable, name: str) -> float:
-    """Return the AUROC with which a single column predicts a class, an event, or the order of numbers."""
+    """Return the AUROC with which a single column predicts a class or an event. For a numeric outcome, return 1 if the
+    column sorts the lines nearly like the outcome, otherwise 0.
+    """
     learned = facts.outcome_of(table)
     own, goal = table.of(name), table.of(learned[-1])
     both = (own.codes >= 0) & (goal.codes >= 0)
@@ -669,7 +678,7 @@ def tells(facts: TableFacts, table: CaseTable, name: str) -> float:
         came = goal.codes[both] == place
         if min(came.sum(), (~came).sum()) < LEAST_LINES / 4:
             continue
-        if np.isnan(scores[both]).any():  # the score of a category is its share of events
+        if np.isnan(scores[both]).any():  # the score of a category is its fraction of events
             codes = own.codes[both]
             share = np.bincount(codes, came) / np.maximum(np.bincount(codes), 1)
             area = area_under(share[codes], came)

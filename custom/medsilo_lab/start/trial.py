@@ -14,7 +14,7 @@ from medsilo_lab.engines import inprocess
 from medsilo_lab.start.dataset_layout import place_of
 from medsilo_lab.study.reading_once import keeping_ready
 
-ROUNDS = 12  # the same on every machine; small plans learn in this number of rounds
+ROUNDS = 12  # number of rounds, which suffices for small plans and is the same on every machine
 
 
 def checked(site: str, plan: Plan, out: Path, ready: Path) -> Report:
@@ -34,7 +34,9 @@ def alone(plan: Plan) -> Plan:
 
 
 def try_methods(plan: Plan, methods: Sequence[str], settings: SiteSettings) -> None:
-    """Run one short round of each method with all hospitals. A MedsiloError names a failing method."""
+    """Run one short round of each method with all hospitals. Raises MedsiloError, which names the method, if a method
+    fails.
+    """
     for method in methods:
         short = plan.with_changes([f"algorithm.name={method}", "training.rounds=1", "training.local_epochs=1"])
         with TemporaryDirectory(prefix="medsilo-") as folder:

@@ -3,9 +3,9 @@
 A plan goes to every hospital. In any column, a value that few patients have may be a name, a file or an address. A plan
 therefore contains no sentences, and only values of at least `LEAST_NAMED` patients. Other values become "other".
 
-The comments in a plan give no numbers of patients. If patients are unknown, five cases may be from one person. A plan
-then contains only words in `COMMON`, and other values become class-1, class-2. A plan never contains words that look
-like a person's name.
+The comments in a plan give no numbers of patients. If the data do not name the patients, a plan contains only words in
+`COMMON`, because five cases may be from the same person. Other values become class-1, class-2 and so on. A plan never
+contains words that look like a person's name.
 """
 
 import re
@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterable, Mapping
 
 from medsilo.core.text import WHOLE
 
-LEAST_NAMED = 5  # fewest patients with a value in a plan; the default of min_patients_per_metric
-LONGEST_NAMED = 60  # longest value in a plan; longer values are sentences
+LEAST_NAMED = 5  # smallest number of patients with a value in a plan; the default of min_patients_per_metric
+LONGEST_NAMED = 60  # largest length of a value in a plan, because longer values may be sentences
 OTHER = "other"
-# Names of columns with people's names, such as patients and doctors, in ten languages. Words that mean something else
-# in another language are omitted. For example, Turkish "ad" is a disease in English.
+# Words in the names of columns with people's names or identifiers, in ten languages. A word with another meaning in
+# another language is omitted. For example, the Turkish word "ad" is also the abbreviation of a disease.
 PERSONAL = frozenset(
     """
     name names surname forename firstname lastname fullname initials address street city town zip postcode phone
@@ -43,9 +43,9 @@ PERSONAL = frozenset(
     ονομα επωνυμο ονοματεπωνυμο διευθυνση οδος πολη τηλεφωνο αμκα ταυτοτητα φακελος φακελου αρχειο γιατρος ιατρος
     """.split()  # noqa: SIM905 - one word beside the other
 )
-ENDINGS = ("name", "arzt", "arztin")  # ends of German compounds: Patientenname, Oberarzt
+ENDINGS = ("name", "arzt", "arztin")  # last parts of German compounds, as in Patientenname and Oberarzt
 
-# Words for diagnoses, findings, people in general and places, none of which is a person's name.
+# Words for diagnoses, findings, places and kinds of people. A word in this list does not count as a person's name.
 COMMON = frozenset(
     """
     a an and of the in on at to with without not no non none or other others unknown never ever former formerly current
@@ -86,7 +86,7 @@ TITLE = re.compile(
 WRITTEN = re.compile(  # Formats of a person's name: MUELLER^HANS; Quast, Ida; I. Quast; Ida Q.
     r"\w\^\w|^[^\W\d_]{2,}, ?[A-ZÀ-Þ]|^[A-ZÀ-Þ]\. ?[A-ZÀ-Þ]\w|^[A-ZÀ-Þ]\w+ [A-ZÀ-Þ]\.$"
 )
-# Words in hospitals' names. A person's name beside them is part of the hospital's name.
+# Words in hospitals' names. A person's name next to a word in this list is part of a hospital's name.
 PLACES = frozenset(
     """
     st sankt saint santa hospital clinic klinik klinikum krankenhaus spital zentrum center centre hôpital hopital
@@ -188,7 +188,8 @@ def names_a_place(text: str) -> bool:
 
 
 def may_be_a_person(text: str) -> bool:
-    """Return True if a value may be a person's name. Two or three capitalised, uncommon words also count.
+    """Return True if a value may be a person's name. Two or three capitalised words may also be a name, if the words
+    are uncommon.
 
     >>> [may_be_a_person(text) for text in ("Ida Quast", "QUAST_IDA", "Skin Cancer", "private sector", "Asymptomatic")]
     [True, True, False, False, False]
@@ -199,7 +200,7 @@ def may_be_a_person(text: str) -> bool:
 
 
 def renamed_words(names: Collection[str]) -> str:
-    """Return the reason why a plan's names differ from those in the data; empty if they are equal."""
+    """Explain why names in a plan differ from the names in the data; an empty text if no name needs an explanation."""
     told = ["what few patients have is 'other'"] if OTHER in names else []
     if any(re.fullmatch(r"class-\d+", name) for name in names):
         told.append("class-1 is a word that may be a name: call it what it is")
@@ -207,10 +208,11 @@ def renamed_words(names: Collection[str]) -> str:
 
 
 def plans_words(patients: Mapping[str, int], known: bool = True, called: str = "class") -> dict[str, str]:
-    """Return for each value in the data its name in plans. `patients` is the number of patients with each value.
+    """For each value in the data, return the value's name in plans. `patients` is the number of patients with each
+    value.
 
     `known` is true if each case's patient is known. If patients are unknown, or if a value may be a person's name,
-    uncommon words become class-1, class-2, ...; `called` replaces the word "class".
+    uncommon words become class-1, class-2 and so on. `called` replaces the word "class".
 
     >>> plans_words({"Benign": 9, "benign": 20, "Mueller": 4, "Malignant": 5})
     {'Benign': 'benign', 'benign': 'benign', 'Mueller': 'other', 'Malignant': 'Malignant'}
@@ -222,7 +224,7 @@ def plans_words(patients: Mapping[str, int], known: bool = True, called: str = "
     for value in sorted(patients, key=lambda value: (-patients[value], value)):
         counts[spelt.setdefault(value.casefold(), value)] += patients[value]
     short = (own for own, count in counts.items() if count >= LEAST_NAMED and len(own) <= LONGEST_NAMED)
-    named = [own for own in short if own.isprintable()]  # without line breaks
+    named = [own for own in short if own.isprintable()]  # omits values with line breaks
     known = known and not any(map(may_be_a_person, named))
     hidden = [] if known else sorted(own for own in named if not is_common(own))
     words = {own: own for own in named} | {own: f"{called}-{place}" for place, own in enumerate(hidden, 1)}
@@ -231,5 +233,5 @@ def plans_words(patients: Mapping[str, int], known: bool = True, called: str = "
 
 
 def renamed(words: Mapping[str, str]) -> dict[str, str]:
-    """Return the values that have other names in the plan."""
+    """Return the values whose names in the plan differ from the values, each with its name in the plan."""
     return {own: plans for own, plans in words.items() if own != plans}

@@ -1,4 +1,6 @@
-"""A comparison consists of cells: one run for every configuration and seed. A finished cell is never run again."""
+"""A comparison consists of cells. A cell is the run of a configuration with a seed. A finished cell is never
+run again.
+"""
 
 import json
 import os
@@ -27,7 +29,7 @@ from medsilo_lab.engines import inprocess
 from medsilo_server.record import Record, alone
 
 ALONE, POOLED = "local", "central"  # reference methods: single-site and centralised training
-LET_GO = 30.0  # seconds in which the processes of a killed comparison end
+LET_GO = 30.0  # seconds within which the processes of a killed comparison end
 ANOTHER_FOLDER = "choose another -o, or --again for a new folder beside it"
 ANOTHER = "another comparison runs it now; wait for its end, or give another --out"
 
@@ -41,19 +43,19 @@ class Row:
 
     @property
     def method(self) -> str | None:
-        """The method, if the configuration names it."""
+        """The method that the configuration sets; None if the configuration keeps the plan's method."""
         named = [change for change in self.changes if change.startswith("algorithm.name=")]
         name = named[-1].removeprefix("algorithm.name=") if named else None
         return METHODS.spelled(name) or name
 
     @property
     def federated(self) -> bool:
-        """False for the reference methods, single-site and centralised training."""
+        """False for single-site and centralised training, which are reference methods; true for all other methods."""
         return self.method not in (ALONE, POOLED)
 
     @classmethod
     def parse(cls, text: str) -> "Row":
-        """Parse a method, "method:key=value:key=value" with changes of its section, or "title: key=value key=value"."""
+        """Parse a configuration: "method", "method:key=value:key=value" or "title: key=value key=value"."""
         title, colon, changes = text.partition(": ")
         if colon:
             return cls(title, tuple(changes.split()))
@@ -69,7 +71,7 @@ def kind_of(plan: Plan) -> tuple[str, str]:
 
 
 def unlike(one: Plan, other: Plan) -> str | None:
-    """Describe how the networks of two plans differ; None if they are equal."""
+    """Describe how the networks of two plans differ; None if the networks are equal."""
     (mine, norm), (theirs, their_norm) = kind_of(one), kind_of(other)
     if mine != theirs:
         return f"network {mine} instead of {theirs}"
@@ -77,7 +79,9 @@ def unlike(one: Plan, other: Plan) -> str | None:
 
 
 def with_local_pairs(rows: Sequence[Row], plans: Mapping[Row, Plan]) -> list[Row]:
-    """Add single-site training for each normalisation layer of a federated configuration that has none."""
+    """If single-site training is compared, add a single-site configuration for each network and normalisation layer of
+    a federated configuration.
+    """
     found = list(rows)
     kinds = {row: kind_of(plan) for row, plan in plans.items()}
     for row in rows:
@@ -97,7 +101,7 @@ def with_local_pairs(rows: Sequence[Row], plans: Mapping[Row, Plan]) -> list[Row
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: the plan of a configuration with a seed and, in cross-validation, a fold."""
+    """A run: the plan of a configuration with a seed, and with a fold in cross-validation."""
 
     row: Row
     seed: int
@@ -106,7 +110,7 @@ class Cell:
 
     @property
     def fold(self) -> int | None:
-        """The number of the cross-validation fold; None without folds."""
+        """The number of the cross-validation fold; None without cross-validation."""
         return self.plan.task.fold.number if self.plan.task.fold else None
 
     @property
@@ -121,13 +125,13 @@ class Cell:
         return rounds[-1].round if rounds else 0
 
     def differences(self) -> str:
-        """Describe the differences between this plan and the plan of the run in this folder; empty if they are
-        equal.
+        """Describe the differences between the cell's plan and the plan of the run in the cell's folder; an empty text
+        if the plans are equal.
         """
         return plan_differences(self.folder, self.plan)
 
     def summary(self) -> Summary | None:
-        """Return the summary of a finished run, if it has the same plan and a score; else None."""
+        """Return the summary of the finished run if the run has this plan and a score; otherwise None."""
         summary = Record(self.folder).finished()
         fits = summary and summary.plan_hash == self.plan.hash and summary.mean_test is not None
         return summary if fits else None
@@ -141,9 +145,7 @@ def cells_of(
     folder: Path,
     folds: int | None = None,
 ) -> list[Cell]:
-    """Return all runs of a comparison as cells, ordered by seed and fold. Raises PlanError for an invalid plan before
-    any run starts.
-    """
+    """Return all runs of a comparison as cells, ordered by seed and fold. Raises PlanError if a plan is invalid."""
     folders = [re.sub(r"[^\w.-]|_", "-", row.title) for row in rows]
     twice = next((row.title for row, name in zip(rows, folders, strict=True) if folders.count(name) > 1), None)
     if twice is not None:
@@ -158,7 +160,7 @@ def cells_of(
 
 
 def plan_of(plan: Plan, row: Row, changes: Sequence[str]) -> Plan:
-    """Return the plan of a configuration. The error about an invalid plan names the configuration."""
+    """Return the plan of a configuration. Raises PlanError, which names the configuration, if the plan is invalid."""
     try:
         return plan.with_changes([*row.changes, *changes])
     except PlanError as error:
@@ -196,7 +198,7 @@ def fill(cells: Sequence[Cell], settings: SiteSettings, at_once: int, done: Call
 def run_cell(cell: Cell, settings: SiteSettings) -> str:
     """Start one run, or continue a stopped run. Return the failure in one line, or an empty text.
 
-    The function waits if a process of an earlier comparison still ends.
+    If an earlier comparison was killed, the function waits until the processes of the earlier comparison have ended.
     """
     try:
         with alone(cell.folder.parent / paths.LOCKS / cell.folder.name, f"{cell.name}: {ANOTHER}", LET_GO):
@@ -211,7 +213,7 @@ def run_cell(cell: Cell, settings: SiteSettings) -> str:
         return f"{error} {error.private}".rstrip()
     if not cell.summary():
         return "every site suppresses its test score: each has fewer test patients than its min_patients_per_metric"
-    # Checkpoints are only needed to continue a run, and are as large as all its models.
+    # A checkpoint is needed only to continue a run, and is as large as all models of the run.
     shutil.rmtree(cell.folder / paths.CHECKPOINTS, ignore_errors=True)
     for state in cell.folder.glob(f"{paths.SITES}/*/{paths.STATE_FILES}"):
         state.unlink()
@@ -219,7 +221,7 @@ def run_cell(cell: Cell, settings: SiteSettings) -> str:
 
 
 def _was_stopped(cell: Cell) -> bool:
-    """Return True if a run was stopped or killed before its end, and the same version of medsilo can continue it.
+    """Return True if a run was stopped or killed, and if this version of medsilo can continue the run.
 
     A failed run starts again, because its state may be damaged.
     """
@@ -238,13 +240,15 @@ def _was_stopped(cell: Cell) -> bool:
 
 
 def _discard(cell: Cell) -> None:
-    """Remove an unfinished run of the same plan that can't be continued. Other folders stay unchanged."""
+    """Remove the folder of an unfinished run that can't be continued. A folder without a plan stays unchanged."""
     if (cell.folder / paths.PLAN).exists():
         shutil.rmtree(cell.folder, ignore_errors=True)
 
 
 def base_plan() -> dict[str, Any]:
-    """Return FedAvg's plan, the default for comparisons, with the same task, network and training for all methods."""
+    """Return the default plan of a comparison, which has the method FedAvg. Other methods use the same task, network
+    and training.
+    """
     return {
         "algorithm": {"name": "fedavg"},
         "task": {"name": "synthetic-histology"},
@@ -253,12 +257,12 @@ def base_plan() -> dict[str, Any]:
     }
 
 
-MOST_KEYS, LONGEST_VALUE = 3, 80  # limits of a line: number of keys, and length of a value
+MOST_KEYS, LONGEST_VALUE = 3, 80  # limits of a description of differences: number of keys, and length of a value
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Describe the keys with different values, each with both values; empty without differences. A missing key counts
-    as null.
+    """Describe the keys whose values differ, each with both values; an empty text if no value differs. A missing key
+    has the value null.
     """
     keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     words = [f"{key} {_shown(old.get(key))}, now {_shown(new.get(key))}" for key in keys[:MOST_KEYS]]
@@ -266,8 +270,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def plan_differences(run: Path, plan: Plan) -> str:
-    """Describe the differences between a plan and that of the run in a folder; empty if they are equal, or without a
-    run.
+    """Describe the differences between this plan and the plan of the run in a folder. The text is empty if the plans
+    are equal, or if the folder has no run.
     """
     path = run / paths.PLAN
     if not path.exists():

@@ -1,9 +1,10 @@
-"""Estimate the power of a comparison by simulation from scores: the smallest detectable difference, and the needed
-sample.
+"""Simulate comparisons from scores to estimate their power, their smallest detectable difference, and the sample that
+they need.
 
-Simulated studies resample the tested patients with all effects of the method on them, and their seeds vary as much as
-observed. Few patients and seeds give uncertain variances, so each simulated study draws its variances from a
-distribution of likely values. A difference with power 0.8 is significant in four of five studies.
+A simulated study resamples the tested patients, with the observed effect of the method on each patient. The effects of
+seeds vary in a simulated study as much as in the observed study. Estimates of variances from few patients and seeds are
+uncertain, so each simulated study draws its variances from a distribution of likely values. A difference with power 0.8
+is significant in four of five studies.
 """
 
 import math
@@ -13,14 +14,14 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-import scipy  # loads its parts on first use
+import scipy  # scipy loads its submodules on first use
 
 from medsilo_lab.study.evidence import LEAST_PATIENTS, LEAST_SEEDS, Difference, Study, by_patient
 from medsilo_lab.study.law import Variance, Variances, crossed, straightened
 from medsilo_lab.study.verdict_file import MOST_PATIENTS, MOST_SEEDS
 
-POWER = 0.8  # share of studies that find the difference
-MORE_SEEDS = 12  # number of seeds for patient numbers, if neither patients nor seeds alone are sufficient
+POWER = 0.8  # fraction of studies in which the difference is significant
+MORE_SEEDS = 12  # number of seeds in the last search for a sufficient number of patients
 STUDIES = 400  # number of simulated studies
 STEP = 0.001  # step between tested differences
 Unit = Literal["test patients", "seeds"]
@@ -39,12 +40,12 @@ class Pilot:
 
     found: Difference
     ways: Sequence[np.ndarray]  # each patient's deviation from its hospital's mean difference
-    scores: Sequence[np.ndarray]  # the method's scores of these patients
+    scores: Sequence[np.ndarray]  # the method's mean score of each patient
     assumed: Design | None = None  # the assumed sample, if there is no finished study
 
     @classmethod
     def of(cls, found: Difference, method: Study, baseline: Study, names: Sequence[str]) -> "Pilot | None":
-        """Return the pilot study; None if the data do not show how patients or seeds differ."""
+        """Return the pilot study; None if the scores do not show the variance of patients or of seeds."""
         mine, theirs = ([by_patient(study, name).mean(0) for name in names] for study in (method, baseline))
         ways = [one - other for one, other in zip(mine, theirs, strict=True)]
         if not found.patients.variance or found.seeds < 2 or any(len(own) < 2 for own in ways):
@@ -57,9 +58,10 @@ class Pilot:
         return self.assumed or Design(tuple(map(len, self.ways)), self.found.seeds)
 
     def power(self, difference: float, design: Design, error: float) -> float:
-        """Return the share of studies with this sample in which the difference is significant at the level `error`.
+        """Return the fraction of simulated studies in which the difference is significant at the level `error`.
+        `design` is the sample of each study.
 
-        The simulation adds the difference to each patient's score, as far as the score stays between 0 and 1.
+        The simulation adds the difference to the scores of the patients, and keeps all scores between 0 and 1.
         """
         if design.seeds < LEAST_SEEDS or sum(design.patients) < LEAST_PATIENTS or min(design.patients) < 2:
             return 0.0
@@ -89,12 +91,14 @@ class Pilot:
         design: Design,
         error: float,
     ) -> np.ndarray:
-        """Return a mask of the studies with a significant difference, after the effects of their seeds."""
+        """Add the effects of seeds to the means of simulated studies. Return a mask of the studies with a significant
+        difference.
+        """
         found, known, cells = self.found, self.found.between.degrees, self._cells(design)
         between = found.between.variance * known / random.chisquare(known, STUDIES)
         luck = np.maximum(between - found.cells, 0.0) / design.seeds
         means = means + random.normal(0, 1, STUDIES) * np.sqrt(luck)
-        # all configurations contribute to the estimate, if their variances are similar
+        # number of configurations from which the between-seed variance is estimated
         rows = 1.0 if self.assumed else known / (found.seeds - 1)
         degrees = rows * (design.seeds - 1)
         seen = Variances((luck + cells) * random.chisquare(degrees, STUDIES) / degrees, np.full(STUDIES, degrees))
@@ -113,7 +117,7 @@ class Pilot:
         return max(design.seeds - 1, 1) * max(sum(design.patients) - len(design.patients), 1)
 
     def reach(self, design: Design, error: float) -> float:
-        """Return half the expected width of the interval."""
+        """Return half the expected width of the difference's confidence interval."""
         each = [float(own.var(ddof=1)) / max(size, 1) for own, size in zip(self.ways, design.patients, strict=True)]
         variance = sum(each) / len(each) ** 2
         freedom = [max(size - 1, 1) for size in design.patients]
@@ -126,8 +130,8 @@ class Pilot:
         return -float(scipy.special.stdtrit(whole.degrees, error / 2)) * math.sqrt(float(whole.variance))
 
     def least(self, design: Design, error: float) -> float | None:
-        """Return the smallest difference that is significant in four of five studies; None if the scores can't change
-        by so much.
+        """Return the smallest difference that is significant in four of five studies; None if no possible difference is
+        significant.
         """
         room = min(float((1 - own).mean()) for own in self.scores) + self.found.mean
         steps = range(1, max(int(min(room, 1.0) / STEP), 1))
@@ -135,10 +139,11 @@ class Pilot:
         return steps[place] * STEP if place < len(steps) else None
 
     def needed(self, difference: float, error: float) -> "Missing":
-        """Return the additional sample with which the difference is significant with probability `POWER`.
+        """Return the sample with which the difference is significant with probability `POWER`.
 
         The sample is a number of patients at each hospital with the present seeds. If no number of patients is
-        sufficient, the sample is a number of seeds.
+        sufficient, the sample is a number of seeds. If no number of seeds is sufficient, the sample is a number of
+        patients with MORE_SEEDS seeds.
         """
 
         def fewest(design_of: Callable[[int], Design], first: int, last: int) -> int | None:
@@ -160,7 +165,7 @@ class Pilot:
 
 
 class Missing(NamedTuple):
-    """The sample that a comparison needs. None means that no tested number is sufficient."""
+    """The sample that a comparison needs. The field `number` has the value None if no tested number is sufficient."""
 
     of: Unit
     number: int | None
@@ -168,8 +173,10 @@ class Missing(NamedTuple):
 
 
 def _added(scores: np.ndarray, more: float) -> np.ndarray | None:
-    """Return each patient's additional difference beyond the mean; None if the scores can't change by so much."""
-    if scores.min() < 0 or scores.max() > 1:  # a component of a rank statistic is not bounded by 0 and 1
+    """Divide an additional mean difference among the patients, so that scores stay between 0 and 1. Return each
+    patient's deviation from the mean difference; None if the mean difference is too large for these scores.
+    """
+    if scores.min() < 0 or scores.max() > 1:  # a patient's contribution to a rank statistic may be below 0 or above 1
         return np.zeros_like(scores)
     room = 1 - scores if more > 0 else scores
     mean = float(room.mean())
@@ -179,8 +186,8 @@ def _added(scores: np.ndarray, more: float) -> np.ndarray | None:
 
 
 def _drawn(random: np.random.Generator, ways: np.ndarray, size: int, scale: np.ndarray) -> np.ndarray:
-    """Return resampled patients of each study, [studies, patients]. Deviations of patients from the mean are multiplied
-    by the study's scale.
+    """Return the deviations of resampled patients from the mean, [studies, patients]. The deviations of each study are
+    multiplied by the scale of the study.
     """
     wide = math.sqrt(len(ways) / (len(ways) - 1))  # corrects for the subtraction of the hospital's mean
     return ways[random.integers(0, len(ways), (STUDIES, size))] * (wide * scale[:, None])

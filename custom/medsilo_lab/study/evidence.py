@@ -1,8 +1,9 @@
-"""Estimate a difference between two methods, or the score of one method, with intervals over patients and seeds.
+"""Estimate the difference between two methods, or the score of a method, with confidence intervals for other patients
+and seeds.
 
-The estimand is the mean over hospitals of the mean over each hospital's patients, averaged over seeds of training.
-Patients and seeds are crossed random effects: every seed is tested on the same patients. A difference has two
-intervals, for two populations of patients; `compare` describes both.
+The estimand is averaged three times: over each hospital's patients, over hospitals, and over seeds of training.
+Patients and seeds are crossed random effects: every seed is tested on the same patients. A difference has a confidence
+interval for each of two populations of patients, which `compare` describes.
 """
 
 import math
@@ -13,17 +14,19 @@ from itertools import accumulate
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
-import scipy  # loads its parts on first use
+import scipy  # scipy loads its submodules on first use
 
 from medsilo_lab.study.law import NOTHING, Interval, Law, Variance, crossed
 from medsilo_lab.study.unseen import Failing, Share, Unseen
 
 LEVEL = 0.95
 TAIL = (1 - LEVEL) / 2
-LEAST_SEEDS = 4  # fewest seeds for a verdict; fewer do not show the variance of training
-LEAST_PATIENTS = 8  # fewest patients for a verdict; with fewer skewed scores, the interval covers too little
-ALIKE = 1e-12  # seeds with smaller differences do not show the variance of training
-DRAWS, NUMBERS = 8_000, 1_000_000  # number of patient resamples, and largest number of random numbers for them
+LEAST_SEEDS = 4  # smallest number of seeds for a verdict; fewer seeds do not show the variance of training
+# smallest number of patients for a verdict; with fewer patients and skewed scores, the interval is too narrow
+LEAST_PATIENTS = 8
+ALIKE = 1e-12  # seeds with a smaller standard deviation do not show the variance of training
+# number of resamples of patients, and largest number of random numbers for all resamples
+DRAWS, NUMBERS = 8_000, 1_000_000
 GRID = np.linspace(0.0, 1.0, 4001)
 
 Key = TypeVar("Key", bound=Hashable)
@@ -32,7 +35,9 @@ Endpoint = Literal["mean", "pooled", "worst-site"]
 
 @dataclass(frozen=True)
 class Scores:
-    """A method's scores on a site's test cases, [cases], and the patient of each case as a number from 0, [cases]."""
+    """A method's scores of a site's test cases, [cases], and the number of each case's patient, [cases]. Patients are
+    numbered from 0.
+    """
 
     values: np.ndarray
     patients: np.ndarray
@@ -64,38 +69,44 @@ class Difference:
     p: float
     seeds: int
     people: int = field(default=0, compare=False)  # number of test patients
-    patients: Variance = field(default=NOTHING, compare=False)  # variance of the mean for other patients
+    patients: Variance = field(default=NOTHING, compare=False)  # variance of the mean over other patients
     between: Variance = field(default=NOTHING, compare=False)  # between-seed variance of the difference
-    cells: float = field(default=0.0, compare=False)  # part of it that is already in the variance of patients
-    # true if all seeds give the same result, so that their variance is unknown
+    # part of the between-seed variance that is also in the variance of patients
+    cells: float = field(default=0.0, compare=False)
+    # true if all seeds give the same result, so that the between-seed variance is unknown
     alike: bool = field(default=False, compare=False)
-    # distribution behind the interval for similar patients
+    # distribution from which the confidence interval for similar patients is calculated
     law: Law | None = field(default=None, compare=False, repr=False)
-    # estimate behind the interval for patients of an unseen kind
+    # estimate from which the confidence interval for untested kinds of patients is calculated
     unseen: Unseen | None = field(default=None, compare=False, repr=False)
 
     @property
     def decides(self) -> bool:
-        """True if the interval excludes zero, and the sample is large enough for a verdict.
+        """True if the confidence interval excludes zero, and if the sample is large enough for a verdict.
 
-        Too few or identical seeds or patients say nothing about others.
+        The sample is too small if its seeds or patients are too few, or if all of them are alike.
         """
         known = self.seeds >= LEAST_SEEDS and self.people >= LEAST_PATIENTS
         return known and not self.alike and self.patients.variance > 0 and (self.low > 0 or self.high < 0)
 
     @property
     def luck(self) -> Variance:
-        """The between-seed variance beyond the part in the variance of patients."""
+        """The between-seed variance, without the interaction of seeds and patients that is part of the variance of
+        patients.
+        """
         return self.between._replace(variance=max(self.between.variance - self.cells, 0.0))
 
     def within(self, error: float) -> Interval:
-        """Return the interval for similar patients with this error rate."""
+        """Return the confidence interval with the error rate `error`, for patients who are similar to the tested
+        patients.
+        """
         return self.law.within(error) if self.law else (self.low, self.high)
 
     def if_unseen(self, error: float) -> Interval:
-        """Return the interval with this error rate, if some patients are of an unseen kind for which a method fails.
+        """Return the confidence interval with the error rate `error`, for the case that a method fails for an untested
+        kind of patient.
 
-        This wider interval contains the interval for similar patients.
+        The returned interval contains the interval for similar patients.
         """
         low, high = self.within(error)
         further = self.unseen.within(error) if self.unseen else (low, high)
@@ -125,14 +136,20 @@ def compare(
     endpoint: Endpoint = "mean",
     luck: Variance | None = None,
 ) -> Difference:
-    """Return the paired difference of two methods. The methods are compared by means over sites, means over all cases
-    ("pooled"), or scores at each method's worst site.
+    """Return the difference between two methods, whose scores are paired by seeds and test cases. The methods are
+    compared by means over sites, means over all cases ("pooled"), or scores at each method's worst site.
 
-    `low` and `high` are for similar patients and other seeds. The variance of the difference crosses patients and
-    seeds, with Satterthwaite's degrees of freedom (1946). Hall's transformation (1992) corrects for skewness of
-    patients; at its far end, Johnson's (1978) does. `low` and `high` ignore kinds of patients that were not tested.
-    `if_unseen` gives the interval for such patients, estimated from failures at all hospitals in both studies. `luck`
-    is the between-seed variance estimated from all configurations; the observed variance is used if it is larger.
+    `low` and `high` are the ends of the confidence interval for similar patients and other seeds. In the variance of
+    the difference, patients and seeds are crossed random effects, with Satterthwaite's degrees of freedom (1946).
+    Hall's transformation (1992) corrects for the skewness of the patients' scores. Johnson's transformation (1978) is
+    used where Hall's transformation can't be inverted.
+
+    `low` and `high` ignore kinds of patients that were not tested. The interval of `if_unseen` allows for untested
+    kinds of patients, and is estimated from the failures of both methods at all hospitals.
+
+    Args:
+        luck: between-seed variance that was estimated from all configurations; if the observed variance is larger, the
+            observed variance is used
     """
     if len(method) != len(baseline) or not method:
         raise ValueError(f"{len(method)} seeds against {len(baseline)}: a paired comparison needs the same seeds")
@@ -141,9 +158,10 @@ def compare(
 
 
 def unseen_of(method: Study, baseline: Study, names: Sequence[str], endpoint: Endpoint) -> Unseen | None:
-    """Return the estimate for failing patients from all hospitals; None for endpoints that are not means over patients.
+    """Estimate, from all hospitals, for which fraction of patients a method fails. Return None if the endpoint is not a
+    mean over patients.
 
-    A method fails for a patient if the score is below half of the usual score of both methods.
+    A method fails for a patient if the patient's score is below half the median score of both methods.
     """
     if endpoint == "worst-site":
         return None
@@ -179,13 +197,15 @@ def unseen_of(method: Study, baseline: Study, names: Sequence[str], endpoint: En
 
 
 def by_patient(study: Study, name: str) -> np.ndarray:
-    """Return the mean score of each patient, [seeds, patients]. Other seeds may have other test patients."""
+    """Return the mean score of each patient, [seeds, patients]. If seeds have different numbers of test patients,
+    surplus patients are left out.
+    """
     means = [np.bincount(own[name].patients, own[name].values) / np.bincount(own[name].patients) for own in study]
     return np.array([own[: min(map(len, means))] for own in means])
 
 
 def level(method: Study, sites: Sequence[str] | None = None, *, endpoint: Endpoint = "mean") -> Difference:
-    """Return a method's score with its interval between 0 and 1, as a difference from zero."""
+    """Return a method's score as its difference from zero, with a confidence interval between 0 and 1."""
     nothing = [
         {site: Scores(np.zeros_like(own.values), own.patients) for site, own in study.items()} for study in method
     ]
@@ -195,10 +215,12 @@ def level(method: Study, sites: Sequence[str] | None = None, *, endpoint: Endpoi
 
 
 def interval(scores: Scores) -> Interval | None:
-    """Return the interval of a model's mean score for other patients; None with fewer than two patients.
+    """Return the confidence interval of a model's mean score over other patients; None if fewer than two patients were
+    tested.
 
-    For a proportion, it lies between the Clopper-Pearson and the mid-P interval (`_Resampled`). In simulations, it
-    covers at least 93 % from two patients on, even if only a few patients fail.
+    For a proportion, the interval is narrower than the Clopper-Pearson interval and wider than the mid-P interval
+    (`_Resampled`). In simulations with two or more patients, the interval covers the true score in at least 93 % of
+    studies, even if few patients fail.
     """
     if len(_moves(scores)) < 2:
         return None
@@ -207,8 +229,8 @@ def interval(scores: Scores) -> Interval | None:
 
 
 class _Part(NamedTuple):
-    """A site's weight, and its patients' contributions to the difference: [seeds, patients], with mean 0 in every
-    seed.
+    """A site's weight, and the contributions of the site's patients to the difference, [seeds, patients]. The
+    contributions of every seed have the mean 0.
     """
 
     moves: np.ndarray
@@ -220,17 +242,19 @@ class _Part(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """The variance of a single patient, averaged over seeds."""
+        """The variance between patients of the site, after averaging each patient over seeds."""
         return float(self.moves.mean(0).var(ddof=1)) / self.weight**2 if self.patients > 1 else 0.0
 
     @property
     def cube(self) -> float:
-        """The third central moment of the estimate for other patients."""
+        """The third central moment of the site's part of the estimate, over other samples of patients."""
         return float((self.moves.mean(0) ** 3).mean()) / self.patients**2
 
     @property
     def of_cells(self) -> float:
-        """The variance from the interaction of seeds and patients, for a single seed."""
+        """The variance that the interaction of seeds and patients adds to the site's part of the estimate, for a single
+        seed.
+        """
         seeds, patients = self.moves.shape
         if seeds < 2 or patients < 2:
             return 0.0
@@ -239,7 +263,7 @@ class _Part(NamedTuple):
 
 
 class _Analysis:
-    """The intermediate results for the interval of a difference."""
+    """The intermediate results for the confidence interval of a difference."""
 
     def __init__(
         self,
@@ -269,9 +293,9 @@ class _Analysis:
 
     @cached_property
     def patients(self) -> Variance:
-        """The variance for other patients, with the degrees of freedom of Welch and Satterthwaite.
+        """The variance of the difference over other patients, with the degrees of freedom of Welch and Satterthwaite.
 
-        A site with a single patient has the variance of the other sites, with one degree of freedom.
+        A site with a single patient gets the pooled variance of the other sites, and one degree of freedom.
         """
         degrees = sum(part.patients - 1 for part in self.parts)
         if not degrees:
@@ -306,7 +330,9 @@ class _Analysis:
 
     @cached_property
     def of_seeds(self) -> Variance:
-        """The variance of the mean for other seeds, beyond the part in the variance of patients."""
+        """The variance of the mean over other seeds, without the interaction of seeds and patients that is part of the
+        variance of patients.
+        """
         return self.between._replace(variance=max(self.between.variance - self.cells, 0.0) / self.seeds)
 
     @cached_property
@@ -320,7 +346,7 @@ class _Analysis:
         return Law(self.mean, variance, float(whole.degrees), skewness)
 
     def difference(self, unseen: Unseen | None) -> Difference:
-        """Return the difference with its interval and its p-value."""
+        """Return the difference with its confidence interval and its p-value."""
         law, alike = self.law, self.seeds > 1 and self.between.variance <= ALIKE**2
         low, high = law.within(1 - LEVEL)
         found = Difference(
@@ -329,7 +355,7 @@ class _Analysis:
         return replace(found, alike=alike, law=law, unseen=unseen)
 
     def of_a_score(self, error: float) -> Interval:
-        """Return the interval of a method's score with this error rate."""
+        """Return the confidence interval of a method's score for the error rate `error`."""
         if self.people < 2 or not self.patients.degrees:
             return self.law.within(error)
         found = _Resampled(self.mean + np.concatenate([_stretched(part, self.people) for part in self.parts]))
@@ -340,13 +366,14 @@ class _Analysis:
 
 
 class _Resampled:
-    """Sorted mean scores of the Bayesian bootstrap (Rubin 1981) over patients, for both ends of the interval.
+    """Sorted mean scores of the Bayesian bootstrap (Rubin 1981) over patients, for both ends of a confidence interval.
 
-    Each resample has one additional patient. For the lower end, this patient has the worst score in three of four
-    resamples, and the best score in the others. With the worst score in all resamples, the end would be Gaffke's
-    (2005). For a proportion, this is the Clopper-Pearson interval, which is too wide because proportions are discrete.
-    With the worst score in half of the resamples, it would be the mid-P interval (Lancaster 1961), whose error rate is
-    up to 9 %. This interval has an error rate below 7 % for every proportion and 2 to 20 patients.
+    Each resample has one additional patient. For the lower end of the interval, the additional patient has the score 0
+    in three of four resamples, and the score 1 in the fourth resample. With the score 0 in all resamples, the interval
+    would be Gaffke's interval (2005). For a proportion, Gaffke's interval is the Clopper-Pearson interval, which is too
+    wide because proportions are discrete. With the score 0 in half of the resamples, the interval would be the mid-P
+    interval (Lancaster 1961), whose error rate is up to 9 %. With the score 0 in three of four resamples, the error
+    rate is below 7 % for every proportion and 2 to 20 patients.
     """
 
     def __init__(self, values: np.ndarray) -> None:
@@ -357,7 +384,7 @@ class _Resampled:
         self.highs = np.sort((sums + further * turn) / whole)[::-1]
 
     def ends(self, tail: float) -> tuple[float, float]:
-        """Return the lower and upper quantile with this tail probability."""
+        """Return both ends of the confidence interval, each with the tail probability `tail`."""
         place = tail * (len(self.lows) - 1)
         first, part = int(place), place % 1
         low, high = (own[first] + part * (own[first + 1] - own[first]) for own in (self.lows, self.highs))
@@ -371,7 +398,9 @@ def _drawn_weights(patients: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _stretched(part: _Part, people: int) -> np.ndarray:
-    """Rescale each patient's contribution to the mean over all patients, with the variance within its site."""
+    """Convert a site's contributions to contributions to a mean over the patients of all sites. The conversion keeps
+    the variance within the site.
+    """
     if part.patients < 2:
         return np.zeros(part.patients)
     # corrects for the subtraction of the site's mean
@@ -382,17 +411,16 @@ def _stretched(part: _Part, people: int) -> np.ndarray:
 def _part(pairs: Sequence[tuple[Scores, Scores]], a: np.ndarray, b: np.ndarray) -> _Part:
     """Return the contributions of a site's patients to the difference.
 
-    If patients have several cases, a mean over cases is a ratio. A patient's contribution to it is linear to first
-    order (Cochran, Sampling Techniques, 1977, chapter 6).
+    If patients have several cases, a mean over cases is a ratio. A patient's contribution to such a ratio is a
+    first-order approximation (Cochran, Sampling Techniques, 1977, chapter 6).
 
     Args:
-        pairs: the scores of both methods, for each seed
-        a, b: the weight of the site for each method, by seed
+        pairs: the scores of both methods, for each seed a, b: the weight of the site for each method, by seed
     """
     if not all(np.array_equal(x.patients, y.patients) for x, y in pairs):
         raise ValueError("the two methods were not tested on the same cases")
     moves = [w * _moves(x) - v * _moves(y) for w, v, (x, y) in zip(a, b, pairs, strict=True)]
-    patients = min(map(len, moves))  # other seeds may have other test patients
+    patients = min(map(len, moves))  # runs with other seeds may have another number of test patients
     kept = np.array([own[:patients] for own in moves])
     return _Part(kept - kept.mean(1, keepdims=True), float(np.maximum(a, b).mean()))
 
@@ -404,13 +432,18 @@ def _moves(scores: Scores) -> np.ndarray:
 
 
 def _of_people(ways: np.ndarray, shares: np.ndarray) -> _Part:
-    """Return the contributions if each site is one person, [people, seeds], and the people are the sample."""
+    """Return the contributions of people if each site is a single person.
+
+    Args:
+        ways: each person's part of the difference, [people, seeds]
+        shares: weight of each person
+    """
     moves = (ways - shares[:, None] * ways.sum(0)) * len(ways)
     return _Part(moves.T - moves.T.mean(1, keepdims=True), 1.0)
 
 
 def seeds_of(study: Study, sites: Sequence[str] | None = None, endpoint: Endpoint = "mean") -> np.ndarray:
-    """Return the score of each seed, [seeds]."""
+    """Return the value of the endpoint for each seed, [seeds]."""
     names = sorted(sites or study[0])
     means = np.array([[own[name].values.mean() for name in names] for own in study])
     return (_shares(study, names, endpoint) * means).sum(1)
@@ -432,11 +465,11 @@ def _shares(study: Study, names: Sequence[str], endpoint: Endpoint) -> np.ndarra
 
 # ---------------------------------------------------------------------------------------------------- concordance
 def interval_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarray) -> Interval | None:
-    """Return the interval of Harrell's concordance for other patients; None without two comparable cases.
+    """Return the confidence interval of Harrell's concordance for other patients; None if no two cases are comparable.
 
-    The interval is the wider of two intervals, both with Student's t. Newcombe's (2006, method 5) solves Hanley and
-    McNeil's variance for the concordance. Wilson's uses the observed variance over patients, each with all its pairs.
-    With time 1 for a class and 2 for all other cases, the result is the interval of the AUROC.
+    The result encloses two confidence intervals, which both use Student's t. Newcombe's interval (2006, method 5) uses
+    the variance of Hanley and McNeil. Wilson's interval uses the observed variance of the cases' contributions. If the
+    time is 1 for the cases of a class and 2 for all other cases, the result is the confidence interval of the AUROC.
     """
     right, pairs = _roles(time, event, risk)
     whole = float(pairs.sum()) / 2
@@ -459,8 +492,8 @@ def interval_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarra
 
 
 def parts_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarray) -> np.ndarray:
-    """Return each case's contribution to the concordance over all its pairs, [cases]. The mean contribution is the
-    concordance.
+    """Return each case's contribution to the concordance, [cases]. A contribution is calculated from all pairs with
+    this case. The mean contribution is the concordance.
     """
     right, pairs = _roles(time, event, risk)
     whole = float(pairs.sum()) / 2
@@ -471,14 +504,16 @@ def parts_of_concordance(time: np.ndarray, event: np.ndarray, risk: np.ndarray) 
 
 
 def _later(time: np.ndarray, event: np.ndarray, case: int) -> np.ndarray:
-    """Return a mask of the cases with longer observation than a case with an event, or with equal observation and no
-    event.
+    """Return a mask of the cases with which `case` is comparable: cases with a longer time, and cases with the same
+    time and no event.
     """
     return (time > time[case]) | ((time == time[case]) & (event == 0))
 
 
 def _roles(time: np.ndarray, event: np.ndarray, risk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each case the numbers of concordant and of comparable pairs, as first and as second case."""
+    """Return each case's number of concordant pairs, and each case's number of comparable pairs. The case may be first
+    or second in a pair.
+    """
     right, pairs = np.zeros(len(time)), np.zeros(len(time))
     for first in np.flatnonzero(event).tolist():
         later = _later(time, event, first)
@@ -498,8 +533,8 @@ def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def errors_of(p_values: Mapping[Key, float], error: float) -> dict[Key, float]:
-    """Return the error rate for each interval, so that it excludes zero exactly if the difference is significant after
-    Holm's correction.
+    """Return an error rate for each confidence interval. With the returned error rate, a confidence interval excludes
+    zero exactly if the difference is significant after Holm's correction.
     """
     adjusted, names = holm(p_values), sorted(p_values, key=lambda name: p_values[name])
     left = {name: len(names) - place for place, name in enumerate(names)}

@@ -1,10 +1,12 @@
-"""The distribution of an estimate over other patients and other seeds, and the interval from it."""
+"""The distribution of an estimate over other patients and other seeds, and the confidence interval from this
+distribution.
+"""
 
 import math
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import scipy  # loads its parts on first use
+import scipy  # scipy loads its submodules on first use
 
 STRAIGHT = 1e-9  # smaller skewness has no effect
 Interval = tuple[float, float]
@@ -37,7 +39,9 @@ class Law(NamedTuple):
     skewness: float  # skewness of the estimate over patients
 
     def within(self, error: float) -> Interval:
-        """Return the interval with this error rate: Student's t interval for the ratio after `straightened`."""
+        """Return the confidence interval with the error rate `error`: Student's t interval for the ratio that
+        `straightened` transforms.
+        """
         if not self.variance:
             return -math.inf, math.inf
         reach, spread = -float(scipy.special.stdtrit(self.degrees, error / 2)), math.sqrt(self.variance)
@@ -45,7 +49,7 @@ class Law(NamedTuple):
 
     @property
     def p(self) -> float:
-        """Return the error rate at which an end of the interval is zero."""
+        """Return the p-value: the error rate at which an end of the confidence interval is zero."""
         if not self.variance:
             return 1.0
         straight = straightened(self.mean / math.sqrt(self.variance), self.skewness)
@@ -64,11 +68,12 @@ class Law(NamedTuple):
 
 
 def straightened(ratio: Number, skewness: Number) -> Number:
-    """Remove most of the skewness of a ratio by an increasing function.
+    """Transform a ratio by an increasing function that removes most of the ratio's skewness.
 
     The function is Hall's cubic transformation (1992). The slope of Hall's function is zero at the ratio -3 / skewness,
-    so it can't be inverted there. On that side, Johnson's transformation (1978) replaces it. Both transformations have
-    the same first terms, so they are correct to the same order.
+    so the function can't be inverted there. If the skewness and the ratio have opposite signs, Johnson's transformation
+    (1978) replaces Hall's function. Both transformations have the same first terms, so they are correct to the same
+    order.
     """
     moved = ratio + skewness * ratio**2 / 3 + skewness**2 * ratio**3 / 27
     bent = np.abs(skewness) * np.abs(ratio) * 4 / 3
@@ -81,8 +86,9 @@ def crossed(patients: Variance | Variances, seeds: Variance | Variances, cells: 
     """Return the variance of a mean over other patients and other seeds, with Satterthwaite's degrees of freedom
     (1946).
 
-    The interaction of seeds and patients (the cells) is part of both mean squares, so it is subtracted once from their
-    sum. Neither mean square counts as smaller than the interaction. The arguments may be arrays over several studies.
+    Both other variances contain the variance `cells` of the interaction of seeds and patients, so `cells` is subtracted
+    once from their sum. A variance that is smaller than `cells` is replaced by `cells`. The arguments may be arrays
+    over several studies.
     """
     own, luck = np.maximum(patients.variance, cells.variance), np.maximum(seeds.variance, cells.variance)
     variance = own + luck - cells.variance

@@ -1,4 +1,6 @@
-"""Estimate the power of a comparison: before it from assumptions, after it from its scores."""
+"""Estimate the power of a planned comparison from assumptions, or the power of a finished comparison from its
+scores.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -6,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy  # loads its parts on first use
+import scipy  # scipy loads its submodules on first use
 
 from medsilo.core.errors import MedsiloError
 from medsilo.plan import load_plan
@@ -20,7 +22,7 @@ from medsilo_lab.study.verdict import Statistics
 from medsilo_lab.study.verdict_file import Needed, read_verdict
 from medsilo_lab.study.words import LITTLE, needed_in_words, repetitions
 
-# assumed standard deviations of differences, between patients and between seeds
+# pairs of assumed standard deviations of the difference: between patients, and between seeds
 SPREADS = ((0.03, 0.0), (0.03, 0.01), (0.1, 0.0), (0.1, 0.03), (0.3, 0.03))
 ASSUMED = 1000  # degrees of freedom of the assumed variances
 
@@ -29,11 +31,11 @@ ASSUMED = 1000  # degrees of freedom of the assumed variances
 class Power:
     """The power of a comparison with these test patients and repetitions."""
 
-    whose: str  # the hospital or all hospitals; or the assumed variances of patients and seeds
+    whose: str  # name of the hospital, or all hospitals, or the assumed standard deviations
     patients: tuple[int, ...]  # number of test patients of each hospital
     seeds: int
-    least: float | None  # smallest difference that is significant in four of five such studies
-    reach: float  # half the width of the interval
+    least: float | None  # smallest difference that is significant in four of five studies with this sample
+    reach: float  # half the width of the confidence interval
     needed: Needed  # sample that would detect the difference in question
 
     def as_json(self) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Preprocess the images once for all runs of a comparison, and share them between its processes."""
+"""Preprocess the images once for all runs of a comparison. All processes of the comparison share the preprocessed
+images.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -51,7 +53,7 @@ def _read(work: Sequence[Work], at_once: int) -> Iterator[tuple[int, Work, int]]
 
 
 def _read_site(one: Work) -> int:
-    """Preprocess a hospital's images. Return the number of cases. The runs report faulty images."""
+    """Preprocess a hospital's images. Return the number of cases. The runs report faulty images later."""
     plan, site, settings = one
     survey = plan.task.survey(site, sorted(plan.participation.everyone), plan.seed, settings.of(site).data)
     return sum(part.cases for part in survey.parts.values())

@@ -16,8 +16,8 @@ from medsilo.tasks.metrics import Measures
 from medsilo_lab.study.evidence import Interval, Scores, interval, interval_of_concordance, parts_of_concordance
 
 CONCORDANCE = "concordance"  # name of a score that is a mean over pairs, and not over cases
-RANKED = ("time", "event", "risk")  # measures of each case
-CLOSENESS = "closeness"  # score of a predicted number
+RANKED = ("time", "event", "risk")  # measures of each case that determine the concordance
+CLOSENESS = "closeness"  # name of the score for regression
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class SiteTest:
 
     @property
     def interval(self) -> Interval | None:
-        """The interval of the score for other patients; None with too few patients."""
+        """The confidence interval of the score for other patients; None if too few patients were tested."""
         return interval_over(self.metric, self.scores, lambda: self.measures)
 
     @property
     def mean(self) -> float | None:
-        """For regression, the score of predicting the mean of the test cases. Closeness is 1 minus a share of the
-        error.
+        """For regression, the score of always predicting the mean of the test cases; otherwise None. The score for
+        regression is 1 minus a multiple of the absolute error.
         """
         if self.metric != CLOSENESS:
             return None
@@ -67,14 +67,18 @@ class SiteTest:
 
 
 def interval_over(metric: str, scores: Scores, measures: Callable[[], Measures]) -> Interval | None:
-    """Return the interval of a score for other patients, from the measures of each case."""
+    """Return the confidence interval of a site's score for other patients. `measures` returns all measures of each
+    case.
+    """
     if metric != CONCORDANCE:
         return interval(scores)
     return interval_of_concordance(*(measures()[name].numpy() for name in RANKED))
 
 
 def read_measures(folder: Path) -> tuple[Measures, list[int]]:
-    """Read scores that `write_measures` wrote. Return them with the patient's number of each case."""
+    """Read the measures that `write_measures` wrote. Return the measures of all cases, and the number of each case's
+    patient.
+    """
     with (folder / CASES).open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     names = [name for name in rows[0] if name not in (CASE, PATIENT)]

@@ -49,7 +49,7 @@ class SubgroupLevel(RecordPart):
 
 
 class SubgroupTable(RecordPart):
-    """A subgroup, with its levels and the differences between them."""
+    """A subgroup, with its levels and the differences between these levels."""
 
     subgroup: Text = Field(
         description=("name of the subgroup, as data sets declare it; `hospital` if the levels are the hospitals")

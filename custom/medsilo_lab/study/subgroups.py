@@ -1,7 +1,8 @@
-"""Calculate scores of subgroups of patients with intervals, and corrected differences between subgroups.
+"""Calculate the scores of subgroups of patients, and corrected differences between levels of a subgroup, with
+confidence intervals.
 
-For one run, they come from each hospital's disclosed numbers of patients, scores and variances. For a comparison, they
-come from the scores of test cases, over patients and seeds.
+For a run, the scores are calculated from the numbers of patients, scores and variances that each hospital discloses.
+For a comparison, the scores are calculated from the scores of single test cases, over patients and seeds.
 """
 
 import csv
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy  # loads its parts on first use
+import scipy  # scipy loads its submodules on first use
 
 from medsilo.core.errors import MedsiloError
 from medsilo.federation.raw_results import LEVEL as LEVEL_COLUMN
@@ -48,7 +49,7 @@ Level = tuple[str, str]
 class Told(NamedTuple):
     """The score of a level, as hospitals disclosed it."""
 
-    low: float  # range of a rounded score
+    low: float  # lower end of the range of a rounded score
     high: float
     variance: float  # variance of the score for other patients
     patients: int
@@ -64,8 +65,8 @@ class Told(NamedTuple):
         return cls(max(ends[0] - half, 0.0), min(ends[1] + half, 1.0), spread, whole, len(own))
 
     def within(self, error: float) -> Interval:
-        """Return the interval with this error rate. The interval is Wilson's (1927) with Student's t, for as many
-        patients as a proportion with this variance would have.
+        """Return Wilson's confidence interval (1927) with Student's t, for the error rate `error`. The sample size in
+        Wilson's formula is that of a proportion with the same variance as the score.
         """
         degrees = max(self.patients - self.hospitals, 1)
         square = float(scipy.special.stdtrit(degrees, error / 2)) ** 2
@@ -79,8 +80,8 @@ class Told(NamedTuple):
         return max(middle - reach, 0.0), min(middle + reach, 1.0)
 
     def less(self, other: "Told", error: float) -> Interval:
-        """Return the interval of the difference between two levels with different patients, by Newcombe's method 10
-        (1998).
+        """Return the confidence interval of the difference between two levels with different patients, by Newcombe's
+        method 10 (1998).
         """
         (mine, above), (below, theirs) = self.within(error), other.within(error)
         low = self.low - other.high - math.hypot(self.low - mine, theirs - other.high)
@@ -89,7 +90,7 @@ class Told(NamedTuple):
 
 
 def of_run(summary: Summary) -> list[SubgroupTable]:
-    """Return the disclosed subgroups of a run. The hospitals are a further subgroup."""
+    """Return the disclosed subgroups of a run. An additional subgroup has the hospitals as its levels."""
     told: dict[Level, list[SubgroupResult]] = {}
     for site in summary.sites.values():
         for one in site.subgroups:
@@ -130,16 +131,16 @@ def _told_level(word: str, own: Sequence[SubgroupResult], known: Told | None) ->
 
 
 class _Found(NamedTuple):
-    """The difference between two levels before correction."""
+    """A difference before the correction for multiple comparisons."""
 
     mean: float
     p: float
-    enough: bool  # true if there are enough patients for significance
+    enough: bool  # true if the number of patients is large enough for a significant difference
     within: Callable[[float], Interval]
 
 
 def _p(within: Callable[[float], Interval]) -> float:
-    """Return the error rate at which an end of an interval is zero."""
+    """Return the p-value: the error rate at which an end of the confidence interval is zero."""
     low, high = 0.0, 1.0
     for _ in range(STEPS):
         middle = (low + high) / 2
@@ -149,7 +150,9 @@ def _p(within: Callable[[float], Interval]) -> float:
 
 
 def _corrected(found: Mapping[Key, _Found]) -> dict[Key, dict[str, Any]]:
-    """Correct differences for multiple comparisons. Return the interval and the significance of each."""
+    """Correct differences for multiple comparisons. Return the confidence interval, the p-value and the significance of
+    each difference.
+    """
     p_values = {key: own.p for key, own in found.items()}
     adjusted, errors = holm(p_values), errors_of(p_values, ERROR)
     told = {}
@@ -177,11 +180,13 @@ def _tables(
 
 
 # ---------------------------------------------------------------------------------------------------- a comparison
-Members = dict[Level, np.ndarray]  # for each level, the numbers of its patients in a site's test
+Members = dict[Level, np.ndarray]  # for each level, the numbers that identify its patients among a site's test patients
 
 
 def read_members(run: Path, site: str) -> Members:
-    """Return the patients of each level in a site's part of a run folder. Levels with suppressed scores have none."""
+    """Read, from a run folder, the site's test patients at each level. A patient is given by a number. A level with a
+    suppressed score has no patients.
+    """
     path = paths.site_folder(run, site) / paths.SUBGROUPS
     if not path.exists():
         return {}
@@ -199,7 +204,7 @@ def read_members(run: Path, site: str) -> Members:
 
 
 def level_scores(run: Path, site: str, metric: str) -> dict[Level, Scores | None]:
-    """Return the scores of the test cases of each level; None for suppressed scores."""
+    """Return the scores of a site's test cases at each level; None for a level with a suppressed score."""
     members = read_members(run, site)
     if not members:
         return {}
@@ -210,21 +215,21 @@ def level_scores(run: Path, site: str, metric: str) -> dict[Level, Scores | None
         if not len(cases):
             continue
         values = test.scores.values[cases]
-        if metric == CONCORDANCE:  # only pairs within the level count
+        if metric == CONCORDANCE:  # only pairs of cases at the same level count
             values = parts_of_concordance(*(test.measures[name].numpy()[cases] for name in RANKED))
         if np.isfinite(values).all():
             found[key] = Scores(values, np.unique(test.scores.patients[cases], return_inverse=True)[1])
     return found
 
 
-Levels = Mapping[Level, Scores | None]  # none: the site suppresses the score
+Levels = Mapping[Level, Scores | None]  # a level whose score is suppressed has the value None
 Study = Sequence[Mapping[str, Levels]]  # for every seed, the levels by site
 
 
 def of_row(row: str, study: Study, baseline: str = "", base: Study = ()) -> list[SubgroupTable]:
-    """Return the subgroups of a comparison's configuration. `base` is the baseline's scores with the same seeds.
+    """Return the tables of subgroups for a configuration. `base` has the baseline's scores with the same seeds.
 
-    The score of a level is over the patients of all hospitals that disclose it in all runs.
+    The score of a level is a mean over the patients of all hospitals that disclose this level in all runs.
     """
     every = dict.fromkeys(key for seed in study for levels in seed.values() for key in levels)
     runs = [*study, *base]
@@ -269,11 +274,11 @@ def _twice(one: Difference, error: float) -> Interval:
 
 
 def _between(first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str, Scores]]) -> Difference:
-    """Return half the difference between two levels with different patients and the same models.
+    """Return half the difference between two levels, which have different patients and the same models.
 
-    Half the difference is the mean over two artificial sites. One site has the score of the first level, and the other
-    has the negative score of the second level. Each score is zero at the other site, so patients and seeds are crossed
-    as in other comparisons.
+    Half the difference is the mean of the differences at two artificial sites. The difference at the first site is the
+    score of the first level. The difference at the second site is the negative score of the second level. With these
+    artificial sites, patients and seeds are crossed as in other comparisons.
     """
     pairs = [(one[""], other[""]) for one, other in zip(first, second, strict=True)]
     mine = [{"first": one, "second": _nothing(other)} for one, other in pairs]

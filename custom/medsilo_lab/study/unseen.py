@@ -1,23 +1,27 @@
-"""Estimate the interval of a difference if the methods fail for a kind of patient that was not tested."""
+"""Estimate the confidence interval of a difference, for the case that a method fails for an untested kind of
+patient.
+"""
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import scipy  # loads its parts on first use
+import scipy  # scipy loads its submodules on first use
 
 from medsilo_lab.study.law import Interval, Law
 
 
 class Share(NamedTuple):
-    """The share of patients for whom one method fails and the other does not, and the number of patients behind it."""
+    """The fraction of patients for whom only one method fails, and the number of patients from whom this fraction was
+    estimated.
+    """
 
     known: float
     patients: float
 
     def within(self, error: float) -> Interval:
-        """Return its Clopper-Pearson interval (1934)."""
+        """Return the Clopper-Pearson interval of the fraction (1934)."""
         failing, right = self.known * self.patients, (1 - self.known) * self.patients
         low = float(scipy.special.betaincinv(failing, right + 1, error / 2)) if failing > 0 else 0.0
         high = float(scipy.special.betaincinv(failing + 1, right, 1 - error / 2)) if right > 0 else 1.0
@@ -25,11 +29,12 @@ class Share(NamedTuple):
 
     @classmethod
     def learned(cls, shares: Sequence[float], patients: Sequence[int], asked: Sequence[bool]) -> "Share":
-        """Return the share at the requested hospitals, estimated from all hospitals by a beta-binomial model.
+        """Estimate the fraction at some hospitals from the fractions at all hospitals, by a beta-binomial model.
+        `asked` is true for hospitals whose fraction is estimated.
 
-        If the shares of hospitals differ by more than chance, patients of a hospital are correlated and count as fewer
-        patients. The correlation is the intraclass correlation of an analysis of variance (Ridout 1999). Other
-        hospitals then contribute less to the estimate.
+        If the fractions differ between hospitals by more than chance, patients of a hospital are correlated, and count
+        as fewer independent patients. The correlation is the intraclass correlation of an analysis of variance (Ridout
+        1999). A higher correlation lets other hospitals contribute less to the estimate.
         """
         each, sizes, here = np.array(shares), np.array(patients, dtype=float), np.array(asked)
         akin = _correlation(each, sizes)
@@ -58,24 +63,27 @@ def _correlation(shares: np.ndarray, sizes: np.ndarray) -> float:
 
 
 class Failing(NamedTuple):
-    """Patients for whom one method fails: their share, their mean loss, and the loss of a further such patient."""
+    """Patients for whom only one method fails: their fraction, their mean loss, and the loss of a further failing
+    patient.
+    """
 
     share: Share
     lost: float
     most: float
 
     def within(self, error: float) -> tuple[float, Interval]:
-        """Return their effect on the mean, and its errors in both directions."""
+        """Return the effect of failing patients on the mean score, and the errors of this effect in both directions."""
         low, high = self.share.within(error)
         less, more = max(self.share.known - low, 0.0), max(high - self.share.known, 0.0)
         return self.lost * self.share.known, (self.lost * less, max(self.lost, self.most) * more)
 
 
 class Unseen(NamedTuple):
-    """A difference, split into patients for whom both methods succeed or fail, and patients for whom one method fails.
+    """A difference in three parts: for patients with the same outcome of both methods, for failures of the method, and
+    for failures of the baseline.
 
-    The errors of the parts are combined as if they were independent (Zou and Donner 2008). A further failing patient
-    has the score zero.
+    The errors of the three parts are combined as if the parts were independent (Zou and Donner 2008). A further patient
+    for whom a method fails is assumed to have the score zero.
     """
 
     usual: Law
@@ -83,7 +91,7 @@ class Unseen(NamedTuple):
     baseline: Failing
 
     def within(self, error: float) -> Interval:
-        """Return the interval with this error rate."""
+        """Return the confidence interval of the difference with the error rate `error`."""
         mean, (low, high) = self.usual.mean, self.usual.within(error) if self.usual.variance else (self.usual.mean,) * 2
         taken, (less, more) = self.method.within(error)
         given, (fewer, further) = self.baseline.within(error)
@@ -94,7 +102,7 @@ class Unseen(NamedTuple):
         )
 
     def most(self, error: float) -> float:
-        """Return the upper limit of the share of failing patients."""
+        """Return the upper limit of the fraction of patients for whom only one method fails."""
         return max(one.share.within(error)[1] for one in (self.method, self.baseline))
 
     def reversed(self) -> "Unseen":

@@ -1,5 +1,6 @@
-"""Calculate the verdict of a comparison for verdict.json: scores, differences from the baseline, and whether federated
-training helps, all with intervals. A method is called better only if its interval excludes zero.
+"""Calculate the contents of verdict.json: scores, differences from the baseline, and whether federated training helps,
+with confidence intervals. A method is called better only if the confidence interval of its difference from the baseline
+excludes zero.
 """
 
 import math
@@ -58,15 +59,15 @@ from medsilo_lab.study.words import (
 
 DEFAULT = "fedavg"
 UNPAIRED = "No verdict: no two configurations have scores of the same hospitals in the same repetitions."
-ENOUGH_PATIENTS = 25  # number of patients in the advice for a hospital with too few for a verdict
+ENOUGH_PATIENTS = 25  # number of patients that the advice names for a hospital with too few patients for a verdict
 Seeds = dict[int, dict[str, Scores]]  # scores by seed and site
 # the first endpoint is confirmatory, and all other endpoints are exploratory
 ENDPOINTS: tuple[Endpoint, ...] = ("mean", "pooled", "worst-site")
 
 
 class PairQuestion(NamedTuple):
-    """A comparison of two configurations at certain sites. The reversed question has the same answer with the opposite
-    sign.
+    """A question about the difference between two configurations at some sites. The answer to the reversed question is
+    the difference with the opposite sign.
     """
 
     row: Row
@@ -100,7 +101,7 @@ class Statistics:
         self.folds: dict[tuple[Row, int], list[Cell]] = {}
         for cell in cells:
             self.folds.setdefault((cell.row, cell.seed), []).append(cell)
-        self.odd: list[str] = []  # excluded runs, with the reasons
+        self.odd: list[str] = []  # excluded scores of runs and sites, with the reasons
         for row, seed in self.cells:
             folds = self.folds[row, seed]
             if scores := _scores_of(folds):
@@ -172,7 +173,9 @@ class Statistics:
         )
 
     def _subgroups(self) -> list[SubgroupTable]:
-        """Return the scores by subgroup of the declared configuration."""
+        """Return the declared configuration's scores of subgroups. Without a declared configuration, use the baseline,
+        or else the first federated configuration.
+        """
         named = [row for row in self.rows if row.title == self.baseline]
         asked = [self._declared, *named, *(row for row in self.rows if row.federated), *self.rows]
         row = next(row for row in asked if row)
@@ -185,8 +188,8 @@ class Statistics:
         return subgroups.of_row(row.title, study, base.title if base else "", base_study)
 
     def _by_level(self, row: Row, seed: int) -> dict[str, subgroups.Levels]:
-        """Return a run's scores by site and by level of each subgroup. In cross-validation, these are the levels that
-        every fold discloses.
+        """Return a run's scores by site and by level of each subgroup. In cross-validation, only levels that every fold
+        discloses have scores.
         """
         found: dict[str, subgroups.Levels] = {}
         metric = self.plan.task.goal.metric
@@ -238,7 +241,9 @@ class Statistics:
     def _questions(
         self, pairs: Mapping[Row, Row | None], sites: Sequence[str] | None = None, endpoint: Endpoint = "mean"
     ) -> dict[Row, PairQuestion]:
-        """Return the question for each configuration. At a single site, all endpoints are the same."""
+        """Return a question for each configuration that has a baseline in `pairs`. At a single site, all endpoints are
+        the same.
+        """
         found = {}
         for row, base in pairs.items():
             if base:
@@ -247,11 +252,13 @@ class Statistics:
         return found
 
     def _difference(self, question: PairQuestion) -> Difference | None:
-        """Return the difference for a question. Differences are cached, so that all parts of the verdict agree."""
+        """Return the difference that answers a question. Differences are cached, so that all parts of the verdict
+        agree.
+        """
         if question not in self._known:
             row, base = question.row, question.base
             held = base in (self.base.get(row), self.alone.get(row)) and self.base.get(base) != row
-            # the configurations are in reverse order
+            # the configurations of the question are in reverse order
             if not held and row in (self.base.get(base), self.alone.get(base)):
                 found = self._difference(question.reversed)
                 self._known[question] = found.reversed() if found else None
@@ -278,8 +285,8 @@ class Statistics:
             raise MedsiloError(told) from error
 
     def _luck(self, question: PairQuestion) -> dict[Row, Variance]:
-        """Return the between-seed variance of each difference from the baseline, estimated from all configurations with
-        the baseline's seeds.
+        """Estimate the between-seed variance of each difference from the baseline. The estimate uses all configurations
+        that have the baseline's seeds.
         """
         base, names = question.base, question.sites
         held = self.base if self.base.get(question.row) == base else self.alone
@@ -292,9 +299,9 @@ class Statistics:
         return {row: luck for row, luck in zip(alike, luck_of(np.array(scores), 0), strict=True) if luck}
 
     def _answered(self, family: Mapping[Key, PairQuestion]) -> dict[Key, PairedDifference]:
-        """Return the answers to a family of questions, corrected for multiple comparisons.
+        """Return the answers to a family of questions, with a correction for multiple comparisons in this family.
 
-        A question that was answered earlier, in either direction, keeps its answer.
+        If a question or the reversed question was answered earlier, the earlier answer is kept.
         """
         new = {
             question: one
@@ -312,7 +319,9 @@ class Statistics:
         return _reversed(other) if other else None
 
     def _score(self, row: Row, sites: Sequence[str] | None = None, endpoint: Endpoint = "mean") -> Level | None:
-        """Return the mean over seeds, the standard deviation, and the interval between 0 and 1."""
+        """Return a configuration's mean score over seeds, with its standard deviation, and its confidence interval
+        between 0 and 1.
+        """
         seeds = list(self.scores[row].values())
         names = sites or sorted({site for own in seeds for site in own})
         if not seeds or not names or not all(set(names) <= own.keys() for own in seeds):
@@ -333,21 +342,24 @@ class Statistics:
 
     @cached_property
     def _declared(self) -> Row | None:
-        """The federation of the first question, which is fixed before any result: the baseline, or the only
-        federation.
+        """The declared federation, which is fixed before any result: the baseline, or the only federated
+        configuration.
         """
         named = [row for row in self.alone if row.title == self.baseline or len(self.alone) == 1]
         return named[0] if named else None
 
     def _first(self) -> PairedDifference | None:
-        """Return the answer to the first question over all sites. As a single test, it needs no correction."""
+        """Return the declared federation's difference from single-site training over all sites. The difference is a
+        single test, which needs no correction.
+        """
         asked = self._questions({self._declared: self.alone[self._declared]}) if self._declared else {}
         return next(iter(self._answered(asked).values()), None)
 
     def _joined(self, sites: Sequence[str]) -> dict[str, dict[Row, PairedDifference]]:
         """Return the differences from single-site training at each site.
 
-        The declared federation is corrected for the number of sites only. The other federations are corrected together.
+        The differences of the declared federation are corrected only for the number of sites. The differences of all
+        other federations are corrected together.
         """
         asked = {(site, row): one for site in sites for row, one in self._questions(self.alone, [site]).items()}
         told = self._answered({key: one for key, one in asked.items() if key[1] == self._declared})
@@ -376,13 +388,15 @@ class Statistics:
         )
 
     def _lacks(self, first: PairedDifference | None) -> Needed | None:
-        """Return the additional sample that would decide the first question."""
+        """Return the sample that would decide the first question; None if the first question is already decided."""
         if first is None or first.sure or self._declared is None:
             return None
         return self._needed(self._questions({self._declared: self.alone[self._declared]})[self._declared], 1 - LEVEL)
 
     def pilot(self, question: PairQuestion) -> Pilot | None:
-        """Return these scores as a pilot study for another comparison; None if they have no differences."""
+        """Return the scores behind a question as a pilot study for another comparison; None if the question has no
+        answer.
+        """
         found = self._difference(question)
         if found is None:
             return None
@@ -408,8 +422,8 @@ class Statistics:
         return {}
 
     def _needed(self, question: PairQuestion, error: float) -> Needed | None:
-        """Return the additional sample that would decide this difference, or the smallest difference of practical
-        relevance.
+        """Return the sample that would make a difference significant: the observed difference, or the smallest relevant
+        difference if that is larger.
         """
         found, hospitals = self._difference(question), len(question.sites)
         if found is None or found.alike or (found.seeds > 1 and found.people > 1 and not found.patients.variance):
@@ -457,7 +471,7 @@ class Statistics:
         return "Such a difference may be chance."
 
     def sentence(self, differences: Mapping[Row, PairedDifference]) -> str:
-        """Name the methods that are better than the baseline."""
+        """Return a sentence with the names of the methods that are significantly better than the baseline."""
         held = {row: found for row, found in differences.items() if row.federated}
         if self.baseline is None:
             return "No baseline is named, so no method is compared with another; see --baseline."
@@ -489,7 +503,9 @@ class Statistics:
 
     @staticmethod
     def _also(differences: Mapping[Row, PairedDifference], said: Sequence[Row]) -> str:
-        """Name the other significant differences: worse methods, and reference methods."""
+        """Name the configurations with other significant differences: lower scores, or higher scores of reference
+        methods.
+        """
         higher = [row.title for row, one in differences.items() if one.sure and one.mean > 0 and row not in said]
         lower = [row.title for row, one in differences.items() if one.sure and one.mean < 0]
         found = {"Significantly higher, but no federation": higher, "Significantly lower": lower}
@@ -497,7 +513,9 @@ class Statistics:
 
 
 def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
-    """Return a seed's scores by site. Cross-validation folds must all be finished, and their cases are one test."""
+    """Return a seed's scores by site; None if a cross-validation fold is not finished. The test cases of all folds are
+    combined.
+    """
     found = []
     for cell in folds:
         summary = cell.summary()
@@ -509,7 +527,7 @@ def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
 
 
 def usable(scores: Mapping[str, Scores]) -> dict[str, Scores]:
-    """Return the scores of the sites without a missing or infinite score."""
+    """Return only the scores of sites at which every score is a finite number."""
     return {site: own for site, own in scores.items() if np.isfinite(own.values).all()}
 
 
@@ -520,7 +538,9 @@ def _untrained_at(cell: Cell) -> list[str]:
 
 
 def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
-    """Convert differences, and correct their p-values for multiple comparisons."""
+    """Convert differences for verdict.json, and correct their p-values and confidence intervals for multiple
+    comparisons.
+    """
     p_values = {key: difference.p for key, difference in found.items()}
     error = 1 - LEVEL
     adjusted, errors = holm(p_values), errors_of(p_values, error)

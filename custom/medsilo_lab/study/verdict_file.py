@@ -23,7 +23,8 @@ from medsilo.runs.score import Score as ShownScore
 from medsilo_lab.study.subgroup_tables import SubgroupTable
 
 AGAIN = "other repetitions of the training"
-MOST_SEEDS, MOST_PATIENTS = 30, 300  # largest numbers of seeds, and of patients per hospital, that the advice names
+# largest number of seeds, and largest number of patients per hospital, that the advice names
+MOST_SEEDS, MOST_PATIENTS = 30, 300
 REFERENCES = ("local", "central")  # reference methods, with which federated methods are compared
 
 
@@ -47,7 +48,7 @@ class Level(RecordPart):
 
 
 class PairedDifference(RecordPart):
-    """The difference between the scores of two configurations, with its interval and its test."""
+    """The difference between the scores of two configurations, with its confidence interval and its p-value."""
 
     mean: Difference = Field(description="mean difference over seeds")
     low: Difference = Field(
@@ -94,24 +95,26 @@ class PairedDifference(RecordPart):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The interval that decides the verdict."""
+        """The confidence interval that decides the verdict."""
         low, high = self.corrected_low, self.corrected_high
         return (self.low if low is None else low, self.high if high is None else high)
 
     @property
     def unseen(self) -> tuple[float, float] | None:
-        """The interval if a method fails for an unseen kind of patient."""
+        """The confidence interval for the case that a method fails for an untested kind of patient."""
         low, high = self.unseen_low, self.unseen_high
         return None if low is None or high is None else (low, high)
 
     @property
     def open(self) -> bool:
-        """True if the sample does not show the variance of patients and seeds, so that there is no interval."""
+        """True if the sample does not show the variance of patients and seeds, so that there is no confidence
+        interval.
+        """
         return self.low <= -1 and self.high >= 1
 
     @property
     def corrected(self) -> bool:
-        """True if the correction for multiple comparisons changes the interval."""
+        """True if the correction for multiple comparisons changes the confidence interval."""
         return self.interval != (self.low, self.high)
 
 
@@ -127,7 +130,7 @@ class Differences(RecordPart):
 
 
 class Needed(RecordPart):
-    """The additional patients or seeds that an inconclusive comparison needs."""
+    """The number of patients or seeds that an inconclusive comparison needs."""
 
     of: Literal["test patients", "seeds"] = Field(description="the unit: `test patients` of each hospital, or `seeds`")
     number: Count | None = Field(
@@ -192,7 +195,7 @@ class VerdictRow(RecordPart):
 
 
 class Notice(RecordPart):
-    """A warning that a reader needs before any number."""
+    """A warning, which pages show before any number."""
 
     kind: Literal["failed", "missing", "caution", "synthetic"] = Field(
         description="`failed`, `missing` (a site in a round), `caution` or `synthetic`"
@@ -283,8 +286,8 @@ class Verdict(RecordPart):
 
     @property
     def other_networks(self) -> list[str]:
-        """Return a line for each federated configuration with another network, whose difference may come from the
-        network.
+        """Return a line for each federated configuration whose network differs from the baseline's network, which may
+        explain the difference between their scores.
         """
         return [
             f"{row.title} differs from {row.baseline} in more than the method: {row.unlike}."
@@ -294,8 +297,8 @@ class Verdict(RecordPart):
 
     @property
     def holds_for(self) -> str:
-        """Describe the population of the intervals. The population includes other patients only if a site tests several
-        patients.
+        """Describe the population for which the confidence intervals are valid. The population includes other patients
+        only if a site tests several patients.
         """
         if not self.single:
             return f"other patients and {AGAIN} (whole patients count)"

@@ -3,7 +3,7 @@
 from medsilo.core.text import counted
 from medsilo_lab.study.verdict_file import MOST_PATIENTS, MOST_SEEDS, HospitalVerdict, Needed, PairedDifference
 
-OF_PATIENTS = {  # scores that are shares of a countable unit
+OF_PATIENTS = {  # scores that are fractions of countable units, such as test cases
     "accuracy": "test cases, {} classified correctly",
     "concordance": "pairs of patients, {} put in the right order",
 }
@@ -21,13 +21,13 @@ def points(value: float) -> str:
 
 
 def interval_in_points(found: PairedDifference) -> str:
-    """Format the interval that decides the verdict."""
+    """Format the confidence interval that decides the verdict."""
     low, high = found.interval
     return "no interval" if found.open else f"{points(low)} to {points(high)}"
 
 
 def evidence_of(found: PairedDifference, seeds: bool = True) -> str:
-    """Describe the interval and the sample of a difference.
+    """Describe the confidence interval and the sample of a difference.
 
     Args:
         seeds: whether to add the number of seeds and the correction
@@ -41,7 +41,9 @@ def evidence_of(found: PairedDifference, seeds: bool = True) -> str:
 
 
 def if_unseen(found: PairedDifference) -> str:
-    """Describe the interval for unseen kinds of patients and its assumption; empty if unknown."""
+    """Describe the confidence interval for untested kinds of patients, and the assumption behind this interval; an
+    empty text if the interval is unknown.
+    """
     if found.unseen is None or found.failing is None or found.open:
         return ""
     low, high = found.unseen
@@ -50,13 +52,15 @@ def if_unseen(found: PairedDifference) -> str:
 
 
 def in_points(found: PairedDifference, seeds: bool = True) -> str:
-    """Describe a difference with its interval and its sample. `seeds` adds the number of seeds and the correction."""
+    """Describe a difference with its confidence interval and its sample. `seeds` adds the number of seeds and the
+    correction.
+    """
     return f"{points(found.mean)} points ({evidence_of(found, seeds)})"
 
 
 def in_patients(metric: str, difference: float) -> str:
-    """Describe a difference as additional correct cases in a hundred or a thousand; empty for scores that are not
-    shares.
+    """Describe a difference as additional correct cases in a hundred or a thousand. The text is empty if the score is
+    not a fraction of cases or pairs.
     """
     if metric not in OF_PATIENTS:
         return ""
@@ -71,7 +75,7 @@ def in_patients(metric: str, difference: float) -> str:
 
 
 def needed_in_words(needed: Needed | None, now: PairedDifference | None = None) -> str:
-    """Describe the additional sample that a comparison needs; empty if unknown.
+    """Describe the sample that a comparison needs; an empty text if this sample is unknown.
 
     Args:
         now: the present sample
@@ -101,6 +105,6 @@ def needed_in_words(needed: Needed | None, now: PairedDifference | None = None) 
 
 
 def verdict_in_words(found: HospitalVerdict) -> str:
-    """Describe a verdict with its difference, its intervals, its sample and the additional sample that it needs."""
+    """Describe a verdict with its difference, its intervals, its sample, and the sample that a clear verdict needs."""
     told = [if_unseen(found.difference), needed_in_words(found.needed, found.difference)]
     return "; ".join([f"{found.word}: {found.method} {in_points(found.difference)}", *filter(None, told)])
