@@ -73,7 +73,7 @@ FORMERLY = {"against": "baseline", "site_config": "settings"}
 
 
 def _as_python(does: Callable) -> Callable:
-    """Make the error messages name Python parameters in place of command line options."""
+    """Make error messages name parameters of Python functions instead of command line options."""
 
     def in_python(text: str) -> str:
         text = text.replace("--set ", "changes: ").replace("in this site's medsilo.yaml, or give --data", "as data=")
@@ -110,7 +110,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
 class Run:
     """A finished study and its results, read from its run folder.
 
-    Each attribute reads its file on first use. Only `report` writes into the run folder.
+    Each attribute reads its file when it is first used. Only `report` writes into the run folder.
 
     >>> import medsilo
     >>> plan = {
@@ -132,7 +132,7 @@ class Run:
         """
         self.folder = Path(folder).resolve()
         self._kept: TemporaryDirectory | None = None  # deletes the temporary folder together with this object
-        self._settings: SiteSettings | None = None  # the sites' settings, if this program ran the study
+        self._settings: SiteSettings | None = None  # settings of the sites, if this program ran the study
         if not (self.folder / paths.SUMMARY).is_file():
             raise MedsiloError(f"{self.folder.name} is not a finished run: it has no summary.json", str(folder))
 
@@ -158,16 +158,17 @@ class Run:
 
     @property
     def models(self) -> Mapping[str, nn.Module]:
-        """The model tested at each site, in evaluation mode. A model is loaded on first access."""
+        """A dictionary from each site to the model that was tested there, in evaluation mode. A model is loaded on
+        first access.
+        """
         return _Models(self)
 
     @property
     def table(self) -> "DataFrame":
-        """A table with a row per site: test cases, test score, the selected round, traffic in bytes, and further
-        results.
+        """A table with a row per site: test cases, test score, selected round, traffic in bytes, and further columns.
 
         If a site rounds its score, the value is missing, and the score lies between `low` and `high`. `n` is the number
-        of test patients, or of test cases where patients are unknown.
+        of test patients, or the number of test cases if patients are unknown.
         """
         run, metric = self._result, self._result.summary.metric
         rows = []
@@ -206,14 +207,16 @@ class Run:
         """A table with a row per level of each declared subgroup: number of patients, score and interval.
 
         A rounded score lies between `least` and `most`. `low` and `high` are the ends of the 95 % interval. `few` is
-        true if the level has too few patients for a comparison. `differs` lists the levels with a significantly
-        different score, after correction for multiple comparisons.
+        true if the subgroup level has too few patients for a comparison. `differs` lists the other levels whose scores
+        differ significantly from the score of this level, after correction for multiple comparisons.
         """
         return _frame(_subgroup_rows(of_run_subgroups(self.summary)), ["subgroup", "level"])
 
     @property
     def cases(self) -> "DataFrame":
-        """A table with a row per test case of the local sites: site, case, patient and the measures of the case."""
+        """A table with a row per test case of the sites on this machine: site, case, patient, and the metrics of the
+        case.
+        """
         found = []
         for path in sorted(self.folder.glob(f"{paths.SITES}/*/{paths.CASES}")):
             with path.open(encoding="utf-8", newline="") as file:
@@ -259,7 +262,7 @@ class Run:
         device: str = "auto",
         on_round: Callable[[Round], None] | None = None,
     ) -> "Run":
-        """Train for additional rounds and return the longer run. The present run stays unchanged.
+        """Train for additional rounds in a new run folder, and return the new run. This run stays unchanged.
 
         Args:
             rounds: number of additional rounds
@@ -419,7 +422,9 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """The better method with its interval, in one or two sentences. Each warning follows on a separate line."""
+        """A text of one or two sentences about the better method and its confidence interval. Each warning is on a
+        separate line.
+        """
         return "\n".join([self.verdict.headline, *map(str, self.warnings)])
 
     @property
@@ -428,13 +433,13 @@ class Comparison:
         return self.verdict.warnings
 
     def power(self, difference: float | None = None) -> "list[Power]":
-        """Return the smallest difference that these hospitals can detect, for all hospitals together and for each
-        hospital.
+        """Return the smallest difference between two methods that these hospitals can detect, for all hospitals
+        together and for each hospital.
 
         The variances between patients and between repetitions come from the scores of this comparison. In each result,
-        `least` is the smallest difference that is found with power 0.8. `reach` is half the width of the interval.
-        `needed` is the number of patients or repetitions that would detect `difference`. `str` describes the result in
-        words.
+        `least` is the smallest difference that is found with power 0.8. `reach` is half the width of the confidence
+        interval. `needed` is the number of patients or repetitions that would detect `difference`. `str` describes the
+        result in a sentence.
 
         Args:
             difference: the difference to detect, where 0.02 is 2 points; by default a small difference
@@ -451,7 +456,7 @@ class Comparison:
 
     @property
     def runs(self) -> dict[tuple[str, int], Run]:
-        """The finished runs, by configuration title and seed."""
+        """The finished runs as a dictionary whose keys are the configuration's title and the seed."""
         found = {(one.row, one.seed): Run(self.folder / one.run) for one in self.verdict.runs}
         for run in found.values():
             run._kept = self._kept
@@ -459,8 +464,8 @@ class Comparison:
 
     @property
     def table(self) -> "DataFrame":
-        """A table with a row per method: mean score over sites and seeds, interval, difference from the baseline, site
-        scores.
+        """A table with a row per method: mean score over sites and seeds, confidence interval, difference from the
+        baseline, scores of the sites.
         """
         rows = []
         for row in self.verdict.rows:
@@ -473,11 +478,11 @@ class Comparison:
 
     @property
     def subgroups(self) -> "DataFrame":
-        """A table with a row per level of each declared subgroup, for the method in question.
+        """A table with a row per level of each declared subgroup, for the method that is compared with the baseline.
 
-        The columns are those of `Run.subgroups`. In addition, `difference` is the difference from the baseline; its
-        interval is corrected for the number of levels. `comparison.verdict.subgroups` contains the differences between
-        levels.
+        This table has all columns of `Run.subgroups`. In addition, `difference` is the score of the method minus the
+        score of the baseline; its confidence interval is corrected for the number of levels.
+        `comparison.verdict.subgroups` contains the differences between levels.
         """
         return _frame(_subgroup_rows(self.verdict.subgroups), ["subgroup", "level"])
 
@@ -648,7 +653,8 @@ def power(
     """Estimate the power of a comparison before it runs, and the sample sizes that would detect a difference.
 
     Before a comparison, the variances between patients and between repetitions are unknown. Each result is therefore
-    for another assumption. `Comparison.power` estimates both variances from the scores of a finished comparison.
+    computed for a different assumed variance. `Comparison.power` estimates both variances from the scores of a finished
+    comparison.
 
     Args:
         patients: number of test patients of each hospital; by default they are counted in the hospitals' data
@@ -737,7 +743,7 @@ def _plan(plan: PlanLike, changes: Sequence[str]) -> Plan:
 def _with_own(
     plan: PlanLike | None, task: Any, sites: Sites | None, model: Any, method: Any, loss: in_memory.Loss | None
 ) -> PlanLike:
-    """Combine a plan with the arguments that replace its sections."""
+    """Return the plan after replacing the sections for which there are arguments: task, model, method or loss."""
     if isinstance(plan, str) and plan in METHODS and not Path(plan).exists():
         plan, method = None, method or plan
     if isinstance(sites, GivenFolder):
@@ -771,7 +777,7 @@ def _short(rounds: int | None, lr: float | None, optimizer: str | None) -> list[
 
 
 def _grouped(sites: Sites | None, groups: Mapping[str, Any] | None) -> Sites | None:
-    """Add the patient of each case to the data of each site."""
+    """Add the patient of each case to the data of the sites."""
     if groups is None:
         return sites
     if not isinstance(sites, Mapping) or {*groups} != {*sites}:
