@@ -224,8 +224,8 @@ def _of_each(given: Mapping[Any, Any], patient: Any, hospital: Any, target: Any)
 
 
 def _by_part(own: Any) -> Mapping[str, Any]:
-    """If a hospital's data are already divided into training, validation and test data, return them by these keys; else
-    return all data under one empty key.
+    """Return a dictionary: the training, validation and test data if a hospital's data are divided, else all data
+    under an empty key.
     """
     return own if isinstance(own, Mapping) else {"": own}
 
@@ -290,7 +290,7 @@ def _patients_column(names: Sequence[Any]) -> str | None:
 
 def _learned(targets: np.ndarray, labels: Sequence[str] = ()) -> tuple[np.ndarray, Objective | None]:
     """Convert targets to numbers, and return the numbers with the objective that the targets imply. If the targets do
-    not imply one objective, the objective is None.
+    not imply one objective, return None in its place.
 
     labels: Names of the targets, if there are several targets per case.
     """

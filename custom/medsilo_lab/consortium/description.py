@@ -48,7 +48,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Server(Section):
-    """The server of the federation. Hospitals and people connect to the server; the server opens no connections itself."""
+    """The server of the federation. Hospitals and people connect to it; the server opens no connections."""
 
     host: Host
     # further host names of the server's machine, or of a replacement machine

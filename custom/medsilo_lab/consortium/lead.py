@@ -520,8 +520,8 @@ class _Watching:
 
 
 def _so_far(session: Session, job_id: str, after: int = 0) -> "Progress | None":
-    """Return the controller's report of the rounds after round `after`. The report is None while the job starts or
-    ends, or if another user submitted the job.
+    """Return the controller's report of the rounds after round `after`. Return None while the job starts or ends,
+    or if another user submitted the job.
     """
     try:
         found = session.do_app_command(job_id, PROGRESS, {AFTER: after})

@@ -57,8 +57,8 @@ def provision(consortium: Consortium, kits: Path, renew: Collection[str] = (), n
     Return the names of parties that have a new kit or a new certificate.
 
     Existing kits stay unchanged. If `new_key` is true, the new certificates are for new keys; otherwise, parties keep
-    their keys. Beside a startup/ folder with a new key, the folder startup-before/ contains the earlier key, so that
-    files signed with the earlier key can be signed again.
+    their keys. A party with a new key also has
+    a folder startup-before/ with the earlier key, which is needed for signing the earlier files again.
     """
     root = kits / PRIVATE
     make_folder(root)
@@ -174,7 +174,7 @@ def _keep_keys(state: Path, before: Mapping[str, Any], kits: Mapping[str, Path])
 
 
 def _set_aside(before: Mapping[str, str], startup: Path, folder: Path) -> None:
-    """Write a hospital's earlier certificate and key into a folder, so that files signed with the earlier key can be
+    """Write a hospital's earlier certificate and key into a folder, so that the files that it signed can be
     signed again with the new key.
     """
     make_folder(folder)

@@ -101,7 +101,7 @@ class Predictor(ABC):
     ) -> list[Row]:
         """Write predictions.json and predictions.csv with the rows of all files. Return these rows.
 
-        Each row has the key `error`, whose value is None if the prediction succeeded. The columns in `columns` are
+        Each row has the key `error`, with the value None if the prediction succeeded. The columns in `columns` are
         always in predictions.csv.
         """
         if any(path.resolve().parent == self.out.resolve() for path in files):

@@ -119,8 +119,8 @@ class Source:
         return cls(committee, first.plan, facts, first.run)
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor | None]:
-        """Return the output, the name of the expert for each case, and the selector's confidence; the confidence is
-        None without a selector.
+        """Return the output, each case's expert, and each case's confidence. Without a selector, the confidence
+        value is replaced by None.
         """
         if isinstance(self.network, SuperModel):
             return self.network.answer(x)
@@ -161,7 +161,7 @@ def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bo
 
 
 def _single(folder: Path, site: str) -> str:
-    """Return the path of a run's single model: the shared model or, with `site`, the model in the folder of this site."""
+    """Return the path of a run's single model: the shared model, or the model of the site `site`."""
     for shared in (GLOBAL_MODEL, paths.BEST):
         if not site and (folder / shared).is_file():
             return shared
