@@ -40,7 +40,7 @@ class LeNet5(Network):
         )
 
 
-# For each convolution: features, kernel size, stride, padding, and whether pooling follows.
+# For each convolution: number of features, kernel size, stride, padding, and True if pooling follows.
 CONVOLUTIONS = ((64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False), (256, 3, 1, 1, False))
 LAST = (256, 3, 1, 1, True)
 
@@ -49,9 +49,9 @@ class AlexNet(Network):
     """AdaFed's network for chest X-rays: five convolutions and three linear layers, with normalisation after all but
     the last layer.
 
-    It maps [B, channels, size, size] to [B, classes]. With size 224, it has the layers of torchvision's AlexNet, plus
-    normalisation layers, and without dropout and adaptive pooling. Adaptive pooling has no effect at this size, and its
-    gradient is not deterministic on a GPU.
+    It maps [B, channels, size, size] to [B, classes]. With size 224, its layers are those of torchvision's AlexNet,
+    with additional normalisation layers, but no dropout and no adaptive pooling. Adaptive pooling has no effect at this
+    size, and its gradient is not deterministic on a GPU.
     """
 
     name: Literal["alexnet"] = "alexnet"

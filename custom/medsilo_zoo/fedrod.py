@@ -35,7 +35,7 @@ class FedRoD(SharedAndOwn):
     the scores of g.
 
     The generic loss is ℓ_b(g(φ(x)), y), where log n_c is added to the score of each class c with n_c cases at the site.
-    The site's own loss is ℓ(g(φ(x)) + h_k(φ(x)), y), which only trains h_k. The heads g and h_k are linear, so their
+    The site's own loss is ℓ(g(φ(x)) + h_k(φ(x)), y), which trains h_k only. The heads g and h_k are linear, so their
     sum is a single head.
     """
 
@@ -63,7 +63,7 @@ class FedRoD(SharedAndOwn):
     @contextmanager
     def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:
         """Yield the training steps of both heads. In each batch, h_k is trained first, so that both steps use φ and g
-        from before the batch.
+        as they were before this batch.
         """
         shared = bench.modules["global"]
 
