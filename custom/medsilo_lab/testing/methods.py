@@ -482,8 +482,7 @@ def _some(names: Any) -> str:
     return ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
 
 
-# ---------------------------------------------------------------------------------------------------- transports that
-# tests use in place of the real transport
+# ---------------------------------------------------------------------------------------------------- transports
 class Carried(Loop):
     """A transport between server and sites with which a test can change or record messages.
 
