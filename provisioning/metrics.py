@@ -57,7 +57,7 @@ from medsilo_page.watching import studies
 
 T = TypeVar("T")
 Sample = tuple[str, dict[str, str], float | None]
-LOOK, POLL = 5.0, 1.0  # seconds between two checks, and between two readings of new events
+LOOK, POLL = 5.0, 1.0  # seconds between two checks, and seconds between two readings of new events
 # maximum number of seconds for one check or one message; after a longer time, the watch counts as stopped
 STALE = 120.0
 TROUBLE = "trouble "  # prefix of the keys of problems that were found by checks and not by events

@@ -1,4 +1,4 @@
-"""Make the tables of docs/research from the files in results/."""
+"""Make the tables on the pages in docs/research from the files in results/."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator

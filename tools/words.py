@@ -3,9 +3,9 @@
     python -m tools.words --draw 100 --seed 7      # draw 100 sentences to read aloud, then list the faulty ones
     make words SEED=7
 
-The texts are pages, help, messages, templates, docstrings, comments and descriptions of keys. Comments in YAML and
-TOML, headers of CSV files, and the words of pictures count, too. A test compares the counts with `MOST`. `FORBIDDEN`
-and `VAGUE` name better words.
+These texts are pages, help, messages, templates, docstrings, comments and descriptions of keys. Comments in YAML and
+TOML files, headers of CSV files, and words in pictures are also checked. A test compares the numbers of faulty
+sentences with `MOST`. `FORBIDDEN` and `VAGUE` propose better words.
 """
 
 import argparse
@@ -128,7 +128,7 @@ def sentences_of(text: str) -> Iterator[str]:
 
 
 def blocks(markdown: str) -> Iterator[str]:
-    """Yield the headings, paragraphs, list items and table cells of a page as plain text; inline code becomes one
+    """Yield the headings, paragraphs, list items and table cells of a page as plain text, with each inline code as one
     word.
     """
     text = re.sub(r"^```.*?^```|<!--.*?-->|^(?: {4}|\t).*?$", "", markdown, flags=re.M | re.S)
@@ -155,7 +155,7 @@ def pages() -> Iterator[Sentence]:
 
 
 def helps() -> Iterator[Sentence]:
-    """Yield the sentences of all commands' help."""
+    """Yield the sentences in the help texts of all commands."""
     from medsilo.cli import _program
 
     waiting: list[tuple[str, Any]] = [("medsilo", _program())]
@@ -221,7 +221,7 @@ def _comments(code: str) -> Iterator[str]:
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
         if token.type != tokenize.COMMENT or re.match(r"#!|# (?:type:|noqa|ruff:|fmt:|pragma)", token.string):
             continue
-        beside = bool(token.line[: token.start[1]].strip())  # code is on the same line
+        beside = bool(token.line[: token.start[1]].strip())  # True if there is code on the line of the comment
         if beside or token.start[0] != last + 1:
             yield from _paragraphs("\n".join(lines))
             lines = []

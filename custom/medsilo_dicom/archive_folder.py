@@ -16,7 +16,7 @@ from medsilo_dicom.header import Header, Tree, as_compared, library, read_tree
 from medsilo_dicom.series import read_again, scan_of_series
 from medsilo_lab.extend import DatasetLayout
 
-# minimum patients in a folder that counts as a hospital, and minimum studies with a structure that is learned
+# minimum number of patients in a hospital's folder, and minimum number of studies with a structure that is learned
 LEAST = 3
 TRIED = 2  # number of studies of each hospital that are checked for overlapping structures
 OFTEN = 0.5  # minimum fraction of a hospital's studies that must contain a structure, so that the structure is learned
@@ -129,7 +129,7 @@ def _opened(names: list[str], files: tuple[Path, ...], label: Path | str) -> tup
 def _overlap(names: list[str], one: Files) -> bool:
     try:
         _opened(names, *one)
-    except DataError as error:  # Errors besides overlaps are reported when the case is read.
+    except DataError as error:  # Errors other than overlaps are reported when the case is read.
         return str(error) == OVERLAP
     return False
 

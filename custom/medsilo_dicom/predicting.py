@@ -19,7 +19,7 @@ VOLUME = "volume_ml_"  # prefix of column names: the volume of a structure
 
 @dataclass
 class DicomSeries:
-    """A DICOM series to predict. Its results are a segmentation and a report in the same study."""
+    """A DICOM series to predict. The results for this series are a segmentation and a report in the same study."""
 
     name: str
     number: int

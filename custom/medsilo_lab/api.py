@@ -68,7 +68,7 @@ Changes = Sequence[str] | Mapping[str, Any] | str
 Sites = Sequence[str] | Mapping[str, Any]
 Engine = Literal["simulator", "inprocess"]
 WIDE = 24  # width of a progress bar in characters
-# parameter names of earlier versions, with their present names
+# from parameter names of earlier versions to the present names
 FORMERLY = {"against": "baseline", "site_config": "settings"}
 
 
@@ -110,7 +110,8 @@ def _hint(name: str, known: Iterable[str]) -> str:
 class Run:
     """A finished study and its results, read from its run folder.
 
-    Each attribute reads its file when it is first used. Only `report` writes into the run folder.
+    Each attribute reads its file when it is first used. Of the methods of this class, only `report` writes into the run
+    folder.
 
     >>> import medsilo
     >>> plan = {
@@ -131,14 +132,14 @@ class Run:
             folder: the run folder, with its summary.json
         """
         self.folder = Path(folder).resolve()
-        self._kept: TemporaryDirectory | None = None  # deletes the temporary folder together with this object
+        self._kept: TemporaryDirectory | None = None  # the temporary folder is deleted as soon as this object is
         self._settings: SiteSettings | None = None  # settings of the sites, if this program ran the study
         if not (self.folder / paths.SUMMARY).is_file():
             raise MedsiloError(f"{self.folder.name} is not a finished run: it has no summary.json", str(folder))
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of the run, with all defaults filled in."""
+        """The plan of the run, including all default values."""
         return load_plan(self.folder / paths.PLAN)
 
     @cached_property
@@ -167,7 +168,7 @@ class Run:
     def table(self) -> "DataFrame":
         """A table with a row per site: test cases, test score, selected round, traffic in bytes, and further columns.
 
-        If a site rounds its score, the value is missing, and the score lies between `low` and `high`. `n` is the number
+        If a site rounds its score, the exact score is missing, and `low` and `high` are its limits. `n` is the number
         of test patients, or the number of test cases if patients are unknown.
         """
         run, metric = self._result, self._result.summary.metric
@@ -192,8 +193,8 @@ class Run:
         """A table with a row per site and class: test cases, sensitivity, specificity, and AUROC against the other
         classes.
 
-        The predicted class is the class with the highest probability. A site that suppresses its class counts has no
-        rows.
+        The predicted class is the class with the highest probability. If a site suppresses its class counts, the table
+        has no rows for this site.
         """
         run, names, rows = self._result, self.plan.task.goal.label_names, []
         for site, own in (run.summary.sites | run.summary.evaluation_sites).items():
@@ -206,9 +207,10 @@ class Run:
     def subgroups(self) -> "DataFrame":
         """A table with a row per level of each declared subgroup: number of patients, score and interval.
 
-        A rounded score lies between `least` and `most`. `low` and `high` are the ends of the 95 % interval. `few` is
-        true if the subgroup level has too few patients for a comparison. `differs` lists the other levels whose scores
-        differ significantly from the score of this level, after correction for multiple comparisons.
+        If the score is rounded, the exact score lies between `least` and `most`. `low` and `high` are the ends of the
+        95 % interval. `few` is true if the subgroup level has too few patients for a comparison. `differs` lists the
+        other levels whose scores differ significantly from the score of this level, after correction for multiple
+        comparisons.
         """
         return _frame(_subgroup_rows(of_run_subgroups(self.summary)), ["subgroup", "level"])
 
@@ -239,7 +241,9 @@ class Run:
 
     @property
     def plot(self) -> SimpleNamespace:
-        """The sections of the HTML report by name, such as `run.plot.learning`. `dir(run.plot)` lists the names."""
+        """The sections of the HTML report as attributes, for example `run.plot.learning`. `dir(run.plot)` lists the
+        names.
+        """
         with TemporaryDirectory() as folder:
             page = self.report(Path(folder) / "page.html").read_text(encoding="utf-8")
         head = page.partition("</head>")[0]
@@ -375,7 +379,7 @@ class _Models(Mapping[str, nn.Module]):
         self.run = run
 
     def __iter__(self) -> Iterator[str]:
-        if self.run.plan.algorithm.pooled:  # all hospitals receive the same model
+        if self.run.plan.algorithm.pooled:  # no site is named, because all hospitals receive the same model
             return iter(self.run._result.sites)
         return iter(sorted(path.parent.name for path in self.run.folder.glob("sites/*/best.safetensors")))
 
@@ -451,7 +455,7 @@ class Comparison:
 
     @property
     def failures(self) -> list[str]:
-        """The failed runs, one line per run."""
+        """The failed runs, with one line of text per run."""
         return self.verdict.about.failures
 
     @property
@@ -482,7 +486,7 @@ class Comparison:
 
         This table has all columns of `Run.subgroups`. In addition, `difference` is the score of the method minus the
         score of the baseline; its confidence interval is corrected for the number of levels.
-        `comparison.verdict.subgroups` contains the differences between levels.
+        For the differences between levels, see `comparison.verdict.subgroups`.
         """
         return _frame(_subgroup_rows(self.verdict.subgroups), ["subgroup", "level"])
 
@@ -763,7 +767,7 @@ def _with_own(
         values["participation"] = {**values["participation"], "sites": names}
     if own or task is not None or loss is not None:
         values["task"] = in_memory.task(task, own, loss, model)
-        values.pop("network", None)  # this network belonged to the other task
+        values.pop("network", None)  # the plan's network was for the task that is replaced
     if method is not None:
         values["algorithm"] = in_memory.method(method)
     if model is not None:

@@ -70,8 +70,12 @@ class GivenFolder(GivenSites):
     """The data sets of all hospitals in a folder, made as by `medsilo data`, and the proposed plan."""
 
     def __init__(self, plan: Plan, kept: TemporaryDirectory, patients: Mapping[str, int]) -> None:
-        """plan: The proposed plan. kept: The folder with the medsilo.yaml of each hospital. patients: The number of
-        patients of each hospital.
+        """Create the data of hospitals from the proposed plan.
+
+        Args:
+            plan: The proposed plan.
+            kept: The folder with the medsilo.yaml of each hospital.
+            patients: The number of patients of each hospital.
         """
         super().__init__(dict.fromkeys(plan.participation.everyone), None)
         self.plan, self._kept, self.patients = plan, kept, patients
@@ -341,7 +345,7 @@ def _of_several(targets: np.ndarray, labels: Sequence[str]) -> tuple[np.ndarray,
         return own, Findings(labels)
     if len(labels) != 2 or not any(binary):
         raise DataError(SEVERAL)
-    own = own if binary[1] else own[:, ::-1].copy()  # some libraries have the event in the first column
+    own = own if binary[1] else own[:, ::-1].copy()  # if the first column contains the event, the columns are exchanged
     if (own[:, 0] < 0).any():
         raise DataError("data: times must be non-negative numbers; correct them")
     return own, Survival()

@@ -207,7 +207,7 @@ def _registered(table: Registry, base: Any, name: str, source: str) -> dict[str,
 
 
 class GivenTask(Task):
-    """The task for the data of a program. Each call of `??` defines a subclass for one objective, input shape and set
+    """The task for the data of a program. Each call of `task` defines a subclass for one objective, input shape and set
     of sites.
     """
 

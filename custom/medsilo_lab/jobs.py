@@ -1,4 +1,4 @@
-"""Write, check and pack the NVFlare job of a plan, in medsilo's standard form. The module medsilo.flare.jobs reads such
+"""Write and check the NVFlare job of a plan in medsilo's standard form. The module medsilo.flare.jobs reads such
 jobs.
 """
 

@@ -408,7 +408,7 @@ def measured(
         least: The minimum number of patients that each number must cover.
         memory: The GB of the hospital's GPU.
     """
-    if least > 1:  # Convert the minimum number of patients to a number of cases.
+    if least > 1:  # converts the minimum number of patients to a minimum number of cases
         least *= data.most_of_a_patient
     samples = samples_of(cases)
     own = Fingerprint.of(facts_of(data, samples), samples, least)

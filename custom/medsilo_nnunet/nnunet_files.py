@@ -20,7 +20,7 @@ class RawData:
     """The cases of a data folder, which has nnU-Net's layout or the layout that the site's settings describe."""
 
     listing: CaseIndex
-    reader: Reader  # nnU-Net's class that reads the files
+    reader: Reader  # name of nnU-Net's class that reads the files
 
     @classmethod
     def of(cls, folder: Path, question: SegmentationQuestion, source: DataSource | None = None) -> Self:

@@ -48,7 +48,7 @@ class ArchitectureNumbers(Section):
 
     @property
     def dimensions(self) -> int:
-        """2 for 2D images and slices, 3 for volumes."""
+        """The number of spatial axes: 2 for 2D images and slices, 3 for volumes."""
         return int(self.conv_op[-2])
 
     @model_validator(mode="after")
@@ -194,8 +194,8 @@ class DeeplySupervised(nn.Module):
     """nnU-Net's network. In training, the network returns the output at every resolution, the finest first; otherwise,
     it returns only the finest output.
 
-    nnU-Net's modules register most tensors under several names. The state dict of this class contains each tensor once,
-    so that each tensor is sent and stored only once.
+    nnU-Net's modules register most tensors several times, under different names. The state dict of this class contains
+    each tensor once, so that each tensor is sent and stored only once.
     """
 
     def __init__(self, network: nn.Module) -> None:

@@ -27,7 +27,7 @@ class ShownRequest:
     purpose: str
     contact: str
     standing: str
-    leaks: list[tuple[Leak, bool]]  # each kind of disclosure, and whether this hospital's privacy.json allows it
+    leaks: list[tuple[Leak, bool]]  # each kind of disclosure, and True if this hospital's privacy.json allows it
     beside: list[str]  # disclosures other than tensors, or the reason why these disclosures are unknown
     terms: list[tuple[str, str]]  # descriptions of the data set, privacy and answers
     before: Decision | None

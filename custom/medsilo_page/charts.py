@@ -2,9 +2,9 @@
 read. The module uses no drawing library and no script.
 
 Colours come from the CSS classes of the page: `s0` to `s7` for methods, and `r0` and `r1` for reference methods. The
-same drawing therefore works in light mode, in dark mode and in print. Each series also has a dash pattern and a marker
-for black-and-white print and colour-blind readers. Drawing libraries support neither the page's CSS classes nor texts
-for screen readers.
+same drawing therefore works in light mode, in dark mode and in print. Each line also has a dash pattern and a marker,
+for black-and-white print and for colour-blind readers. Drawing libraries support neither the page's CSS classes nor
+texts for screen readers.
 """
 
 import math
@@ -36,13 +36,13 @@ MARKERS = (
 )
 ROW, FOOT, AXIS, EDGE = 22, 24, 288, 18  # sizes in a chart of differences, in pixels
 GREY = 100  # style number of background lines, which are thin, grey and without markers
-MOST_MARKERS = 120  # largest number of markers in a chart with many long lines
+MOST_MARKERS = 120  # maximum number of markers in a chart
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line in a chart, with the value `values[n]` at the x coordinate `places[n]`, or at n without `??`. Missing
-    values (None) are skipped.
+    """A line in a chart, with the value `values[n]` at the x coordinate `places[n]`, or at n if the line has no
+    `places`. Missing values (None) are skipped.
 
     `ring` is the index of the point that is circled. `band` contains the lower and upper edge of a shaded band for each
     point.
@@ -84,7 +84,7 @@ class Drawing:
         return svg
 
     def add(self, tag: str, attributes: dict[str, str], words: str | None = None) -> Self:
-        """Add an element, and return it as a Drawing."""
+        """Add an SVG element, and return the element as a Drawing."""
         element = ElementTree.SubElement(self.element, tag, attributes)
         element.text = words and printable(words)  # ElementTree escapes the text
         return replace(self, element=element)
@@ -172,7 +172,7 @@ def line_chart(
     unit: str = "rounds",
     guide: Sequence[tuple[float, float]] = (),
 ) -> Markup:
-    """Draw lines over a common x axis.
+    """Draw a chart of several lines that have the same x axis.
 
     Args:
         guide: points of a thin line for comparison
@@ -301,8 +301,8 @@ HOLLOW = {"alone": MARKERS[0], "pooled": MARKERS[3]}
 
 
 def whisker_chart(one: Whisker, marks: Sequence[float], key: str, title: str, zero: bool = True) -> Markup:
-    """Draw a value over an axis that several drawings share; `axis_of` draws the axis. `zero` adds a dashed
-    line at 0.
+    """Draw a value over an axis that several drawings share; `axis_of` draws the axis. If `zero` is true, there is a
+    dashed line at 0.
     """
     svg = Drawing.start(AXIS + 2 * EDGE, ROW, key, title, f"{one.words}.", small=True)
     place = _scale(marks)

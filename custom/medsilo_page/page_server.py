@@ -57,8 +57,11 @@ class PageServer(uvicorn.Server):
     """Serves pages to one person in one session."""
 
     def __init__(self, site: ASGIApp, port: int = 0) -> None:
-        """site: The app that answers admitted requests. port: The port; 0 selects a free port. Raises OSError if the
-        port is in use.
+        """Listen on a port; raise OSError if the port is in use.
+
+        Args:
+            site: The app that answers admitted requests.
+            port: The port; 0 selects a free port.
         """
         self._listening = socket.create_server((HOST, port))
         self.gate = Gate(site, self._listening.getsockname()[1])

@@ -32,7 +32,8 @@ class DiscAndCup(Segmentation):
 
 
 class Fundus(PictureTask):
-    """RGB images with values from 0 to 1, [3, size, size], and masks with 1 in the disc's rim and 2 in its cup.
+    """RGB images [3, size, size] with values from 0 to 1, and masks with the value 1 in the disc's rim and 2 in the
+    cup.
 
     Dice and loss are computed for the whole disc, which consists of rim and cup, and for the cup. A site reads the
     folder that has the site's name. No source identifies the patients, so each image counts as a patient.

@@ -42,7 +42,7 @@ ORGANS = {
 
 
 class Nuclei(PictureTask):
-    """RGB images with values from 0 to 1, [3, size, size], and masks of the pixels that belong to nuclei.
+    """RGB images [3, size, size] with values from 0 to 1, and masks of the pixels that belong to nuclei.
 
     A site reads the folder that has the site's name, or else the only folder. A site with the name <set>-breast,
     -kidney, -lung or -prostate reads only the images of MoNuSAC's hospitals that contributed this organ. All outlines
@@ -123,7 +123,7 @@ def _set_and_organ(site: str) -> tuple[str, str | None]:
 
 def images_in(place: Path) -> list[Path]:
     """Return all tiles; if there are no tiles, return all images that have outlines or a mask. Outlines are in an XML
-    file in the same folder or in ../Annotations, and masks are in a GT folder.
+    file in the folder of the image or in ../Annotations, and masks are in a GT folder.
     """
     if (place / "masks").is_dir() and (tiles := files_in(place, "images/*.png")):
         return tiles

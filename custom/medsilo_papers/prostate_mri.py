@@ -125,7 +125,9 @@ class Prostate(PictureTask):
         return self.augmented if self.augment else None
 
     def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        """Rotate a case by a random multiple of 90 degrees and flip each axis with probability 1/2, given a seed."""
+        """Rotate a case by a random multiple of 90 degrees, and flip each axis with probability 1/2; the seed
+        determines both.
+        """
         random = torch.Generator().manual_seed(seed)
         turns = int(torch.randint(4, (), generator=random))
         flips = (torch.randint(2, (2,), generator=random).nonzero()[:, 0] - 2).tolist()

@@ -17,8 +17,8 @@ LARGEST_VALUE = 8  # number of bytes of one value, which is stored as int64
 
 
 class PictureTask(Task):
-    """Images or slices that are resized to `size` x `??` pixels. With `split: paper`, the images of a patient may be in
-    both training and test data, as in the paper.
+    """Images or slices that are resized to `size` x `size` pixels. With `split: paper`, the images of a patient may be
+    in both training and test data, as in the paper.
     """
 
     needs_data: ClassVar[bool] = True

@@ -17,7 +17,7 @@ BESIDE = {"hidden": (64,), "norm": "group"}  # settings for the head of a furthe
 
 
 class Behind(nn.Module):
-    """A trainable head on a frozen body. The input of this module is a batch of cases or a batch of their
+    """A frozen body, followed by a trainable head. The input of this module is a batch of cases or a batch of their
     embeddings.
     """
 

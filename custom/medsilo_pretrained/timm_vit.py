@@ -136,7 +136,8 @@ class TimmViT(Network):
     """The vision transformer of timm and of Hugging Face (ViT, DINOv2), which maps [B, channels, size, size] to [B,
     classes].
 
-    The defaults are those of ViT-S/16. Inputs between 0 and 1 are first normalised to (x - mean) / std.
+    The default sizes are those of ViT-S/16. The network first normalises inputs, which are between 0 and 1, to (x -
+    mean) / std.
     """
 
     name: Literal["timm-vit"] = "timm-vit"

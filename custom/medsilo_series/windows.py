@@ -97,7 +97,7 @@ def stretches(begins: np.ndarray, used: np.ndarray) -> Iterator[tuple[int, int]]
 
 
 def resampled(values: np.ndarray, cutting: Cutting) -> np.ndarray:
-    """Resample rows to the plan's sampling rate."""
+    """Resample the rows of a recording to the plan's sampling rate."""
     if cutting.up == cutting.down:
         return values
     from scipy.signal import resample_poly

@@ -42,8 +42,8 @@ class Aggregation(nn.Module):
 
 
 class FedALA(MeanOfOwn):
-    """A site starts each round from θ + (w̄ − θ) ⊙ W, where θ is its own model and w̄ the mean of all models. W in [0,
-    1] never leaves the site.
+    """A site starts each round from θ + (w̄ − θ) ⊙ W, where θ is the site's own model and w̄ is the mean of all models.
+    The elements of W are in [0, 1], and W never leaves the site.
 
     W ← W − η ∇_W f(θ + (w̄ − θ) ⊙ W) is learned on a sample of the site's training cases, and only for the last p
     layers. In all other layers, and for running statistics, the site takes the values of w̄.
@@ -115,7 +115,9 @@ class Mixture:
         return {name: self.start[name] + self.way[name] * weight for name, weight in self.weights.items()}
 
     def lesson(self, bench: TrainContext, step: float) -> TrainStep:
-        """Return a training step that updates W by gradient descent on a batch, and clips it to [0, 1]."""
+        """Return a training step that updates W by gradient descent on a batch, and clips the elements of W to
+        [0, 1].
+        """
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
             layers = {name: tensor.requires_grad_() for name, tensor in self().items()}

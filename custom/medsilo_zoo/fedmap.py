@@ -36,7 +36,7 @@ from medsilo.extend.methods import (
 )
 
 WIDEST = 100.0  # maximum absolute value of a contribution's logarithm; larger values are clipped
-LARGEST = 1 << 30  # maximum bytes of the prior, which every hospital receives in every round
+LARGEST = 1 << 30  # maximum size in bytes of the prior, which every hospital receives in every round
 
 
 class Convex(nn.Module):

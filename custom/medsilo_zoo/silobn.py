@@ -19,8 +19,8 @@ from medsilo.extend.methods import (
 
 
 class SiloBN(Averaging):
-    """FedAvg of all weights, including batch norm's scale and shift. Batch norm's running statistics never leave the
-    site.
+    """FedAvg of all weights, including the scale and shift of batch norm layers. Batch norm's running statistics never
+    leave the site.
 
     A hospital that did not take part in training receives the shared weights. This hospital then computes batch norm's
     statistics on its own images, without labels or training (AdaBN, Li et al. 2017). In these statistics, each case has

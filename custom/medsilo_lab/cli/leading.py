@@ -72,7 +72,8 @@ def submit(
         raise MedsiloError("where to? give --kit to submit the job, or --out to write it into a folder")
     screen.note("checking the job")
     with _loading():
-        if kit:  # NVFlare's import inspects all loaded modules, so it precedes PyTorch's
+        # NVFlare inspects all loaded modules when it is imported, so it must be imported before PyTorch
+        if kit:
             import medsilo_lab.consortium.lead  # noqa: F401
         from medsilo.flare.job_source import find_job
         from medsilo.flare.jobs import plan_of

@@ -1,4 +1,4 @@
-"""Back up a server into one file and restore it: its kit with studies and expelled hospitals, and its stored jobs."""
+"""Back up a server's kit, studies, list of expelled hospitals and stored jobs in one file, and restore them from it."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from medsilo.site.kit import HOSPITALS
 from medsilo.site.party import FILE_NAME
 from medsilo_lab.consortium.description import SERVICE
 
-EXPELLED = "disabled_clients.json"  # NVFlare's file name in the server's kit
+EXPELLED = "disabled_clients.json"  # name of NVFlare's list of expelled hospitals in the server's kit
 KIT, STUDIES, STORAGE, FACTS = "kit", "studies", "storage", "backup.json"
 ENTRY = re.compile(rf"({KIT}|{STUDIES}|{STORAGE})(/(?!\.{{1,2}}/)[^/\x00-\x1f]+)*/(?!\.{{1,2}}$)[^/\x00-\x1f]+")
 LEFT_OUT = (".part", ".lock", ".fl")  # suffixes of temporary files

@@ -215,7 +215,7 @@ def _policies(hospital: Hospital, file: Path) -> Path:
     name, folders = hospital.policies, [file.parent / hospital.policies]
     if name.parent.name == POLICIES:
         package = Path(__file__).resolve().parents[1]
-        # in an installed wheel, and in a checkout
+        # the folder of policies in an installed wheel, and in a checkout
         folders += [place / POLICIES / name.name for place in (package, package.parents[1])]
     with suppress(OSError, StopIteration):  # ignores invalid folder names and missing files
         return next(folder.resolve() for folder in folders if (folder / "medsilo.yaml").is_file())

@@ -360,8 +360,8 @@ def _complete(consortium: Consortium, fresh: Path) -> None:
 
 
 def _listen(local: Path) -> None:
-    """Add a module to a relay's kit, by a path relative to the kit. NVFlare imports the module before the relay
-    listens.
+    """Add a module to a relay's kit, and its relative path to the kit's settings. NVFlare imports the module before the
+    relay listens.
     """
     shutil.copyfile(HERE / LISTENER, local / LISTENER)
     path = local / CONNECTIONS[0]

@@ -19,8 +19,8 @@ EXPORTERS = PluginTable("medsilo.exporters", "medsilo_lab.deploy.exporter:Export
 class Exporter(ABC):
     """Writes a model in one export format.
 
-    Subclasses are registered as entry points in the group `medsilo.exporters`, under the value of `--to`. A format
-    whose name has a dot is for the models of one task: "monai.nnunet" is for the task nnunet.
+    Subclasses are registered as entry points in the group `medsilo.exporters`; the name of the entry point is the value
+    of `--to`. A format whose name has a dot is for the models of one task: "monai.nnunet" is for the task nnunet.
 
     >>> from torch import nn
     >>> class Named(Exporter):

@@ -103,8 +103,8 @@ class WholeImages(Inferer):
 
 
 def one_file_per_case(folder: str, channels: Sequence[str], suffixes: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the images in a folder. If there are several channels, each entry lists one image from the subfolder of
-    each channel.
+    """Return an entry for each case in a folder. If there are several channels, each entry lists one image from the
+    subfolder of each channel.
     """
 
     def files(place: Path) -> list[str]:

@@ -92,7 +92,8 @@ def card_facts(source: Source) -> dict[str, Any]:
         "trained_with": summary.as_json()["packages"] if summary else None,
         "exported_with": facts_of(ENGINE),
         "data": {site: result.cases for site, result in results.items()},
-        "personal": list(super_model.agreed if super_model else ()),  # hospitals' own models inside a super model
+        # hospitals that agreed to have their own models inside the super model
+        "personal": list(super_model.agreed if super_model else ()),
         "absent": {site: result.absent for site, result in results.items() if result.absent}
         or {site: list(names) for site, names in lacking.items()},
         "scores": {site: _score(summary, site) for site in results} if summary else {},

@@ -38,7 +38,9 @@ def tile(values: np.ndarray, labels: np.ndarray, spacing: tuple[float, ...]) -> 
 
 
 def write_montage(path: Path, tiles: dict[int, np.ndarray], names: tuple[str, ...]) -> None:
-    """Write the numbered tiles into one image. `names` are the structures that have the labels 1, 2, ..."""
+    """Write the tiles into one image, each with its number. `names` are the structures that have the labels 1,
+    2, ...
+    """
     columns = min(COLUMNS, len(tiles))
     rows = -(-len(tiles) // columns)
     page = Image.new("RGB", (columns * TILE, rows * TILE + (len(names) + 1) * LINE))

@@ -1,4 +1,4 @@
-"""Predict images from any source, and write a table with one line per image."""
+"""Predict images, and write a table with one line per image."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ class Prediction:
 
 
 class PredictedImage(Protocol):
-    """An image for prediction, from any source."""
+    """An image to predict: an image file or a DICOM series."""
 
     name: str  # name of the image in the tables
 
@@ -120,7 +120,8 @@ def predict_all(
     """Predict every image. Return the number of images that failed."""
     import SimpleITK
 
-    SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)  # SimpleITK's warnings contain file names
+    # hides SimpleITK's warnings, because they contain file names
+    SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)
     if judges_by_batch(source.network):
         say("note: this network's norms look at the whole batch, so a slice's result depends on its volume")
     source.network.to(device)
@@ -179,7 +180,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return a label's name for people, or its number if it has no name."""
+    """Return the name of a label, or the number of the label as text if it has no name."""
     return f"label {name}" if name.isdecimal() else name
 
 

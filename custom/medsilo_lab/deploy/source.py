@@ -67,7 +67,7 @@ class Source:
     run: Path | None = None  # the folder of the model's run, if the model is in a run folder
     # the hospital's folder in that run, if it is on this machine; else the folder of the model
     site_part: Path | None = None
-    round: int | None = None  # for a single model, the selected round
+    round: int | None = None  # the round whose model was selected, if this is a single model
 
     @classmethod
     def open(cls, folder: Path, site: str = "") -> Self:
@@ -119,8 +119,8 @@ class Source:
         return cls(committee, first.plan, facts, first.run)
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor | None]:
-        """Return the output, each case's expert, and each case's confidence. Without a selector, the confidence
-        value is replaced by None.
+        """Return the output, the expert of each case, and the confidence of the selector in each case. If the model has
+        no selector, return None as the confidence.
         """
         if isinstance(self.network, SuperModel):
             return self.network.answer(x)

@@ -85,8 +85,9 @@ def run(
 ) -> Record:
     """Run a plan with all its sites, and return the record of the finished run.
 
-    resume: Continue from the last checkpoint in the folder. kind: A function that makes each site; tests give a
-        subclass.
+    Args:
+        resume: True to continue from the last checkpoint in the folder.
+        kind: A function that makes each site; some tests give a subclass of the site.
     """
     plan, record, settings = plan.on_one_machine, Record(folder), settings or SiteSettings()
     settings.check_sites(plan.participation.everyone, plan.task.deals)

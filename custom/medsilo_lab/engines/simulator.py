@@ -51,7 +51,7 @@ FORKED = (
     "medsilo.flare.executor",
     "medsilo_lab.engines.simulator",
     "medsilo_lab.engines.forked_plan",
-)  # the last module reads the plan
+)  # modules that are imported before sites are forked; the last module reads the plan
 FORKED_PLAN = "MEDSILO_PLAN"  # environment variable with the path of the plan
 OnRound = Callable[[Round], None]
 Say = Callable[[str], None]

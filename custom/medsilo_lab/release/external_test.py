@@ -50,8 +50,12 @@ def judged(
 ) -> list[Judged]:
     """Evaluate models of one task on all cases of a hospital.
 
-    folder: The hospital's output folder. Disclosed results count against the hospital's query budget, which is stored
-        in this folder or in the folder of the settings. lead: The requester.
+    Disclosed results count against the hospital's query budget, which is stored in `folder` or in the folder of the
+    hospital's settings.
+
+    Args:
+        folder: The hospital's output folder.
+        lead: The person who requested the evaluation.
     """
     if refusal := settings.refuses(trains=False):
         raise Refused(refusal)

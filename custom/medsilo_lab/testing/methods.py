@@ -55,7 +55,7 @@ LOST = Missing("lost", "no answer")
 
 @dataclass(frozen=True)
 class Reference:
-    """The data and networks of a study, for a reference implementation of a method in plain PyTorch."""
+    """The data and networks of a study, which a reference implementation in plain PyTorch uses."""
 
     plan: Plan
 
