@@ -4,8 +4,8 @@ CycloneDX.
     python provisioning/sbom.py licences REPORT LICENCES      # make lock; REPORT is pip's, of both locks
     python provisioning/sbom.py write LOCK LICENCES BILL      # make sbom
 
-LICENCES is provisioning/containers/licences.csv, which is also part of the image. Neither file contains packages that
-only another system or another Python version needs.
+LICENCES is provisioning/containers/licences.csv, which is also part of the image. Neither LICENCES nor BILL contains
+packages that only another system or another Python version needs.
 """
 
 import csv

@@ -1,7 +1,7 @@
 """Write the lists of packages that pip reads, from the dependency groups in pyproject.toml.
 
-python tools/dependencies.py # write requirements.txt and custom/medsilo/tested.txt python tools/dependencies.py dev
-# print a group with the groups that it includes
+python tools/dependencies.py        # write requirements.txt and custom/medsilo/tested.txt
+python tools/dependencies.py dev    # print the packages of a group and of all groups that it includes
 """
 
 import sys

@@ -32,7 +32,8 @@ class DicomFolder(VolumeFolder):
     Labels are DICOM segmentations (SEG) or contours (RTSTRUCT).
 
     The files of a series form one volume, sorted by their position in space. In classification, the class is the name
-    of the top folder. Series that could be read in several ways are left out.
+    of the top folder. A series is left out if its slices form no volume. For segmentation, a series also needs exactly
+    one file with its mask.
     """
 
     title: ClassVar[str] = "A hospital's own DICOM studies: segmentation or classification, 3-D or slices"

@@ -152,8 +152,8 @@ class NnUNetFolder(OwnFolder):
         absent = self.absent(source)
         not_drawn = [set(own) for name, own in self.question.regions.items() if name in absent]
         here = [set(own) for name, own in self.question.regions.items() if name not in absent]
-        # If an annotated region contains a region that is not annotated, only the labels outside the annotated region
-        # show the second region.
+        # If an unannotated region contains an annotated region, only labels outside the annotated region contradict the
+        # settings.
         gone = {value for one in not_drawn for value in one.difference(*(own for own in here if own <= one))}
         drawn = [one.entry.name for one in every if gone & set(one.facts.values)]
         listing.add(

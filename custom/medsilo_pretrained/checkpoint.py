@@ -22,7 +22,7 @@ from medsilo.extend.networks import weight_cache
 INSIDE = ("state_dict", "network_weights", "model_state_dict", "model", "net", "ema")
 MOST_PREFIXES = 32
 # Maximum ratio between the size of an archive's unpacked files and the size of the archive. Weights can hardly be
-# compressed, so a larger ratio indicates an attack.
+# compressed, so a file of weights has a small ratio.
 MOST_UNPACKED = 20
 SHOWN = 3
 # NumPy types other than arrays that nnU-Net's checkpoints contain; loading these types runs no code.
