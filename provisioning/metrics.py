@@ -1,10 +1,11 @@
-"""Numbers of a server or a hospital for Prometheus, probes and people: python provisioning/metrics.py KIT
+"""Serve metrics of a server or a hospital, and send messages to a webhook: python provisioning/metrics.py KIT
 
-/metrics has numbers in Prometheus's text form, /healthz reports whether the party is up, both on 127.0.0.1 only. With
---webhook FILE, or MEDSILO_WEBHOOK in the environment, the URL there gets {"text": ...} when a study ends, fails or goes
-on, a hospital is away, back or refused, no round ends, a certificate ends or is renewed, the disk runs out, or the
-party is not up. It takes no part in studies, and needs medsilo[metrics]. grafana.json is a dashboard for it,
-alerts.yaml has rules for Prometheus.
+The program listens on 127.0.0.1 only. /metrics returns values in Prometheus's text format, and /healthz reports whether
+the server or hospital is up. With --webhook FILE, or with MEDSILO_WEBHOOK in the environment, the program posts
+{"text": ...} to the webhook's URL. It posts when a study ends, fails or continues, when no round ends, and when a
+hospital is away, back or rejected. It also posts when a certificate ends or is renewed, when a disk is almost full, and
+when the server or hospital is not up. The program takes no part in studies, and needs medsilo[metrics]. The file
+grafana.json is a dashboard for these metrics, and alerts.yaml contains alert rules for Prometheus.
 """
 
 import argparse
@@ -56,32 +57,37 @@ from medsilo_page.watching import studies
 
 T = TypeVar("T")
 Sample = tuple[str, dict[str, str], float | None]
-LOOK, POLL = 5.0, 1.0  # seconds between two checks, and between two readings of new events
-STALE = 120.0  # most seconds for one check or one message, after which the watch counts as stopped
-TROUBLE = "trouble "  # prefix of the keys of problems that a check finds
+LOOK, POLL = 5.0, 1.0  # seconds between two checks, and seconds between two readings of new events
+# maximum number of seconds for one check or one message; after a longer time, the watch counts as stopped
+STALE = 120.0
+TROUBLE = "trouble "  # prefix of the keys of problems that were found by checks and not by events
 UNKNOWN = "unknown"
-FRESH = 1.0  # seconds for which a check's results are reused
-# first and longest pause in seconds before a rejected message is sent again; each pause is twice as long
+FRESH = 1.0  # seconds for which the results of a check are reused
+# first and longest pause in seconds before a rejected message is sent again; each pause is twice as long as the last
 PAUSE, LONGEST = 5.0, 60.0
-# most attempts to send a message to a webhook that does not answer, because it may have received the message
+# maximum number of attempts to send a message without an answer, because the webhook may have received the message
 UNCLEAR = 3
-AHEAD = 60.0  # seconds by which a study's file may be newer than the clock
-MOST = 1000  # most messages that wait for a webhook
-# stored in the kit: the last read event, the present problems, and the waiting messages
+AHEAD = 60.0  # seconds by which the time of a study's file may be later than the clock
+MOST = 1000  # maximum number of messages that wait for a webhook
+# file in the kit that stores the last event that was read, the open problems, and the messages that wait
 TOLD = ".metrics-told"
-STILL, USUAL = 600.0, 5  # a study stands still after this many seconds, or this many usual rounds if they are longer
-DISK = 10.0  # GB of disk that should be free
-FULL = 1 << 20  # a disk with fewer free bytes stops every study
-Trouble = dict[tuple[str, str], str]  # the kind of problem and the party or thing it concerns → its description
+# a study stands still if no round ends for this many seconds, or for this many times the usual length of a round
+STILL, USUAL = 600.0, 5
+DISK = 10.0  # free space in GB below which a disk is reported
+FULL = 1 << 20  # free space in bytes below which a disk stops every study
+# from the kind of a problem and the name of the party or study to a description of the problem
+Trouble = dict[tuple[str, str], str]
 HERE = "127.0.0.1"
-SERVER_TELLS = ("down", "certificate")  # problems of a hospital that the server also sees
-SERVER_OFF = 600.0  # seconds of absence after which the server's own watch may be off, too, and a hospital's reports it
-NAMES = (HERE, "localhost", "[::1]")  # names of this machine that a client may use
-MOST_AT_ONCE, PATIENCE = 16, 5.0  # most connections at once, and seconds for a request
-WEBHOOK = "MEDSILO_WEBHOOK"  # of the environment
-GIVES_WAY = 0.5  # seconds that a closed connection gets to end
+SERVER_TELLS = ("down", "certificate")  # problems of a hospital that the server's watch also reports
+# seconds after which a hospital's watch reports that the server is absent, because the server's watch may be off, too
+SERVER_OFF = 600.0
+NAMES = (HERE, "localhost", "[::1]")  # names of this machine that a request may contain
+# maximum number of connections at the same time, and time limit of a request in seconds
+MOST_AT_ONCE, PATIENCE = 16, 5.0
+WEBHOOK = "MEDSILO_WEBHOOK"  # environment variable with the URL of the webhook
+GIVES_WAY = 0.5  # seconds in which a closed connection must end
 LONGEST_URL = 8192  # bytes
-LATELY = 30 * 86_400.0  # seconds since a study's last change, after which it is not reported
+LATELY = 30 * 86_400.0  # a study without changes for this many seconds is not reported
 HELP = {
     "up": "1 if the server listens, or the site is connected",
     "site_connected": "1 if a hospital is connected to the server, or the server to this hospital",
@@ -109,14 +115,14 @@ HELP = {
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of this machine at one moment, read once because reading them is expensive."""
+    """The processes that run on this machine at one moment; they are read only once, because reading is slow."""
 
-    lines: str  # all command lines; that of a job's process contains the job's name
-    own: tuple[psutil.Process, ...]  # processes that were started with the kit
+    lines: str  # all command lines; the command line of a job's process contains the name of the job
+    own: tuple[psutil.Process, ...]  # processes that were started from the kit
 
     @classmethod
     def of(cls, kit: Path) -> "Processes":
-        """Read them now."""
+        """Read the processes of this machine now."""
         named, lines, own = str(kit.resolve()), list[str](), list[psutil.Process]()
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or []
@@ -129,12 +135,14 @@ class Processes:
         """Return the memory of the kit's processes in bytes."""
         found = 0
         for process in self.own:
-            with suppress(psutil.Error):  # it has just ended
+            with suppress(psutil.Error):  # the process has just ended
                 found += process.memory_info().rss
         return found
 
     def temporary(self) -> set[Path]:
-        """Return the folders for temporary files of the kit's processes, which have jobs and answers in transit."""
+        """Return the folders for temporary files that the kit's processes use; these files contain jobs and answers in
+        transit.
+        """
         found = set[Path]()
         for process in self.own:
             with suppress(psutil.Error):  # the process belongs to another account, or has ended
@@ -143,15 +151,15 @@ class Processes:
 
 
 class Unchanged:
-    """Values computed from files, cached until a file changes."""
+    """Values that are computed from files, and cached until a file changes."""
 
     def __init__(self) -> None:
         self.made: dict[object, tuple[object, object]] = {}
 
     def __call__(self, make: Callable[[Path], T], where: Path, *files: Path, given: object = None) -> T:
-        """Make a value from `where`, or return the last value while these files are unchanged.
+        """Call `make` with a path, or return the result of the last call if these files have not changed since then.
 
-        given: further inputs of it.
+        given: Further values on which the result depends.
         """
         found = [path.stat() if path.exists() else None for path in files]
         stamp = given, tuple(stat and (stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in found)
@@ -162,7 +170,8 @@ class Unchanged:
 
 
 kept = Unchanged()
-known: dict[Path, tuple[list[str], list[Round]]] = {}  # for each study, the lines and the rounds that were read
+# for each study, the lines of its file of rounds and the rounds parsed from these lines
+known: dict[Path, tuple[list[str], list[Round]]] = {}
 
 
 def _logs(kit: Path) -> list[Path]:
@@ -170,7 +179,7 @@ def _logs(kit: Path) -> list[Path]:
 
 
 def samples(kit: Path, disk: float = DISK) -> Iterator[Sample]:
-    """Yield all values that can be read at the moment, and count the others."""
+    """Yield all values that can be read now, and the number of records that cannot be read."""
     party, unreadable = read_kit(kit), 0
     folder, processes = studies_of(kit), Processes.of(kit)
     up = trouble(party) is None
@@ -192,13 +201,13 @@ def samples(kit: Path, disk: float = DISK) -> Iterator[Sample]:
     for part in parts:
         try:
             yield from list(part())
-        except (MedsiloError, OSError, ValueError):  # the file is being written, or damaged
+        except (MedsiloError, OSError, ValueError):  # the file is damaged, or another process is writing it
             unreadable += 1
     yield "unreadable", {}, unreadable
 
 
 def _end(party: Kit) -> float | None:
-    """Return the time at which the first of the kit's certificate and root certificate expires."""
+    """Return the time at which the kit's certificate or the root certificate expires, whichever is earlier."""
     try:
         files = [(party.folder / name).read_bytes() for name in (party.certificate, party.root)]
         return min(x509.load_pem_x509_certificate(file).not_valid_after_utc for file in files).timestamp()
@@ -207,13 +216,13 @@ def _end(party: Kit) -> float | None:
 
 
 def _runs(folder: Path) -> list[Path]:
-    """Return the server's studies that changed recently."""
+    """Return the folders of the server's studies that changed in the last 30 days."""
     found = sorted(path.parent for path in folder.glob(f"*/{paths.PLAN}"))
     return [run for run in found if time.time() - _changed(run) < LATELY]
 
 
 def _changed(run: Path) -> float:
-    """Return the time of a study's last sign of life, also before its first round."""
+    """Return the time at which the files of a study last changed, even if it has no finished round."""
     told = (run / name for name in (paths.PLAN, paths.ROUNDS, paths.NOW))
     return max(path.stat().st_mtime for path in told if path.exists())
 
@@ -240,7 +249,7 @@ def troubles(
     processes: Processes | None = None,
     why: str | None = UNKNOWN,
 ) -> Trouble:
-    """Return the problems of this party that need somebody.
+    """Return the problems of this server or hospital that a person must solve.
 
     Args:
         kit: the party's kit
@@ -276,9 +285,9 @@ def troubles(
 
 
 def standstill(run: Path, now: float) -> float | None:
-    """Return the seconds since the last round ended, if they are too many."""
+    """Return the seconds since the end of the last round, if they are more than the limit; otherwise, return None."""
     usual = [line.seconds for line in _rounds(run)[-20:] if line.seconds]
-    told = (run / name for name in (paths.PLAN, paths.JOBS, paths.ROUNDS))  # a resumed job adds itself to JOBS
+    told = (run / name for name in (paths.PLAN, paths.JOBS, paths.ROUNDS))  # a resumed study adds its new job to JOBS
     since = max(path.stat().st_mtime for path in told if path.exists())
     return now - since if now - since > max(STILL, USUAL * median(usual or [0.0])) else None
 
@@ -288,7 +297,7 @@ def _rounds(run: Path) -> list[Round]:
 
 
 def _read_rounds(run: Path) -> list[Round]:
-    """Read the rounds of a study, and reuse those that were read before."""
+    """Read the rounds of a study, and parse only the lines that changed since the last call."""
     lines = (run / paths.ROUNDS).read_text("utf-8").split("\n")[:-1] if (run / paths.ROUNDS).exists() else []
     before, rounds = known.get(run, ([], []))
     same = next((at for at, (old, new) in enumerate(zip(before, lines, strict=False)) if old != new), len(before))
@@ -299,14 +308,14 @@ def _read_rounds(run: Path) -> list[Round]:
 
 
 def _heard(run: Path, rounds: list[Round], turns: Turns | None) -> Iterator[tuple[str, float]]:
-    """Yield the time of each site's last message in a running study."""
+    """Yield each site in a running study, with the time of the last message from the site."""
     at = (run / paths.ROUNDS).stat().st_mtime if rounds else 0.0
     heard: dict[str, float] = {}
     for line in reversed(rounds):
         heard |= {site: at for site in line.answered if site not in heard}
         at -= line.seconds or 0.0
     for site, turn in turns.sites.items() if turns else ():
-        if turn.asked is not None:  # a site without an answer was heard before the request
+        if turn.asked is not None:  # if a site has not answered, its last message came before the request
             told = turns.at - turn.asked + (turn.answered or 0.0)
             heard[site] = told if turn.answered is not None else heard.get(site, told)
     yield from heard.items()
@@ -370,14 +379,14 @@ def _of_hospital(kit: Path) -> Iterator[Sample]:
 
 
 def _short(where: Path, disk: float, studies: bool) -> str | None:
-    """Return a warning if a disk has less than `disk` GB free, or less than a tenth of its size."""
+    """Return a warning if less than `disk` GB of a disk are free; without studies, a tenth of the disk is enough."""
     usage = shutil.disk_usage(where)
     least = disk * 1e9 if studies else min(disk * 1e9, usage.total / 10)
     return f"{usage.free / 1e9:.1f} GB are free in {where}" if usage.free < least else None
 
 
 class Samples(Collector):
-    """Gives the samples of one moment to prometheus-client."""
+    """Passes the samples of one moment to prometheus-client."""
 
     def __init__(self, found: Iterator[Sample]) -> None:
         self.found = found
@@ -399,7 +408,7 @@ def as_text(found: Iterator[Sample]) -> str:
 
 
 class Fresh(Generic[T]):
-    """Shares the result of one check among all requests within FRESH seconds."""
+    """Shares the result of a check among all requests that arrive within FRESH seconds."""
 
     def __init__(self, look: Callable[[], T]) -> None:
         self.look, self.lock = look, Lock()
@@ -424,7 +433,8 @@ def _handler(kit: Path, disk: float, running: Sequence["Running"] = ()) -> type[
         def do_GET(self) -> None:
             self.server.silent.pop(self.connection, None)
             try:
-                if re.sub(r":\d*$", "", self.headers.get("Host", HERE)) not in NAMES:  # a web page of another host name
+                # the request comes from a web page of another host
+                if re.sub(r":\d*$", "", self.headers.get("Host", HERE)) not in NAMES:
                     self._send(421, "ask for 127.0.0.1\n")
                 elif self.path == "/metrics":
                     self._send(200, numbers(), CONTENT_TYPE_LATEST)
@@ -444,22 +454,24 @@ def _handler(kit: Path, disk: float, running: Sequence["Running"] = ()) -> type[
                 self.wfile.write(text.encode())
 
         def log_message(self, format: str, *args: object) -> None:
-            """Log no request, because Prometheus sends one every few seconds."""
+            """Log no requests, because Prometheus sends a request every few seconds."""
 
     return Answer
 
 
 class Endpoint(ThreadingHTTPServer):
-    """A server for few connections on the loopback address; it closes the longest silent connection first."""
+    """An HTTP server on the loopback address with a limited number of connections; it closes the longest silent
+    connection first.
+    """
 
     def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__((HERE, port), handler)
-        # from a connection without a request to the time at which it began
+        # from each connection that has sent no request to the time at which the connection began
         self.silent: dict[socket.socket, float] = {}
         self.places = BoundedSemaphore(MOST_AT_ONCE)
 
     def process_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
-        """Answer in a new thread, or close the connection if too many are open."""
+        """Answer in a new thread, or close the connection if too many connections are open."""
         if not self.places.acquire(blocking=False):
             self._cut(next(iter(list(self.silent)), None))
             if not self.places.acquire(timeout=GIVES_WAY):
@@ -476,13 +488,13 @@ class Endpoint(ThreadingHTTPServer):
             self.places.release()
 
     def service_actions(self) -> None:
-        """Close the connections that sent no request in time."""
+        """Close the connections that have sent no request within the time limit."""
         for request, since in list(self.silent.items()):
             if time.monotonic() - since > PATIENCE:
                 self._cut(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of a connection that broke."""
+        """Print no message about a connection that broke."""
 
     def _cut(self, request: socket.socket | None) -> None:
         if request:
@@ -492,21 +504,25 @@ class Endpoint(ThreadingHTTPServer):
 
 
 class Watch:
-    """Makes messages from a kit's events and its party's state, and stores sent messages in the kit."""
+    """Makes messages from the events in a kit and from problems of the server or hospital, and stores its state in the
+    kit.
+    """
 
     def __init__(self, kit: Path, disk: float, messages: "Messages", beside_server: bool = False) -> None:
-        """beside_server: whether the server's watch reports on this hospital, so that its own watch stays silent."""
+        """beside_server: True if the server's watch reports on this hospital, so that this watch leaves out the same
+        events.
+        """
         self.kit, self.look_for, self.messages = kit, partial(troubles, kit, disk), messages
         self.beside_server = beside_server
         self.incidents = Incidents()
-        self.gone: News | None = None  # the server's absence, until this watch reports it
+        self.gone: News | None = None  # news that the server is absent, until this watch reports it
         self.gone_since = time.monotonic()
         self.line: str | None = None
-        self.log: object = None  # the state of the kit's events when they were read
+        self.log: object = None  # inode and size of the file of events when it was read last
         self.looked, self.was_down, self.kept, self.unkept = -math.inf, False, "", False
 
     def look(self) -> None:
-        """Read new events, and send the due messages."""
+        """Read new events, and add messages about them to those that wait for the webhook."""
         if self.line is None:
             self.line = self._remember()
         log = self.kit / events.NAME
@@ -529,7 +545,9 @@ class Watch:
             self._look_for_trouble()
 
     def _is_mine(self, line: str, news: News) -> bool:
-        """True if this watch reports an event. A server that is off long may be off with its watch."""
+        """True if this watch reports an event, and not the server's watch. If the server is off for a long time, its
+        watch may be off, too.
+        """
         if not self.beside_server or not server_tells(line):
             return True
         columns = columns_of(line)
@@ -543,10 +561,12 @@ class Watch:
         return news.ends in reported
 
     def _remember(self) -> str:
-        """Restore the saved state and return the last read event, or begin at the present."""
+        """Restore the saved state, and return the last event that was read; without a saved state, return the latest
+        event.
+        """
         path, last = self.kit / TOLD, next(reversed(list(event_reading.read(self.kit))), "")
         text = path.read_text("utf-8", "replace") if path.is_file() else ""
-        if columns_of(text):  # of an earlier version
+        if columns_of(text):  # the file was written by an earlier version of medsilo
             return text
         try:
             found: dict[str, Any] = json.loads(text) if text else {"line": last, "open": [], "waiting": []}
@@ -571,7 +591,7 @@ class Watch:
         down = [name for name, (key, _) in found.items() if key[0] == "down"]
         known = {key: news for one in self.incidents.open for key, news in one.wrong.items() if key.startswith(TROUBLE)}
         for name, (key, text) in found.items():
-            if name not in down or self.was_down:  # a busy machine may miss one handshake
+            if name not in down or self.was_down:  # a slow machine may miss one handshake
                 self.incidents.take(News(text, now, begins=name, about=key[1]))
         for name, news in known.items():
             if name not in found:
@@ -579,9 +599,9 @@ class Watch:
         self.was_down = bool(down)
 
     def _keep(self, line: str) -> None:
-        """Save the last line, the open problems and the waiting messages.
+        """Save the last event that was read, the open problems, and the messages that wait for the webhook.
 
-        The watch continues if the disk is full.
+        If the disk is full, the watch continues without saving.
         """
         waiting = [asdict(message) for message in list(self.messages.waiting)]
         gone = asdict(self.gone) if self.gone else None
@@ -598,10 +618,10 @@ class Watch:
 
 
 class Running:
-    """Repeats a function in a thread despite errors, and knows whether it still runs."""
+    """Repeats a function in a thread even after errors, and checks that the thread does not hang."""
 
     def __init__(self, what: str, work: Callable[[], None], pause: float, most: float) -> None:
-        """most: seconds that the work may take once."""
+        """most: Maximum number of seconds for one call of the function."""
         self.what, self.work, self.pause, self.most = what, work, pause, most
         self.at, self.failed = time.monotonic(), ""
         Thread(target=self._run, name=what, daemon=True).start()
@@ -618,18 +638,20 @@ class Running:
             time.sleep(self.pause)
 
     def trouble(self) -> str | None:
-        """Return the reason why the function no longer runs."""
+        """Return the reason why the thread counts as stopped, or None if the function is still repeated."""
         silent = time.monotonic() - self.at
         return f"the {self.what} does not go on for {silent:.0f} s" if silent > self.most else None
 
 
 def waits_for_room(kit: Path) -> bool:
-    """True if a study runs at this hospital and its disk is full. The server's watch reports this."""
+    """True if a study runs at this hospital and the hospital's disk is full. In this case, the server's watch reports
+    the full disk.
+    """
     folder = studies_of(kit)
     if not folder.is_dir() or shutil.disk_usage(folder).free > FULL:
         return False
     for process in Processes.of(kit).own:
-        with suppress(psutil.Error):  # it has just ended
+        with suppress(psutil.Error):  # the process has just ended
             if any(word in OF_A_JOB for word in process.cmdline()):
                 return True
     return False
@@ -642,43 +664,45 @@ def server_tells(line: str) -> bool:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # the disk with the log is full
+    with suppress(OSError):  # the disk with the log may be full
         print(f"medsilo: {text}", file=sys.stderr, flush=True)
 
 
 class _Here(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *told: object) -> None:
-        """Follow no redirect, because the message would be lost and the receiver would choose the address."""
+        """Do not follow a redirect: the message would be lost, and the receiver would choose the new address."""
 
 
 def post(url: str, text: str) -> None:
-    """Send a text to a webhook. Raises URLError if the webhook rejects it, and other errors if this is unclear."""
+    """Send a text to a webhook. Raises URLError if the webhook rejects the text, and other errors if it is unknown
+    whether the webhook accepted the text.
+    """
     asked = urllib.request.Request(url, json.dumps({"text": text}).encode(), {"Content-Type": "application/json"})
     urllib.request.build_opener(_Here).open(asked, timeout=10).close()
 
 
 class Messages:
-    """Sends messages to a webhook in order, and repeats each until the webhook accepts it."""
+    """Sends messages to a webhook in order, and repeats each message until the webhook accepts it."""
 
     def __init__(self, send: Callable[[str], None]) -> None:
         self.send, self.waiting = send, deque[Message](maxlen=MOST)
         self.tries, self.unclear, self.next = 0, 0, 0.0
 
     def add(self, message: Message) -> None:
-        """Add a message to those that wait."""
+        """Add a message to the messages that wait for the webhook."""
         if len(self.waiting) == MOST:
             _say(f"{MOST} messages wait for the webhook, so it is not told: {self.waiting[0].text}")
         self.waiting.append(message)
 
     def hand_over(self) -> None:
-        """Send the waiting messages until one is rejected."""
+        """Send the messages that wait, until the webhook rejects a message."""
         while self.waiting and time.monotonic() >= self.next:
             message = self.waiting[0]
             late = (time.time() - message.at) / 60
             try:
                 self.send(f"{message.text} (told {late:.0f} min late)" if late >= 1 else message.text)
             except (OSError, HTTPException) as error:
-                # a receiver that hangs may have accepted the message
+                # a receiver that does not answer may have accepted the message
                 self.unclear += not isinstance(error, urllib.error.URLError)
                 self.tries += 1
                 if self.tries == 1:
@@ -694,7 +718,7 @@ class Messages:
 
 
 def main() -> None:
-    """Serve until Ctrl-C."""
+    """Serve requests until Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kit", type=Path, help="of the server or of a hospital")
     parser.add_argument("--port", type=int, default=9464, help="on 127.0.0.1 (default: 9464)")
@@ -731,8 +755,9 @@ def main() -> None:
 
 
 def _url(file: Path | None) -> str:
-    """Return the webhook's URL, of a file or of the environment. It may hold a secret, and every account of a machine
-    may read the arguments of its programs."""
+    """Return the webhook's URL, which is read from a file or from the environment. The URL may contain a secret, so it
+    is no command line argument, which every account of the machine could read.
+    """
     if file and str(file).startswith(("http:", "https:")):
         raise MedsiloError(f"--webhook names a file with the URL, as arguments are seen by all; or set {WEBHOOK}")
     try:

@@ -1,14 +1,14 @@
-"""A release: the wheels, all that they need with the hash of each file, and the maintainer's signature over both.
+"""Write and verify a release: the wheels, the hashes of all packages that they need, and the maintainer's signature.
 
     python provisioning/release.py write dist requirements.txt KEY     # make release KEY=...
     python provisioning/release.py verify dist SIGNERS                 # make verify-release SIGNERS=...
     python provisioning/release.py wheelhouse dist requirements.txt    # make wheelhouse
 
-The last collects the wheels and all their requirements in one folder, for machines without a network that have the same
-Python, system and processor.
+The command wheelhouse collects the wheels and all packages that they need in one folder. Machines without a network can
+install from this folder if they have the same Python, system and processor.
 
-KEY is a private key of ssh-keygen's; SIGNERS a file of lines "maintainer ssh-ed25519 ...", which whoever verifies has
-from elsewhere. Nothing is installed.
+KEY is a private key made by ssh-keygen. SIGNERS is a file of lines "maintainer ssh-ed25519 ...", which the person who
+verifies a release must have received by another channel. This program installs no package.
 """
 
 import hashlib
@@ -23,7 +23,9 @@ SUMS, LOCK, SPACE, WHO = "SHA256SUMS", "requirements.lock", "medsilo-release", "
 
 
 def locked(requirements: Path) -> str:
-    """Return every package that these requirements need, with its version and the hash of the file that pip selects."""
+    """Return a line for every package that these requirements need, with its version and the hash of the file that pip
+    selects.
+    """
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         asked = ["--dry-run", "--ignore-installed", "--quiet", "--report", report, "--requirement", requirements]
@@ -41,7 +43,9 @@ def locked(requirements: Path) -> str:
 
 
 def write(dist: Path, requirements: Path, key: Path) -> None:
-    """Write the lock and the sums beside the wheels, and sign the sums."""
+    """Write the list of locked packages and the list of checksums into the folder of the wheels, and sign the list of
+    checksums.
+    """
     (dist / LOCK).write_text(locked(requirements), "utf-8")
     files = [*sorted(dist.glob("*.whl")), dist / LOCK]
     if len(files) != 3:
@@ -53,7 +57,9 @@ def write(dist: Path, requirements: Path, key: Path) -> None:
 
 
 def wheelhouse(dist: Path, requirements: Path) -> None:
-    """Write a folder with the wheels, every package that they need, built, and the hashes of them all."""
+    """Write a folder with the wheels of medsilo, the built wheels of all packages that these need, and the hashes of
+    all wheels.
+    """
     house = dist / "wheelhouse"
     shutil.rmtree(house, ignore_errors=True)
     house.mkdir()
@@ -71,7 +77,7 @@ def wheelhouse(dist: Path, requirements: Path) -> None:
 
 
 def verify(dist: Path, signers: Path) -> None:
-    """Exit with a line about the fault, unless the maintainer signed these very files, and there is no other wheel."""
+    """Exit with an error message unless the maintainer signed exactly these files and the folder has no other wheel."""
     if missing := [path.name for path in (dist / SUMS, dist / f"{SUMS}.sig", signers) if not path.is_file()]:
         sys.exit(f"{', '.join(missing)}: missing, so nothing can be verified; install nothing of it")
     command = ["ssh-keygen", "-Y", "verify", "-f", signers, "-I", WHO, "-n", SPACE, "-s", dist / f"{SUMS}.sig"]
@@ -90,7 +96,7 @@ def verify(dist: Path, signers: Path) -> None:
 
 
 def digest(file: Path) -> str:
-    """Return a file's SHA-256, or an empty text if the file is missing."""
+    """Return a file's SHA-256 hash, or an empty text if the file is missing."""
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 

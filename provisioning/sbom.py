@@ -1,10 +1,11 @@
-"""The software of the image: the licence of each package that the locks pin, and a bill of materials in CycloneDX.
+"""The software of the container image: the licence of each package in the lock files, and a bill of materials in
+CycloneDX.
 
     python provisioning/sbom.py licences REPORT LICENCES      # make lock; REPORT is pip's, of both locks
     python provisioning/sbom.py write LOCK LICENCES BILL      # make sbom
 
-LICENCES is provisioning/containers/licences.csv, which the image holds too. A package that only another system or
-another Python takes is in neither.
+LICENCES is provisioning/containers/licences.csv, which is also part of the image. Neither LICENCES nor BILL contains
+packages that only another system or another Python version needs.
 """
 
 import csv
@@ -26,7 +27,7 @@ from medsilo import __version__
 COLUMNS = ("name", "version", "licence")
 IMAGE = {"python_version": "3.11", "python_full_version": "3.11.14", "sys_platform": "linux"}
 IMAGE |= {"platform_machine": "x86_64", "platform_python_implementation": "CPython", "implementation_name": "cpython"}
-LONGEST = 80  # most characters of a licence's name; a longer text is the licence itself
+LONGEST = 80  # maximum number of characters in the name of a licence; a longer text is the text of the licence
 SILENT = "not told by the package"
 
 
@@ -41,7 +42,7 @@ def licences(report: Path, table: Path) -> None:
 
 
 def licence_of(told: Mapping[str, Any]) -> str:
-    """Return a licence's name from a package's metadata: an SPDX expression, or else words."""
+    """Return the name of the licence in a package's metadata: an SPDX expression if there is one, else words."""
     words = told.get("license", "").strip()
     named = [own.rpartition(" :: ")[2] for own in told.get("classifier", ()) if own.startswith("License :: OSI")]
     short = words if len(words) <= LONGEST and "\n" not in words else ""
@@ -49,7 +50,9 @@ def licence_of(told: Mapping[str, Any]) -> str:
 
 
 def write(lock: Path, table: Path, bill: Path) -> None:
-    """Write the packages of the image's lock with hashes and licences, checked by CycloneDX's own schema."""
+    """Write the packages in the image's lock file with hashes and licences, and check the result with CycloneDX's
+    schema.
+    """
     with table.open(newline="", encoding="utf-8") as file:
         known = {(row["name"], row["version"]): row["licence"] for row in csv.DictReader(file)}
     pinned = RequirementsFile.from_file(str(lock)).requirements
@@ -60,7 +63,7 @@ def write(lock: Path, table: Path, bill: Path) -> None:
     found["components"] = [own for own in found["components"] if (own["name"], own["version"]) in names]
     for own in found["components"]:
         own["licenses"] = [licence_in(known[own["name"], own["version"]])]
-        del own["description"]  # the description is the line of the lock file
+        del own["description"]  # the description is only the line in the lock file
     refs = {own["bom-ref"] for own in (found["metadata"]["component"], *found["components"])}
     found["dependencies"] = [own for own in found["dependencies"] if own["ref"] in refs]
     found["metadata"]["component"]["version"] = __version__
@@ -71,14 +74,14 @@ def write(lock: Path, table: Path, bill: Path) -> None:
 
 
 def made(lock: Path) -> dict[str, Any]:
-    """Return the bill of materials that CycloneDX's tool makes from a lock file, without licences."""
+    """Return the bill of materials that CycloneDX's tool makes from a lock file; it contains no licences."""
     about = ["--pyproject", "pyproject.toml", "--spec-version", "1.6", "--output-reproducible", str(lock)]
     command = [sys.executable, "-W", "ignore", "-m", "cyclonedx_py", "requirements", *about]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
 def licence_in(told: str) -> dict[str, Any]:
-    """Return a licence in CycloneDX's form."""
+    """Return a licence in the form of CycloneDX."""
     if known := fixup_id(told):
         return {"license": {"id": known}}
     return {"expression": told} if is_expression(told) else {"license": {"name": told}}

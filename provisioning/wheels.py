@@ -1,9 +1,10 @@
-"""The wheels of a checkout: `medsilo`, all that a hospital needs, and `medsilo-lab`, which others add to it.
+"""Build the two wheels of a checkout: `medsilo` has all that a hospital needs, and `medsilo-lab` adds the code for
+servers, leads and researchers.
 
     python provisioning/wheels.py SOURCE DIST     # make wheel
 
-A checkout is installed as one, by `pip install -e .`: pyproject.toml has the entry points of both. Here they are
-parted, by the package that an entry point names.
+`pip install -e .` installs both together, because pyproject.toml lists the entry points of both wheels. Here, each
+entry point goes into the wheel that contains the package which the entry point names.
 """
 
 import bz2
@@ -22,7 +23,7 @@ import tomli_w
 
 from medsilo.cli.documentation import PAGES, pages_of
 
-LAB = ("medsilo_lab", "medsilo_server")  # the packages of medsilo-lab
+LAB = ("medsilo_lab", "medsilo_server")  # the packages in the wheel medsilo-lab
 ABOUT = "What servers, leads and researchers use of medsilo: the server, kits, comparison, reports, init, Python"
 README = "README.md"
 OF_BOTH = ("readme", "license", "license-files", "requires-python", "authors", "keywords", "classifiers", "urls")
@@ -30,7 +31,9 @@ _INWARD = re.compile(r"(!?\[[^]]*\])\((?![a-z]+:|#)([^)\s]+)\)")  # a link to a 
 
 
 def build(source: Path, dist: Path) -> None:
-    """Build both wheels. Their bytes depend on the source files' times and permissions only."""
+    """Build both wheels. The bytes of the wheels depend only on the contents, times and permissions of the source
+    files.
+    """
     project = tomllib.loads((source / "pyproject.toml").read_text("utf-8"))
     version = project["project"]["version"]
     for lab in (False, True):
@@ -46,7 +49,7 @@ def build(source: Path, dist: Path) -> None:
                     )
             if not lab:
                 write_pages(source, place / "custom/medsilo" / PAGES.name)
-            if lab:  # the jobs by name, and the hospitals' policies that consortium.yaml names
+            if lab:  # the jobs by name, and the policies of hospitals that consortium.yaml names
                 shutil.copytree(source / "jobs", place / "custom/medsilo/jobs")
                 shutil.copytree(source / "site_configs", place / "custom/medsilo_lab/site_configs")
             (place / "pyproject.toml").write_text(tomli_w.dumps(parted(project, lab, version)), "utf-8")
@@ -55,12 +58,12 @@ def build(source: Path, dist: Path) -> None:
 
 
 def write_pages(source: Path, file: Path) -> None:
-    """Write the pages of `medsilo docs` into one file."""
+    """Write all pages that `medsilo docs` shows into one file."""
     file.write_bytes(bz2.compress(json.dumps(pages_of(source), ensure_ascii=False).encode()))
 
 
 def led_outward(text: str, repository: str, version: str) -> str:
-    """Return the README for a package index: its links lead to the repository's files of this version."""
+    """Return the README for a package index, with links that lead to the files of this version in the repository."""
 
     def outward(found: re.Match[str]) -> str:
         return f"{found[1]}({repository}/{'raw' if found[1][0] == '!' else 'blob'}/v{version}/{found[2]})"
@@ -69,7 +72,7 @@ def led_outward(text: str, repository: str, version: str) -> str:
 
 
 def parted(project: Mapping[str, Any], lab: bool, version: str) -> dict[str, Any]:
-    """Return the part of pyproject.toml for one of the two wheels."""
+    """Return the contents of pyproject.toml for one of the two wheels."""
     own, tools = dict(project["project"]), dict(project["tool"]["setuptools"])
     points = {
         group: {name: where for name, where in entries.items() if where.startswith(LAB) == lab}
@@ -80,7 +83,8 @@ def parted(project: Mapping[str, Any], lab: bool, version: str) -> dict[str, Any
         name: data for name, data in tools["package-data"].items() if name in ("*", "medsilo") or (name in LAB) == lab
     }
     if lab:
-        tools["packages"] = {"find": {**tools["packages"]["find"], "namespaces": True}}  # medsilo/jobs, data alone
+        # also includes medsilo/jobs, which contains only data
+        tools["packages"] = {"find": {**tools["packages"]["find"], "namespaces": True}}
         own = {name: own[name] for name in (*OF_BOTH, "entry-points")}
         own |= {
             "name": "medsilo-lab",

@@ -1,1 +1,1 @@
-"""Programs that write and check the pages, and the files of jobs."""
+"""Programs that write and check the pages of the documentation, and that write the files of jobs."""

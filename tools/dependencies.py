@@ -1,7 +1,7 @@
-"""Write the lists of packages that pip reads, from the dependency groups of pyproject.toml.
+"""Write the lists of packages that pip reads, from the dependency groups in pyproject.toml.
 
-python tools/dependencies.py # write requirements.txt and custom/medsilo/tested.txt python tools/dependencies.py dev
-# print a group with the groups that it includes
+python tools/dependencies.py        # write requirements.txt and custom/medsilo/tested.txt
+python tools/dependencies.py dev    # print the packages of a group and of all groups that it includes
 """
 
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-WRITTEN = {  # from a file to its dependency group and heading
+WRITTEN = {  # from each file to its dependency group and its heading
     "requirements.txt": ("run", "All that medsilo and its pages need, in the versions that are tested."),
     "custom/medsilo/tested.txt": ("tested", "The versions that medsilo is tested with."),
 }

@@ -1,4 +1,4 @@
-"""Make the tables of docs/research from the files in results/."""
+"""Make the tables on the pages in docs/research from the files in results/."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -11,13 +11,13 @@ from results.pages import ENSEMBLE, SELF_MADE
 from results.result_files import FOLDER, MEAN, header_of, rows_of
 from tools.markdown import table
 
-ALONE, POOLED = "local", "central"  # configurations that are not federated
+ALONE, POOLED = "local", "central"  # configurations without federated training
 Line = dict[str, str]  # a row of a results file
 
 
 @dataclass(frozen=True)
 class Study:
-    """A part of a results file: its hospitals in words, and their difference."""
+    """One or more rows of a results file: the study's hospitals, and the difference between these hospitals."""
 
     name: str
     differs: str
@@ -25,7 +25,7 @@ class Study:
     part: str
 
     def lines(self, **wanted: str) -> list[Line]:
-        """Return the rows with the mean over sites."""
+        """Return the rows whose values are means over the sites."""
         wanted = {"part": self.part, "quantity": MEAN, **wanted}
         found = rows_of(FOLDER / f"{self.file}.csv")
         lines = [line for line in found if all(line[name] == value for name, value in wanted.items())]
@@ -35,12 +35,12 @@ class Study:
 
     @property
     def scores(self) -> dict[str, Line]:
-        """The scores, by configuration."""
+        """The scores in this study, by configuration."""
         return {line["configuration"]: line for line in self.lines(baseline="")}
 
     @property
     def size(self) -> str:
-        """Return the number of test patients and seeds behind the scores."""
+        """Return the number of test patients and the number of seeds from which the scores were computed."""
         first = next(iter(self.scores.values()))
         return f"{first['n']} patients, {first['seeds']} seeds" if first["n"] else f"{first['seeds']} seeds"
 
@@ -57,7 +57,7 @@ STUDIES = (
     Study("Activity, synthetic", "labels and devices", "baselines", "Activity: label and feature shift"),
     Study("Histology, synthetic", "stains, light, noise", "baselines", "Histology: appearance shift"),
 )
-OLDER = {  # the number of patients and seeds behind these studies' scores
+OLDER = {  # baselines and methods in the table of older studies, with their titles
     "local": "single-site",
     "fedavg": "FedAvg",
     "fedbn": "FedBN",
@@ -68,25 +68,27 @@ OLDER = {  # the number of patients and seeds behind these studies' scores
     "ditto": "Ditto",
     "central": "centralised",
 }
-AUC, LARGE, SLOPE = "AUC, in per cent", "calibration in the large", "calibration slope"  # parts of impact.csv
+# values of the column "part" in impact.csv
+AUC, LARGE, SLOPE = "AUC, in per cent", "calibration in the large", "calibration slope"
 FLAMBY = ("Fed-Heart-Disease", "Fed-TCGA-BRCA")
 
 
-JOINING = ("fedavg", "local")  # a hospital's questions
+# method and baseline of the contrast that shows whether a hospital gains from federated training
+JOINING = ("fedavg", "local")
 
 
 @dataclass(frozen=True)
 class Gain:
-    """A method's improvement over another on one data set, as others published it and as we measured it."""
+    """The improvement of a method over another method on one data set, as published and as measured here."""
 
     method: str
     over: str
-    set: str  # the part of published.csv
+    set: str  # the value of the column "part" in published.csv
     ours: tuple[str, str, str, str] | None = None  # file, part, configuration, baseline
-    data: str = ""  # of ours
+    data: str = ""  # name of the data set of these results
 
     def published(self, by: str) -> str:
-        """Return the improvement in each publication of this kind; each publication has one score per method."""
+        """Return links to the publications of this kind, each with the improvement that the publication reports."""
         scores: dict[str, dict[str, float]] = {}
         for line in rows_of(FOLDER / "published.csv"):
             if line["part"] == self.set and line["quantity"] == by:
@@ -96,7 +98,7 @@ class Gain:
         return ", ".join(f"[{gain}]({link})" for gain, link in gains) or "–"
 
     def measured(self) -> str:
-        """Return our difference with its interval."""
+        """Return the difference that was measured here, with its confidence interval."""
         if self.ours is None:
             return "–"
         file, part, configuration, baseline = self.ours
@@ -120,7 +122,9 @@ PUBLISHERS = ("paper", "authors' code", "others")
 
 
 def reruns() -> str:
-    """Return each improvement in the paper, in its authors' code, by others, and in our results."""
+    """Return a table of improvements: as published in the paper, with its authors' code, by other groups, and in this
+    repository's results.
+    """
     rows = [(f"{one.method} − {one.over}, {one.set}", *map(one.published, PUBLISHERS), one.measured()) for one in GAINS]
     return table(("gain", *PUBLISHERS, "ours"), rows)
 
@@ -130,7 +134,7 @@ def unfinished(file: str) -> list[str]:
 
 
 def older() -> str:
-    """Return the scores of studies whose scores of single patients are not available."""
+    """Return a table of scores for studies that have no scores of single patients."""
     rows = []
     for study in STUDIES:
         scores = study.scores
@@ -140,7 +144,9 @@ def older() -> str:
 
 
 def scores() -> str:
-    """Return each data set's scores of the baselines and of the chosen method."""
+    """Return a table of scores for each data set: those of the baselines, and the score of the method chosen by
+    validation.
+    """
     rows = []
     for one in _whole():
         told = [_mean(one, name) for name in ("local", ENSEMBLE, "fedavg", one.chosen)]
@@ -151,16 +157,18 @@ def scores() -> str:
 
 
 def _whole() -> list[Answers]:
-    """Return the data sets with all declared contrasts."""
+    """Return the data sets for which all contrasts are declared."""
     return [one for one in contrasts.answers() if "groups" not in contrasts.declaration().sets[one.name]]
 
 
-# methods in the table of weights, beside the group's own methods
+# rows of the table of weights, in addition to the methods of the group
 WEIGHTS, WEIGHERS = "weights", ("local", "fedavg", "fedavg, hospitals alike")
 
 
 def weights() -> str:
-    """Return FedAvg and the methods whose weights follow heterogeneity, on each data set with these contrasts."""
+    """Return a table of FedAvg and of methods whose weights depend on heterogeneity, for each data set that declares
+    these contrasts.
+    """
     pairs = dict(contrasts.declaration().groups[WEIGHTS])
     rows = []
     for one in contrasts.answers():
@@ -185,7 +193,7 @@ def _mean(one: Answers, name: str | None) -> str:
 
 
 def group(*names: str) -> Callable[[], str]:
-    """Return the function that makes the table of these groups' contrasts."""
+    """Return a function that makes the table of the contrasts in these groups."""
 
     def made() -> str:
         asked = [pair for name in names for pair in contrasts.declaration().groups[name]]
@@ -201,7 +209,7 @@ def group(*names: str) -> Callable[[], str]:
 
 
 def _answer(one: Answers, pair: tuple[str, str]) -> str:
-    """Return a contrast's difference, if the data set has it, with the name of the chosen method."""
+    """Return the difference of a contrast as text, or an empty text if the data set lacks the contrast."""
     method, base = (one.chosen or "", pair[1]) if pair[0] == contrasts.CHOSEN else pair
     if (method, base) not in one.found:
         return ""
@@ -209,7 +217,9 @@ def _answer(one: Answers, pair: tuple[str, str]) -> str:
 
 
 def told_twice() -> str:
-    """Return contrasts by the statistics before 29 November 2026 and by the current statistics, for the same scores."""
+    """Return a table of contrasts with two results for the same scores: by the statistics before 29 November 2026, and
+    by the current statistics.
+    """
     before = {
         (line["part"], line["configuration"], line["baseline"], line["quantity"]): line
         for line in rows_of(FOLDER / "told-twice.csv")
@@ -227,7 +237,7 @@ def told_twice() -> str:
 
 
 def _changed(then: Line, now: PairedDifference) -> Iterator[str]:
-    """Yield the changes of the verdict, and of the interval's relative width."""
+    """Yield the change of the verdict, if there is any, and the ratio of the new to the old width of the interval."""
     was, low, high = bool(then["significant"]), float(then["low"]), float(then["high"])
     if was != now.sure:
         word = "better" if now.mean > 0 else "worse"
@@ -236,7 +246,7 @@ def _changed(then: Line, now: PairedDifference) -> Iterator[str]:
 
 
 def laboratories() -> str:
-    """The scores of two laboratories by method and by preprocessing of the images."""
+    """Return a table of scores in the study of two laboratories, by method and by preprocessing of the images."""
     scores = LABORATORIES.scores
     rows = [
         (name, *(_score(scores.get(f"{name}{look}")) for look in ("", *(f", {one}" for one in SELF_MADE))))
@@ -246,7 +256,7 @@ def laboratories() -> str:
 
 
 def flamby() -> str:
-    """Return the federated results on FLamby's two data sets, beside centralised training."""
+    """Return a table of federated results and centralised results on two data sets of FLamby."""
     rows = []
     for name in FLAMBY:
         found = rows_of(FOLDER / "flamby.csv")
@@ -258,7 +268,9 @@ def flamby() -> str:
 
 
 def impact() -> str:
-    """Return the mean, lowest and highest AUC and calibration of predictions for a study that did not train."""
+    """Return a table about predictions for a study that took no part in training: mean, lowest and highest AUC, and
+    calibration.
+    """
     lines = rows_of(FOLDER / "impact.csv")
     rows = []
     for name in dict.fromkeys(line["configuration"] for line in lines):
@@ -283,7 +295,7 @@ def impact_studies() -> str:
 
 
 def intervals() -> str:
-    """Return the lowest and the highest number of each simulation of intervals."""
+    """Return a table with the lowest and the highest result of each simulation of confidence intervals."""
     lines = rows_of(FOLDER / "intervals.csv")
     rows = []
     for words, part, quantity, of in (
@@ -308,13 +320,14 @@ def intervals() -> str:
     return table(("simulated", "result"), rows)
 
 
-ALIKE_PATIENTS, EXACT = "a difference", "beside Student's interval, where that is exact"  # parts of intervals.csv
+# values of the column "part" in intervals.csv
+ALIKE_PATIENTS, EXACT = "a difference", "beside Student's interval, where that is exact"
 LIKE, UNSEEN = "covered, patients like these", "covered, if an unseen kind fails"
 FIVE, MANY = "1 x 5 ", "^(?!.*1 x 5 )"
 
 
 def _of_same_images(names: Iterable[str]) -> list[str]:
-    """Return the configurations with unchanged images, so that their scores can be compared."""
+    """Return the configurations whose images were not changed, so that the scores can be compared."""
     return [name for name in names if name.rpartition(", ")[2] not in SELF_MADE]
 
 
@@ -323,7 +336,7 @@ def _score(line: Line | None) -> str:
 
 
 def _difference(line: Line) -> str:
-    """Return a value with its interval, if the file has one."""
+    """Return a value as text, with its confidence interval if the file has one."""
     text = _minus(f"{line['value']} ({line['low']} to {line['high']})" if line["low"] else line["value"])
     return f"**{text}**" if line["significant"] else text
 

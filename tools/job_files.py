@@ -1,9 +1,9 @@
-"""Write the JSON files of every job in jobs/ from its plan, and the file that marks a job without code.
+"""Write the JSON files of every job in jobs/ from the job's plan, and write the file that marks a job without code.
 
     python -m tools.job_files [JOBS]
 
-A job is edited in its app/config/plan.yaml. Run this program for a new job, or after medsilo's controller or
-executor was renamed.
+To change a job, edit its file app/config/plan.yaml. Run this program after adding a job, or after renaming medsilo's
+controller or executor.
 """
 
 import sys
@@ -23,7 +23,7 @@ some hospitals accept no job with code.
 
 
 def write(folder: Path) -> None:
-    """Write the files of all jobs in a folder."""
+    """Write the files of all jobs in this folder."""
     for path in sorted(folder.glob(f"*/{PLAN}")):
         job = folder / path.relative_to(folder).parts[0]
         for name, content in canonical_job(plan_of(job)).items():

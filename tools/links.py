@@ -1,4 +1,4 @@
-"""Check and rewrite the links of the documentation, for the repository and for the site that `make docs` builds."""
+"""Check the links of the documentation, and rewrite them for the documentation site that `make docs` builds."""
 
 import re
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = "docs"  # the folder of the pages
-OUTSIDE = "repository"  # the site's folder for linked files outside of docs/
+PAGES = "docs"  # the folder of the documentation's pages
+OUTSIDE = "repository"  # folder on the documentation site for files outside of docs/ to which pages link
 
 _LINK = re.compile(r"(?P<code>^```.*?^```|``.+?``|`[^`\n]+`)|\]\((?P<target>[^)\s]+)\)", re.M | re.S)
 _HEADING = re.compile(r"^#{1,6} (.+)$", re.M)
@@ -16,7 +16,9 @@ _NAMED = re.compile(r"<a (?:id|name)=\"([^\"]+)\"")
 
 
 def with_links(text: str, change: Callable[[str], str]) -> str:
-    """Return a page's text with changed link targets. `change` maps an old target to a new target."""
+    """Return the text of a page after changing the targets of its links. `change` is a function from an old target to a
+    new target.
+    """
 
     def changed(found: re.Match[str]) -> str:
         return found[0] if found["code"] else f"]({change(found['target'])})"
@@ -30,21 +32,21 @@ def links(text: str) -> list[str]:
 
 
 def slug(heading: str, separator: str = "-") -> str:
-    """Return the anchor of a heading, as GitHub makes it."""
+    """Return the anchor that GitHub makes for a heading."""
     plain = re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", heading).strip().lower()
     return re.sub(r"[^\w\- ]", "", plain).replace(" ", separator)
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors of a page, which a link may name after `#`."""
+    """Return all anchors of a page, to which links may refer after `#`."""
     headings = _HEADING.findall(_FENCED.sub("", text))
     return {*map(slug, headings), *_NAMED.findall(text)}
 
 
 def target_of(page: str, link: str) -> tuple[str, str]:
-    """Return the file and the anchor of a page's link.
+    """Return the file and the anchor to which a link on a page leads.
 
-    The file is a path in the repository; for a folder, it is the README.
+    The file is a path in the repository; if the link leads to a folder, the file is the README in this folder.
     """
     written, _, anchor = link.partition("#")
     path = normpath(PurePosixPath(page).parent / written) if written else page
@@ -52,13 +54,13 @@ def target_of(page: str, link: str) -> tuple[str, str]:
 
 
 def is_outward(link: str) -> bool:
-    """True if a link leads to another host."""
+    """True if a link leads to a page of another host, or to a mail address."""
     return "://" in link or link.startswith("mailto:")
 
 
 def place(path: str) -> str:
-    """Return the path on the site for one of the repository's files or folders."""
-    if path == "README.md":  # the site has a different first page
+    """Return the path on the documentation site of a file or folder in the repository."""
+    if path == "README.md":  # the documentation site has another first page
         return "index.md"
     if path.startswith(f"{PAGES}/"):
         return path.removeprefix(f"{PAGES}/")
@@ -66,7 +68,7 @@ def place(path: str) -> str:
 
 
 def for_the_site(text: str, page: str) -> str:
-    """Return the text of one of the repository's pages, with links for the site."""
+    """Return the text of a page in the repository, with links that work on the documentation site."""
     here = PurePosixPath(place(page)).parent
 
     def moved(link: str) -> str:

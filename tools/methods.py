@@ -1,7 +1,7 @@
-"""Make the tables on the pages about methods, from the methods' classes, method_facts and the files in results/.
+"""Make the tables on the pages about methods, from the classes of the methods, method_facts and the files in results/.
 
-`python -m tools.tables` writes these tables. Each list begins with the titles of the groups that the method's phases
-send.
+`python -m tools.tables` writes these tables. Each list of tensors that are sent begins with the titles of the groups
+that the phases of the method send.
 """
 
 import re
@@ -20,8 +20,8 @@ from results.result_files import FOLDER, MEAN, rows_of
 from tools.markdown import table
 
 OURS = {name: METHODS[name] for name in FACTS}
-OFTEN = 6  # a key of more methods is not specific to a method
-# Pages below docs/research/methods: a title, when to try these methods, and their names.
+OFTEN = 6  # a key that more methods have is not specific to a method
+# Pages in docs/research/methods: title, words on when to try these methods, and names of the methods.
 FAMILIES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "baselines": ("Baselines", "what every method has to beat", ("local", "fedavg", "central")),
     "local-training": (
@@ -59,7 +59,8 @@ FAMILIES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
 OWN_PARTS = "the head, and the state of its optimizer"
 OWN_MODEL = "the hospital's own model"
 OWN_NORMS = "batch norm: weights and statistics"
-# Training state that never leaves a hospital, beside its cases. Other methods keep only the optimizer's state.
+# Training state, apart from cases, that a method keeps at the hospital. All methods that are not named here keep only
+# the state of the optimizer.
 STAYS: Mapping[str, str] = {
     "local": OWN_MODEL,
     "central": "nothing",
@@ -82,7 +83,8 @@ STAYS: Mapping[str, str] = {
     "d-adafed": OWN_NORMS,
     "f-adafed": OWN_NORMS,
 }
-# Additions to a plan, by name. Each has alternative changes, one of which is enough.
+# Additions to a plan, by the name of the protection. Each protection lists one or more alternative changes of the plan;
+# if one of them is valid, the method allows the protection.
 PROTECTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "[differential privacy](../../trust/privacy.md#differential-privacy)": (
         ("privacy={epsilon: 8, delta: 1e-5}", "network.norm=group"),
@@ -90,14 +92,14 @@ PROTECTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "[secure aggregation](../../trust/secure-aggregation.md)": (("secure_aggregation.mode=pairwise",),),
     "[robust rules](../../trust/privacy.md#robust-rules)": (("aggregation.robust.name=median",),),
 }
-# From the name of a study of real patients to its part of contrasts.csv.
+# From the name of each study of real patients to the study's value in the column "part" of contrasts.csv.
 REAL: Mapping[str, str] = {
     "blood cells": "what-differs-cells",
     "nuclei": "what-differs-nuclei",
     "heart disease": "what-differs-heart_uci",
     "breast cancer": "what-differs-tcga_brca",
 }
-# configurations with which studies compared a method
+# names of configurations, for methods that studies compared under other names
 VARIANTS = {"harmofl": ("HarmoFL, whole", "HarmoFL, mean", "HarmoFL, step")}
 WORDS = {
     "fedavg": "FedAvg",
@@ -105,16 +107,16 @@ WORDS = {
     "local": "single-site training",
     "ensemble of local": "ensemble of single-site models",
 }
-HEADLINE = REAL["heart disease"]  # the data set in the README's table: four real hospitals
+HEADLINE = REAL["heart disease"]  # the study in the README's table, with four real hospitals
 
 
 def page_of(name: str) -> str:
-    """Return the family of a method that has a page."""
+    """Return the name of the family to which a method belongs; the family has a page."""
     return next(page for page, (_, _, names) in FAMILIES.items() if name in names)
 
 
 def overview(below: str = "methods") -> str:
-    """Return all methods: name, paper, family."""
+    """Return a table of all methods with name, paper and family."""
     rows = []
     for page, (title, _, names) in FAMILIES.items():
         for name in names:
@@ -123,7 +125,7 @@ def overview(below: str = "methods") -> str:
 
 
 def families(below: str = "methods") -> str:
-    """Return the families of methods, with the names in each."""
+    """Return a table of the families of methods, with the names of the methods in each family."""
     rows = [
         (f"[{title}]({below}/{page}.md)", ", ".join(f"`{name}`" for name in names), when)
         for page, (title, when, names) in FAMILIES.items()
@@ -132,7 +134,9 @@ def families(below: str = "methods") -> str:
 
 
 def method(name: str) -> str:
-    """Return the tensors of one method that are sent and that stay, its cost, and its results."""
+    """Return a table about one method: the tensors that are sent, the tensors that stay at the hospital, cost, and
+    results.
+    """
     own = OURS[name]
     leaves, sent, work, when = FACTS[name]
     cost = "; ".join([f"{sent} of FedAvg's bytes" if sent[0].isdigit() else sent, *([work] if work != "none" else [])])
@@ -156,7 +160,9 @@ def _contrasts() -> list[dict[str, str]]:
 
 
 def _results(name: str) -> Iterator[str]:
-    """Yield the declared differences of a method in each study of real patients."""
+    """Yield a sentence for each study of real patients, with the declared differences between this method and
+    baselines.
+    """
     for study, part in REAL.items():
         for variant in VARIANTS.get(name, (name,)):
             own = [line for line in _contrasts() if (line["part"], line["configuration"]) == (part, variant)]
@@ -172,7 +178,9 @@ def _interval(line: Mapping[str, str]) -> str:
 
 
 def headline() -> str:
-    """Return one result on real patients: every configuration, with its declared difference."""
+    """Return a table of the study with real patients that the README shows: every configuration, with its declared
+    difference.
+    """
     lines = [line for line in _contrasts() if line["part"] == HEADLINE]
     over = {line["configuration"]: line for line in lines if line["low"]}
     rows = []
@@ -189,7 +197,7 @@ def headline() -> str:
 
 
 def _protections(name: str) -> Iterator[str]:
-    """Yield the protections that a plan of the method accepts, found by parsing such plans."""
+    """Yield the protections, such as differential privacy, that the method allows; each is tested by parsing a plan."""
     job, own = ("local", ["algorithm.name=central"]) if name == "central" else (name, [])
     for words, variants in PROTECTIONS.items():
         for changes in variants:
@@ -202,7 +210,9 @@ def _protections(name: str) -> Iterator[str]:
 
 
 def _recipe(title: str) -> str:
-    """Return the recipe that trains a user's own script with this method, if there is one."""
+    """Return a link to the recipe that trains a user's script with this method, or an empty text without such a
+    recipe.
+    """
     name = f"{title.replace('-', '')}Recipe"
     found = next((known for known in dir(recipes) if known.lower() == name.lower()), "")
     return f"[`{found}`](../own-script.md#methods), " if found else ""

@@ -1,9 +1,9 @@
-"""Build the documentation site with Zensical: `make docs` writes site/, offline.
+"""Build the documentation site with Zensical, without a network: `make docs` writes site/.
 
     python -m tools.site [FOLDER]
 
-The site includes all files that pages link to: source files as pages, and results as they are. A broken link or
-anchor fails the build. Formulas become MathML, and pictures have a light and a dark version.
+The site includes all files to which pages link: source files become pages, and results are copied. If a link or an
+anchor is broken, the build fails. Formulas become MathML, and pictures have a light and a dark version.
 """
 
 import re
@@ -24,12 +24,13 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash"}
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"  # source files
 _PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+?)(\.svg|\.png)\)")
 _FORMULA = re.compile(r"^```math\n(.*?)\n```$", re.M | re.S)
-AS_THEY_ARE = (".css", ".js", ".png", ".svg", ".ipynb")  # file types of docs/ that are copied unchanged
-SLUGS = "!!python/object/apply:pymdownx.slugs.slugify {kwds: {case: lower}}"  # anchors as on GitHub
+AS_THEY_ARE = (".css", ".js", ".png", ".svg", ".ipynb")  # file types in docs/ that are copied unchanged
+# anchors are made in the same way as on GitHub
+SLUGS = "!!python/object/apply:pymdownx.slugs.slugify {kwds: {case: lower}}"
 
 
 def write_pages(folder: Path) -> None:
-    """Write the site's files: every page, and the targets of links."""
+    """Write the files from which the site is built: all pages, and all files to which pages link."""
     for path in (ROOT / PAGES).rglob("*"):
         if path.suffix in AS_THEY_ARE:
             target = folder / path.relative_to(ROOT / PAGES)
@@ -55,7 +56,7 @@ def write_pages(folder: Path) -> None:
 
 
 def write_schemes(picture: Path, target: Path) -> None:
-    """Write a light and a dark version of a picture, from the picture's own media query."""
+    """Write a light and a dark version of a picture, by changing the media query in the picture."""
     text = picture.read_text("utf-8")
     for scheme, medium in (("light", "not all"), ("dark", "all")):
         new = text.replace("@media (prefers-color-scheme: dark)", f"@media {medium}")
@@ -63,7 +64,7 @@ def write_schemes(picture: Path, target: Path) -> None:
 
 
 def with_pictures(text: str) -> str:
-    """Return a page in which each picture has a light and a dark version; the theme shows one of them."""
+    """Return a page in which each picture occurs in a light and in a dark version, of which the theme shows one."""
 
     def both(found: re.Match[str]) -> str:
         words, stem, ending = found.groups()
@@ -77,12 +78,14 @@ def with_pictures(text: str) -> str:
 
 
 def with_formulas(text: str) -> str:
-    """Return a page whose formulas are MathML, which browsers show without scripts."""
+    """Return a page in which each formula is MathML, which browsers show without scripts."""
     return _FORMULA.sub(lambda found: f'<div class="formula">{convert(found[1], display="block")}</div>', text)
 
 
 def _content(path: str) -> str:
-    """Return a page, or a source file of the repository as a page, or all files of a folder as one page."""
+    """Return the Markdown of a page, of a page that shows a source file, or of a page that shows all files in a
+    folder.
+    """
     source = ROOT / path
     if path.endswith((".md", ".csv")):
         return source.read_text("utf-8")
@@ -96,7 +99,9 @@ def _content(path: str) -> str:
 
 
 def build(settings: dict[str, Any], pages: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    """Build the site from a folder of pages, and check links and anchors. The settings name neither folder."""
+    """Build the site from a folder of pages, and check its links and anchors. The two folders are arguments and not
+    part of the settings.
+    """
     config = pages.parent / "mkdocs.yml"
     text = yaml.safe_dump({**settings, "docs_dir": pages.name, "site_dir": "site"}, sort_keys=False, allow_unicode=True)
     config.write_text(text.replace("slugify: repository", f"slugify: {SLUGS}"), "utf-8")

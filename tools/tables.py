@@ -1,8 +1,8 @@
-"""Write the documentation's tables from the package's own descriptions.
+"""Write the tables of the documentation from descriptions in the code of the packages.
 
     python -m tools.tables        # write the tables of all pages
 
-A table is between `<!-- table: name -->` and `<!-- end -->`; the rest of a page is written by hand.
+A table is between `<!-- table: name -->` and `<!-- end -->`; all other text of a page is written by hand.
 """
 
 import inspect
@@ -55,7 +55,7 @@ PROTECTION = (
     "studies",
     "memory_limit",
 )
-COMMANDS = {  # a page for each group of `medsilo --help`
+COMMANDS = {  # a page for each group of commands in `medsilo --help`
     "begin": "To begin with",
     "one-machine": "With all data on one machine",
     "lead": "For a consortium's lead",
@@ -63,20 +63,22 @@ COMMANDS = {  # a page for each group of `medsilo --help`
     "hospital": "For a hospital's engineer",
     "lists": "Lists and documentation",
 }
-WIDEST = 88  # most characters in a line of a shell command
+WIDEST = 88  # maximum number of characters in a line of a shell command
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 ROBUST = {
     rule.model_fields["name"].default: rule
     for rule in (rules.NormBound, rules.Median, rules.TrimmedMean, rules.MultiKrum)
 }
-ELSEWHERE = (NnUNetPlans, Architecture, Network)  # sections that other pages describe
-REST = ("seed", "protocol", "packages")  # the plan's keys that are not sections
-MOST_NAMES = 6  # most names of methods, tasks or networks in a cell; of more names, it has those without the key
+ELSEWHERE = (NnUNetPlans, Architecture, Network)  # sections that are described on other pages
+REST = ("seed", "protocol", "packages")  # keys of the plan that are not sections
+# maximum number of names in a table cell; if more classes have a key, the cell has the names of the classes that lack
+# it
+MOST_NAMES = 6
 
 
 # ---------------------------------------------------------------------------------------------------- in words
 def values_of(field: FieldInfo) -> str:
-    """Return the allowed values of a key, with its default in brackets."""
+    """Return the allowed values of a key, with the default value in brackets."""
     choices = [choice for kind in kinds_of(field.annotation) for choice in choices_of(kind)]
     default = default_of(field)
     if choices:
@@ -88,7 +90,7 @@ def values_of(field: FieldInfo) -> str:
 
 
 def kinds_of(annotation: Any) -> list[Any]:
-    """Return the members of a union, the classes that a name chooses among, or the type itself."""
+    """Return the members of a union, the classes among which a name chooses, or the type itself."""
     if get_origin(annotation) in (Union, UnionType):
         return [kind for member in get_args(annotation) for kind in kinds_of(member)]
     if hasattr(annotation, "__metadata__"):
@@ -97,19 +99,19 @@ def kinds_of(annotation: Any) -> list[Any]:
 
 
 def choices_of(kind: Any) -> list[str]:
-    """Return the values of a literal or of a boolean."""
+    """Return the allowed values of a literal or boolean type."""
     if get_origin(kind) is Literal:
         return [str(choice) for choice in get_args(kind)]
     return ["false", "true"] if kind is bool else []
 
 
 def is_section(kind: Any) -> bool:
-    """True if a key's values are sections with keys."""
+    """True if the type is a section, which has keys."""
     return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def default_of(field: FieldInfo) -> str:
-    """Return a key's default in words; an empty text if the plan must set the key."""
+    """Return the default value of a key in words, or an empty text if the plan must set the key."""
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
         return ""
@@ -125,7 +127,7 @@ def default_of(field: FieldInfo) -> str:
 
 
 def bounds_of(field: FieldInfo) -> str:
-    """Return a number's range."""
+    """Return the range of a number in words."""
     limits = {
         name: getattr(rule, name)
         for rule in field.metadata
@@ -140,12 +142,12 @@ def bounds_of(field: FieldInfo) -> str:
 
 
 def amount(value: float) -> str:
-    """Return a number in the form that people write."""
+    """Return a number as people write it, with spaces between thousands."""
     return f"{value:,.0f}".replace(",", " ") if float(value).is_integer() else f"{value:g}"
 
 
 def described(model: type[BaseModel], name: str) -> str:
-    """Return the description of a field, or of the same field in a base class."""
+    """Return the description of a field; if the class does not describe it, return the description in a base class."""
     for kind in model.__mro__:
         field = getattr(kind, "__pydantic_fields__", {}).get(name)
         if field is not None and field.description:
@@ -155,7 +157,7 @@ def described(model: type[BaseModel], name: str) -> str:
 
 # ---------------------------------------------------------------------------------------------------- the plan
 def keys_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]]:
-    """Return key, values and meaning of all fields, including those of nested sections."""
+    """Yield key, allowed values and meaning of each field, including the fields of nested sections."""
     for name, field in model.model_fields.items():
         if name in ("name", "kind") and len(choices_of(field.annotation)) == 1:
             continue
@@ -176,20 +178,20 @@ def keys_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str
 
 
 def section(model: type[BaseModel], prefix: str) -> str:
-    """Return the table of one section of the plan."""
+    """Return a table of the keys in one section of the plan."""
     rows = [(anchored(key), *rest) for key, *rest in keys_of(model, prefix)]
     return table(("key", "values (default)", "meaning"), rows)
 
 
 def anchored(key: str, anchor: str = "") -> str:
-    """Return a key as code, with an anchor of its name for links."""
+    """Return a key as code, followed by an anchor to which links can refer."""
     return f'`{key}`<a name="{anchor or key}"></a>'
 
 
 def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str) -> str:
-    """Return the table of a section that is one of several classes.
+    """Return a table of the keys in a section whose name chooses one of several classes.
 
-    A key that means the same in several classes is one row.
+    If a key has the same meaning in several classes, it gets a single row.
     """
     found: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, model in models.items():
@@ -201,14 +203,15 @@ def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str) -> str
         usual, *others = sorted(variants, key=lambda values: -len(variants[values]))
         words = [usual, *(f"{', '.join(variants[values])}: {values}" for values in others)]
         having = [name for name in models if any(name in names for names in variants.values())]
-        anchor = f"{key}-{having[0]}" if key in seen else key  # a key with a different meaning in another method
+        # a key whose meaning differs from that of the same key in another method
+        anchor = f"{key}-{having[0]}" if key in seen else key
         seen.add(key)
         rows.append((anchored(key, anchor), "; ".join(words), meaning, named(having, list(models))))
     return table(("key", "values (default)", "meaning", f"{what}s"), rows)
 
 
 def named(having: Sequence[str], among: Sequence[str]) -> str:
-    """Return the owners of a key: their names, or the names of those without it."""
+    """Return the names of the classes that have a key, or "all but" the names of the classes that lack the key."""
     lacking = [name for name in among if name not in having]
     if not lacking:
         return "all"
@@ -216,13 +219,13 @@ def named(having: Sequence[str], among: Sequence[str]) -> str:
 
 
 def top_level() -> str:
-    """Return the plan's keys that are not sections."""
+    """Return a table of the plan's keys that are not sections."""
     rows = [(anchored(name), values_of(Plan.model_fields[name]), described(Plan, name)) for name in REST]
     return table(("key", "values (default)", "meaning"), rows)
 
 
 def settings(names: Sequence[str]) -> str:
-    """Return the table of some keys of a hospital's settings."""
+    """Return a table of some of the keys in a hospital's settings."""
     chosen = [(name, SiteSettings.model_fields[name]) for name in names]
     return table(
         ("key", "values (default)", "meaning"),
@@ -232,14 +235,14 @@ def settings(names: Sequence[str]) -> str:
 
 # ---------------------------------------------------------------------------------------------------- the run tree
 def fields(model: type[BaseModel], prefix: str = "") -> str:
-    """Return the table of a file's keys."""
+    """Return a table of the keys in a file."""
     return table(
         ("key", "meaning"),
         [(f"`{prefix}{field.alias or name}`", described(model, name)) for name, field in model.model_fields.items()],
     )
 
 
-# A site's files, in the run's folder or in a separate folder.
+# The files of a site, in the folder of the run or in a separate folder.
 SITE_TREE: Mapping[str, str] = {
     paths.PLAN: "the resolved plan again, so that the hospital can use its model by itself",
     paths.PROVENANCE: "where the site's numbers come from: as that of the run, and the device with its precision. "
@@ -317,12 +320,12 @@ STUDY_TREE: Mapping[str, str] = {
 
 
 def tree(entries: Mapping[str, str]) -> str:
-    """Return the table of a folder's files."""
+    """Return a table of the files in a folder."""
     return table(("file", "content"), [(f"`{name}`", content) for name, content in entries.items()])
 
 
 # ---------------------------------------------------------------------------------------------------- the commands
-# names of type aliases, which have no docstring
+# names of type aliases, which cannot have docstrings
 ALIASES = {
     "BY_ITSELF": "What a method's own protocol says of a plan: no addition of another method.",
     "Dimensions": "The key `dimensions` of a network: 2 or 3.",
@@ -377,7 +380,9 @@ LIMITS: Mapping[str, tuple[float, Callable[[Timeouts], float], str]] = {
 
 
 def lines() -> str:
-    """Return NVFlare's limits that a message can hit: its own, and those of a plan's default and longest timeouts."""
+    """Return a table of NVFlare's limits for messages: NVFlare's defaults, and medsilo's values with the default and
+    the longest timeouts of a plan.
+    """
     plans = [Timeouts(silence=420), Timeouts(silence=3600, rate=8000)]
     rows = [
         f"| `{key}` | {default:,.0f} | {' | '.join(f'{ours(plan):,.0f}' for plan in plans)} | {meaning} |"
@@ -388,7 +393,9 @@ def lines() -> str:
 
 
 def commands(people: str) -> str:
-    """Return the reference of a group of `medsilo --help`: each command with its arguments and options."""
+    """Return the reference for one group of commands in `medsilo --help`: each command with its arguments and
+    options.
+    """
     parts = []
     for own in all_commands()[people]:
         command, ctx = parsed(own.name)
@@ -407,7 +414,7 @@ def commands(people: str) -> str:
 
 
 def parsed(name: str) -> tuple[Any, Any]:
-    """Return a command of the program, and the context in which it describes itself."""
+    """Return a command of the program, and the context in which its help is written."""
     command, ctx = _program(), None
     for word in ["medsilo", *name.split()]:
         command = command if ctx is None else command.commands[word]
@@ -416,9 +423,9 @@ def parsed(name: str) -> tuple[Any, Any]:
 
 
 def options_of(name: str, command: Any, ctx: Any) -> Iterator[tuple[str, str]]:
-    """Yield each argument and option, with an anchor such as run--set, and its help.
+    """Yield each argument and option of a command with its help and an anchor, such as run--set.
 
-    All commands have --help and --json, so these are described only once.
+    All commands have --help and --json, so the documentation describes these two options only once.
     """
     for param in command.get_params(ctx):
         record = param.get_help_record(ctx)
@@ -429,7 +436,7 @@ def options_of(name: str, command: Any, ctx: Any) -> Iterator[tuple[str, str]]:
 
 
 def wrapped(line: str) -> str:
-    """Return a command in lines of at most 88 letters, which a shell reads as one."""
+    """Return a command in several lines of at most 88 characters, which a shell reads as one line."""
     lines = [""]
     for word in shlex.split(line, posix=False):
         if lines[-1] and len(lines[-1]) + len(word) > WIDEST - 4:
@@ -440,7 +447,7 @@ def wrapped(line: str) -> str:
 
 
 def extension(place: ModuleType) -> str:
-    """Return the names of medsilo.extend, or those for methods, each with the first paragraph of its docstring."""
+    """Return a table of the names that a module exports, each with the first paragraph of its docstring."""
     own = {
         name: ALIASES.get(name) or inspect.getdoc(getattr(place, name)) or ""
         for name in sorted({*place.__all__} - {"__version__"})
@@ -526,12 +533,12 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 
 def renewed(page: str) -> str:
-    """Return a page's text with current tables."""
+    """Return the text of a page after renewing its tables."""
     return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", page)
 
 
 def pages() -> list[Path]:
-    """Return all pages that have tables."""
+    """Return all pages that contain tables."""
     files = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
     return [path for path in files if MARKED.search(path.read_text("utf-8"))]
 

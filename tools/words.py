@@ -3,9 +3,9 @@
     python -m tools.words --draw 100 --seed 7      # draw 100 sentences to read aloud, then list the faulty ones
     make words SEED=7
 
-The texts are pages, help, messages, templates, docstrings, comments and descriptions of keys. Comments in YAML and
-TOML, headers of CSV files, and the words of pictures count, too. A test compares the counts with `MOST`. `FORBIDDEN`
-and `VAGUE` name better words.
+These texts are pages, help, messages, templates, docstrings, comments and descriptions of keys. Comments in YAML and
+TOML files, headers of CSV files, and words in pictures are also checked. A test compares the numbers of faulty
+sentences with `MOST`. `FORBIDDEN` and `VAGUE` propose better words.
 """
 
 import argparse
@@ -24,8 +24,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 25  # words of one sentence
-SHORTEST = 5  # fewest words of a sentence that is drawn, because shorter texts are names and numbers in tables
-# Limits on faulty sentences, by kind of text. Lower these numbers when the counts get lower.
+# minimum number of words in a sentence that is drawn, because shorter texts are mostly names and numbers in tables
+SHORTEST = 5
+# Limits on the number of faulty sentences, by kind of text. If the number of faulty sentences falls, lower the limit.
 MOST: Mapping[str, int] = {
     "page": 0,
     "help": 0,
@@ -39,7 +40,7 @@ MOST: Mapping[str, int] = {
     "picture": 0,
 }
 
-# Patterns that no sentence may contain, with better words. Code between backticks is ignored.
+# Patterns that no sentence may contain, each with better words. Text between backticks is not checked.
 FORBIDDEN: Mapping[str, str] = {
     r"(gone|written|new|wanted|shown|listed) (is|are) ": "subject first: Removed: ..., medsilo writes ...",
     r"of (tables|images|survival) the ": "subject first",
@@ -67,7 +68,7 @@ FORBIDDEN: Mapping[str, str] = {
     r"busy machine|two cores|otherwise idle": "a table of evidence",
     r"tests/\w+|test_\w+": "a table of evidence",
 }
-# Further patterns for docstrings, comments and descriptions, with better words.
+# Additional patterns that docstrings, comments and descriptions may not contain, each with better words.
 VAGUE: Mapping[str, str] = {
     r"^what\b": "the noun itself",
     r"(returns?|yields?|says?|writes?|prints?) (what|how|whether|who|whom|whose|where|why|which)\b": "the noun itself",
@@ -86,13 +87,14 @@ _VAGUE = {re.compile(rf"\b(?:{words})", re.I): better for words, better in VAGUE
 _FORBIDDEN = {re.compile(rf"\b(?:{words})", re.I): better for words, better in FORBIDDEN.items()}
 _ABBREVIATED = re.compile(r"\b(?:e\.g|i\.e|al|Art|vs|No|approx|cf|Fig|Eq|resp)\.$")
 _ENDS = re.compile(r"(?<=[.!?])[)\"'”*_]*\s+(?=[^a-z\s]|medsilo\b)")
-_WRITTEN = re.compile(r"<!-- (?:rooms|seats)\b.*?<!-- end of (?:rooms|seats) -->", re.S)  # lists of names
+# lists of names that a program writes
+_WRITTEN = re.compile(r"<!-- (?:rooms|seats)\b.*?<!-- end of (?:rooms|seats) -->", re.S)
 _IN_CODE = ("docstring", "comment", "key", "yaml", "csv", "picture")
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence in a text for readers: its kind of text, its file and its words."""
+    """A sentence for readers, with the kind of text that contains it, the file and the words."""
 
     kind: str
     file: str
@@ -100,14 +102,14 @@ class Sentence:
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """Return the sentence's faults, each with a better word."""
-        text = re.sub(r"(?:CODE\W*)+", "CODE ", self.text)  # a list of values counts as one word
+        """Return the faults of the sentence, each with a proposal for better words."""
+        text = re.sub(r"(?:CODE\W*)+", "CODE ", self.text)  # a list of values in backticks counts as one word
         number = sum(bool(re.search(r"[^\W\d_]", word)) for word in text.split())
         long = (f"{number} words",) if number > LONGEST else ()
         return (*long, *(f'"{found[0].strip()}": {better}' for found, better in self.forbidden()))
 
     def forbidden(self) -> Iterator[tuple[re.Match[str], str]]:
-        """Yield the forbidden words with their alternatives."""
+        """Yield the forbidden words in the sentence, each with better words."""
         plain = self.text.replace("CODE", "")
         rules = _VAGUE if self.kind in _IN_CODE else _FORBIDDEN
         return ((found, better) for words, better in rules.items() if (found := words.search(plain)))
@@ -126,7 +128,7 @@ def sentences_of(text: str) -> Iterator[str]:
 
 
 def blocks(markdown: str) -> Iterator[str]:
-    """Yield the headings, paragraphs, list items and table cells of a page as plain text; inline code becomes one
+    """Yield the headings, paragraphs, list items and table cells of a page as plain text, with each inline code as one
     word.
     """
     text = re.sub(r"^```.*?^```|<!--.*?-->|^(?: {4}|\t).*?$", "", markdown, flags=re.M | re.S)
@@ -153,7 +155,7 @@ def pages() -> Iterator[Sentence]:
 
 
 def helps() -> Iterator[Sentence]:
-    """Yield the sentences of all commands' help."""
+    """Yield the sentences in the help texts of all commands."""
     from medsilo.cli import _program
 
     waiting: list[tuple[str, Any]] = [("medsilo", _program())]
@@ -166,7 +168,9 @@ def helps() -> Iterator[Sentence]:
 
 
 def messages() -> Iterator[Sentence]:
-    """Yield the sentences of all errors that the packages raise; a variable part is one word."""
+    """Yield the sentences in the messages of all errors that the packages raise; each variable value counts as one
+    word.
+    """
     for path in sorted(ROOT.glob("custom/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Error", "Refused")):
@@ -184,7 +188,7 @@ def _said(node: ast.expr) -> str:
 
 
 def templates() -> Iterator[Sentence]:
-    """Yield the sentences of medsilo's HTML templates; a variable part is one word."""
+    """Yield the sentences in medsilo's HTML templates; each variable value counts as one word."""
     for path in sorted(ROOT.glob("custom/**/*.html")):
         text = re.sub(r"{#.*?#}|<(script|style)\b.*?</\1>", "", path.read_text("utf-8"), flags=re.S)
         text = re.sub(r"{%.*?%}|<(?!/?(?:b|i|em|code|a|span|abbr)\b)[^>]*>", "\n\n", text, flags=re.S)
@@ -196,13 +200,13 @@ def templates() -> Iterator[Sentence]:
 
 
 def python_texts() -> Iterator[Sentence]:
-    """Yield the sentences of docstrings, comments and descriptions of fields in all Python files."""
+    """Yield the sentences in docstrings, comments and descriptions of fields in all Python files."""
     for path in _tracked("*.py"):
         yield from of_code(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))
 
 
 def of_code(name: str, code: str) -> Iterator[Sentence]:
-    """Yield the sentences of a Python file's docstrings, descriptions and comments."""
+    """Yield the sentences in the docstrings, descriptions and comments of a Python file."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from (Sentence("docstring", name, text) for text in _paragraphs(ast.get_docstring(node) or ""))
@@ -217,7 +221,7 @@ def _comments(code: str) -> Iterator[str]:
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
         if token.type != tokenize.COMMENT or re.match(r"#!|# (?:type:|noqa|ruff:|fmt:|pragma)", token.string):
             continue
-        beside = bool(token.line[: token.start[1]].strip())  # code is on the same line
+        beside = bool(token.line[: token.start[1]].strip())  # True if there is code on the line of the comment
         if beside or token.start[0] != last + 1:
             yield from _paragraphs("\n".join(lines))
             lines = []
@@ -235,7 +239,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def settings_texts() -> Iterator[Sentence]:
-    """Yield the sentences of comments in YAML and TOML files, and the headers of CSV files."""
+    """Yield the sentences in comments of YAML and TOML files, and in the headers of CSV files."""
     for path in (*_tracked("*.yaml"), *_tracked("*.yml"), *_tracked("*.toml")):
         yield from of_settings(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))
     for path in _tracked("*.csv"):
@@ -245,14 +249,16 @@ def settings_texts() -> Iterator[Sentence]:
 
 
 def of_settings(name: str, content: str) -> Iterator[Sentence]:
-    """Yield the sentences of a YAML or TOML file's comments. A comment after a value is a separate text."""
+    """Yield the sentences in the comments of a YAML or TOML file. A comment in the same line as a value is a separate
+    text.
+    """
     found = (re.search(r"(^|\S?)\s*#(?=\s)(.*)$", line) for line in content.splitlines())
     comment = "\n".join((f"\n{line[2]}\n" if line[1] else line[2].strip()) if line else "" for line in found)
     yield from (Sentence("yaml", name, text) for text in _paragraphs(comment))
 
 
 def pictures() -> Iterator[Sentence]:
-    """Yield the words of drawings, and the alternative texts of pictures on pages."""
+    """Yield the texts in drawings, and the alternative texts of pictures on pages."""
     for path in _tracked("*.svg"):
         for text in re.findall(r"<(?:text|title|desc|tspan)\b[^>]*>([^<]+)<", path.read_text("utf-8")):
             name = path.relative_to(ROOT).as_posix()
@@ -268,7 +274,7 @@ def _tracked(pattern: str) -> list[Path]:
 
 
 def everything() -> list[Sentence]:
-    """Return all sentences, each once per file."""
+    """Return all sentences; a sentence that occurs several times in a file is returned once."""
     kinds = (pages, helps, messages, templates, python_texts, settings_texts, pictures)
     return list(dict.fromkeys(one for kind in kinds for one in kind()))
 
@@ -280,7 +286,9 @@ def counted(found: list[Sentence]) -> dict[str, int]:
 
 
 def main() -> int:
-    """Draw sentences, then list the faulty sentences; returns 1 if they are more than the gate allows."""
+    """Print some sentences at random, then all faulty sentences; return 1 if there are more faulty sentences than MOST
+    allows.
+    """
     parser = argparse.ArgumentParser(prog="python -m tools.words", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=0, help="another seed draws other sentences")
     parser.add_argument("--draw", type=int, default=100, help="number of sentences to draw")

@@ -14,7 +14,7 @@ from medsilo_dicom.dicom_masks import mask_of_contours, mask_of_segmentation
 from medsilo_dicom.header import STRUCTURES, Header, Tree, as_compared, library, read_headers, read_tree
 from medsilo_dicom.series import ImageSeries, make_series, mask_as_scanned, read_again, scan_of_series
 
-REST = "*"  # key in label_map for all structures that are not named
+REST = "*"  # key in label_map that stands for all structures that label_map does not name
 UNREADABLE = "DICOM files are damaged, and their series is unknown; copy or export them again"
 UNREFERENCED = "segmentations or contours name no series that they belong to"
 ABSENT = "segmentations or contours belong to a series that is not in the folder"
@@ -32,7 +32,8 @@ class DicomFolder(VolumeFolder):
     Labels are DICOM segmentations (SEG) or contours (RTSTRUCT).
 
     The files of a series form one volume, sorted by their position in space. In classification, the class is the name
-    of the top folder. Ambiguous series are left out.
+    of the top folder. A series is left out if its slices form no volume. For segmentation, a series also needs exactly
+    one file with its mask.
     """
 
     title: ClassVar[str] = "A hospital's own DICOM studies: segmentation or classification, 3-D or slices"
@@ -46,7 +47,7 @@ class DicomFolder(VolumeFolder):
         return self
 
     def across_patients(self) -> str:
-        return super().across_patients()  # An image is scaled only by its own intensities.
+        return super().across_patients()  # each image is scaled by itself
 
     def check_source(self, source: DataSource | None) -> None:
         super().check_source(source)
@@ -152,7 +153,7 @@ def _tell_identifiers(listing: CaseIndex, tree: Tree, names: Mapping[Path, str])
 
 
 def _structures(task: DicomFolder, source: DataSource) -> dict[str, int]:
-    """Return the label of each structure by the lower-case names in a site's files."""
+    """Return a dictionary from the lower-case names of the structures in a site's files to their labels."""
     if not task.segments:
         return {}
     own = {name.lower(): number for number, name in enumerate(task.goal.label_names)}
@@ -160,7 +161,9 @@ def _structures(task: DicomFolder, source: DataSource) -> dict[str, int]:
 
 
 def mask_of_series(structures: Mapping[str, int], scan: Scan, path: Path) -> np.ndarray:
-    """Read a series' mask from the file that refers to the series. `structures` has the labels by lower-case names."""
+    """Read a series' mask from the segmentation or contour file that refers to this series. `structures` maps the
+    lower-case names of structures to labels.
+    """
     series: ImageSeries = scan.source
     headers = read_headers(path)
     if not headers or headers[0].wrong:

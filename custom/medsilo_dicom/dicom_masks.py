@@ -14,16 +14,16 @@ from medsilo_dicom.header import NEEDED, PLAIN, functional_group, library, share
 from medsilo_dicom.series import RLE, ImageSeries
 
 OVERLAP = "structures overlap, and a voxel can have one label; correct them"
-MOST = 1 << 31  # maximum number of pixels in all frames together
+MOST = 1 << 31  # maximum number of pixels in all frames of a file together
 MOST_POINTS = 10_000_000  # maximum number of points in a file's contours
 NEAR = 0.05  # maximum distance, in voxels, between a frame and a slice
-BESIDE = 0.1  # maximum distance between a contour and a slice, as a share of the distance between slices
-Number = Callable[[str], int]  # returns the label for a segment's name
+BESIDE = 0.1  # maximum distance between a contour and a slice, as a fraction of the distance between slices
+Number = Callable[[str], int]  # a function that returns the label of the segment with this name
 Drawn = tuple[int, tuple[np.ndarray, ...]]  # a label, and the indices of its voxels along each axis
 
 
 def mask_of_segmentation(path: Path, series: ImageSeries, number: Number) -> np.ndarray:
-    """Return the labels of a SEG file on a series' grid, [slices, rows, columns].
+    """Return the labels in a SEG file as an array [slices, rows, columns] on the grid of the series.
 
     Args:
         path: The SEG file.
@@ -68,7 +68,7 @@ def read_mask(what: str, path: Path, series: ImageSeries, structures: Callable[[
 
 
 def _frames_of(elements: Any, series: ImageSeries) -> Iterator[tuple[str, tuple[np.ndarray, ...]]]:
-    """Yield the segment name and the voxels of each frame."""
+    """Yield the name of the segment and the marked voxels of each frame."""
     names = {int(one.SegmentNumber): str(one.SegmentLabel) for one in elements.SegmentSequence}
     frames = int(elements.get("NumberOfFrames") or 1)
     if str(elements.file_meta.TransferSyntaxUID) not in (*PLAIN, RLE):
@@ -116,7 +116,7 @@ def _voxels(corner: np.ndarray, to_voxels: np.ndarray) -> np.ndarray:
 
 
 def _places(inside: np.ndarray, voxels: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    """Return the indices in the series, slowest axis first, of the pixels that a frame marks."""
+    """Return the indices (slice, row, column) in the series of the pixels that a frame marks."""
     rows, columns = np.nonzero(inside)
     x, y, z = voxels @ np.stack([columns, rows, np.ones_like(rows)])
     found = np.stack([z, y, x])
@@ -126,7 +126,7 @@ def _places(inside: np.ndarray, voxels: np.ndarray, shape: tuple[int, ...]) -> t
 
 
 def mask_of_contours(path: Path, series: ImageSeries, number: Number) -> np.ndarray:
-    """Return the labels of an RTSTRUCT file on a series' grid, [slices, rows, columns].
+    """Return the labels in an RTSTRUCT file as an array [slices, rows, columns] on the grid of the series.
 
     A voxel belongs to a structure if its centre is inside a contour. As the DICOM standard requires, contours of
     one structure in a slice are combined by exclusive or, so that an inner contour is a hole.

@@ -15,33 +15,35 @@ from typing import Any, TypeVar
 from medsilo.extend import MedsiloError, Scan
 
 CT, MR, PET = "1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.4", "1.2.840.10008.5.1.4.1.1.128"
-ENHANCED = (  # UIDs of the Enhanced classes, whose objects hold many slices; the classes of MR come first
+ENHANCED = (  # UIDs of the DICOM classes whose objects hold many slices ("Enhanced"), with the classes of MR first
     *("1.2.840.10008.5.1.4.1.1.4.1", "1.2.840.10008.5.1.4.1.1.4.4"),
     *("1.2.840.10008.5.1.4.1.1.2.1", "1.2.840.10008.5.1.4.1.1.2.2"),
     *("1.2.840.10008.5.1.4.1.1.130", "1.2.840.10008.5.1.4.1.1.128.1"),
 )
-SLICES = (CT, MR, PET, *ENHANCED)  # UIDs of the classes whose objects are slices of a volume
+SLICES = (CT, MR, PET, *ENHANCED)  # UIDs of the DICOM classes whose objects are slices of a volume
 UNITLESS = (MR, *ENHANCED[:2])
 SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
-STRUCTURES = "1.2.840.10008.5.1.4.1.1.481.3"  # UID of the class for contours (RTSTRUCT)
+STRUCTURES = "1.2.840.10008.5.1.4.1.1.481.3"  # UID of the DICOM class for contours (RTSTRUCT)
 PLAIN = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")  # transfer syntaxes without compression
 # supported transfer syntaxes with compression: RLE, JPEG with 8 and 12 bits, lossless JPEG, JPEG-LS and JPEG 2000
 PACKED = (
     "1.2.840.10008.1.2.5",
     *(f"1.2.840.10008.1.2.4.{number}" for number in (50, 51, 57, 70, 80, 81, 90, 91)),
 )
-DEFLATED = "1.2.840.10008.1.2.1.99"  # a transfer syntax whose data may expand to any size
-LARGEST = 1 << 30  # maximum bytes of a file
+DEFLATED = "1.2.840.10008.1.2.1.99"  # a transfer syntax whose decompressed data may have any size
+LARGEST = 1 << 30  # maximum size of a file in bytes
 FRAMES = 1 << 16  # maximum number of frames in a file
 SIDE = 8192  # maximum number of pixels along an axis of a slice
 
-# Elements that must be equal in all slices of a series. If one of them differs, the series contains several volumes.
+# DICOM elements that must be equal in all slices of a series. If one of these elements differs between slices, the
+# series contains several volumes.
 ALIKE = (
     *("PatientID", "StudyInstanceUID", "FrameOfReferenceUID", "Modality", "SOPClassUID", "ImageType", "EchoTime"),
     *("EchoNumbers", "InversionTime", "TemporalPositionIdentifier", "DiffusionBValue", "ConvolutionKernel"),
     *("ContrastBolusAgent", "NominalPercentageOfCardiacPhase", "Units", "KVP"),
 )
-# Elements that must be equal in all frames, but may be stored in each frame: their functional group and their name.
+# DICOM elements that must be equal in all frames, although each frame may store its own value: functional group and
+# name.
 ALIKE_FRAMES = (
     *(("FrameContentSequence", "StackID"), ("FrameContentSequence", "TemporalPositionIndex")),
     *((f"{kind}FrameTypeSequence", "FrameType") for kind in ("MRImage", "CTImage", "PET")),
@@ -49,13 +51,13 @@ ALIKE_FRAMES = (
     *(("MRModifierSequence", "InversionTimes"), ("CTReconstructionSequence", "ConvolutionKernel")),
     ("CardiacSynchronizationSequence", "NominalPercentageOfCardiacPhase"),
 )
-PLACES = (  # functional groups and names of a frame's position and units
+PLACES = (  # functional groups and element names for the position and the units of a frame
     ("PlaneOrientationSequence", ("ImageOrientationPatient",)),
     ("PlanePositionSequence", ("ImagePositionPatient",)),
     ("PixelMeasuresSequence", ("PixelSpacing",)),
     ("PixelValueTransformationSequence", ("RescaleSlope", "RescaleIntercept")),
 )
-# Elements that identify a patient directly or indirectly (the direct identifiers of PS3.15, table E.1-1).
+# DICOM elements that identify a patient directly or indirectly (the direct identifiers of PS3.15, table E.1-1).
 IDENTIFIERS = (
     *("PatientName", "PatientID", "IssuerOfPatientID", "OtherPatientIDs", "OtherPatientNames", "PatientBirthName"),
     *("PatientBirthDate", "PatientBirthTime", "PatientAddress", "PatientTelephoneNumbers", "PatientMotherBirthName"),
@@ -65,7 +67,7 @@ IDENTIFIERS = (
     *("ReferringPhysicianName", "PerformingPhysicianName", "OperatorsName", "NameOfPhysiciansReadingStudy"),
     *("RequestingPhysician", "PhysiciansOfRecord", "ImageComments", "StudyDescription", "SeriesDescription"),
 )
-PRIVATE = "private elements"  # Elements of a manufacturer may contain anything.
+PRIVATE = "private elements"  # Private elements of a manufacturer may contain identifiers, too.
 OTHERS = (
     *("SOPInstanceUID", "SeriesInstanceUID", "Rows", "Columns", "BitsAllocated", "SamplesPerPixel", "NumberOfFrames"),
     *("PhotometricInterpretation", "ImageOrientationPatient", "ImagePositionPatient", "PixelSpacing"),
@@ -83,27 +85,27 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a file or of a frame. `wrong` is the reason why it cannot be a slice of a volume,
-    or an empty text.
+    """The header of a DICOM file, or of one frame of a DICOM file. `wrong` is the reason why the file or frame cannot
+    be a slice of a volume, or an empty text.
     """
 
     path: Path
-    kind: str  # UID of the object's class
+    kind: str  # UID of the DICOM class of the object
     instance: str
     series: str
     patient: str
     wrong: str
-    alike: tuple[str, ...] = ()  # values of the elements in ALIKE
+    alike: tuple[str, ...] = ()  # values of the DICOM elements in ALIKE
     shape: tuple[int, int] = (0, 0)  # rows and columns
     orientation: tuple[float, ...] = ()
     position: tuple[float, ...] = ()
-    spacing: tuple[float, ...] = ()  # distance between rows, and distance between columns
+    spacing: tuple[float, ...] = ()  # distance between neighbouring rows, and distance between neighbouring columns
     tilt: float = 0.0
     scale: tuple[float, float] = (1.0, 0.0)  # rescale slope and intercept
     frame: int = 0  # position of the frame in the file
     identifiers: frozenset[str] = frozenset()
     burned_in: bool = False
-    refers: frozenset[str] = frozenset()  # series that a segmentation or contours refer to
+    refers: frozenset[str] = frozenset()  # the series to which a segmentation or contour file refers
 
 
 def highdicom() -> Any:
@@ -128,7 +130,9 @@ def library() -> Any:
 
 
 def read_headers(path: Path) -> tuple[Header, ...]:
-    """Read the header of a file, or of each of its frames. The result is empty if the series is unknown."""
+    """Read the header of a file, or of each of its frames. The result is an empty list if the file does not name its
+    series.
+    """
     damage, tags = "", set[tuple[int, int]]()
     if path.stat().st_size > LARGEST:
         return ()
@@ -159,12 +163,13 @@ def as_compared(text: str) -> str:
 
 
 def _elements(data: bytes, wanted: Sequence[str]) -> Any:
-    # Read the named elements from memory, so that a wrong length in the file cannot allocate memory.
+    # The file is first read into memory, so that a wrong length in a header cannot make pydicom allocate too much
+    # memory.
     return library().dcmread(BytesIO(data), stop_before_pixels=True, specific_tags=list(wanted))
 
 
 def _frames(header: Header, elements: Any, data: bytes) -> tuple[Header, ...]:
-    """Return the header of the slice in a file, or of all slices in an Enhanced object."""
+    """Return the header of the slice in a file, or the headers of all slices in an object of an Enhanced class."""
     if header.kind not in ENHANCED:
         return (_placed(header, elements, elements),)
     groups = _elements(data, ["SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"])
@@ -186,13 +191,13 @@ def shared_groups(elements: Any) -> Any:
 
 
 def functional_group(name: str, frame: Any, shared: Any) -> Any:
-    """Return a functional group of a frame, or the shared group of this name, or an empty mapping."""
+    """Return a functional group of the frame, or else the group that all frames share, or else an empty mapping."""
     items = frame.get(name) or shared.get(name)
     return items[0] if items else {}
 
 
 def _named(path: Path, elements: Any, damage: str, private: bool) -> Header:
-    """Create a header with the UIDs of the object and the patient's identifiers."""
+    """Create a header from the object's UIDs and the patient's identifiers."""
     held = {name for name in IDENTIFIERS if str(elements.get(name) or "").strip()}
     return Header(
         path,
@@ -207,7 +212,9 @@ def _named(path: Path, elements: Any, damage: str, private: bool) -> Header:
 
 
 def _placed(header: Header, elements: Any, place: Any) -> Header:
-    """Add a slice's position to its header. `place` has the elements of the file or of the frame."""
+    """Add the position of a slice to the slice's header. `place` has the DICOM elements of the file, or those of one
+    frame.
+    """
     wrong = _without_place(place) or _without_units(header.kind, place)
     if wrong:
         return replace(header, wrong=wrong)
@@ -291,8 +298,9 @@ class Tree:
     """The series of a folder by their UIDs, and the files whose series is unknown."""
 
     images: dict[str, list[Header]] = field(default_factory=dict)
-    annotations: dict[str, list[Header]] = field(default_factory=dict)  # annotations by the UID of their series
-    unreferenced: list[Path] = field(default_factory=list)  # annotations that refer to no series
+    # segmentation and contour files by the UID of the series to which they refer
+    annotations: dict[str, list[Header]] = field(default_factory=dict)
+    unreferenced: list[Path] = field(default_factory=list)  # segmentation and contour files that refer to no series
     unreadable: list[Path] = field(default_factory=list)  # DICOM files whose headers cannot be read
 
 
@@ -310,7 +318,7 @@ def read_tree(files: Iterable[Path]) -> Tree:
                     tree.unreferenced.append(path)
             else:
                 images[header.series].append(header)
-    # A study also contains objects without images: reports, viewer settings and dose maps.
+    # A study may also contain DICOM objects without images: reports, viewer settings and dose maps.
     tree.images = {
         series: own
         for series, own in sorted(images.items())
@@ -333,7 +341,7 @@ def _headers(path: Path, tree: Tree) -> tuple[Header, ...]:
 
 
 def _looks_like_images(header: Header) -> bool:
-    """True if a file is an image of an unsupported class, which is reported and not ignored."""
+    """True if a file is an image of a DICOM class that medsilo cannot read."""
     return header.kind.startswith("1.2.840.10008.5.1.4.1.1.") and not header.kind.startswith(OTHER_OBJECTS)
 
 

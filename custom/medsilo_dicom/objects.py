@@ -1,7 +1,7 @@
 """Create DICOM results with highdicom: a segmentation of a series, and a structured report.
 
-As the DICOM standard requires, segmentation and report belong to the patient's study and carry its identifiers, so they
-must stay where the study is. The objects state that they are unverified research results and not a diagnosis.
+As the DICOM standard requires, the results carry the identifiers of the patient and the study, so the results must stay
+where the study is. The DICOM objects state that they are unverified research results and not a diagnosis.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from medsilo.extend import DataError
 from medsilo_dicom.header import highdicom, library
 from medsilo_dicom.series import ImageSeries
 
-SCHEME = "99MEDSILO"  # coding scheme for terms that are in no standard vocabulary
+SCHEME = "99MEDSILO"  # DICOM coding scheme for terms that are in no standard vocabulary
 ANATOMY = ("cid4030", "cid7166")  # DICOM context groups of anatomical structures and tissues
 SPELLED = {"tumour": "Tumor", "oedema": "Edema", "haemorrhage": "Hemorrhage"}
 ABNORMAL = ("Tumor", "Neoplasm", "Lesion", "Metastasis", "Cyst", "Mass", "Nodule", "Hemorrhage", "Edema", "Necrosis")
@@ -25,7 +25,7 @@ StructureCode = tuple[Any, ...]  # pydicom's Code: value, scheme, meaning and ve
 
 
 def code_of(name: str) -> StructureCode:
-    """Return the SNOMED code of a structure's English name, or the code of tissue for an unknown name."""
+    """Return the SNOMED code for the English name of a structure, or the code for tissue if the name is unknown."""
     from pydicom.sr.codedict import codes
 
     word = SPELLED.get(name.lower()) or "".join(part.capitalize() for part in name.replace("-", " ").split())
@@ -39,7 +39,7 @@ MAY_BE_EMPTY = (
     *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate"),
     *("StudyTime", "ReferringPhysicianName"),
 )
-SEGMENTATION_NUMBER, REPORT_NUMBER = 9001, 9002  # series numbers of the results
+SEGMENTATION_NUMBER, REPORT_NUMBER = 9001, 9002  # DICOM series numbers of the results
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class MadeBy:
 
 
 def sources_of(series: ImageSeries) -> list[Any]:
-    """Read the headers of a series' files in order. Optional elements of a study are set to empty values if they are
-    missing.
+    """Read the headers of the files of a series, in the order of its slices. If optional elements of the study are
+    missing, they are set to empty values.
     """
     pydicom = library()
     sources = [pydicom.dcmread(BytesIO(path.read_bytes()), stop_before_pixels=True) for path in series.files]
@@ -76,7 +76,8 @@ def segmentation(
     structures: Mapping[str, StructureCode],
     maker: MadeBy,
 ) -> Any:
-    """Create a SEG object from a series' labels [slices, rows, columns]. Label 1 is the first structure.
+    """Create a SEG object from an array of labels [slices, rows, columns] on the grid of a series. Label 1 stands for
+    the first structure.
 
     Args:
         sources: The headers of the series' files.
@@ -129,8 +130,8 @@ def report(
     volumes: Mapping[str, float],
     maker: MadeBy,
 ) -> Any:
-    """Create a structured report (TID 1500) about a SEG object, with each structure's volume in millilitres and the
-    model.
+    """Create a structured report (TID 1500) about a SEG object: the model, and the volume of each structure in
+    millilitres.
     """
     hd = highdicom()
     groups = []
@@ -154,7 +155,9 @@ def report(
 
 
 def class_report(sources: Sequence[Any], name: str, probability: float, maker: MadeBy) -> Any:
-    """Create a structured report with the class that the model predicts for a series, and its probability."""
+    """Create a structured report with the class that the model predicts for a series, and with the probability of this
+    class.
+    """
     hd = highdicom()
     group = hd.sr.MeasurementsAndQualitativeEvaluations(
         hd.sr.TrackingIdentifier(uid=hd.UID(), identifier="class"),

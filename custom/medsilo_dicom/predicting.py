@@ -1,4 +1,4 @@
-"""Predict the series in folders of DICOM files, and write a segmentation and a report into each series' study."""
+"""Predict the DICOM series in folders, and write a segmentation and a report into the study of each series."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ from medsilo_dicom.objects import MadeBy, StructureCode, class_report, code_of, 
 from medsilo_dicom.series import make_series, scan_of_series
 from medsilo_lab.extend import Predictor
 
-VOLUME = "volume_ml_"  # prefix of a structure's volume in the results
+VOLUME = "volume_ml_"  # prefix of column names: the volume of a structure
 
 
 @dataclass
 class DicomSeries:
-    """A DICOM series to predict. Its results are a segmentation and a report in the same study."""
+    """A DICOM series to predict. The results for this series are a segmentation and a report in the same study."""
 
     name: str
     number: int
@@ -49,7 +49,9 @@ class DicomSeries:
 
 
 def _as_stored(scan: Scan, labels: np.ndarray, sources: Sequence[Any]) -> np.ndarray:
-    """Return labels on a series' grid, slice by slice. For a single file, slices are in the order of its frames."""
+    """Return the predicted labels on the grid of a series, slice by slice. If one file holds the whole series, the
+    slices are in the order of the file's frames.
+    """
     import SimpleITK
 
     found: np.ndarray = SimpleITK.GetArrayFromImage(scan.on_own_grid(labels))
@@ -58,7 +60,9 @@ def _as_stored(scan: Scan, labels: np.ndarray, sources: Sequence[Any]) -> np.nda
 
 
 class DicomPredictor(Predictor):
-    """Predicts the series in the given folders and files, and reports the series that cannot be read as volumes."""
+    """Predicts the DICOM series among the given files and folders, and reports the series that cannot be read as
+    volumes.
+    """
 
     cases = "images"
 

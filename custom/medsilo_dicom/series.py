@@ -1,4 +1,4 @@
-"""Read a DICOM series as a volume: the order, position and values of its slices."""
+"""Read a DICOM series as a volume: sort its slices by position, and convert stored values to physical units."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,15 +13,15 @@ from medsilo.extend import DataError, Scan
 from medsilo_dicom.header import PLAIN, Header, library, read_headers
 
 UNEVEN = 1.1  # maximum ratio between the largest and the smallest distance between slices
-ALONG = 1e-3  # maximum difference between unit vectors that count as equal
-SHEAR = 2e-3  # Maximum sideways shift of slices, per millimetre along the stack: a tenth of a degree.
+ALONG = 1e-3  # maximum difference between two unit vectors that count as equal
+SHEAR = 2e-3  # Maximum sideways shift per millimetre along the stack of slices: a tenth of a degree.
 RLE = "1.2.840.10008.1.2.5"
 
 
 @dataclass(frozen=True)
 class ImageSeries:
-    """The slices of a volume in order, and its grid. `affine` [4, 4] maps a voxel (x, y, z) to millimetres in LPS
-    coordinates.
+    """The slices of a volume in order, and the volume's voxel grid. `affine` [4, 4] maps a voxel (x, y, z) to
+    millimetres in LPS coordinates.
     """
 
     slices: tuple[Header, ...]
@@ -39,17 +39,19 @@ class ImageSeries:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The series' files, each once."""
+        """The files of the series, without duplicates."""
         return tuple(dict.fromkeys(header.path for header in self.slices))
 
     def refuse_elsewhere(self, frame: object, what: str) -> None:
-        """Raise DataError if a label refers to another coordinate system. `what` names the label in the error."""
+        """Raise DataError if a segmentation or contour file refers to another coordinate system than its series. `what`
+        is the word for this file in the error message.
+        """
         if self.frame_of_reference and str(frame) != self.frame_of_reference:
             raise DataError(f"{what} lie in another frame of reference than their series")
 
     def refuse_lacking(self, images: Iterable[Any], what: str) -> None:
-        """Raise DataError if a label refers to a slice that is missing in the series, because a part of the structure
-        would be missing, too. `what` names the label in the error.
+        """Raise DataError if a segmentation or contour file refers to a slice that the series lacks. `what` is the word
+        for this file in the error message.
         """
         there = {header.instance for header in self.slices}
         if any(str(image.ReferencedSOPInstanceUID) not in there for image in images):
@@ -122,7 +124,7 @@ def _refuse_doubles(heights: np.ndarray) -> None:
 
 
 def read_again(files: Sequence[Path]) -> ImageSeries:
-    """Read the headers of a series' files again; raise DataError if a file was damaged since."""
+    """Read the headers of a series' files again; raise DataError if a file has been damaged in the meantime."""
     found = [read_headers(path) for path in files]
     headers = [header for own in found for header in own]
     if not all(found) or len({header.series for header in headers}) > 1:
@@ -149,7 +151,9 @@ def values_of(series: ImageSeries) -> np.ndarray:
 
 
 def _stored(path: Path, frames: Sequence[Header]) -> tuple[np.ndarray, bool]:
-    """Return a file's pixels [frames, rows, columns], and whether slope and intercept have already been applied."""
+    """Return a file's pixels [frames, rows, columns], and True if slope and intercept have already been applied to
+    these pixels.
+    """
     elements = library().dcmread(BytesIO(path.read_bytes()))
     if str(elements.file_meta.TransferSyntaxUID) in (*PLAIN, RLE):
         return elements.pixel_array.reshape(-1, *frames[0].shape), False
@@ -164,7 +168,7 @@ def _stored(path: Path, frames: Sequence[Header]) -> tuple[np.ndarray, bool]:
 
 
 def scan_of_series(series: ImageSeries) -> Scan:
-    """Return a series as a scan for tasks, with its values in standard orientation."""
+    """Return a series as a Scan, the input of tasks, after reorienting its values to the standard orientation."""
     return replace(Scan.of(_image(values_of(series), series)), source=series)
 
 

@@ -1,1 +1,3 @@
-"""Tools for researchers, lead investigators and newcomers. The package never runs in a hospital's NVFlare job."""
+"""Tools for researchers, for lead investigators and for people who try medsilo for the first time. No NVFlare job at a
+hospital imports this package.
+"""

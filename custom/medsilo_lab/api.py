@@ -68,12 +68,12 @@ Changes = Sequence[str] | Mapping[str, Any] | str
 Sites = Sequence[str] | Mapping[str, Any]
 Engine = Literal["simulator", "inprocess"]
 WIDE = 24  # width of a progress bar in characters
-# parameter names of earlier versions, with their present names
+# from parameter names of earlier versions to the present names
 FORMERLY = {"against": "baseline", "site_config": "settings"}
 
 
 def _as_python(does: Callable) -> Callable:
-    """Make the error messages name Python parameters in place of command line options."""
+    """Make error messages name parameters of Python functions instead of command line options."""
 
     def in_python(text: str) -> str:
         text = text.replace("--set ", "changes: ").replace("in this site's medsilo.yaml, or give --data", "as data=")
@@ -110,7 +110,8 @@ def _hint(name: str, known: Iterable[str]) -> str:
 class Run:
     """A finished study and its results, read from its run folder.
 
-    Each attribute reads its file on first use. Only `report` writes into the run folder.
+    Each attribute reads its file when it is first used. Of the methods of this class, only `report` writes into the run
+    folder.
 
     >>> import medsilo
     >>> plan = {
@@ -131,14 +132,14 @@ class Run:
             folder: the run folder, with its summary.json
         """
         self.folder = Path(folder).resolve()
-        self._kept: TemporaryDirectory | None = None  # deletes the temporary folder together with this object
-        self._settings: SiteSettings | None = None  # the sites' settings, if this program ran the study
+        self._kept: TemporaryDirectory | None = None  # the temporary folder is deleted as soon as this object is
+        self._settings: SiteSettings | None = None  # settings of the sites, if this program ran the study
         if not (self.folder / paths.SUMMARY).is_file():
             raise MedsiloError(f"{self.folder.name} is not a finished run: it has no summary.json", str(folder))
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of the run, with all defaults filled in."""
+        """The plan of the run, including all default values."""
         return load_plan(self.folder / paths.PLAN)
 
     @cached_property
@@ -158,16 +159,17 @@ class Run:
 
     @property
     def models(self) -> Mapping[str, nn.Module]:
-        """The model tested at each site, in evaluation mode. A model is loaded on first access."""
+        """A dictionary from each site to the model that was tested there, in evaluation mode. A model is loaded on
+        first access.
+        """
         return _Models(self)
 
     @property
     def table(self) -> "DataFrame":
-        """A table with a row per site: test cases, test score, the selected round, traffic in bytes, and further
-        results.
+        """A table with a row per site: test cases, test score, selected round, traffic in bytes, and further columns.
 
-        If a site rounds its score, the value is missing, and the score lies between `low` and `high`. `n` is the number
-        of test patients, or of test cases where patients are unknown.
+        If a site rounds its score, the exact score is missing, and `low` and `high` are its limits. `n` is the number
+        of test patients, or the number of test cases if patients are unknown.
         """
         run, metric = self._result, self._result.summary.metric
         rows = []
@@ -191,8 +193,8 @@ class Run:
         """A table with a row per site and class: test cases, sensitivity, specificity, and AUROC against the other
         classes.
 
-        The predicted class is the class with the highest probability. A site that suppresses its class counts has no
-        rows.
+        The predicted class is the class with the highest probability. If a site suppresses its class counts, the table
+        has no rows for this site.
         """
         run, names, rows = self._result, self.plan.task.goal.label_names, []
         for site, own in (run.summary.sites | run.summary.evaluation_sites).items():
@@ -205,15 +207,18 @@ class Run:
     def subgroups(self) -> "DataFrame":
         """A table with a row per level of each declared subgroup: number of patients, score and interval.
 
-        A rounded score lies between `least` and `most`. `low` and `high` are the ends of the 95 % interval. `few` is
-        true if the level has too few patients for a comparison. `differs` lists the levels with a significantly
-        different score, after correction for multiple comparisons.
+        If the score is rounded, the exact score lies between `least` and `most`. `low` and `high` are the ends of the
+        95 % interval. `few` is true if the subgroup level has too few patients for a comparison. `differs` lists the
+        other levels whose scores differ significantly from the score of this level, after correction for multiple
+        comparisons.
         """
         return _frame(_subgroup_rows(of_run_subgroups(self.summary)), ["subgroup", "level"])
 
     @property
     def cases(self) -> "DataFrame":
-        """A table with a row per test case of the local sites: site, case, patient and the measures of the case."""
+        """A table with a row per test case of the sites on this machine: site, case, patient, and the metrics of the
+        case.
+        """
         found = []
         for path in sorted(self.folder.glob(f"{paths.SITES}/*/{paths.CASES}")):
             with path.open(encoding="utf-8", newline="") as file:
@@ -236,7 +241,9 @@ class Run:
 
     @property
     def plot(self) -> SimpleNamespace:
-        """The sections of the HTML report by name, such as `run.plot.learning`. `dir(run.plot)` lists the names."""
+        """The sections of the HTML report as attributes, for example `run.plot.learning`. `dir(run.plot)` lists the
+        names.
+        """
         with TemporaryDirectory() as folder:
             page = self.report(Path(folder) / "page.html").read_text(encoding="utf-8")
         head = page.partition("</head>")[0]
@@ -259,7 +266,7 @@ class Run:
         device: str = "auto",
         on_round: Callable[[Round], None] | None = None,
     ) -> "Run":
-        """Train for additional rounds and return the longer run. The present run stays unchanged.
+        """Train for additional rounds in a new run folder, and return the new run. This run stays unchanged.
 
         Args:
             rounds: number of additional rounds
@@ -372,7 +379,7 @@ class _Models(Mapping[str, nn.Module]):
         self.run = run
 
     def __iter__(self) -> Iterator[str]:
-        if self.run.plan.algorithm.pooled:  # all hospitals receive the same model
+        if self.run.plan.algorithm.pooled:  # no site is named, because all hospitals receive the same model
             return iter(self.run._result.sites)
         return iter(sorted(path.parent.name for path in self.run.folder.glob("sites/*/best.safetensors")))
 
@@ -419,7 +426,9 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """The better method with its interval, in one or two sentences. Each warning follows on a separate line."""
+        """A text of one or two sentences about the better method and its confidence interval. Each warning is on a
+        separate line.
+        """
         return "\n".join([self.verdict.headline, *map(str, self.warnings)])
 
     @property
@@ -428,13 +437,13 @@ class Comparison:
         return self.verdict.warnings
 
     def power(self, difference: float | None = None) -> "list[Power]":
-        """Return the smallest difference that these hospitals can detect, for all hospitals together and for each
-        hospital.
+        """Return the smallest difference between two methods that these hospitals can detect, for all hospitals
+        together and for each hospital.
 
         The variances between patients and between repetitions come from the scores of this comparison. In each result,
-        `least` is the smallest difference that is found with power 0.8. `reach` is half the width of the interval.
-        `needed` is the number of patients or repetitions that would detect `difference`. `str` describes the result in
-        words.
+        `least` is the smallest difference that is found with power 0.8. `reach` is half the width of the confidence
+        interval. `needed` is the number of patients or repetitions that would detect `difference`. `str` describes the
+        result in a sentence.
 
         Args:
             difference: the difference to detect, where 0.02 is 2 points; by default a small difference
@@ -446,12 +455,12 @@ class Comparison:
 
     @property
     def failures(self) -> list[str]:
-        """The failed runs, one line per run."""
+        """The failed runs, with one line of text per run."""
         return self.verdict.about.failures
 
     @property
     def runs(self) -> dict[tuple[str, int], Run]:
-        """The finished runs, by configuration title and seed."""
+        """The finished runs as a dictionary whose keys are the configuration's title and the seed."""
         found = {(one.row, one.seed): Run(self.folder / one.run) for one in self.verdict.runs}
         for run in found.values():
             run._kept = self._kept
@@ -459,8 +468,8 @@ class Comparison:
 
     @property
     def table(self) -> "DataFrame":
-        """A table with a row per method: mean score over sites and seeds, interval, difference from the baseline, site
-        scores.
+        """A table with a row per method: mean score over sites and seeds, confidence interval, difference from the
+        baseline, scores of the sites.
         """
         rows = []
         for row in self.verdict.rows:
@@ -473,11 +482,11 @@ class Comparison:
 
     @property
     def subgroups(self) -> "DataFrame":
-        """A table with a row per level of each declared subgroup, for the method in question.
+        """A table with a row per level of each declared subgroup, for the method that is compared with the baseline.
 
-        The columns are those of `Run.subgroups`. In addition, `difference` is the difference from the baseline; its
-        interval is corrected for the number of levels. `comparison.verdict.subgroups` contains the differences between
-        levels.
+        This table has all columns of `Run.subgroups`. In addition, `difference` is the score of the method minus the
+        score of the baseline; its confidence interval is corrected for the number of levels.
+        For the differences between levels, see `comparison.verdict.subgroups`.
         """
         return _frame(_subgroup_rows(self.verdict.subgroups), ["subgroup", "level"])
 
@@ -648,7 +657,8 @@ def power(
     """Estimate the power of a comparison before it runs, and the sample sizes that would detect a difference.
 
     Before a comparison, the variances between patients and between repetitions are unknown. Each result is therefore
-    for another assumption. `Comparison.power` estimates both variances from the scores of a finished comparison.
+    computed for a different assumed variance. `Comparison.power` estimates both variances from the scores of a finished
+    comparison.
 
     Args:
         patients: number of test patients of each hospital; by default they are counted in the hospitals' data
@@ -737,7 +747,7 @@ def _plan(plan: PlanLike, changes: Sequence[str]) -> Plan:
 def _with_own(
     plan: PlanLike | None, task: Any, sites: Sites | None, model: Any, method: Any, loss: in_memory.Loss | None
 ) -> PlanLike:
-    """Combine a plan with the arguments that replace its sections."""
+    """Return the plan after replacing the sections for which there are arguments: task, model, method or loss."""
     if isinstance(plan, str) and plan in METHODS and not Path(plan).exists():
         plan, method = None, method or plan
     if isinstance(sites, GivenFolder):
@@ -757,7 +767,7 @@ def _with_own(
         values["participation"] = {**values["participation"], "sites": names}
     if own or task is not None or loss is not None:
         values["task"] = in_memory.task(task, own, loss, model)
-        values.pop("network", None)  # this network belonged to the other task
+        values.pop("network", None)  # the plan's network was for the task that is replaced
     if method is not None:
         values["algorithm"] = in_memory.method(method)
     if model is not None:
@@ -771,7 +781,7 @@ def _short(rounds: int | None, lr: float | None, optimizer: str | None) -> list[
 
 
 def _grouped(sites: Sites | None, groups: Mapping[str, Any] | None) -> Sites | None:
-    """Add the patient of each case to the data of each site."""
+    """Add the patient of each case to the data of the sites."""
     if groups is None:
         return sites
     if not isinstance(sites, Mapping) or {*groups} != {*sites}:

@@ -1,6 +1,6 @@
 """The interface for plug-ins of medsilo-lab: dataset probes, predictors and exporters.
 
-Each name is loaded on first use. All names of medsilo.extend are available, too.
+Each name is loaded on first use. This module also has all names of medsilo.extend.
 """
 
 from importlib import import_module

@@ -1,4 +1,6 @@
-"""Convert a program's own data to hospitals of a study: a data frame, arrays, a Dataset, or a folder."""
+"""Convert the data of a Python program to the data of a study's hospitals: a data frame, arrays, a Dataset, or a
+folder.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -37,16 +39,18 @@ KINDS: Mapping[str, type[Objective]] = {
     "findings": Findings,
     "survival": Survival,
 }
-SEVERAL_KINDS = ("findings", "survival")  # task kinds with several numbers per case
+SEVERAL_KINDS = ("findings", "survival")  # kinds of task that have several targets per case
 DATA_SET = "data-set"
 PATIENT = "patient"
-ALONE = "site"  # site name if no hospital is named
+ALONE = "site"  # name of the only site if the program names no hospital
 MOST_CLASSES = 254
-FEWEST_NUMBERS = 20  # with at least this many different whole numbers, the target is a number and not a class
+FEWEST_NUMBERS = 20  # if a target has at least this many different whole numbers, it is a quantity and not a class
 
 
 class GivenSites(dict[str, Any]):
-    """The data of each hospital by name, and their objective, for the argument `sites` of `run` and `compare`."""
+    """A dictionary from each hospital to its data, with the hospitals' common objective, for the argument `sites` of
+    `run` and `compare`.
+    """
 
     def __init__(self, sites: Mapping[str, Any], goal: Objective | None) -> None:
         super().__init__(sites)
@@ -63,11 +67,15 @@ class GivenSites(dict[str, Any]):
 
 
 class GivenFolder(GivenSites):
-    """The data sets of a folder by hospital, made as by `medsilo data`, and the proposed plan."""
+    """The data sets of all hospitals in a folder, made as by `medsilo data`, and the proposed plan."""
 
     def __init__(self, plan: Plan, kept: TemporaryDirectory, patients: Mapping[str, int]) -> None:
-        """plan: the proposed plan; kept: the folder with each medsilo.yaml; patients: number of patients of each
-        hospital.
+        """Create the data of hospitals from the proposed plan.
+
+        Args:
+            plan: The proposed plan.
+            kept: The folder with the medsilo.yaml of each hospital.
+            patients: The number of patients of each hospital.
         """
         super().__init__(dict.fromkeys(plan.participation.everyone), None)
         self.plan, self._kept, self.patients = plan, kept, patients
@@ -77,7 +85,7 @@ class GivenFolder(GivenSites):
         return f"<data of {len(self)} hospitals, patients of each: {names}>"
 
     def of(self, plan: Plan | None) -> Plan:
-        """Return the proposed plan, or adapt the given plan to these hospitals."""
+        """Return the proposed plan, or the given plan with these hospitals as its sites."""
         names = self.plan.participation
         told = [f"participation.sites={json.dumps([*names.sites])}"]
         told += [f"participation.evaluation_sites={json.dumps([*names.evaluation_sites])}"]
@@ -90,14 +98,14 @@ class GivenFolder(GivenSites):
 
 @dataclass(frozen=True)
 class _Read:
-    """Cases as arrays: inputs, targets, patients and hospitals."""
+    """Cases as arrays: input, target, patient and hospital of each case."""
 
     inputs: np.ndarray
     targets: np.ndarray
-    labels: tuple[str, ...] = ()  # names of several targets per case
+    labels: tuple[str, ...] = ()  # names of the targets, if there are several targets per case
     patients: Any = None
     hospitals: Any = None
-    columns: tuple[Any, ...] = ()  # for a data frame, the input columns in order
+    columns: tuple[Any, ...] = ()  # if the data are a data frame, the input columns in order
 
     def __post_init__(self) -> None:
         count = len(self.inputs)
@@ -120,7 +128,8 @@ def data(
     answers: Mapping[str, str] | None = None,
     called: Mapping[str, str] | None = None,
 ) -> GivenSites:
-    """Convert a program's own data to hospitals, for the argument `sites` of `run` and `compare`.
+    """Convert the data of a Python program to a dictionary from hospitals to data, for the argument `sites` of `run`
+    and `compare`.
 
     Args:
         given: a pandas data frame, arrays (inputs, targets), a Dataset of (input, target), or a dictionary of these by
@@ -158,10 +167,10 @@ def data(
 
 
 def as_given(sites: Mapping[str, Any], task: Any) -> tuple[Mapping[str, Any], Any]:
-    """Convert hospitals' data with labels in words, or several labels per case, as `data` does. Return the data and the
-    task.
+    """Convert the data of several hospitals whose labels are words, or which have several labels per case, as `data`
+    does. Return the data by hospital, and the task.
 
-    task: the program's task argument.
+    task: The program's argument for the task.
     """
     if not isinstance(sites, GivenSites):
         pieces = [one for own in sites.values() for one in _by_part(own).values()]
@@ -178,8 +187,8 @@ def as_given(sites: Mapping[str, Any], task: Any) -> tuple[Mapping[str, Any], An
 
 
 def _says_more(given: Any, task: Any) -> bool:
-    """Return True if labels are words or several numbers per case. Masks are neither, unless they come with label
-    names.
+    """Return True if labels are words, or if there are several labels per case. Masks count as neither, unless the
+    program gives names of labels.
     """
     if hasattr(given, "columns") and "label" not in given.columns:
         return False
@@ -190,12 +199,12 @@ def _says_more(given: Any, task: Any) -> bool:
 
 
 def is_arrays(given: Any) -> bool:
-    """Return True for a data frame, and for arrays of inputs and targets."""
+    """Return True for a data frame, and for arrays (inputs, targets)."""
     return hasattr(given, "columns") or (isinstance(given, tuple) and len(given) in (2, 3))
 
 
 def _of_each(given: Mapping[Any, Any], patient: Any, hospital: Any, target: Any) -> GivenSites:
-    """Convert data by hospital. All hospitals have the same objective."""
+    """Convert the data of each hospital. All hospitals have the same objective."""
     if hospital is not None:
         raise DataError("data: the keys name the hospitals; leave out hospital")
     if not (patient is None or patient is False or isinstance(patient, str)):
@@ -219,13 +228,15 @@ def _of_each(given: Mapping[Any, Any], patient: Any, hospital: Any, target: Any)
 
 
 def _by_part(own: Any) -> Mapping[str, Any]:
-    """Return a hospital's data by part (train, val, test) if they are divided; else all data under one key."""
+    """Return a dictionary: the training, validation and test data if a hospital's data are divided, else all data
+    under an empty key.
+    """
     return own if isinstance(own, Mapping) else {"": own}
 
 
 def _read(given: Any, patient: Any, hospital: Any, target: Any, columns: Sequence[Any] = ()) -> _Read:
-    """Convert a data frame or arrays to arrays. `columns` are the input columns of another hospital's data frame, in
-    order.
+    """Convert a data frame or arrays to the arrays of all cases. `columns` are the input columns in the order of the
+    first hospital's data frame.
     """
     if hasattr(given, "columns"):
         return _of_frame(given, patient, hospital, target, columns)
@@ -266,7 +277,9 @@ def _of_frame(frame: Any, patient: Any, hospital: Any, target: Any, columns: Seq
 
 
 def _patients_column(names: Sequence[Any]) -> str | None:
-    """Return the column "patient" if it exists. Raises DataError if another column has a usual name for patients."""
+    """Return "patient" if a column has this name, else None. Raises DataError if another column seems to name the
+    patients.
+    """
     from medsilo_lab.start.table_folder import SURE, plain_name
 
     if PATIENT in names:
@@ -280,9 +293,10 @@ def _patients_column(names: Sequence[Any]) -> str | None:
 
 
 def _learned(targets: np.ndarray, labels: Sequence[str] = ()) -> tuple[np.ndarray, Objective | None]:
-    """Convert targets to numbers and find their objective. Without a unique objective, return None.
+    """Convert targets to numbers, and return the numbers with the objective that the targets imply. If the targets do
+    not imply one objective, return None in its place.
 
-    labels: names of several targets per case.
+    labels: Names of the targets, if there are several targets per case.
     """
     if targets.dtype.names:
         labels, targets = (
@@ -310,14 +324,14 @@ def _learned(targets: np.ndarray, labels: Sequence[str] = ()) -> tuple[np.ndarra
         if numbers.min() == numbers.max():
             raise DataError(f"data: all targets are {numbers.min():g}, so there is nothing to learn")
         return targets.astype(np.float32), Regression((float(numbers.min()), float(numbers.max())))
-    if numbers.min() > 0:  # codes such as 1 and 2, without a class 0
+    if numbers.min() > 0:  # classes are numbered 1 and 2, without a class 0
         codes, places = np.unique(targets.astype(np.int64), return_inverse=True)
         return places, Classification([str(code) for code in codes]) if len(codes) > 1 else None
     return targets.astype(np.int64), None
 
 
 def _of_several(targets: np.ndarray, labels: Sequence[str]) -> tuple[np.ndarray, Objective]:
-    """Convert several numbers per case, and return their objective: findings, or survival."""
+    """Convert several targets per case to numbers, and return their objective: findings, or survival."""
     try:
         own = targets.astype(np.float32)
     except (TypeError, ValueError) as error:
@@ -331,14 +345,14 @@ def _of_several(targets: np.ndarray, labels: Sequence[str]) -> tuple[np.ndarray,
         return own, Findings(labels)
     if len(labels) != 2 or not any(binary):
         raise DataError(SEVERAL)
-    own = own if binary[1] else own[:, ::-1].copy()  # some libraries have the event in the first column
+    own = own if binary[1] else own[:, ::-1].copy()  # if the first column contains the event, the columns are exchanged
     if (own[:, 0] < 0).any():
         raise DataError("data: times must be non-negative numbers; correct them")
     return own, Survival()
 
 
 def _of_dataset(given: Any, hospital: Sequence[Any] | None) -> GivenSites:
-    """Divide the cases of a Dataset by hospital. Samples of the Dataset contain the patients' names."""
+    """Divide the cases of a Dataset by hospital. The samples of the Dataset contain the patient of each case."""
     if hospital is None:
         return GivenSites({ALONE: given}, None)
     if len(hospital) != len(given):
@@ -357,7 +371,7 @@ def _of_folder(
     answers: Mapping[str, str],
     called: Mapping[str, str],
 ) -> GivenFolder:
-    """Make the data sets of a folder. Raises MedsiloError with the first unanswered question."""
+    """Make the data sets of a folder. Raises MedsiloError with the first question that has no answer."""
     from medsilo_lab.start.dataset_layout import DatasetLayout
     from medsilo_lab.start.making import make_each
     from medsilo_lab.start.questions import Question

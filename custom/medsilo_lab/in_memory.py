@@ -1,7 +1,8 @@
-"""Use classes and data of a Python program, such as a notebook. A plan identifies them by a hash of their source.
+"""Use the classes and the data of a Python program, such as a notebook, in a study. A plan identifies these classes and
+data by a hash of their source.
 
-The classes exist in this process only, and no hospital accepts a plan that uses them. `python -m medsilo_lab.new`
-writes a package that others can install.
+The classes exist in this process only, and no hospital accepts a plan that names them. `python -m medsilo_lab.new`
+writes a package that other people can install.
 """
 
 import hashlib
@@ -37,9 +38,9 @@ from medsilo.tasks.site_data import Cases, CaseSubset, SiteData
 from medsilo.tasks.splits import parts_in_turn
 from medsilo.tasks.task import Task
 
-LABEL, PATIENT = "label", "patient"  # columns of a data frame; all other columns are inputs
-IMAGE = "image"  # further key in a dictionary of MONAI
-SIMPLE = (bool, int, float, str, bytes, tuple, type(None))  # types whose values are part of the hash
+LABEL, PATIENT = "label", "patient"  # columns of a data frame with a special meaning; all other columns are inputs
+IMAGE = "image"  # additional key in a dictionary of MONAI
+SIMPLE = (bool, int, float, str, bytes, tuple, type(None))  # types whose objects are hashed by their value
 FINDINGS = "findings"  # task kind with several labels per case
 KINDS = ("classification", "segmentation", "regression", FINDINGS)
 MOST_CLASSES = 1000
@@ -54,8 +55,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 # ---------------------------------------------------------------------------------------------------- the hash
 def source_hash(*things: Any) -> str:
-    """Return a SHA-256 hash of the source of classes and functions, and of all names that they use from the same
-    program.
+    """Return a SHA-256 hash of the source of classes and functions, and of all names of the same program that this
+    source uses.
     """
     found: dict[str, str] = {}
     waiting = list(things)
@@ -88,7 +89,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _is_own(thing: Any) -> bool:
-    """Return True if a class or function belongs to no installed package."""
+    """Return True if a class or function belongs to the user's program and not to an installed package."""
     if not (isinstance(thing, type) or inspect.isfunction(thing)):
         return False
     file = getattr(sys.modules.get(thing.__module__), "__file__", None)
@@ -109,14 +110,14 @@ def state_hash(thing: Any) -> str:
 
 
 def _as_texts(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
-    """Convert an object to nested tuples of texts. `seen` keeps visited objects by address, so that no address is
-    reused.
+    """Convert an object to nested tuples of texts, from which the hash is computed. `seen` maps the address of each
+    visited object to the object, so that Python does not reuse the address.
     """
     if isinstance(thing, SIMPLE) and not isinstance(thing, tuple):
         return repr(thing)
     if id(thing) in seen:
         return "again", seen[id(thing)][0]
-    if not isinstance(thing, tuple | frozenset):  # python may make one or several equal objects of these types
+    if not isinstance(thing, tuple | frozenset):  # Python may store equal objects of these types once or several times
         seen[id(thing)] = len(seen), thing
     if isinstance(thing, Tensor | np.ndarray):
         values = _tensor(thing)
@@ -137,19 +138,21 @@ def _as_texts(thing: Any, seen: dict[int, tuple[int, Any]]) -> Any:
             source_hash(thing) if _is_own(thing) else "",
             _as_texts(given, seen),
         )
-    parts = thing.__reduce_ex__(4)  # the class, and the arguments that copy the object
+    parts = thing.__reduce_ex__(4)  # the class, and the arguments from which pickle would rebuild the object
     return _as_texts(parts, seen) if isinstance(parts, tuple) else parts
 
 
 # ---------------------------------------------------------------------------------------------------- sections
 def method(given: str | Algorithm | type[Algorithm]) -> dict[str, Any]:
-    """Return the plan section of a method: of a name, or of a program's own class, which is then registered."""
+    """Return the plan section of a method that is given by its name or as a class of the program; the class is
+    registered.
+    """
     return _section(METHODS, given, Algorithm)
 
 
 def model(given: Any) -> dict[str, Any]:
-    """Return the plan section of a network: a name, a module class, a function that returns a module, or a module with
-    initial weights.
+    """Return the plan section of a network, given its name, a module class, a function that returns a module, or a
+    module with initial weights.
     """
     if isinstance(given, nn.Module):
         return _module(given)
@@ -169,7 +172,7 @@ def model(given: Any) -> dict[str, Any]:
 
 
 def _module(given: nn.Module) -> dict[str, Any]:
-    kept = deepcopy(given).cpu().train()  # a copy, which later changes in the program do not affect
+    kept = deepcopy(given).cpu().train()  # later changes of the module in the program do not affect this copy
 
     def build(self: Network, channels: int, classes: int) -> nn.Module:
         if not torch.empty(0).is_meta:
@@ -204,7 +207,9 @@ def _registered(table: Registry, base: Any, name: str, source: str) -> dict[str,
 
 
 class GivenTask(Task):
-    """The task for a program's own data. Each call defines a subclass with its objective, shape and sites."""
+    """The task for the data of a program. Each call of `task` defines a subclass for one objective, input shape and set
+    of sites.
+    """
 
     @property
     def goal(self) -> Objective:
@@ -268,7 +273,9 @@ def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None, 
 
 
 def _gives_one(model: Any, shape: Sequence[int]) -> bool:
-    """Return True if a module has one output per case. A module that fails here is reported when it is built."""
+    """Return True if a module has one output per case. If calling the module raises an error, return False; the error
+    is reported when the module is built.
+    """
     if not isinstance(model, nn.Module):
         return False
     try:
@@ -280,22 +287,22 @@ def _gives_one(model: Any, shape: Sequence[int]) -> bool:
 
 
 class _OfABatch:
-    """A program's loss function. A MedsiloError names a loss that is not a mean over the batch.
+    """A loss function of the program. If the loss is not a mean over the batch, a MedsiloError names the loss.
 
-    The loss receives targets in the shape of the program's data: masks [1, H, W] give a batch [batch, 1, H, W]. If the
-    first call fails, the loss receives targets without or with the additional axis, and whole numbers as floats. Later
-    calls use the form that succeeded.
+    The loss receives targets in the shape of the program's data: for masks of shape [1, H, W], a batch [batch, 1, H,
+    W]. If the first call fails, the loss receives the targets in other forms: as floats, and with an axis of length 1
+    added or removed. Later calls use the form with which a call first succeeded.
     """
 
     def __init__(self, loss: Loss, axis: bool) -> None:
-        """axis: whether the program's targets have one axis more than those of the objective."""
+        """axis: True if the program's targets have one axis more than the targets of the objective."""
         self.loss, self.axis, self.settled = deepcopy(loss) if isinstance(loss, nn.Module) else loss, axis, False
         self.floats = False
         self.name = getattr(loss, "__name__", type(loss).__name__)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if isinstance(self.loss, nn.Module):
-            self.loss.to(targets.device)  # for example, class weights move to the device
+            self.loss.to(targets.device)  # for example, moves class weights to the device
         settled = self.axis, self.floats
         mean = self._of(outputs, targets, *settled) if self.settled else self._first(outputs, targets)
         if not isinstance(mean, Tensor) or mean.ndim:
@@ -308,8 +315,8 @@ class _OfABatch:
         return self.loss(outputs, targets[:, None] if axis else targets)
 
     def _first(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Try forms of the targets until the loss accepts one. A warning of torch about their shapes counts as a
-        failure.
+        """Call the loss with several forms of the targets until one succeeds. If torch warns about the shape of the
+        targets, the call counts as failed.
         """
         first: Exception | None = None
         for floats, axis in product((False, True), (self.axis, not self.axis)):
@@ -331,8 +338,8 @@ class _OfABatch:
 
 
 def _goal(kind: Any, every: Sequence[Any]) -> Objective:
-    """Return the objective for a kind of task, with the labels in the data. Without a kind, the shape of the targets
-    determines it.
+    """Return the objective for a kind of task, with the labels that occur in the data. If no kind is given, the shape
+    of the targets determines the objective.
     """
     if kind not in (None, *KINDS):
         told = f"task: {kind!r} needs no data of yours; choose of {', '.join(KINDS)}, survival, or give a Goal"
@@ -357,17 +364,21 @@ def _goal(kind: Any, every: Sequence[Any]) -> Objective:
 
 # ---------------------------------------------------------------------------------------------------- cases
 class _Targets:
-    """Converts the targets of a call to those of its objective, and records whether any had an additional axis."""
+    """Converts the program's targets to targets of the objective, and records whether any target had an additional
+    axis.
+    """
 
     def __init__(self, kind: Any) -> None:
         goal = isinstance(kind, Objective)
-        self.known = isinstance(kind, KNOWN) if goal else True  # true if a target is one number per case or voxel
+        # true if the objective has one target per case or per voxel
+        self.known = isinstance(kind, KNOWN) if goal else True
         self.classes = self.known and not (isinstance(kind, Regression) if goal else kind == "regression")
         self.axis = False
-        self.columns: list[Any] = []  # input columns of all data frames, in the order of the first
+        self.columns: list[Any] = []  # input columns of all data frames, in the order of the first data frame
 
     def of(self, values: Any, shape: Sequence[int], cases: int = 0) -> Tensor:
-        """Convert targets: of one case, or of all cases if `cases` is 1. `shape` is the shape of one input.
+        """Convert the target of one case or, if `cases` is 1, the targets of all cases. `shape` is the shape of one
+        input.
 
         >>> _Targets("segmentation").of([[1.0, 0.0]], (3, 2))
         tensor([1, 0])
@@ -381,7 +392,7 @@ class _Targets:
 
 
 class _Read(Dataset):
-    """A program's own data, whose cases become tensors when they are read."""
+    """The data of a program, whose cases become tensors when they are read."""
 
     def __init__(self, inner: Any, targets: _Targets) -> None:
         self.inner, self.targets = inner, targets
@@ -402,7 +413,7 @@ class _Read(Dataset):
 
 
 def _pair(sample: Any) -> tuple[Any, Any]:
-    """Return the input and target of a sample, which is a pair or a dictionary of MONAI's transforms."""
+    """Return the input and the target of a sample, which is a pair or a dictionary as in MONAI."""
     if not isinstance(sample, Mapping):
         values, target, *_ = sample
         return values, target
@@ -412,7 +423,9 @@ def _pair(sample: Any) -> tuple[Any, Any]:
 
 
 def inputs_of(given: Any) -> Tensor:
-    """Return the inputs of a Dataset or list in the formats of `medsilo.run`. Raises MedsiloError for other formats."""
+    """Return the inputs of a Dataset or list whose samples have one of the formats that `medsilo.run` accepts. Raises
+    MedsiloError for other formats of samples.
+    """
     try:
         cases = [given[number] for number in range(len(given))]
         return torch.stack([_tensor(_pair(case)[0]) for case in cases])
@@ -425,7 +438,7 @@ def inputs_of(given: Any) -> Tensor:
 
 
 def with_patients(given: Any, patients: Any, site: str) -> Any:
-    """Add the patient of each case to a site's data, which are arrays (inputs, targets) or a Dataset."""
+    """Add the patient of each case to a site's data: arrays (inputs, targets) or a Dataset."""
     if isinstance(given, tuple) and len(given) == 2 and len(patients) == len(given[1]):
         return (*given, patients)
     if isinstance(given, Dataset) and len(patients) == len(given):  # type: ignore[arg-type]
@@ -439,7 +452,7 @@ def with_patients(given: Any, patients: Any, site: str) -> Any:
 
 
 def _tensor(values: Any) -> Tensor:
-    """Return a copy as a plain CPU tensor. MONAI's tensors lose their metadata."""
+    """Return a copy of the values as a plain CPU tensor. Tensors of MONAI lose their metadata."""
     if isinstance(values, Tensor):
         return values.detach().cpu().as_subclass(Tensor).clone()
     return torch.tensor(np.asarray(values))
@@ -454,7 +467,9 @@ def _target(values: Any) -> Tensor:
 
 
 def _parts(given: Any, site: str, targets: _Targets) -> SiteData:
-    """Return a site's data in three parts: training, validation and test. Undivided data are divided by patient."""
+    """Return a site's training, validation and test data. If the program did not divide the data, they are divided by
+    patient.
+    """
     if isinstance(given, SiteData):
         return given
     try:

@@ -1,4 +1,6 @@
-"""Write, check and pack the NVFlare job of a plan, in medsilo's standard form. medsilo.flare.jobs reads jobs."""
+"""Write and check the NVFlare job of a plan in medsilo's standard form. The module medsilo.flare.jobs reads such
+jobs.
+"""
 
 import importlib
 import json
@@ -23,7 +25,7 @@ CONTROLLER = "medsilo_server.flare.controller.MedsiloController"
 
 def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
     """Return the JSON files of a plan's standard job."""
-    # Hospitals that the plan does not name receive nothing of the study.
+    # Hospitals that the plan does not name receive no data of the study.
     named = plan.participation.everyone
     name, required = plan.algorithm.name, plan.participation.required
     return job_files(name, required, named, CONTROLLER, EXECUTOR, timeouts_of(plan))
@@ -32,7 +34,9 @@ def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
 def job_files(
     name: str, required: int, named: Sequence[str], controller: str, executor: str, patience: Timeouts
 ) -> dict[Path, Any]:
-    """Return the JSON files of a job. `named` are the participating hospitals; by default all connected hospitals."""
+    """Return the JSON files of a job. `named` are the participating hospitals; if the list is empty, all connected
+    hospitals participate.
+    """
     common: dict[str, Any] = {"format_version": 2, "task_data_filters": [], "task_result_filters": [], "components": []}
     workflow = {"id": "medsilo", "path": controller, "args": {}}
     # Sites request tasks at this interval in seconds. With NVFlare's default of 2, a round would take at least 2
@@ -54,14 +58,16 @@ def job_files(
 def write_job(destination: Path, plan: Plan, job: Path | None = None, **controller_args: Any) -> None:
     """Write the NVFlare job of a plan.
 
-    Additions in `job` to the standard form are kept: filters, components, code, resources and scope.
+    If the job in `job` contains more than the standard form, the additions are kept: filters, components, code,
+    resources and scope.
     """
     if destination.exists():
         raise MedsiloError(f"{destination} exists; choose another path, or remove it")
-    job = None if job and job.is_file() else job  # a job that medsilo contains has the standard form
+    job = None if job and job.is_file() else job  # a job that belongs to medsilo has the standard form
     for path, content in canonical_job(plan).items():
         if job and path.name == META:
-            own = {key: content[key] for key in ("name", "min_clients", "deploy_map")}  # the plan determines these keys
+            # these keys follow the plan and not the given job
+            own = {key: content[key] for key in ("name", "min_clients", "deploy_map")}
             content = {**content, **json_of(job, META), **own}
         elif job:
             own = limits(timeouts_of(plan), "server" if path.name == SERVER else "site")
@@ -72,7 +78,7 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
                     workflow["args"] = {**workflow.get("args", {}), **controller_args}
         write_json(destination / path, content)
     write_text(destination / PLAN, plan.to_yaml())
-    # Copies files that the plan names, such as a script's initial weights.
+    # Copies the files that the plan names, such as a script's initial weights.
     for file in sorted((job / CONFIG).iterdir()) if job else ():
         if file.is_file() and not file.is_symlink() and not (destination / CONFIG / file.name).exists():
             shutil.copyfile(file, destination / CONFIG / file.name)
@@ -81,8 +87,8 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
 
 
 def check_components(job: Path) -> None:
-    """Import every class in the job except medsilo's controller and executor, because NVFlare's simulator hangs on a
-    missing class.
+    """Import every class that the job names, except medsilo's controller and executor, because NVFlare's simulator
+    hangs if a class is missing.
     """
     if (job / CUSTOM).is_dir():
         sys.path.append(str(job / CUSTOM))

@@ -1,4 +1,5 @@
-"""Train nnU-Net across hospitals: compute a joint fingerprint of their data, and make nnU-Net's plans from it.
+"""Train nnU-Net across hospitals: compute a joint fingerprint of the hospitals' data, and make nnU-Net's plans from
+this fingerprint.
 
 The package nnunetv2 (`pip install medsilo[nnunet]`) is imported only in the functions that need it.
 """

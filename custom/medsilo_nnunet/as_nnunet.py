@@ -1,4 +1,4 @@
-"""Export a model as a model folder of nnU-Net, for nnUNetv2_predict_from_modelfolder."""
+"""Export a model as a model folder of nnU-Net, which nnUNetv2_predict_from_modelfolder can read."""
 
 import json
 from io import BytesIO
@@ -13,12 +13,14 @@ from medsilo_nnunet.nnunet_folder import NnUNetFolder
 from medsilo_nnunet.nnunet_network import DeeplySupervised
 
 CHECKPOINT = "checkpoint_final.pth"
-# file extensions that some readers need; all others read .nii.gz
+# file extensions that some of nnU-Net's readers need; all other readers read .nii.gz
 ENDINGS = {"NaturalImage2DIO": ".png", "Tiff3DIO": ".tif"}
 
 
 class NnUNetExporter(Exporter):
-    """Writes dataset.json, plans.json and the model's weights. Folds of the same study may share a folder."""
+    """Writes dataset.json, plans.json and the model's weights. Models of the same study that were trained on different
+    folds may share a folder.
+    """
 
     what = "nnU-Net model"
 
@@ -43,12 +45,12 @@ class NnUNetExporter(Exporter):
 
     @property
     def part(self) -> str:
-        """nnU-Net's name of the fold that the model was not trained on, counted from 0."""
+        """nnU-Net's number, counted from 0, of the fold of the data on which the model was not trained."""
         fold = self.source.plan.task.fold
         return f"fold_{fold.number - 1}" if fold else "fold_all"
 
     def plain_network(self) -> DeeplySupervised:
-        """Return the model's network; raise MedsiloError if it has more parts than nnU-Net's network."""
+        """Return the model's network; raise MedsiloError if the network has tensors that nnU-Net's network lacks."""
         plan, network = self.source.plan, self.source.network
         with torch.device("meta"):
             plain = plan.network.plain.build(plan.task.channels, plan.task.goal.outputs).state_dict()
@@ -61,7 +63,9 @@ class NnUNetExporter(Exporter):
 
 
 def _described(task: NnUNetFolder, same: dict[str, Any], folder: Path) -> dict[str, bytes]:
-    """Return nnU-Net's description files of a model folder; raise MedsiloError if the folder holds another study."""
+    """Return nnU-Net's description files of a model folder; raise MedsiloError if the folder belongs to another
+    study.
+    """
     ending = ENDINGS.get(task.plans.image_reader_writer, ".nii.gz")
     told = {
         "dataset.json": task.question.in_nnunet() | {"file_ending": ending},

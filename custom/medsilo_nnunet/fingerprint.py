@@ -1,8 +1,9 @@
-"""Count the properties of images in several hospitals, such that the counts add up to those of all data together.
+"""Count the properties of images in each hospital, so that the sums of the counts are the counts for all data together.
 
-nnU-Net's planner handles each axis separately. The planner computes percentiles of the spacings, and of the sizes after
-cropping and resampling, and never combines two axes of a case. For each axis, the number of cases with each pair of
-spacing and size is therefore enough. The counts do not disclose which values on different axes belong to the same case.
+nnU-Net's planner handles each axis separately. The planner computes percentiles of the spacings, and percentiles of the
+image sizes after cropping and resampling; it never combines two axes. Therefore, the planner needs only the number of
+cases with each pair of spacing and size, for each axis. The counts do not disclose which sizes on different axes belong
+to the same case.
 """
 
 from collections import Counter
@@ -23,11 +24,11 @@ from medsilo_nnunet.nnunet_network import Reader
 from medsilo_nnunet.question import SegmentationQuestion
 
 DIGITS = 13
-SAMPLES = 10**8  # intensities that nnU-Net samples in each channel, over all cases together
+SAMPLES = 10**8  # number of intensities that nnU-Net samples in each channel, summed over all cases
 MOST_CASES = 100_000  # maximum number of cases in a hospital
 MOST_BINS = 2**19
 MOST_CHANNELS = 32
-GREATEST = 3.5e38  # maximum absolute intensity: a little more than float32 can hold
+GREATEST = 3.5e38  # maximum absolute intensity, which is slightly more than float32 can hold
 Number = Annotated[int, Field(ge=1, le=MOST_CASES)]
 Intensities = Annotated[int, Field(ge=1, le=SAMPLES * MOST_CASES)]
 Values = NDArray[np.float64]
@@ -35,11 +36,11 @@ Counts = NDArray[np.int64]
 
 
 def rounded(numbers: ArrayLike) -> Values:
-    """Round each number to 13 binary digits. The rounded number serves as its histogram bin, so sites need not agree on
-    bins.
+    """Round each number to 13 binary digits. The rounded number is the bin of the number in a histogram, so that all
+    sites use the same bins.
 
-    Integers up to 8192, such as CT values, remain exact. Every other number changes by at most 2^-13 of its size. The
-    same holds for percentiles, because rounding keeps the order.
+    Integers up to 8192, such as CT values, remain exact. Every other number changes by at most 2^-13 of its absolute
+    value. Percentiles change by no more than this, because rounding keeps the order of the numbers.
     """
     mantissa, exponent = np.frexp(np.asarray(numbers, dtype=np.float64))
     return np.ldexp(np.rint(np.ldexp(mantissa, DIGITS)), exponent - DIGITS)
@@ -52,7 +53,9 @@ def check_order(what: str, values: Sequence[Any]) -> None:
 
 
 class FloatHistogram(Section):
-    """A histogram of numbers with ascending bins. A histogram is empty if no numbers may be disclosed."""
+    """A histogram of numbers: the value of each bin in ascending order, and the number of values in each bin. The
+    histogram is empty if the hospital may not disclose any of the numbers.
+    """
 
     values: Annotated[list[Annotated[float, Field(ge=-GREATEST, le=GREATEST)]], Field(max_length=MOST_BINS)]
     counts: Annotated[list[Intensities], Field(max_length=MOST_BINS)]
@@ -68,7 +71,6 @@ class FloatHistogram(Section):
 
     @classmethod
     def of(cls, numbers: ArrayLike) -> "FloatHistogram":
-        """Return the histogram of these numbers."""
         return cls.of_bins(*np.unique(rounded(numbers), return_counts=True))
 
     @classmethod
@@ -87,7 +89,9 @@ class FloatHistogram(Section):
         return cls.of_bins(different, sums)
 
     def scaled(self, part: int, whole: int) -> "FloatHistogram":
-        """Return the histogram with each count multiplied by part / whole and rounded down. Empty bins are removed."""
+        """Return the histogram after each count was multiplied by part / whole and rounded down. Bins with the count 0
+        are removed.
+        """
         counts = np.array(self.counts, np.int64) * part // whole
         return self.of_bins(np.array(self.values)[counts > 0], counts[counts > 0])
 
@@ -97,7 +101,7 @@ class FloatHistogram(Section):
         return sum(self.counts)
 
     def percentile(self, percent: float) -> float:
-        """Return a percentile, linearly interpolated between two numbers like numpy.percentile."""
+        """Return a percentile, interpolated linearly between two numbers as in numpy.percentile."""
         place = (self.total - 1) * percent / 100
         below = int(place)
         ends = np.cumsum(self.counts)
@@ -112,15 +116,17 @@ class FloatHistogram(Section):
 
     @property
     def deviation(self) -> float:
-        """The population standard deviation of all numbers."""
+        """The population standard deviation of all numbers in the histogram."""
         return float(np.sqrt(np.average((np.array(self.values) - self.mean) ** 2, weights=self.counts)))
 
 
 def covering(cases: Sequence[FloatHistogram], least: int) -> FloatHistogram:
-    """Return a histogram of all cases' numbers in which each bin has numbers of at least `least` cases.
+    """Return one histogram of the intensities of all cases, in which every bin has intensities of at least `least`
+    cases.
 
-    Neighbouring bins are merged into groups that are as small as possible. The bin of a group is the group's median.
-    With `least=1`, the bins stay as they are. If fewer than `least` cases have numbers, the histogram is empty.
+    Neighbouring bins are merged into groups, and each group is as small as possible. The new bin of a group has the
+    median of the group's intensities as its value. If `least=1` is 1, the bins are not merged. If fewer than `least`
+    cases have intensities, the histogram is empty.
     """
     whole = FloatHistogram.merged(cases)
     if least == 1:
@@ -139,8 +145,8 @@ def covering(cases: Sequence[FloatHistogram], least: int) -> FloatHistogram:
 
 
 def _runs(owners: Sequence[NDArray[Any]], least: int) -> list[int]:
-    """Return the first bin of each group with numbers of at least `least` cases. The last group also takes the
-    remaining bins.
+    """Divide the bins into groups with intensities of at least `least` cases, and return the first bin of each group.
+    Bins after the last complete group belong to the last group.
     """
     begins, begin, seen = [], 0, set[int]()
     for place, own in enumerate(owners):
@@ -158,39 +164,41 @@ T = TypeVar("T")
 
 
 class CountedExtent(Section):
-    """The number of cases with the same spacing (in mm) and the same size after cropping (in voxels) along an axis."""
+    """The number of cases that have the same spacing in mm, and the same size in voxels after cropping, along
+    one axis.
+    """
 
-    # For 2D images, nnU-Net sets the spacing of the first axis to 999 times that of the others.
+    # For 2D images, nnU-Net sets the spacing along the first axis to 999 times the spacing along the other axes.
     spacing: Annotated[float, Field(ge=1e-4, le=1e6)]
     size: Annotated[int, Field(ge=1, le=65_536)]
     cases: Number
 
     @classmethod
     def all_of(cls, axis: Iterable[tuple[float, int]]) -> "list[CountedExtent]":
-        """Count cases by spacing and size along an axis, in ascending order."""
+        """Count the cases for each pair of spacing and size along an axis, and sort the counts by spacing and size."""
         counted = sorted(Counter(axis).items())
         return [cls.model_construct(spacing=spacing, size=size, cases=n) for (spacing, size), n in counted]
 
 
 class CountedShare(Section):
-    """The number of cases that keep the same share of their voxels after cropping."""
+    """The number of cases of which cropping leaves the same fraction of the voxels."""
 
     share: Annotated[float, Field(gt=0, le=1)]
     cases: Number
 
     @classmethod
     def all_of(cls, shares: Iterable[float]) -> "list[CountedShare]":
-        """Count cases by the share of voxels that cropping leaves, in ascending order."""
+        """Count the cases for each fraction of voxels that cropping leaves, and sort the counts by this fraction."""
         return [cls.model_construct(share=share, cases=n) for share, n in sorted(Counter(shares).items())]
 
 
 def extents_of(axis: Iterable[CountedExtent]) -> list[tuple[float, int]]:
-    """Return the spacing and size of each case."""
+    """Return the spacing and the size of each counted case along one axis."""
     return [(one.spacing, one.size) for one in axis for _ in range(one.cases)]
 
 
 def shares_of(counted: Iterable[CountedShare]) -> list[float]:
-    """Return the share of each case."""
+    """Return the fraction of voxels that cropping leaves of each counted case."""
     return [one.share for one in counted for _ in range(one.cases)]
 
 
@@ -202,14 +210,15 @@ class CaseFacts:
 
     spacing: Sequence[float]
     size: Sequence[int]  # size after cropping
-    share: float  # share of the voxels that remain after cropping
-    intensities: Sequence[Sequence[float]]  # sampled intensities of the foreground
+    share: float  # fraction of the voxels that remain after cropping
+    intensities: Sequence[Sequence[float]]  # sampled intensities of voxels in structures
 
 
 class Fingerprint(Section):
-    """The fingerprint of a hospital's cases as it is sent, or of several hospitals' cases together.
+    """The fingerprint of a hospital's cases in the form in which it is sent, or the joint fingerprint of several
+    hospitals.
 
-    The field `samples` is the number of intensities that were sampled from each case in each channel.
+    The field `samples` is the number of intensities that were sampled in each channel of each case.
     """
 
     samples: Annotated[int, Field(ge=1, le=SAMPLES)]
@@ -217,7 +226,7 @@ class Fingerprint(Section):
         list[Annotated[list[CountedExtent], Field(max_length=MOST_CASES)]], Field(min_length=AXES, max_length=AXES)
     ]
     shares: Annotated[list[CountedShare], Field(min_length=1, max_length=MOST_CASES)]
-    # intensities of the foreground in each channel
+    # intensities of voxels in structures, for each channel
     channels: Annotated[list[FloatHistogram], Field(min_length=1, max_length=MOST_CHANNELS)]
 
     @model_validator(mode="after")
@@ -233,11 +242,11 @@ class Fingerprint(Section):
 
     @classmethod
     def of(cls, cases: Iterable[CaseFacts], samples: int, least: int = 1) -> "Fingerprint":
-        """Return the fingerprint of a hospital's cases in a form that may leave the hospital.
+        """Return the fingerprint of a hospital's cases in a form that the hospital may send.
 
-        Each number covers at least `least` cases. Cases are sorted by spacing and size, and divided into groups of
-        `least` neighbours, whose middle case represents the group. Remaining cases are not counted. With `least=1`, all
-        numbers are exact.
+        Every number in the fingerprint covers at least `least` cases. Along each axis, cases are sorted by spacing and
+        size and divided into groups of `least` neighbours; the middle case represents its group. Cases beyond the last
+        complete group are not counted. If `least=1` is 1, all numbers are exact.
         """
         axes: list[list[tuple[float, int]]] = [[] for _ in range(AXES)]
         shares: list[float] = []
@@ -263,7 +272,9 @@ class Fingerprint(Section):
 
     @classmethod
     def merged(cls, hospitals: Iterable["Fingerprint"]) -> "Fingerprint":
-        """Return the joint fingerprint of several hospitals; raise Refused if their channels or samples differ."""
+        """Return the joint fingerprint of several hospitals; raise Refused if the hospitals' channels or numbers of
+        samples differ.
+        """
         several = list(hospitals)
         if len({(one.samples, len(one.channels)) for one in several}) != 1:
             raise Refused("the fingerprints differ in their channels, or in how many intensities of a case were drawn")
@@ -279,12 +290,12 @@ class Fingerprint(Section):
 
     @property
     def least(self) -> int:
-        """The number of cases that each number covers."""
+        """The number of cases that the counts of one axis cover."""
         return gcd(*(one.cases for axis in self.extents for one in axis), *(one.cases for one in self.shares))
 
     def shifted(self, ranks: int) -> "Fingerprint":
-        """Return a fingerprint whose medians are higher (or lower, for negative `ranks`) by a number of ranks along
-        each axis. At least one case remains.
+        """Return a fingerprint whose medians are moved by `ranks` ranks along each axis: to higher values if the number
+        is positive, else to lower values. The new fingerprint has at least one case.
         """
         gone = min(2 * abs(ranks), self.cases - 1)
         kept = slice(gone, None) if ranks > 0 else slice(0, self.cases - gone)
@@ -296,9 +307,9 @@ class Fingerprint(Section):
         return sum(one.cases for one in self.shares)
 
     def in_nnunet(self) -> dict[str, Any]:
-        """Return the content of nnU-Net's dataset_fingerprint.json for these cases.
+        """Return the content of nnU-Net's dataset_fingerprint.json for the cases of this fingerprint.
 
-        Each case in it combines values of different cases for the axes, so that it belongs to no patient.
+        Each case in this file combines the values of different cases along the axes, so that it matches no patient.
         """
         along, shares = [extents_of(axis) for axis in self.extents], shares_of(self.shares)
         middle = len(shares) // 2
@@ -313,20 +324,22 @@ class Fingerprint(Section):
 
 
 def samples_of(cases: int) -> int:
-    """Return the number of intensities that nnU-Net samples from each case and channel, given the number of cases in
-    all hospitals.
+    """Return the number of intensities that nnU-Net samples in each channel of a case, given the number of cases in all
+    hospitals.
     """
     return max(SAMPLES // cases, 1)
 
 
 def _middles(values: Sequence[T], least: int) -> list[T]:
-    """Sort the values into groups of `least` or slightly more neighbours, and return the middle value of each group."""
+    """Sort the values, divide them into groups of `least` or slightly more neighbours, and return the middle value of
+    each group.
+    """
     ordered, groups = sorted(values), len(values) // least  # type: ignore[type-var]
     return [ordered[(2 * group + 1) * len(ordered) // (2 * groups)] for group in range(groups)]
 
 
 def _properties(channel: FloatHistogram) -> dict[str, float]:
-    """Return the properties of a channel's intensities, with the keys of nnU-Net's plans."""
+    """Return the statistics of a channel's intensities in a dictionary with the keys of nnU-Net's plans."""
     if not channel.total:
         raise Refused("no hospital sent intensities of a channel; each needs more cases with a structure")
     return {
@@ -342,17 +355,18 @@ Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class MeasuredSite(Section):
-    """The message that a hospital sends: the fingerprint of its data for a question, its file reader and its GPU
-    memory.
+    """The message that a hospital sends: the fingerprint of its data, the hash of the question, the file reader, and
+    the memory of the GPU.
     """
 
     question: Hash
     fingerprint: Fingerprint
-    reader: Reader  # name of the class with which nnU-Net reads the hospital's files
-    memory: Annotated[float, Field(gt=0, le=10_000)] | None = None  # GB of the hospital's GPU, or None for no limit
+    reader: Reader  # name of nnU-Net's class that reads the hospital's files
+    # memory of the hospital's GPU in GB, or None if memory is no limit
+    memory: Annotated[float, Field(gt=0, le=10_000)] | None = None
 
     def check(self, question: SegmentationQuestion) -> None:
-        """Raise Refused if the message belongs to another question or has other channels."""
+        """Raise Refused if the message answers another question or has other channels than this question."""
         if self.question != question.hash:
             raise Refused("it belongs to another question; measure again with the study's question")
         told, channels = len(self.fingerprint.channels), len(question.channels)
@@ -361,7 +375,7 @@ class MeasuredSite(Section):
 
 
 def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
-    """Yield nnU-Net's properties of each case, with `samples` intensities in each channel."""
+    """Yield the properties of each case that nnU-Net needs, with `samples` intensities in each channel."""
     from nnunetv2.experiment_planning.dataset_fingerprint.fingerprint_extractor import DatasetFingerprintExtractor
     from nnunetv2.imageio.reader_writer_registry import recursive_find_reader_writer_by_name
 
@@ -385,7 +399,7 @@ def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
 def measured(
     data: RawData, question: SegmentationQuestion, cases: int, least: int, memory: float | None
 ) -> MeasuredSite:
-    """Compute the message that a hospital sends about its data.
+    """Compute the message about a hospital's data that the hospital sends.
 
     Args:
         data: The cases of the hospital.
@@ -394,7 +408,7 @@ def measured(
         least: The minimum number of patients that each number must cover.
         memory: The GB of the hospital's GPU.
     """
-    if least > 1:  # Convert the minimum number of patients to a number of cases.
+    if least > 1:  # converts the minimum number of patients to a minimum number of cases
         least *= data.most_of_a_patient
     samples = samples_of(cases)
     own = Fingerprint.of(facts_of(data, samples), samples, least)
@@ -402,8 +416,8 @@ def measured(
 
 
 def memory_of(device: torch.device) -> float | None:
-    """Return the GB of the GPU on which a hospital trains, or None without a GPU."""
+    """Return the memory in GB of the GPU on which a hospital trains, or None if it trains on a CPU."""
     if device.type != "cuda":
         return None
-    # A GPU sold with 8 GB has 7.8 GB of usable memory.
+    # A GPU that is sold with 8 GB has 7.8 GB of usable memory.
     return max(1.0, round(torch.cuda.get_device_properties(device).total_memory / 2**30))

@@ -17,14 +17,14 @@ SETTINGS = "dataset.json"
 
 @dataclass(frozen=True)
 class RawData:
-    """The cases of a data folder, in nnU-Net's layout or as the site's settings describe them."""
+    """The cases of a data folder, which has nnU-Net's layout or the layout that the site's settings describe."""
 
     listing: CaseIndex
-    reader: Reader  # nnU-Net's class that reads the files
+    reader: Reader  # name of nnU-Net's class that reads the files
 
     @classmethod
     def of(cls, folder: Path, question: SegmentationQuestion, source: DataSource | None = None) -> Self:
-        """Find the cases in a folder; raise DataError if the folder lacks the study's data.
+        """Find the cases in a folder; raise DataError if the folder does not contain data for the study's question.
 
         If the settings name no files, the folder must have nnU-Net's layout: dataset.json, imagesTr
         (<case>_0000.nii.gz for the first channel, ...) and labelsTr.
@@ -49,7 +49,7 @@ class RawData:
 
     @property
     def most_of_a_patient(self) -> int:
-        """The largest number of cases of one patient."""
+        """The number of cases of the patient with the most cases."""
         return max(Counter(entry.patient for entry in self.listing.usable).values())
 
 
@@ -63,7 +63,7 @@ def _settings(folder: Path, question: SegmentationQuestion) -> Mapping[str, Any]
 
 
 def _in_layout(settings: Mapping[str, Any], channels: int) -> dict[str, Any]:
-    """Return the patterns of nnU-Net's file layout, as keys of a site's settings."""
+    """Return the file patterns of nnU-Net's layout in a dictionary with the keys of a site's settings."""
     ending = settings.get("file_ending")
     if not isinstance(ending, str) or not ending.startswith("."):
         raise DataError(f"{SETTINGS} names no file_ending; add it, for example .nii.gz")

@@ -19,20 +19,20 @@ from medsilo_nnunet.nnunet_network import Configuration, ConfigurationName, NnUN
 from medsilo_nnunet.nnunet_parts import FOREGROUND, NnUNetParts, TrainerName, places_in
 from medsilo_nnunet.question import SegmentationQuestion
 
-CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # matches the channel at the end of a file's name
-AS_STORED = ((0, 1, 2), (False, False, False))  # axis order and flips of an image that was not reoriented
+CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # matches the number of the channel at the end of a file's name
+AS_STORED = ((0, 1, 2), (False, False, False))  # axis order and flips of an image that keeps its orientation
 FLAT = 4  # number of dimensions of a batch of 2D patches
 HOW_LEARNED = ("plans", "configuration", "trainer", "mirror")  # keys of a plan that do not change the test cases
-# With fewer stages, nnU-Net's loss would divide by zero, because it gives the lowest resolution no weight.
+# nnU-Net's loss gives the lowest resolution no weight, so with fewer stages it would divide by zero.
 FEWEST_STAGES = 3
 
 
 class NnUNetFolder(OwnFolder):
-    """Trains like nnU-Net, from plans that were made for all hospitals' data together.
+    """Trains like nnU-Net, with plans that were made from the joint fingerprint of all hospitals.
 
-    A case is a whole image that nnU-Net has preprocessed, [C, D, H, W]. The network is trained on augmented patches.
-    The network is validated on whole images by nnU-Net's sliding windows, on the voxel grid of the plans. Test results
-    are computed on the images' original voxel grids.
+    A case is a whole image that nnU-Net has preprocessed, [C, D, H, W]. The network is trained on augmented patches. In
+    validation, nnU-Net's sliding windows predict whole images on the voxel grid of the plans. In tests, results are
+    computed on the original voxel grid of each image.
     """
 
     title: ClassVar[str] = "a hospital's own volumes in nnU-Net's layout"
@@ -64,13 +64,13 @@ class NnUNetFolder(OwnFolder):
         return self
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Leave nnU-Net's objects out of the pickled state, because another process creates them itself."""
+        """nnU-Net's objects are not pickled, because another process creates them again."""
         state = super().__getstate__()
         return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name != "parts"}}
 
     @cached_property
     def parts(self) -> NnUNetParts:
-        """nnU-Net's objects for these plans."""
+        """The objects that nnU-Net creates from these plans."""
         return NnUNetParts(self.question, self.plans, self.configuration, self.trainer)
 
     @property
@@ -120,8 +120,8 @@ class NnUNetFolder(OwnFolder):
         return torch.stack([self.parts.inferred(network, image, self.mirror) for image in inputs])
 
     def tests_as(self, other: Task) -> bool:
-        """True if both tasks have the same test cases. Test results are computed on the images' original grids and do
-        not depend on the plans.
+        """True if both tasks have the same test cases. The plans do not change test results, because these are computed
+        on the images' original voxel grids.
         """
         one, same = (task.model_dump(exclude={*HOW_LEARNED}) for task in (self, other))
         return one == same
@@ -152,7 +152,8 @@ class NnUNetFolder(OwnFolder):
         absent = self.absent(source)
         not_drawn = [set(own) for name, own in self.question.regions.items() if name in absent]
         here = [set(own) for name, own in self.question.regions.items() if name not in absent]
-        # If an annotated region contains another annotated region, only its additional labels show its extent.
+        # If an unannotated region contains an annotated region, only labels outside the annotated region contradict the
+        # settings.
         gone = {value for one in not_drawn for value in one.difference(*(own for own in here if own <= one))}
         drawn = [one.entry.name for one in every if gone & set(one.facts.values)]
         listing.add(
@@ -163,13 +164,14 @@ class NnUNetFolder(OwnFolder):
 
 
 class NnUNetObjective(Segmentation):
-    """nnU-Net's loss, with metrics that are computed on the images' original grids."""
+    """nnU-Net's loss, together with metrics that are computed on the images' original voxel grids."""
 
     unbounded = "nnU-Net's loss is one of whole batches, so no bound holds for a case; choose task nifti-folder"
 
     def __init__(self, task: NnUNetFolder) -> None:
         question = task.question
-        regions = len(question.regions) if question.has_regions else None  # Each region has its own output.
+        # If the question has regions, the network has an output for each region.
+        regions = len(question.regions) if question.has_regions else None
         super().__init__(question.names, lambda *told: task.parts.loss(*told), question.regions, outputs=regions)
         self.task, self.overlaps = task, question.has_regions
 
@@ -177,8 +179,8 @@ class NnUNetObjective(Segmentation):
         return self.task.parts.predicted(output)
 
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
-        """Return a function that computes the metrics of cases in order on the images' original grids, with surface
-        distances in millimetres.
+        """Return a function that computes metrics on the images' original voxel grids, with surface distances in
+        millimetres. The function must be called with the cases in order.
         """
         numbers = count()
 
@@ -202,7 +204,7 @@ class NnUNetObjective(Segmentation):
 
 
 class NnUNetInference(Inference):
-    """Reads new images with nnU-Net, and maps predictions back to their original grids."""
+    """Reads new images with nnU-Net, and maps predictions back to the original voxel grid of each image."""
 
     def __init__(self, task: NnUNetFolder) -> None:
         super().__init__("images", self._inputs)
@@ -223,8 +225,8 @@ class NnUNetInference(Inference):
         return [tuple(case[number] for number in wanted) for case in cases.values()]
 
     def scan_of(self, image: tuple[Path, ...]) -> Scan:
-        """Read an image with nnU-Net, without reorienting it."""
-        # Reading the header first rejects files whose announced size is too large.
+        """Read an image with nnU-Net, and keep its orientation."""
+        # Reading the header first makes sure that a file with a huge announced size is rejected.
         header, *_ = [Scan.header_of(file) for file in image]
         values, notes = self.task.parts.read(image)
         if len(values) != len(self.task.question.channels):
@@ -242,11 +244,13 @@ class NnUNetInference(Inference):
 
 
 class _Patches(Dataset):
-    """Augmented patches for a number of batches. Cases are sampled with replacement, as in nnU-Net's data loader."""
+    """Augmented patches for a given number of batches. Cases are sampled with replacement, as in nnU-Net's data
+    loader.
+    """
 
     def __init__(self, parts: NnUNetParts, cases: Dataset, batch: int, steps: int, seed: int) -> None:
         self.parts, self.cases, self.batch, self.seed = parts, cases, batch, seed
-        # From this position in a batch on, each patch is guaranteed to contain a structure.
+        # From this index in a batch on, every patch is guaranteed to contain a structure.
         self.certain = round(batch * (1 - FOREGROUND))
         order = torch.Generator().manual_seed(Task.seed_for(seed, "cases"))
         self.chosen = torch.randint(len(cases), (steps * batch,), generator=order).tolist()  # type: ignore[arg-type]

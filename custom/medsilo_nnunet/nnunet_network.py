@@ -1,7 +1,7 @@
-"""Validate nnU-Net's plans.json as a part of a plan, and build the networks that it describes.
+"""Validate nnU-Net's plans.json as a section of medsilo's plan, and build the networks that plans.json describes.
 
-nnU-Net imports the classes that its plans name. medsilo only accepts class names that nnU-Net's planner writes, so a
-plan cannot make a hospital import anything else.
+nnU-Net imports the classes that plans.json names. medsilo accepts only class names that nnU-Net's planner writes, so
+that plans.json cannot make a hospital import any other class.
 """
 
 from operator import not_
@@ -28,7 +28,7 @@ class NormNumbers(Section):
 
 
 class ArchitectureNumbers(Section):
-    """The settings of a U-Net for each stage, the finest first."""
+    """The settings of a U-Net, with a value for each stage, starting with the finest stage."""
 
     n_stages: int = Field(ge=1, le=MOST_STAGES)
     features_per_stage: tuple[Annotated[int, Field(ge=1, le=2048)], ...] = Field(max_length=MOST_STAGES)
@@ -48,7 +48,7 @@ class ArchitectureNumbers(Section):
 
     @property
     def dimensions(self) -> int:
-        """2 for 2D images and slices, 3 for volumes."""
+        """The number of spatial axes: 2 for 2D images and slices, 3 for volumes."""
         return int(self.conv_op[-2])
 
     @model_validator(mode="after")
@@ -102,13 +102,13 @@ Reader = Literal[
     "NaturalImage2DIO", "SimpleITKIO", "SimpleITKIOWithReorient", "Tiff3DIO", "NibabelIO", "NibabelIOWithReorient"
 ]
 ConfigurationName = Literal["2d", "3d_fullres", "3d_lowres"]
-# nnU-Net's planner adds this two-stage configuration, but medsilo does not train it.
+# nnU-Net's planner also writes this configuration, whose training has two stages; medsilo does not train it.
 Cascade = Literal["3d_cascade_fullres"]
 SecondStage = dict[Literal["inherits_from", "previous_stage"], ConfigurationName]
 
 
 class ResamplingNumbers(Section):
-    """The settings for resampling images or masks."""
+    """The settings with which nnU-Net resamples images or masks."""
 
     is_seg: bool
     order: int = Field(ge=0, le=5)
@@ -117,7 +117,7 @@ class ResamplingNumbers(Section):
 
 
 class Configuration(Section):
-    """A configuration of nnU-Net: its spacing, patches and network."""
+    """A configuration of nnU-Net: spacing, patch size and network."""
 
     data_identifier: Named
     preprocessor_name: Literal["DefaultPreprocessor"]
@@ -139,7 +139,7 @@ class Configuration(Section):
 
 
 class IntensityFigures(Section):
-    """Statistics of the foreground's intensities in one channel."""
+    """Statistics of one channel's intensities in structures."""
 
     mean: float
     median: float
@@ -180,7 +180,7 @@ class NnUNetPlans(Section):
         return self
 
     def numbers_of(self, name: ConfigurationName) -> Configuration:
-        """Return the settings of a configuration."""
+        """Return the settings of the configuration with this name."""
         own = self.configurations[name]
         assert isinstance(own, Configuration)
         return own
@@ -191,11 +191,11 @@ class NnUNetPlans(Section):
 
 
 class DeeplySupervised(nn.Module):
-    """nnU-Net's network. In training, it returns the output at every resolution, the finest first; otherwise only the
-    finest.
+    """nnU-Net's network. In training, the network returns the output at every resolution, the finest first; otherwise,
+    it returns only the finest output.
 
-    nnU-Net's modules register most tensors under several names. The state dict of this class contains each tensor once,
-    so that it is sent and stored once.
+    nnU-Net's modules register most tensors several times, under different names. The state dict of this class contains
+    each tensor once, so that each tensor is sent and stored only once.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -211,7 +211,7 @@ class DeeplySupervised(nn.Module):
 
 
 def _other_names(module: nn.Module) -> dict[str, str]:
-    """Map each further name of a tensor to its first name."""
+    """Map each additional name of a tensor to the tensor's first name."""
     first: dict[int, str] = {}
     named = ((name, first.setdefault(id(own), name)) for name, own in module.named_parameters(remove_duplicate=False))
     return {name: known for name, known in named if name != known}
@@ -229,7 +229,9 @@ def _name_all(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: obje
 
 
 class NnUNet(Network):
-    """nnU-Net's network for its plans: [B, channels, (D,) H, W] to logits [B, classes, (D,) H, W]."""
+    """The network that nnU-Net's plans describe, which maps [B, channels, (D,) H, W] to logits [B, classes,
+    (D,) H, W].
+    """
 
     name: Literal["nnunet"] = "nnunet"
     architecture: Architecture = Field(

@@ -1,7 +1,7 @@
-"""Create nnU-Net's preprocessing, patches, augmentation, loss and inference from its plans.
+"""Create nnU-Net's preprocessing, patches, augmentation, loss and inference from nnU-Net's plans.
 
-All functions in this module call nnU-Net's own code. For reproducibility, they seed the random generators of Python,
-NumPy and PyTorch that nnU-Net uses, and restore them afterwards.
+All functions in this module call nnU-Net's code. For reproducibility, these functions seed the random generators of
+Python, NumPy and PyTorch, and restore the generators' states afterwards.
 """
 
 import io
@@ -21,12 +21,12 @@ from medsilo_nnunet import NEEDED
 from medsilo_nnunet.nnunet_network import ConfigurationName, NnUNetPlans
 from medsilo_nnunet.question import SegmentationQuestion
 
-# An image [C, D, H, W] and labels [D, H, W]. Labels are -1 where the image was empty.
+# An image [C, D, H, W] and labels [D, H, W]. The label is -1 for voxels that were empty in the image.
 Case = tuple[Tensor, Tensor]
-# A case, and voxels of its structures, [n, 4]: the structure's number, z, y and x.
-Placed = tuple[Any, Any, Tensor]  # an image and labels that are read on demand, and voxels of structures
+# A case, and the voxels of its structures as rows [n, 4]: number of the structure, z, y and x.
+Placed = tuple[Any, Any, Tensor]  # an image and labels that are read when they are needed, and the voxels of structures
 NONE = torch.empty(0, 4, dtype=torch.int32)
-# The most common variants of nnU-Net's trainer that only change loss, augmentation or mirroring. Epochs, optimizer and
+# The most common variants of nnU-Net's trainer that change only loss, augmentation or mirroring. Epochs, optimizer and
 # learning rate are keys of a plan instead.
 TrainerName = Literal[
     "nnUNetTrainer",
@@ -36,11 +36,11 @@ TrainerName = Literal[
     "nnUNetTrainerNoDA",
     "nnUNetTrainerNoMirroring",
 ]
-FOREGROUND = 0.33  # nnU-Net's share of patches that are guaranteed to contain a structure
+FOREGROUND = 0.33  # nnU-Net's fraction of patches that are guaranteed to contain a structure
 
 
 class NnUNetParts:
-    """The nnU-Net objects for one configuration of the plans."""
+    """The objects that nnU-Net creates for one configuration of the plans."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class NnUNetParts:
             own.patch_size, rotation, None, mirrored, dummy_2d, use_mask_for_norm=own.use_mask_for_norm
         )
         for one in _within(changed):
-            # With benchmarking, the measured speed would change the patches, so that equal seeds would give different
-            # results.
+            # With benchmarking, a measurement of speed would choose the algorithm, so that equal seeds could give
+            # different patches.
             if hasattr(one, "benchmark"):
                 one.benchmark = False
         self.drawing = (patch, changed)
         self.shuffled = [(one, tuple(one.channel_idx)) for one in _within(changed) if hasattr(one, "channel_idx")]
         self.regions = labels.foreground_regions if labels.has_regions else ()
-        # Patches are sampled around the labels of structures.
+        # Patches are sampled at voxels of structures.
         self.sought: list[Any] = list(self.regions) or list(labels.foreground_labels)
         self.cutting = (own.patch_size, self.trainer.get_validation_transforms(None))
 
@@ -78,7 +78,7 @@ class NnUNetParts:
 
     # ------------------------------------------------------------------ data
     def read(self, files: Sequence[Path]) -> tuple[np.ndarray, dict[str, Any]]:
-        """Read an image with nnU-Net; return its values [C, D, H, W] and nnU-Net's metadata."""
+        """Read an image with nnU-Net, and return its values [C, D, H, W] and nnU-Net's metadata."""
         try:
             values, notes = self._managers[0].image_reader_writer_class().read_images(list(map(str, files)))
         # The libraries that read images raise many kinds of errors, so all errors are caught.
@@ -87,19 +87,22 @@ class NnUNetParts:
         return values, notes
 
     def on_its_grid(self, values: np.ndarray, notes: dict[str, Any]) -> Tensor:
-        """Resample an image to the grid of the plans, [C, D, H, W]. Resampling adds the cropped margins to `notes`."""
+        """Resample an image to the voxel grid of the plans, and return it as [C, D, H, W]. Resampling adds the cropped
+        margins to `notes`.
+        """
         preprocessor = self._managers[1].preprocessor_class(verbose=False)
         image, _, _ = preprocessor.run_case_npy(values, None, notes, *self._managers, self.settings)
         return torch.from_numpy(image)
 
     def labels_back(self, output: Tensor, notes: dict[str, Any]) -> Tensor:
-        """Return the label of each voxel on the image's original grid, given the output [outputs, D, H, W] on the grid
-        of the plans.
+        """Return the label of each voxel on the image's original grid, given the network's output [outputs, D, H, W] on
+        the grid of the plans.
         """
         from nnunetv2.inference.export_prediction import convert_predicted_logits_to_segmentation_with_correct_shape
 
         labels = convert_predicted_logits_to_segmentation_with_correct_shape(
-            # nnU-Net resamples predictions in half precision, so this rounding breaks ties in the same way.
+            # nnU-Net resamples predictions in half precision; the same rounding here makes equal scores break ties in
+            # the same way.
             output.half(),
             *self._managers,
             self.trainer.label_manager,
@@ -109,7 +112,7 @@ class NnUNetParts:
         return torch.from_numpy(labels)
 
     def prepared(self, images: Sequence[Path], label: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Return a case as nnU-Net preprocesses it, with nnU-Net's metadata."""
+        """Return a case after nnU-Net's preprocessing, together with nnU-Net's metadata."""
         preprocessor, files = self._managers[1].preprocessor_class(verbose=False), list(map(str, images))
         try:
             image, labels, notes = preprocessor.run_case(files, str(label), *self._managers, self.settings)
@@ -119,15 +122,17 @@ class NnUNetParts:
         return torch.from_numpy(image), torch.from_numpy(labels[0]), notes
 
     def own_labels(self, file: Path) -> Tensor:
-        """Read a mask with nnU-Net, [D, H, W]."""
+        """Read a mask [D, H, W] with nnU-Net."""
         return torch.from_numpy(self._managers[0].image_reader_writer_class().read_seg(str(file))[0][0])
 
     def draw_patch(self, case: Placed, seed: int, certain: bool) -> Case:
-        """Return an augmented patch. If `certain` is true and the case has a structure, the patch contains one."""
+        """Return an augmented patch of a case. If `certain` is true and the case has a structure, the patch contains
+        voxels of a structure.
+        """
         return self._patch(case, seed, certain, *self.drawing)
 
     def cut(self, case: Case, seed: int) -> Case:
-        """Return a patch without augmentation."""
+        """Return a patch of a case without augmentation."""
         from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
 
         certain, places = bool(np.random.default_rng(seed).uniform() < FOREGROUND), NONE
@@ -145,7 +150,7 @@ class NnUNetParts:
         one = _OneCase(case, self.sought)
         loader = nnUNetDataLoader(one, 1, patch, final, labels, transforms=transforms)
         loader.get_do_oversample = lambda _: certain
-        # nnU-Net shuffles these channels in place, so that each patch would depend on the previous one.
+        # nnU-Net shuffles this list of channels in place, so that each patch would depend on the previous patches.
         for transform, channels in self.shuffled:
             transform.channel_idx = list(channels)
         with _seeded(seed), _threads_known():
@@ -154,7 +159,7 @@ class NnUNetParts:
 
     # ------------------------------------------------------------------ loss and inference
     def loss(self, output: Tensor | list[Tensor], target: Tensor, drawn: Sequence[int] | None = None) -> Tensor:
-        """Return nnU-Net's loss: over all resolutions in training, and over the finest resolution in evaluation.
+        """Return nnU-Net's loss: of the outputs at all resolutions in training, and of the finest output in evaluation.
 
         Args:
             output: The network's output, with one tensor for each resolution in training.
@@ -175,15 +180,15 @@ class NnUNetParts:
         return self.criterion(output, [torch.stack(scale) for scale in zip(*each, strict=True)])
 
     def predicted(self, output: Tensor) -> Tensor:
-        """Return the label of each position, [batch, *grid], given outputs [batch, outputs, *grid]."""
+        """Return the label of each voxel or pixel, [batch, *grid], given outputs [batch, outputs, *grid]."""
         if not self.regions:
-            # The indices of max equal argmax, which is ten times slower over channels on a CPU.
+            # The indices that max returns equal argmax; on a CPU, argmax over channels would be ten times slower.
             return output.max(1).indices
         found = self.trainer.label_manager.convert_logits_to_segmentation
         return torch.stack([found(one) for one in output])
 
     def inferred(self, network: Callable[[Tensor], Tensor], image: Tensor, mirror: bool) -> Tensor:
-        """Return a network's output for a whole case, [outputs, D, H, W], predicted in nnU-Net's sliding windows."""
+        """Return a network's output for a whole case, [outputs, D, H, W], which nnU-Net predicts in sliding windows."""
         from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
         gpu, by_stopwatch = image.device.type == "cuda", torch.backends.cudnn.benchmark
@@ -191,7 +196,7 @@ class NnUNetParts:
             predictor = nnUNetPredictor(
                 use_mirroring=mirror, perform_everything_on_device=gpu, device=image.device, allow_tqdm=False
             )
-        # nnU-Net turns benchmarking on, and results would then depend on measured speed.
+        # nnU-Net turns cuDNN's benchmarking on, and results would then depend on measured speed.
         torch.backends.cudnn.benchmark = by_stopwatch
         module = network if isinstance(network, nn.Module) else _FunctionModule(network)
         predictor.manual_initialization(module, *self._managers, None, self.settings, "nnUNetTrainer", self.mirrored)
@@ -199,7 +204,7 @@ class NnUNetParts:
 
 
 class _FunctionModule(nn.Module):
-    """Wraps a function as a module for nnU-Net's predictor."""
+    """Wraps a function as a module, because nnU-Net's predictor needs a module."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -228,7 +233,7 @@ class _OneCase:
         self.case, self.sought = case, sought
 
     def load_case(self, identifier: str) -> tuple[_PatchSource, _PatchSource, None, dict[str, Any]]:
-        """Return image, labels, no result of a first stage, and the voxels of the structures."""
+        """Return image, labels, None in place of the result of an earlier stage, and the voxels of the structures."""
         whole, labels, places = self.case[0], self.case[1], self.case[2].numpy()
         found = {own: places[places[:, 0] == number] for number, own in enumerate(self.sought, 1)}
         image = _PatchSource(tuple(whole.shape), lambda cut: whole[cut])
@@ -237,15 +242,17 @@ class _OneCase:
 
 
 def places_in(found: Mapping[int, Any]) -> Tensor:
-    """Return the voxels of all structures in one tensor, with the structures numbered from 1."""
-    # In nnU-Net's voxel lists, the first column is the channel, which is always 0 and is dropped.
+    """Return the voxels of all structures in one tensor, in which each row begins with the number of a structure,
+    counted from 1.
+    """
+    # The first column of nnU-Net's voxel lists is the channel; it is always 0 and is dropped.
     each = [np.insert(voxels[:, 1:], 0, number, 1) for number, voxels in enumerate(found.values(), 1) if len(voxels)]
     return torch.from_numpy(np.concatenate(each).astype(np.int32)) if each else NONE
 
 
 @cache
 def _trainer(name: TrainerName) -> Any:
-    """Create an nnU-Net trainer class that does not create folders, write logs or select devices."""
+    """Create a trainer class of nnU-Net whose objects create no folders, write no logs and select no device."""
     with MedsiloError.needing(NEEDED):
         from nnunetv2.training.nnUNetTrainer import variants
         from nnunetv2.utilities.find_class_by_name import recursive_find_python_class as find
@@ -269,7 +276,7 @@ def _trainer(name: TrainerName) -> Any:
 
 
 def _within(transform: Any) -> Iterator[Any]:
-    """Yield a transform and all transforms inside it."""
+    """Yield a transform and all transforms that it contains."""
     yield transform
     for inner in (*getattr(transform, "transforms", ()), getattr(transform, "transform", None)):
         if inner is not None:
@@ -285,9 +292,9 @@ def _threads() -> Any:
 
 @contextmanager
 def _threads_known() -> Iterator[None]:
-    """Let nnU-Net's data loader limit threads for each batch without searching for all loaded libraries again.
+    """Let nnU-Net's data loader limit the number of threads without searching for all loaded libraries in each batch.
 
-    The search took half as long as the augmented patch itself.
+    The search took half as long as the augmentation of a patch.
     """
     from nnunetv2.training.dataloading import data_loader
 
@@ -301,12 +308,13 @@ def _threads_known() -> Iterator[None]:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed all random generators that nnU-Net uses, and restore them afterwards."""
+    """Seed all random generators that nnU-Net uses, and restore the generators' states afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        torch.default_generator.manual_seed(seed)  # For GPUs, torch.manual_seed would format a traceback each time.
+        # If there is a GPU, torch.manual_seed would format a traceback at each call.
+        torch.default_generator.manual_seed(seed)
         try:
             yield
         finally:

@@ -117,7 +117,7 @@ def plan(
 
 
 def _read(path: Path, asked: "SegmentationQuestion") -> "MeasuredSite":
-    """Read a hospital's file; an error message includes the file's name."""
+    """Read the file that a hospital sent; error messages contain the name of the file."""
     import json
 
     from medsilo.extend import Refused, files
@@ -134,7 +134,7 @@ def _read(path: Path, asked: "SegmentationQuestion") -> "MeasuredSite":
         raise MedsiloError(told) from error
 
 
-LARGEST = 1 << 30  # maximum bytes of a hospital's file
+LARGEST = 1 << 30  # maximum size of a hospital's file in bytes
 PEOPLE, OF = "For a consortium's lead", "nnunet"
 MEASURE = Command(measure, "question.yaml --data DATA --cases 110 -o st-anna.json", PEOPLE, OF)
 PLAN = Command(plan, "question.yaml st-anna.json north.json -o plans.json", PEOPLE, OF)

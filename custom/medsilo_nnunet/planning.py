@@ -1,4 +1,4 @@
-"""Run nnU-Net's own planner on a joint fingerprint, for the GPU memory that the hospitals have."""
+"""Run nnU-Net's planner on a joint fingerprint, for the memory of the hospitals' GPUs."""
 
 import inspect
 import io
@@ -27,11 +27,11 @@ ENVIRONMENT = Lock()
 
 @dataclass(frozen=True)
 class MadePlans:
-    """The content of plans.json, and the GPU memory that it was made for."""
+    """The content of plans.json, and the GPU memory for which nnU-Net's planner made it."""
 
     plans: dict[str, Any]
-    memory: float  # GB of GPU memory
-    too_small: tuple[str, ...]  # hospitals with less GPU memory than the plans need
+    memory: float  # GPU memory in GB
+    too_small: tuple[str, ...]  # hospitals whose GPU has less memory than the plans need
 
 
 def make_plans(
@@ -61,9 +61,9 @@ def make_plans(
     settings = {
         **question.in_nnunet(),
         "numTraining": fingerprint.cases,
-        "file_ending": ".nii.gz",  # The planner does not copy this value into the plans.
+        "file_ending": ".nii.gz",  # The planner does not write this value into the plans.
         "overwrite_image_reader_writer": readers[0],
-        # The planner only needs a case to find a reader, which is given above.
+        # The planner needs a case only to find a reader class, and here the reader class is given.
         "dataset": {"none": {"images": [""], "label": ""}},
     }
     name = question.name
@@ -71,7 +71,7 @@ def make_plans(
         files.write_json(folder / FOLDERS[0] / name / SETTINGS, settings)
         files.write_json(folder / FOLDERS[1] / name / "dataset_fingerprint.json", fingerprint.in_nnunet())
         try:
-            # The planner only computes the networks' memory, so the meta device is enough.
+            # The planner only computes the memory of networks, so networks on the meta device are enough.
             with redirect_stdout(io.StringIO()), torch.device("meta"):
                 planned = kind(name, gpu_memory_target_in_gb=target)
                 planned.plan_experiment()
@@ -87,11 +87,11 @@ def make_plans(
 def unsure_keys(
     plans: Mapping[str, Any], fingerprints: Sequence[Fingerprint], plan: Callable[[Fingerprint], Mapping[str, Any]]
 ) -> list[str]:
-    """Return the keys of each configuration that might differ if every number were exact instead of covering several
-    cases.
+    """Return the keys of each configuration that might have other values if the fingerprint contained exact numbers.
 
-    The middle case of a group represents the group, so its rank is off by up to half a group in each hospital. The
-    plans are made again with all medians lower and higher by this amount.
+    The middle case of a group represents all cases of the group, so its rank is wrong by up to half a group per
+    hospital. The plans are therefore made again after all medians were lowered, and again after they were raised, by
+    this number of ranks.
     """
     ranks = sum(one.least // 2 for one in fingerprints)
     if not ranks:
@@ -107,7 +107,7 @@ def unsure_keys(
 
 
 def _planner(name: str) -> Any:
-    """Return nnU-Net's planner class of this name."""
+    """Return the planner class of nnU-Net that has this name."""
     if name not in PLANNERS:
         raise MedsiloError(f"nnU-Net's planner {name} is not known; choose one of {', '.join(PLANNERS)}")
     with MedsiloError.needing(NEEDED):
@@ -118,7 +118,7 @@ def _planner(name: str) -> Any:
 
 @contextmanager
 def _home(name: str) -> Iterator[Path]:
-    """Give nnU-Net empty folders for a data set, and restore its environment variables afterwards."""
+    """Set nnU-Net's environment variables to empty folders for a data set, and restore the variables afterwards."""
     with ENVIRONMENT, TemporaryDirectory() as temporary:
         before = {key: os.environ[key] for key in FOLDERS if key in os.environ}
         for key in FOLDERS:

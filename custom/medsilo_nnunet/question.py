@@ -70,24 +70,24 @@ class SegmentationQuestion(Section):
 
     @property
     def has_regions(self) -> bool:
-        """True if the structures are regions, which may overlap, instead of labels."""
+        """True if the structures are regions, which may overlap, and not labels."""
         return any(len(several(own)) > 1 for own in self.labels.values())
 
     @property
     def regions(self) -> dict[str, tuple[int, ...]]:
-        """The label values of each structure, in order and without the background."""
+        """The label values of each structure, in the order of the structures and without the background."""
         return {name: several(own) for name, own in self.labels.items() if name != BACKGROUND}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name of each label value 0, 1, ...; an unnamed value N is called "label N"."""
+        """The name of each label value 0, 1, ...; a value N without a name is called "label N"."""
         alone = {own: name for name, own in self.labels.items() if isinstance(own, int)}
         alone |= {own[0]: name for name, own in self.regions.items() if len(own) == 1}
         last = max(value for own in self.labels.values() for value in several(own))
         return tuple(alone.get(value, f"label {value}") for value in range(last + 1))
 
     def in_nnunet(self) -> dict[str, Any]:
-        """Return the question with the keys of dataset.json."""
+        """Return the question as a dictionary with the keys of dataset.json."""
         words: dict[str, Any] = {
             "channel_names": {str(number): name for number, name in enumerate(self.channels)},
             "labels": {name: list(label) if isinstance(label, tuple) else label for name, label in self.labels.items()},
@@ -102,7 +102,7 @@ class SegmentationQuestion(Section):
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
     def check(self, settings: Any) -> None:
-        """Raise DataError if a dataset.json asks a different question."""
+        """Raise DataError if the channels or labels in a dataset.json differ from this question."""
         if not isinstance(settings, Mapping):
             raise DataError("dataset.json is not a mapping; see nnU-Net's dataset format")
         for key, wanted in self.in_nnunet().items():

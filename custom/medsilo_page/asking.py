@@ -1,4 +1,4 @@
-"""Describe a plan that waits for approval on the first screen: purpose, disclosures, cost and decision."""
+"""Describe a plan that waits for approval on the first screen of its page: purpose, disclosures, cost and decision."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ NO_PRIVACY = "none: neither the plan nor this hospital demands it, so nothing th
 
 @dataclass(frozen=True)
 class ShownRequest:
-    """A plan that waits for approval, with the facts for the decision."""
+    """A plan that waits for approval, with the facts that a person needs to decide."""
 
     asked: AskingPlan
     plan: Plan
@@ -27,16 +27,16 @@ class ShownRequest:
     purpose: str
     contact: str
     standing: str
-    leaks: list[tuple[Leak, bool]]  # each kind of disclosure, and whether this hospital's privacy.json allows it
-    beside: list[str]  # disclosures in addition to tensors, or the reason why they are unknown
-    terms: list[tuple[str, str]]  # data set, privacy and answers
+    leaks: list[tuple[Leak, bool]]  # each kind of disclosure, and True if this hospital's privacy.json allows it
+    beside: list[str]  # disclosures other than tensors, or the reason why these disclosures are unknown
+    terms: list[tuple[str, str]]  # descriptions of the data set, privacy and answers
     before: Decision | None
     changes: list[Change]
-    decisions: list[Decision]  # earlier decisions about this plan, latest first
+    decisions: list[Decision]  # earlier decisions about this plan, with the latest decision first
 
     @classmethod
     def read(cls, home: KitAtHome, asked: AskingPlan) -> "ShownRequest":
-        """Read a plan that waits for approval. Raises MedsiloError if it is unreadable or its code is damaged."""
+        """Read a plan that waits for approval. Raises MedsiloError if the plan is unreadable or its code is damaged."""
         plan = home.plan_of(asked)
         code, study = home.approvals.code_of(asked), plan.study
         policy, before = Policy.read(home.local), approved_before(home, asked, plan)
@@ -60,12 +60,12 @@ class ShownRequest:
 
     @property
     def bytes(self) -> int:
-        """The number of bytes of tensors that leave the hospital in this study."""
+        """The total size in bytes of the tensors that the hospital sends in this study."""
         return sum(leak.bytes * leak.rounds for leak, leaves in self.leaks if leaves)
 
 
 def _terms(home: KitAtHome, plan: Plan, lead: str) -> Iterator[tuple[str, str]]:
-    """Yield descriptions of the data that a plan reads, and of its cost."""
+    """Yield descriptions of the data that a plan reads, and of the cost of the plan."""
     if plan.task.synthetic:
         yield "Data", "synthetic: no patient's data are read"
     elif words := dict(data_set_words(home.settings, home.files)):
@@ -79,7 +79,9 @@ def _terms(home: KitAtHome, plan: Plan, lead: str) -> Iterator[tuple[str, str]]:
 
 
 def read_all(home: KitAtHome, several: list[AskingPlan]) -> Iterator[tuple[AskingPlan, ShownRequest | None, str]]:
-    """Read each plan, or return the reason why it is unreadable. A damaged plan does not hide other plans."""
+    """Read each plan, or return the reason why the plan is unreadable. A damaged plan does not prevent the page from
+    showing other plans.
+    """
     for asked in several:
         try:
             yield asked, ShownRequest.read(home, asked), ""

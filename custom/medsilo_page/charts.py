@@ -1,10 +1,10 @@
-"""Draw line charts and differences as inline SVG, readable without colour and by screen readers. The module uses no
-drawing library and no script.
+"""Draw line charts and charts of differences as inline SVG, which people without colour vision and screen readers can
+read. The module uses no drawing library and no script.
 
-Colours come from the page's CSS classes: `s0` to `s7`, and `r0` and `r1` for reference methods. The same drawing
-therefore works in light mode, in dark mode and in print. Each series also has a dash pattern and a marker for
-black-and-white print and colour-blind readers. Drawing libraries support neither the page's CSS classes nor texts for
-screen readers.
+Colours come from the CSS classes of the page: `s0` to `s7` for methods, and `r0` and `r1` for reference methods. The
+same drawing therefore works in light mode, in dark mode and in print. Each line also has a dash pattern and a marker,
+for black-and-white print and for colour-blind readers. Drawing libraries support neither the page's CSS classes nor
+texts for screen readers.
 """
 
 import math
@@ -20,7 +20,8 @@ from medsilo.runs.score import number_text
 
 WIDTH, HEIGHT = 350, 220
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 42
-COLOURS = 8  # number of colours that colour-blind readers can distinguish from each other and from the references
+# number of colours that colour-blind readers can distinguish from each other and from the colours of reference methods
+COLOURS = 8
 INKS = 2
 # five dash patterns and seven markers: with eight colours, no combination repeats
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4")
@@ -33,16 +34,18 @@ MARKERS = (
     "m-1.6 -5h3.2v10h-3.2z",  # bar
     "m-1.4 -4.4h2.8v3h3v2.8h-3v3h-2.8v-3h-3v-2.8h3z",  # cross
 )
-ROW, FOOT, AXIS, EDGE = 22, 24, 288, 18  # measures of a chart of differences in pixels
-GREY = 100  # style number of background lines: thin, grey and without markers
-MOST_MARKERS = 120  # largest number of markers in a chart with many long lines
+ROW, FOOT, AXIS, EDGE = 22, 24, 288, 18  # sizes in a chart of differences, in pixels
+GREY = 100  # style number of background lines, which are thin, grey and without markers
+MOST_MARKERS = 120  # maximum number of markers in a chart
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line in a chart with `values[n]` at `places[n]`, by default at n. Missing values (None) are skipped.
+    """A line in a chart, with the value `values[n]` at the x coordinate `places[n]`, or at n if the line has no
+    `places`. Missing values (None) are skipped.
 
-    `ring` is the index of a circled point. `band` has the lower and upper edge of a shaded band at each point.
+    `ring` is the index of the point that is circled. `band` contains the lower and upper edge of a shaded band for each
+    point.
     """
 
     name: str
@@ -51,7 +54,7 @@ class Series:
     ring: int | None = None
     places: Sequence[float] | None = None
     band: Sequence[tuple[float, float] | None] = ()
-    words: Sequence[str] = ()  # texts for the values; by default the formatted numbers
+    words: Sequence[str] = ()  # texts for the values; if empty, the formatted numbers are the texts
 
     def said(self, n: int) -> str:
         """Return the text for the n-th value."""
@@ -70,8 +73,8 @@ class Drawing:
 
     @classmethod
     def start(cls, width: float, height: float, key: str, title: str, description: str, small: bool = False) -> Self:
-        """Create a drawing with a title and a description. `small` limits the drawing to its natural width, with
-        smaller text.
+        """Create a drawing that has a title and a description. If `small` is true, the page does not stretch the
+        drawing, and the text in it is smaller.
         """
         labels = {"role": "img", "aria-labelledby": f"{key}-title", "aria-describedby": f"{key}-description"}
         look = {"class": "chart picture", "style": f"max-width:{width:g}px"} if small else {"class": "chart"}
@@ -81,7 +84,7 @@ class Drawing:
         return svg
 
     def add(self, tag: str, attributes: dict[str, str], words: str | None = None) -> Self:
-        """Add an element, and return it as a Drawing."""
+        """Add an SVG element, and return the element as a Drawing."""
         element = ElementTree.SubElement(self.element, tag, attributes)
         element.text = words and printable(words)  # ElementTree escapes the text
         return replace(self, element=element)
@@ -95,7 +98,7 @@ class Drawing:
         return self.add("path", {"class": look, **attributes, "d": path})
 
     def text(self, words: str, x: float, y: float, anchor: str = "", **attributes: str) -> None:
-        """Add a text. The text starts at this point, unless `anchor` centres it or ends it there."""
+        """Add a text. The text starts at this point, or is centred there or ends there if `anchor` says so."""
         place = {"x": str(x), "y": str(y)} | ({"text-anchor": anchor} if anchor else {})
         self.add("text", place | attributes, words)
 
@@ -104,24 +107,26 @@ class Drawing:
         self.add("title", {}, words)
 
     def markup(self) -> Markup:
-        """Return the SVG for the page."""
+        """Return the drawing as SVG for the page."""
         return Markup(ElementTree.tostring(self.element, encoding="unicode", short_empty_elements=False))
 
 
 def values_of(series: Sequence[Series]) -> list[float]:
-    """Return all values of these lines, including the edges of their bands."""
+    """Return all values of these lines, and the edges of all shaded bands around the lines."""
     values = [value for one in series for value in one.values if value is not None]
     return values + [edge for one in series for edges in one.band if edges for edge in edges]
 
 
 def band_of(curves: Sequence[Sequence[float | None]]) -> list[tuple[float, float] | None]:
-    """Return the lowest and highest value of several curves at each point; None if a curve has no value there."""
+    """Return the lowest and highest value of several curves at each point, or None at points where a curve has no
+    value.
+    """
     columns = zip(*curves, strict=False) if len(curves) > 1 else ()
     return [None if None in column else (min(column), max(column)) for column in columns]
 
 
 def drawn_last(series: Sequence[Series]) -> list[Series]:
-    """Sort lines so that grey lines are drawn first, below the others."""
+    """Sort lines so that grey lines are drawn first and other lines cover them."""
     return sorted(series, key=lambda one: one.style != GREY)
 
 
@@ -142,10 +147,10 @@ def colour(style: int) -> str:
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return at most `most` round numbers that enclose low and high. The step between the numbers is 1, 2 or 5 times a
-    power of ten.
+    """Return at most `most` round numbers, of which the first is at most low and the last is at least high. The step
+    between the numbers is 1, 2 or 5 times a power of ten.
     """
-    if high - low < 1e-9:  # a smaller range is not visible in the printed digits
+    if high - low < 1e-9:  # printed digits would not show such a small range
         low, high = low - 0.05, high + 0.05
     exponent = math.floor(math.log10((high - low) / most))
     for step in (factor * 10.0**power for power in range(exponent, exponent + 3) for factor in (1, 2, 5)):
@@ -167,7 +172,7 @@ def line_chart(
     unit: str = "rounds",
     guide: Sequence[tuple[float, float]] = (),
 ) -> Markup:
-    """Draw lines over a common x axis.
+    """Draw a chart of several lines that have the same x axis.
 
     Args:
         guide: points of a thin line for comparison
@@ -202,7 +207,7 @@ def swatch(style: int) -> Markup:
 
 
 def describe(series: Sequence[Series], unit: str = "rounds") -> str:
-    """Describe a chart in words: the first and last value of each line."""
+    """Describe a chart in words for screen readers: the first and last value of each line."""
     sentences = []
     for one in series:
         known = [(one.place(n), one.said(n)) for n, value in enumerate(one.values) if value is not None]
@@ -279,7 +284,9 @@ def marker(style: int, x: float, y: float) -> str:
 # ---------------------------------------------------------------------------------------------------- differences
 @dataclass(frozen=True)
 class Whisker:
-    """A value as a dot with its interval as a whisker, and a description. A wider interval is drawn as a thin line."""
+    """A value that is drawn as a dot, its confidence interval that is drawn as a whisker, and a description. If there
+    is a wider interval, it is drawn as a thin line.
+    """
 
     value: float
     interval: tuple[float, float] | None
@@ -294,7 +301,9 @@ HOLLOW = {"alone": MARKERS[0], "pooled": MARKERS[3]}
 
 
 def whisker_chart(one: Whisker, marks: Sequence[float], key: str, title: str, zero: bool = True) -> Markup:
-    """Draw a value over an axis that several drawings share (`axis_of`). `zero` adds a dashed line at 0."""
+    """Draw a value over an axis that several drawings share; `axis_of` draws the axis. If `zero` is true, there is a
+    dashed line at 0.
+    """
     svg = Drawing.start(AXIS + 2 * EDGE, ROW, key, title, f"{one.words}.", small=True)
     place = _scale(marks)
     for mark in marks:
@@ -315,7 +324,9 @@ def whisker_chart(one: Whisker, marks: Sequence[float], key: str, title: str, ze
 
 
 def axis_of(marks: Sequence[float], signed: bool) -> Markup:
-    """Draw the numbers of the shared axis above several drawings. `signed` adds plus signs."""
+    """Draw the numbers of the axis that several drawings share. If `signed` is true, positive numbers have plus
+    signs.
+    """
     look = {"class": "chart picture", "style": f"max-width:{AXIS + 2 * EDGE}px", "aria-hidden": "true"}
     svg = Drawing(ElementTree.Element("svg", look | {"viewBox": f"0 0 {AXIS + 2 * EDGE} {FOOT}"}))
     place, decimals = _scale(marks), max(len(f"{mark:.10f}".rstrip("0").partition(".")[2]) for mark in marks)
@@ -327,12 +338,12 @@ def axis_of(marks: Sequence[float], signed: bool) -> Markup:
 
 
 def _scale(marks: Sequence[float]) -> Callable[[float], float]:
-    """Return the function from a value to its coordinate on the axis."""
+    """Return a function that maps a value to its coordinate on the axis."""
     return lambda value: round(EDGE + (value - marks[0]) / (marks[-1] - marks[0]) * AXIS, 1)
 
 
 def shared_axis(several: Sequence[Whisker], zero: bool = True) -> list[float]:
-    """Return the ticks of an axis that fits all drawings. `zero` includes 0."""
+    """Return the ticks of an axis on which the values of all drawings fit. If `zero` is true, the axis includes 0."""
     ends = [0.0] * zero
     for one in several:
         values = (one.value, one.alone, one.pooled, *(one.interval or ()), *(one.wider or ()))

@@ -1,4 +1,4 @@
-"""Fill templates with a common style, for the hospital's web page and the lab's reports."""
+"""Fill templates that have a common style, for the hospital's web page and for the lab's reports."""
 
 from functools import cache
 from pathlib import Path
@@ -8,7 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 STYLE = Path(__file__).parent / "style.html"
 
 
-@cache  # compiles each template once per process
+@cache  # so that each template is compiled only once in a process
 def templates_in(*folders: Path) -> Environment:
     """Return the Jinja environment for templates in these folders.
 

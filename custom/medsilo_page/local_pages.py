@@ -1,4 +1,4 @@
-"""Serve pages to a browser on this machine, with their templates, style and script."""
+"""Serve pages to a browser on this machine, together with the pages' style and script."""
 
 from http import HTTPStatus
 from pathlib import Path
@@ -17,13 +17,13 @@ HERE = Path(__file__).parent
 
 
 class LocalPages:
-    """The common parts of local web pages.
+    """The functions that all local web pages share.
 
-    Texts from other machines are shown without control characters that change the text direction.
+    Control characters that change the direction of text are removed from texts that come from other machines.
     """
 
     def __init__(self, *folders: Path) -> None:
-        """folders: additional folders of templates."""
+        """folders: Additional folders with templates."""
         self._pages = templates_in(HERE, *folders)
         self._pages.finalize = _shown_plain
         self._pages.filters |= {"moment": moment, "size": size_text, "duration": duration}

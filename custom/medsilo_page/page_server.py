@@ -1,8 +1,9 @@
-"""Serve a hospital's web page on this machine's loopback address, only to the person who has the start address.
+"""Serve a hospital's web page on this machine's loopback address, only for the person who has the start address.
 
-The start address contains a one-time token, which is exchanged for a session cookie. All other pages are under a secret
-random path, because a browser sends cookies of 127.0.0.1 to every port. A request must have this server as its host. A
-request that changes something must come from a page of this server, and contain the session's token.
+The start address contains a one-time token, which is exchanged for a session cookie. All other pages have addresses
+under a secret random path, because a browser sends the cookies of 127.0.0.1 to every port. A request must name this
+server as its host. A request that changes something must come from a page of this server, and contain the token of the
+session.
 """
 
 import secrets
@@ -23,11 +24,11 @@ from medsilo.core.errors import MedsiloError
 HOST = "127.0.0.1"
 COOKIE = "medsilo"
 START = "/start"
-WORD = "word"  # form field with the session's token
-MOST_BODY = 16_384  # largest form in bytes
+WORD = "word"  # form field that contains the token of the session
+MOST_BODY = 16_384  # maximum size of a form in bytes
 MOST_FIELDS = 50
 MOST_AT_ONCE = 32  # largest number of connections
-PATIENCE, LONGEST = 5.0, 15.0  # time limits in seconds: to receive a request, and to receive and answer it
+PATIENCE, LONGEST = 5.0, 15.0  # time limits in seconds: for receiving a request, and for receiving and answering it
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -45,7 +46,7 @@ HEADERS = {
 
 
 class NotServed(MedsiloError):
-    """A request that gets only an HTTP status as its answer."""
+    """A request that this server answers only with an HTTP status."""
 
     def __init__(self, status: HTTPStatus) -> None:
         super().__init__(status.phrase)
@@ -53,10 +54,15 @@ class NotServed(MedsiloError):
 
 
 class PageServer(uvicorn.Server):
-    """Serves a site to one person in one session."""
+    """Serves pages to one person in one session."""
 
     def __init__(self, site: ASGIApp, port: int = 0) -> None:
-        """site: the app for admitted requests; port: 0 selects a free port. Raises OSError if the port is in use."""
+        """Listen on a port; raise OSError if the port is in use.
+
+        Args:
+            site: The app that answers admitted requests.
+            port: The port; 0 selects a free port.
+        """
         self._listening = socket.create_server((HOST, port))
         self.gate = Gate(site, self._listening.getsockname()[1])
         config = uvicorn.Config(
@@ -67,7 +73,7 @@ class PageServer(uvicorn.Server):
             lifespan="off",
             log_config=None,
             log_level="critical",  # hides messages about broken connections
-            access_log=False,  # the access log would contain the token
+            access_log=False,  # the access log would contain the one-time token
             proxy_headers=False,
             server_header=False,
             headers=list(HEADERS.items()),
@@ -81,7 +87,7 @@ class PageServer(uvicorn.Server):
 
 
 class Gate:
-    """Admits requests of one session. All other requests get only an HTTP status."""
+    """Admits only the requests of one session. The answer to any other request is only an HTTP status."""
 
     def __init__(self, site: ASGIApp, port: int) -> None:
         self.base = f"/{secrets.token_urlsafe(24)}"
@@ -102,7 +108,7 @@ class Gate:
         """Choose the app that answers a request. Raises NotServed if the request is not admitted."""
         if request.method not in ("GET", "POST"):
             raise NotServed(HTTPStatus.NOT_IMPLEMENTED)
-        if request.headers.getlist("host") not in self._hosts:  # another host name that resolves to this machine
+        if request.headers.getlist("host") not in self._hosts:  # another host name that stands for this machine
             raise NotServed(HTTPStatus.MISDIRECTED_REQUEST)
         if request.scope["path"] == START:
             return self._exchanged(request)
@@ -118,12 +124,13 @@ class Gate:
         return self._site
 
     def _exchanged(self, request: Request) -> HTMLResponse:
-        """Exchange the one-time token for the session cookie."""
+        """If the one-time token is correct, answer with the session cookie."""
         good = self._token_is_good and _same(request.query_params.get("token", ""), self._token)
         if request.method != "GET" or not good:
             raise NotServed(HTTPStatus.FORBIDDEN)
         self._token_is_good = False
-        # The page redirects itself. The next request then comes from this server, so the browser sends the cookie.
+        # The answer makes the browser load the first page. A page of this server then causes the next request, so that
+        # the browser sends the cookie.
         refresh = f'<meta http-equiv="refresh" content="0; url={self.base}/">'
         answer = _plain_page("medsilo", f'<p><a href="{self.base}/">Go on to the page</a></p>', refresh)
         answer.set_cookie(COOKIE, self.session, path=self.base, httponly=True, samesite="strict")
@@ -131,15 +138,16 @@ class Gate:
 
 
 class _Connection(H11Protocol):
-    """A connection with a time limit for its request; the number of connections is limited, too.
+    """A connection that must finish its request within a time limit; the number of open connections is limited, too.
 
-    uvicorn limits neither idle connections nor slow senders.
+    uvicorn limits neither idle connections nor connections that send slowly.
     """
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.begun = self.loop.time()
-        # closes the connection that has been silent for longest, so that other connections can't block the page
+        # closes the connection that has been silent for the longest time, so that other connections cannot block the
+        # page
         if len(self.connections) > MOST_AT_ONCE:
             all_of_ours = (one for one in self.connections if isinstance(one, _Connection) and one is not self)
             silent = [one for one in all_of_ours if one.cycle is None]
@@ -159,14 +167,18 @@ class _Connection(H11Protocol):
 
 
 def _is_from_own_page(request: Request) -> bool:
-    """Return True if the form comes from a page of this server. Some browsers omit the Origin header there."""
+    """Return True if the form comes from a page of this server. The header Referer is checked if the browser omits
+    Origin.
+    """
     own, headers = f"http://{request.headers['host']}", request.headers
     is_own = headers["origin"] == own if "origin" in headers else headers.get("referer", "").startswith(f"{own}/")
     return is_own and headers.get("sec-fetch-site", "same-origin") == "same-origin"
 
 
 async def _fields(request: Request) -> dict[str, str]:
-    """Read a form, without repeated fields. Raises NotServed for other or too large bodies."""
+    """Return the fields of a form, each of which must occur only once. Raises NotServed if the request has no form or a
+    form that is too large.
+    """
     length = request.headers.get("content-length", "")
     if not length.isdecimal() or "transfer-encoding" in request.headers:
         raise NotServed(HTTPStatus.LENGTH_REQUIRED)

@@ -1,4 +1,6 @@
-"""The pages of a hospital: waiting plans with their disclosures and cost, decisions, and running studies."""
+"""The pages of a hospital: plans that wait for approval, with their disclosures and cost; decisions; and running
+studies.
+"""
 
 import getpass
 import threading
@@ -40,8 +42,10 @@ from medsilo_page.page_server import PageServer
 from medsilo_page.watching import Row, StudyMoment, studies
 
 DRAWN = 400  # largest number of points in a chart
-SHOWN_REQUESTS = 3  # number of waiting plans in full; further plans have title, purpose and lead
-SHOWN_ROWS, SHOWN_LINES = 200, 30  # largest numbers of rows in the table of rounds and in the log
+# number of waiting plans that are shown in full; for more plans, only title, purpose and lead are shown
+SHOWN_REQUESTS = 3
+# maximum number of rows in the table of rounds, and maximum number of rows in the log
+SHOWN_ROWS, SHOWN_LINES = 200, 30
 COLUMNS = ("round", "validation", "train_loss", "validation_loss", "seconds")  # columns of the table of rounds
 CHECK = "check"
 VERBS = {"approve": "approved", "decline": "declined", "withdraw": "withdrawn"}
@@ -54,7 +58,7 @@ def serve(kit: Path, port: int) -> PageServer:
 
 @dataclass
 class _Work:
-    """A check of this hospital for a plan, started from the page."""
+    """A check that was started from the page, which tests whether a plan can run at this hospital."""
 
     done: Any = None
     failed: str = ""
@@ -65,13 +69,13 @@ class _Work:
 
 
 class SitePages(LocalPages):
-    """Answers admitted requests. Every page reads the hospital's files again."""
+    """Answers the requests that the server has admitted. Each request reads the hospital's files again."""
 
     def __init__(self, kit: Path) -> None:
         super().__init__()
         self._kit = kit
-        self._home()  # reports an unreadable kit at once
-        self._works: dict[str, _Work] = {}  # checks by the hash of their plan
+        self._home()  # if the kit is unreadable, an error is raised at once
+        self._works: dict[str, _Work] = {}  # checks, by the hash of the plan that each checks
         self._working = threading.Lock()
 
     def site(self) -> Starlette:
@@ -138,7 +142,7 @@ class SitePages(LocalPages):
         )
 
     def _deciding(self, home: KitAtHome) -> dict[str, Any]:
-        """Return the values for every form about a plan."""
+        """Return the values that the templates of all forms about a plan need."""
         return {"site": home.kit.name, "by": getpass.getuser(), "works": self._works}
 
     def _study(self, request: Request) -> Response:
@@ -185,7 +189,7 @@ class SitePages(LocalPages):
             return RedirectResponse(f"{base}/plan/{hash}#{verb}", HTTPStatus.SEE_OTHER)
         if verb not in VERBS or (asked is None and verb != "withdraw"):
             return self._missing(request)
-        # The signature covers the content that was shown
+        # The signature is for the plan that was shown to the person
         fields = request.state.fields
         approves = verb == "approve"
         if asked and approves and asked.job_code != fields.get("code", ""):
@@ -201,7 +205,7 @@ class SitePages(LocalPages):
         return RedirectResponse(f"{base}/plan/{hash}" if asked else f"{base}/", HTTPStatus.SEE_OTHER)
 
     def _begin(self, home: KitAtHome, plan: Plan, code: JobCode | None) -> None:
-        """Check this hospital for a plan in a thread. Only one check runs at a time."""
+        """Start a thread that checks whether a plan can run at this hospital. Only one such check runs at a time."""
         self._works[plan.hash] = mine = _Work()
 
         def work() -> None:
@@ -210,7 +214,7 @@ class SitePages(LocalPages):
                     mine.done = check(Visit(home.kit.name, plan, code=code, local=home.local, kit=home.kit))
                 except MedsiloError as error:
                     mine.failed = f"{error} {error.private}".strip()
-                except Exception as error:  # the page shows the reason to the hospital's own staff
+                except Exception as error:  # the page may show the reason, because only the hospital's own staff see it
                     mine.failed = f"{type(error).__name__}: {error}"
 
         threading.Thread(target=work, daemon=True).start()
@@ -224,8 +228,8 @@ class SitePages(LocalPages):
 
 
 def _of_hospital(home: KitAtHome, synthetic: bool = False) -> dict[str, Any]:
-    """Return facts about the hospital for every page: required approval, missing isolation of scripts, and the data
-    set.
+    """Return facts about the hospital that every page shows: the required approval, missing isolation of scripts, and
+    the data set.
     """
     return {
         "required": home.settings.approval_of(synthetic) != "none",
@@ -235,12 +239,12 @@ def _of_hospital(home: KitAtHome, synthetic: bool = False) -> dict[str, Any]:
 
 
 def _title(asked: AskingPlan) -> str:
-    """Return the title of a study from its plan, which may be invalid."""
+    """Return the title of a study from the study's plan, even if the plan is invalid."""
     return plain((asked.plan.get("study") or {}).get("title") or asked.study or asked.hash[:12])
 
 
 def _answer_rows(home: KitAtHome) -> list[dict[str, Any]]:
-    """Return the numbers of answers for each study. Studies of the present data set come first."""
+    """Return the number of answers to each study, with studies on the present data set first."""
     own = home.approvals.data
     rows = [{**row, "in_use": row["data"] == own} for row in answered(home.book)]
     return sorted(rows, key=lambda row: (not row["in_use"], row["data"]))
@@ -262,7 +266,7 @@ def _sentence(watched: StudyMoment) -> str:
 
 
 def _quiet(watched: StudyMoment) -> float | None:
-    """Return the seconds since the last message of a running study, rounded down to whole minutes; None below a
+    """Return the seconds since the last message of a running study, rounded down to whole minutes, or None below a
     minute.
     """
     silence = (time.time() - watched.last) // 60 * 60
@@ -270,7 +274,7 @@ def _quiet(watched: StudyMoment) -> float | None:
 
 
 def _limits(fields: Mapping[str, str]) -> ApprovalLimits:
-    """Return the approval limits in a form. Raises MedsiloError for invalid values."""
+    """Return the approval limits that a person has entered in a form. Raises MedsiloError if a value is invalid."""
     hours, rounds = (fields.get(name, "").strip() for name in ("hours", "rounds"))
     for name, text in (("hours", hours), ("rounds", rounds)):
         if text and not (text.isdecimal() and int(text[:9]) > 0 and len(text) < 9):
@@ -295,7 +299,9 @@ def _shown(text: str) -> str:
 
 
 def _chart(rows: tuple[Row, ...], planned: int) -> Any:
-    """Draw this site's validation scores by round. A chart of many rounds omits some of them."""
+    """Draw the validation scores of this site by round. If there are many rounds, the chart shows only every n-th
+    round.
+    """
     places, values = [], []
     for row in rows[:: max(1, -(-len(rows) // DRAWN))]:
         with suppress(KeyError, ValueError):

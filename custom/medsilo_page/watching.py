@@ -1,5 +1,5 @@
-"""Read the state of a study at this hospital from local files: activity, rounds, disclosures, and the reason of its
-end.
+"""Read the state of a study at this hospital from local files: activity, rounds, disclosures, and the reason why it
+ended.
 """
 
 import csv
@@ -23,7 +23,7 @@ Row = dict[str, str]  # a line of metrics.csv
 
 @dataclass(frozen=True)
 class StudyMoment:
-    """The state of a study at one time."""
+    """The state of a study at the time when its files were read."""
 
     name: str
     diary: tuple[LogEntry, ...]
@@ -34,7 +34,7 @@ class StudyMoment:
 
     @classmethod
     def read(cls, output: Path, name: str, site: str) -> "StudyMoment | None":
-        """Read a study of this site; None without a study of this name."""
+        """Read the study of this name at this site, or return None if it does not exist."""
         if not is_safe_name(name):
             return None
         folder = paths.site_folder(output / name, site)
@@ -46,38 +46,38 @@ class StudyMoment:
 
     @cached_property
     def began(self) -> LogEntry | None:
-        """The log entry of the last start of a process, with the hash of the plan."""
+        """The log entry of the last start of the study's process, which contains the hash of the plan."""
         return next((line for line in reversed(self.diary) if line.kind == "began"), None)
 
     @property
     def ended(self) -> str:
-        """Describe the end of the study at this site; empty if it is not over."""
+        """Return a sentence about the end of the study at this site, or an empty text if it has not ended."""
         last = (self.diary[-1].kind, self.diary[-1].task) if self.diary else ("", "")
         early = "The study has ended here before its last task, and its lead can read why"
         return {("answered", "test"): "The study has ended here", ("ended", ""): early}.get(last, "")
 
     @property
     def stopped(self) -> LogEntry | None:
-        """The last log entry, if it is a rejection or the death of a process, after which no answers leave; else
-        None.
+        """The last log entry if it is a rejection or the death of a process, so that the site sends no more answers;
+        else None.
         """
         last = next((line for line in reversed(self.diary) if line.kind != "ended"), None)
         return last if last and last.kind in ("refused", "died") and self.work is None else None
 
     @property
     def work(self) -> SiteActivity | None:
-        """The present activity since the last answer or rejection."""
+        """The activity that began after the last log entry, if there is one."""
         since = self.diary[-1].at if self.diary else 0.0
         return self.doing if self.doing and self.doing.at > since else None
 
     @property
     def bytes(self) -> int:
-        """The number of bytes that have left."""
+        """The number of bytes that the hospital has sent in this study."""
         return sum(line.bytes for line in self.diary)
 
     @property
     def round(self) -> int:
-        """Return the number of the last answered round."""
+        """Return the number of the last round to which the site sent an answer."""
         return max((line.round for line in self.diary if line.kind == "answered" and line.task == "round"), default=0)
 
     @property
@@ -86,7 +86,7 @@ class StudyMoment:
         return max([0.0, *(line.at for line in self.diary[-1:]), *([self.doing.at] if self.doing else [])])
 
     def seconds_left(self) -> float | None:
-        """Return the estimated seconds for the remaining rounds; None if unknown."""
+        """Return the estimated number of seconds until the last round ends, or None if it is unknown."""
         ends = [line.at for line in self.diary if line.kind == "answered" and line.task == "round"]
         if self.began is None or len(ends) < 2 or self.ended:
             return None
@@ -95,7 +95,7 @@ class StudyMoment:
 
 
 def studies(output: Path, site: str) -> list[StudyMoment]:
-    """Return the studies of this site, latest first."""
+    """Return the studies of this site, with the latest study first."""
     names = (path.name for path in output.glob("*") if path.name not in (paths.HOSPITAL, paths.MODELS))
     found = (StudyMoment.read(output, name, site) for name in names)
     return sorted((one for one in found if one), key=lambda one: (-one.last, one.name))
@@ -111,7 +111,7 @@ def _rows(folder: Path) -> Iterator[Row]:
 
 
 def read_diary(site: Path) -> list[LogEntry]:
-    """Read a site's log of answers. Unreadable lines are skipped."""
+    """Read the log of a site's answers, and skip unreadable lines."""
     try:
         lines = (site / paths.DIARY).read_text("utf-8", "replace").split("\n")
     except OSError:

@@ -1,4 +1,4 @@
-"""Recognise activities from a person's recorded sensor windows, one .npz file per site."""
+"""Recognise activities from windows of a person's sensor signals; each site has one .npz file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +16,12 @@ ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 class ActivityWindows(Task):
-    """Windows of sensor signals, [sensors, steps], from the file `<site>.npz` in the site's data folder.
+    """Windows of sensor signals, [sensors, steps], which a site reads from the file `<site>.npz` in its data folder.
 
     The file contains x_train [n, sensors, steps] (floating point), y_train [n] (0, 1, ...), x_test and y_test. A site
-    is one person, so training and test data come from the same person. A share `validation` of x_train becomes the
-    validation part, chosen at random by the plan's seed and the site's name. Windows are not normalised, so normalise
-    them beforehand.
+    is one person, so training data and test data come from the same person. The fraction `validation` of x_train
+    becomes the validation data, chosen at random by the plan's seed and the site's name. This class does not normalise
+    windows, so the values in the file must be normalised.
     """
 
     needs_data: ClassVar[bool] = True
@@ -40,7 +40,7 @@ class ActivityWindows(Task):
 
     @property
     def channels(self) -> int:
-        """The number of sensors in the plan."""
+        """The number of sensors, which the plan sets."""
         return self.sensors
 
     @property

@@ -18,8 +18,8 @@ LAYOUT = "images/ and masks/ with files of the same names"
 
 
 class DiscAndCup(Segmentation):
-    """Soft Dice of the disc and of the cup, which lies inside the disc. The disc's probability is the sum of rim and
-    cup.
+    """Soft Dice scores of the optic disc, and of the optic cup inside it. The probability of the disc is the sum of the
+    probabilities of rim and cup.
     """
 
     def __init__(self) -> None:
@@ -32,10 +32,11 @@ class DiscAndCup(Segmentation):
 
 
 class Fundus(PictureTask):
-    """RGB images with values from 0 to 1, [3, size, size], and masks with 1 in the disc's rim and 2 in its cup.
+    """RGB images [3, size, size] with values from 0 to 1, and masks with the value 1 in the disc's rim and 2 in the
+    cup.
 
-    Dice and loss are computed for the whole disc (rim and cup) and for the cup. A site reads the folder of its name. No
-    source identifies the patients, so each image counts as a patient.
+    Dice and loss are computed for the whole disc, which consists of rim and cup, and for the cup. A site reads the
+    folder that has the site's name. No source identifies the patients, so each image counts as a patient.
     """
 
     title: ClassVar[str] = "Optic disc and cup in retinal pictures of six sources"
@@ -75,7 +76,7 @@ class Fundus(PictureTask):
 
 
 def pictures_in(place: Path) -> list[tuple[Path, Path]]:
-    """Return every image with its mask."""
+    """Return every image together with its mask."""
     images, masks = ([one for one in files_in(place / name) if one.suffix.lower() in ENDINGS] for name in FOLDERS)
     found = {path.stem: path for path in masks}
     if found and (without := [image.name for image in images if image.stem not in found]):

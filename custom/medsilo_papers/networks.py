@@ -13,10 +13,10 @@ Norm = Annotated[Literal["batch", "batch-statistics", "group", "none"], Field(de
 
 
 class LeNet5(Network):
-    """AdaFed's network for small images: two 5x5 convolutions with 6 and 16 features, each with normalisation and
-    pooling, and linear layers of 120 and 84 features.
+    """AdaFed's network for small images: 5x5 convolutions with 6 and 16 features, and linear layers with 120 and 84
+    features. Normalisation and pooling follow each convolution.
 
-    It maps [B, channels, size, size] to [B, classes].
+    The network maps [B, channels, size, size] to [B, classes].
     """
 
     name: Literal["lenet5"] = "lenet5"
@@ -40,7 +40,7 @@ class LeNet5(Network):
         )
 
 
-# For each convolution: features, kernel size, stride, padding, and whether pooling follows.
+# For each convolution: number of features, kernel size, stride, padding, and True if pooling follows.
 CONVOLUTIONS = ((64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False), (256, 3, 1, 1, False))
 LAST = (256, 3, 1, 1, True)
 
@@ -49,9 +49,9 @@ class AlexNet(Network):
     """AdaFed's network for chest X-rays: five convolutions and three linear layers, with normalisation after all but
     the last layer.
 
-    It maps [B, channels, size, size] to [B, classes]. With size 224, it has the layers of torchvision's AlexNet, plus
-    normalisation layers, and without dropout and adaptive pooling. Adaptive pooling has no effect at this size, and its
-    gradient is not deterministic on a GPU.
+    The network maps [B, channels, size, size] to [B, classes]. With size 224, its layers are those of torchvision's
+    AlexNet, with additional normalisation layers, but no dropout and no adaptive pooling. Adaptive pooling has no
+    effect at this size, and its gradient is not deterministic on a GPU.
     """
 
     name: Literal["alexnet"] = "alexnet"
@@ -82,8 +82,8 @@ class AlexNet(Network):
 class BasicUNet(Network):
     """MONAI's U-Net with two convolutions per level, pooling in the encoder and transposed convolutions in the decoder.
 
-    It maps [B, channels, (D,) H, W] to logits [B, classes, (D,) H, W]; D, H and W must be multiples of 16. With the
-    default features (32 to 512), it is the U-Net of HarmoFL's two segmentation tasks.
+    The network maps [B, channels, (D,) H, W] to logits [B, classes, (D,) H, W]; D, H and W must be multiples of 16.
+    With its default numbers of features (32 to 512), the network is the U-Net of HarmoFL's two segmentation tasks.
     """
 
     name: Literal["basic-unet"] = "basic-unet"

@@ -20,19 +20,19 @@ from medsilo_papers.public_files import (
     site_folder,
 )
 
-IGNORED = "Ambiguous"  # a class in MoNuSAC's test set
-BARCODE = 12  # characters of a TCGA name that identify the patient: TCGA-G9-6356
-# Shares of training, validation and test, and the seed of the split. With this seed, all three sets come close to these
-# shares.
+IGNORED = "Ambiguous"  # a class of regions in MoNuSAC's test set
+BARCODE = 12  # number of characters at the start of a TCGA name that identify the patient: TCGA-G9-6356
+# Fractions of training, validation and test data, and the seed with which patients are split. With this seed, the split
+# of each of the three data sets comes close to these fractions.
 SHARES, TILES_SPLIT = (0.55, 0.2, 0.25), 9
-PUBLISHED_SPLIT = 179  # seed of the split for the six sites of the published layouts
+PUBLISHED_SPLIT = 179  # seed with which patients are split in the six sites of the published layouts
 PAPER_SHARES = (0.64, 0.16, 0.2)
 ENDINGS = (".tif", ".png", ".svs")
 LAYOUT = (
     "tiles (images/*.png with masks/*.png), MoNuSAC (<patient>/<image>.tif or .svs with <image>.xml), MoNuSeg (Tissue "
     "Images/*.tif with Annotations/*.xml) or TNBC (Slide_01/*.png with GT_01/*.png)"
 )
-# The hospitals of MoNuSAC 2020 (TCGA's tissue source sites) by organ. Each hospital contributed one organ.
+# The hospitals of MoNuSAC 2020 (TCGA's tissue source sites), by the organ that each contributed.
 ORGANS = {
     "breast": "A2 B6 BH D8 E2 E9 EW S3",
     "kidney": "2Z 5P B9 DW EV F9 G7 IZ MH P4 SX UZ",
@@ -42,14 +42,16 @@ ORGANS = {
 
 
 class Nuclei(PictureTask):
-    """RGB images with values from 0 to 1, [3, size, size], and masks of the pixels that belong to nuclei.
+    """RGB images [3, size, size] with values from 0 to 1, and masks of the pixels that belong to nuclei.
 
-    A site reads the folder of its name, or the only folder. A site named <set>-breast, -kidney, -lung or -prostate only
-    reads this organ's hospitals of MoNuSAC. Outlines and instance masks become one mask, and regions that MoNuSAC calls
-    ambiguous become background. Tiles are `<set>/images/<name>.png` and `<set>/masks/<name>.png` (0 and 255).
+    A site reads the folder that has the site's name, or else the only folder. A site with the name <set>-breast,
+    -kidney, -lung or -prostate reads only the images of MoNuSAC's hospitals that contributed this organ. All outlines
+    or instances of an image become one mask, and regions that MoNuSAC calls ambiguous become background. Tiles are
+    stored as `<set>/images/<name>.png`, and their masks (0 and 255) as `<set>/masks/<name>.png`.
 
-    All images of a patient (of TCGA, or a slide of TNBC) go into the same part; otherwise, all tiles of a source image
-    do. With the same layout, a patient is in the same part at every site, whatever the seed.
+    All images of a patient are used for the same purpose: training, validation or test. If the patient is unknown, this
+    holds for all images of a slide, and for all tiles of a source image. If sites have the same layout, all sites use a
+    patient for the same purpose, for every seed of the plan.
     """
 
     title: ClassVar[str] = "Nuclei in H&E tiles of three public sets"
@@ -96,8 +98,8 @@ def _is_tile(image: Path) -> bool:
 
 
 def patient_of(image: Path) -> str:
-    """Return the group whose images must stay in one part: the patient of a TCGA name, and otherwise the source image
-    or its slide.
+    """Return the name of the group whose images are used for the same purpose: the patient, the source image or
+    the slide.
     """
     if image.name.startswith("TCGA-"):
         return image.name[:BARCODE]
@@ -105,8 +107,8 @@ def patient_of(image: Path) -> str:
 
 
 def part_of(image: Path) -> int:
-    """Return a patient's part: 0 for training, 1 for validation, 2 for test. Only the patient's name decides, so all
-    sites agree without communication.
+    """Return the purpose of a patient's images: 0 for training, 1 for validation, 2 for test. The purpose depends only
+    on the patient's name, so that all sites agree without communication.
     """
     number = TILES_SPLIT if _is_tile(image) else PUBLISHED_SPLIT
     place = PictureTask.seed_for(number, "nuclei", patient_of(image)) / 2**63
@@ -120,8 +122,8 @@ def _set_and_organ(site: str) -> tuple[str, str | None]:
 
 
 def images_in(place: Path) -> list[Path]:
-    """Return all tiles, or without tiles, all images that have outlines or a mask. Outlines are in an XML file in the
-    same folder or in ../Annotations, and masks are in a GT folder.
+    """Return all tiles; if there are no tiles, return all images that have outlines or a mask. Outlines are in an XML
+    file in the folder of the image or in ../Annotations, and masks are in a GT folder.
     """
     if (place / "masks").is_dir() and (tiles := files_in(place, "images/*.png")):
         return tiles
@@ -135,7 +137,7 @@ def images_in(place: Path) -> list[Path]:
 
 
 def nuclei_in(image: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a mask of the nuclei in an image [3, *shape], with values 0 or 1, [H, W]."""
+    """Return a mask [H, W] of the nuclei in an image [3, *shape]: 1 in nuclei, 0 elsewhere."""
     masked = _mask_of(image)
     if masked is not None:
         mask = (read_labels(masked) > 0).astype(np.uint8)
@@ -149,7 +151,7 @@ def nuclei_in(image: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 class _WithoutDoctype(ElementTree.TreeBuilder):
-    """Rejects XML document types, so that a file cannot declare entities."""
+    """Raises an error for a document type in XML, so that a file cannot declare entities."""
 
     def doctype(self, *_: object) -> None:
         raise ValueError("a document type (DTD), which medsilo does not read")
@@ -174,7 +176,7 @@ def read_outlines(path: Path) -> list[list[tuple[float, float]]]:
 
 
 def draw_outlines(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a mask of the nuclei in an XML file: 1 inside and on each outline, [H, W]."""
+    """Return a mask [H, W] of the nuclei in an XML file: 1 inside and on each outline, 0 elsewhere."""
     from PIL import Image, ImageDraw
 
     mask = Image.new("L", (shape[1], shape[0]))
@@ -186,8 +188,8 @@ def draw_outlines(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _parts_in_paper(images: list[Path], place: Path, seed: int) -> list[int]:
-    """Split images as the paper does: folders with "test" in their name are test data, and a fifth of the other images
-    are validation data. Without such a folder, images are split at random.
+    """Split images like the paper: folders with "test" in their name are test data, and a fifth of all other images are
+    validation data. If no folder has "test" in its name, images are split at random.
     """
     tests = np.array([any("test" in name.lower() for name in image.relative_to(place).parts) for image in images])
     if not tests.any():
@@ -199,7 +201,7 @@ def _parts_in_paper(images: list[Path], place: Path, seed: int) -> list[int]:
 
 
 def _mask_of(image: Path) -> Path | None:
-    """Return the mask of a tile or of a TNBC image, or None for images of other data sets."""
+    """Return the path of the mask for a tile or a TNBC image, or None for images of other data sets."""
     if _is_tile(image):
         return image.parents[1] / "masks" / image.name
     slide = image.parent.name

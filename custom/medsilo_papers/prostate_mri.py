@@ -19,13 +19,14 @@ LAYOUT = (
     "volumes (.nii.gz, .nii, .mha, .mhd), each Case00.nii.gz with its Case00_segmentation.nii.gz, or Image/ and Mask/ "
     "with files of the same names"
 )
-BRIGHTEST = 2048  # upper end of FedSM's intensity range
+BRIGHTEST = 2048  # upper end of the range to which FedSM scales intensities
 
 
 class Prostate(PictureTask):
-    """Slices [slices, size, size], and the prostate's mask in the middle slice. Slices without prostate are left out.
+    """One slice or several neighbouring slices, [slices, size, size], and the mask of the prostate in the middle slice.
+    Slices that show no prostate are left out.
 
-    A site reads the folder of its name.
+    A site reads the folder that has the site's name.
 
     Args:
         slices: With 3, neighbouring slices are channels, and the first and last slice of a volume are left out
@@ -72,12 +73,12 @@ class Prostate(PictureTask):
 
     @property
     def channels(self) -> int:
-        """The number of slices in one input."""
+        """The number of slices in one input of the network."""
         return self.slices
 
     @property
     def largest_input(self) -> float:
-        """The maximum value of a voxel."""
+        """The maximum value of a voxel in the file."""
         return self.brightest
 
     def default_network(self) -> Network:
@@ -111,8 +112,8 @@ class Prostate(PictureTask):
         return SiteData.in_parts(self.parts_of(patients, site, seed), chosen)
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
-        """Return a volume's slices with their neighbours. At both ends, the end slice replaces the
-        missing neighbour.
+        """Return all slices of a volume, each with its neighbouring slices. At both ends of the volume, the first or
+        last slice replaces the missing neighbour.
         """
         single = self._single(values)
         reach = self.slices // 2
@@ -124,7 +125,9 @@ class Prostate(PictureTask):
         return self.augmented if self.augment else None
 
     def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        """Rotate a case by a random multiple of 90 degrees and flip each axis with probability 1/2, given a seed."""
+        """Rotate a case by a random multiple of 90 degrees, and flip each axis with probability 1/2; the seed
+        determines both.
+        """
         random = torch.Generator().manual_seed(seed)
         turns = int(torch.randint(4, (), generator=random))
         flips = (torch.randint(2, (2,), generator=random).nonzero()[:, 0] - 2).tolist()
@@ -132,7 +135,7 @@ class Prostate(PictureTask):
         return image, mask
 
     def _single(self, volume: np.ndarray) -> Tensor:
-        """Return the slices of a volume [1, D, H, W] with scaled intensities, [D, size, size]."""
+        """Return the slices of a volume [1, D, H, W] as [D, size, size], with scaled intensities."""
         if not np.isfinite(volume).all():
             raise DataError("a volume has values that are NaN or infinite; correct or remove it")
         if self.intensity == "percentile":
@@ -146,7 +149,7 @@ class Prostate(PictureTask):
 
 
 class Slices(Dataset):
-    """Slices with their neighbours, which are cut from volumes in memory on access."""
+    """Slices together with their neighbouring slices, which are cut out of volumes in memory when a case is read."""
 
     def __init__(
         self, volumes: list[Tensor], masks: list[Tensor], cases: list[tuple[int, int]], patients: list[str], reach: int
@@ -164,7 +167,9 @@ class Slices(Dataset):
 
 
 def masks_of(place: Path) -> dict[Path, Path | None]:
-    """Return each volume with its mask, in either layout, or with None if the mask is missing."""
+    """Return a dictionary from each volume to its mask, or to None if the mask is missing, for both layouts of the data
+    set.
+    """
     images = place / "Image" if (place / "Image").is_dir() else place
     found: dict[Path, Path | None] = {}
     for image in files_in(images):
@@ -179,8 +184,8 @@ def masks_of(place: Path) -> dict[Path, Path | None]:
 
 
 def loss_of(objective: str) -> nn.Module:
-    """Return the loss of an objective: Dice of the prostate, or the mean of cross entropy and Dice over both classes
-    and the whole batch.
+    """Return the loss function of an objective. It is Dice of the prostate, or the mean of cross entropy and Dice over
+    both classes and the whole batch.
     """
     if objective == "dice":
         return monai_loss("DiceLoss", include_background=False, to_onehot_y=True, softmax=True)

@@ -1,4 +1,4 @@
-"""Find a site's folder in a public data set, and read images."""
+"""Find a site's folder in a public data set, and read the images in it."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -13,12 +13,12 @@ from torch.nn import functional
 from medsilo.extend import DataError, Inference, Scan, SiteData, Task
 
 Split = Literal["patient", "paper"]
-LARGEST_VALUE = 8  # bytes of a value, stored as int64
+LARGEST_VALUE = 8  # number of bytes of one value, which is stored as int64
 
 
 class PictureTask(Task):
-    """Images or slices that are resized to squares of `size` pixels. With `split: paper`, a patient may be in several
-    parts, as in the paper.
+    """Images or slices that are resized to `size` x `size` pixels. With `split: paper`, the images of a patient may be
+    in both training and test data, as in the paper.
     """
 
     needs_data: ClassVar[bool] = True
@@ -54,7 +54,9 @@ class PictureTask(Task):
         return image if same else functional.interpolate(image, size, mode="bilinear", antialias=True)
 
     def labels_of(self, labels: np.ndarray) -> Tensor:
-        """Resize a mask [H, W] to the size of a case. Each pixel gets the label that covers most of it."""
+        """Resize a mask [H, W] to the height and width of a case. Each pixel gets the label that covers most of the
+        pixel's area.
+        """
         here, size = torch.from_numpy(np.ascontiguousarray(labels)), (self.size, self.size)
         if labels.shape == size:
             return here.long()
@@ -68,12 +70,14 @@ class PictureTask(Task):
         raise NotImplementedError
 
     def parts_of(self, patients: Sequence[str], site: str, seed: int) -> np.ndarray:
-        """Return the part of each case. Cases of a patient stay together, unless the task uses a paper's split."""
+        """Return a number for each case: 0 for training, 1 for validation, 2 for test. All cases of a patient get the
+        same number, unless the task uses the split of a paper.
+        """
         groups = [f"{case:06}" for case in range(len(patients))] if self.mixes_patients else patients
         return SiteData.parts_by_draw(groups, self.shares, self.seed_for(seed, site, "split"))
 
     def read_once(self, items: Sequence[Any], patients: Sequence[str], parts: np.ndarray) -> SiteData:
-        """Read all cases of each part into memory."""
+        """Read all training, validation and test cases into memory."""
 
         def cases_of(own: np.ndarray) -> tuple[Tensor, Tensor, list[str]]:
             pairs = zip(*(self.case_of(items[place]) for place in own), strict=True)
@@ -85,7 +89,7 @@ class PictureTask(Task):
 
 @cache
 def monai_loss(kind: str, **options: Any) -> nn.Module:
-    """Create a MONAI loss by the name of its class."""
+    """Create a loss function of MONAI from the name of its class."""
     from monai import losses
 
     return getattr(losses, kind)(**options)
@@ -93,14 +97,14 @@ def monai_loss(kind: str, **options: Any) -> nn.Module:
 
 # ---------------------------------------------------------------------- folders
 def bare_name(name: str) -> str:
-    """Return a name in lower case without punctuation, so that "ISBI_1.5" matches "isbi-15"."""
+    """Return a name in lower case and without punctuation, so that "ISBI_1.5" matches "isbi-15"."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def site_folder(
     task: str, site: str, sites: Sequence[str], folder: Path | None, holds: Callable[[Path], bool], layout: str
 ) -> Path:
-    """Find a site's folder: the subfolder of its name, and otherwise the data folder or its only subfolder.
+    """Find a site's folder: the subfolder that has the site's name, else the data folder or its only subfolder.
 
     If the data folder has subfolders for other sites only, DataError is raised.
 
@@ -129,12 +133,12 @@ def site_folder(
 
 
 def files_in(place: Path, pattern: str = "*") -> list[Path]:
-    """Return the matching files in order, without the hidden files that macOS adds to archives."""
+    """Return the files that match the pattern in sorted order, without the hidden files that macOS adds to archives."""
     return sorted(path for path in place.glob(pattern) if path.is_file() and not path.name.startswith("."))
 
 
 def arrays_of(path: Path, names: Sequence[str]) -> list[np.ndarray]:
-    """Read arrays from a NumPy file, without running code from the file; raise DataError if an array is missing."""
+    """Read arrays from a NumPy file without running code from the file; raise DataError if the file lacks an array."""
     try:
         with np.load(path, allow_pickle=False) as file:  # noqa: TID251
             missing = [name for name in names if name not in file.files]
@@ -149,18 +153,20 @@ def arrays_of(path: Path, names: Sequence[str]) -> list[np.ndarray]:
 
 # ---------------------------------------------------------------------- images
 def read_picture(path: Path) -> np.ndarray:
-    """Read an image with 8 bits per value, and convert it to RGB, [3, H, W]."""
+    """Read an image with 8 bits per value, and convert it to an RGB array [3, H, W]."""
     return _values(path, "picture", "RGB").transpose(2, 0, 1)
 
 
 def read_labels(path: Path) -> np.ndarray:
-    """Read the stored values of a mask, [H, W]: the first channel, or the indices of a palette."""
+    """Read the stored values of a mask as [H, W]: the values of the first channel, or the palette indices."""
     values = _values(path, "mask").astype(np.int64)
     return values[..., 0] if values.ndim == 3 else values
 
 
 def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
-    """Read an image that SimpleITK cannot read, such as a compressed TIFF, and keep the indices of a palette."""
+    """Read an image with Pillow, because SimpleITK cannot read some formats such as compressed TIFF; keep the indices
+    of a palette.
+    """
     from PIL import Image
 
     try:
@@ -177,7 +183,9 @@ def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
 
 
 def scaled(values: np.ndarray, channels: int) -> Tensor:
-    """Scale a 2D integer image [C, H, W] to the range from 0 to 1, with 3 channels or 1: [channels, H, W]."""
+    """Scale a 2D integer image [C, H, W] to the range from 0 to 1, as an array [channels, H, W] with 3 channels
+    or 1.
+    """
     if values.ndim != 3 or values.dtype.kind != "u":
         raise DataError("the file is a volume or not an 8-bit image; the task reads 2D images with 8 bits per value")
     if channels > len(values):

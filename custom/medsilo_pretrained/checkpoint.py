@@ -1,5 +1,5 @@
-"""Read tensors from other parties' checkpoints without running their code, and match them with a network by name and
-shape.
+"""Read tensors from another party's checkpoint without running its code, and match them by name and shape with the
+tensors of a network.
 """
 
 import zipfile
@@ -18,13 +18,14 @@ from torch import Tensor
 from medsilo.extend import MedsiloError
 from medsilo.extend.networks import weight_cache
 
-# keys under which checkpoints store their tensors
+# keys under which a checkpoint may store its tensors
 INSIDE = ("state_dict", "network_weights", "model_state_dict", "model", "net", "ema")
 MOST_PREFIXES = 32
-# Maximum ratio between the size of an archive's files and the archive itself. Weights can hardly be compressed.
+# Maximum ratio between the size of an archive's unpacked files and the size of the archive. Weights can hardly be
+# compressed, so a file of weights has a small ratio.
 MOST_UNPACKED = 20
 SHOWN = 3
-# NumPy types that nnU-Net's checkpoints contain besides weights; they run no code.
+# NumPy types other than arrays that nnU-Net's checkpoints contain; loading these types runs no code.
 NUMBERS: list[Any] = [
     *(np.dtype, np.float64(0).__reduce__()[0]),
     *(type(np.dtype(kind)) for kind in ("float64", "float32", "int64", "int32", "bool")),
@@ -32,8 +33,8 @@ NUMBERS: list[Any] = [
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """Return the tensors in a file. Supported are safetensors, MONAI bundles, checkpoints of nnU-Net and nnssl, and
-    state dicts.
+    """Return the tensors in a file. The supported files are safetensors, MONAI bundles, checkpoints of nnU-Net and
+    nnssl, and state dicts.
     """
     try:
         return _tensors_in(path)
@@ -81,15 +82,15 @@ def _of(file: BinaryIO | BytesIO, is_safe: bool) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Match:
-    """The tensors of a file that fit a network, under the network's names, and the names of the tensors that do not
-    fit.
+    """The tensors of a file that fit a network, by the network's names, and the names of all tensors that do
+    not fit.
     """
 
     matched: Mapping[str, Tensor]
     missing: tuple[str, ...]
-    surplus: tuple[str, ...]  # names of the file's unused tensors
+    surplus: tuple[str, ...]  # names of tensors in the file that the network does not use
     other_shape: tuple[str, ...]
-    share: float  # share of the network's numbers that the file contains
+    share: float  # fraction of the network's parameters that the file contains
 
     def __str__(self) -> str:
         parts = [f"{len(self.matched)} tensors found ({self.share:.0%} of the network's numbers)"]
@@ -99,16 +100,16 @@ class Match:
 
 
 def counted(what: str, names: Sequence[str]) -> str:
-    """Format the number of names and the first few of them."""
+    """Return a text with the number of names and the first few names."""
     shown = f" ({', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''})" if names else ""
     return f"{len(names)} {what}{shown}"
 
 
 def match(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Match:
-    """Match a file's tensors with a network's. If needed, a common prefix of the file's names is replaced by another
-    prefix.
+    """Match the tensors of a file with the tensors of a network. If the names differ by a common prefix, the prefix of
+    the file's names is replaced by the prefix of the network's names.
     """
-    best: dict[str, str] = {}  # the file's name of each tensor, by the network's name
+    best: dict[str, str] = {}  # name in the file of each tensor, by the tensor's name in the network
     most, added = 0, _prefixes(own)
     for gone in _prefixes(given):
         rest = {name[len(gone) :]: name for name in given if name.startswith(gone)}
@@ -128,7 +129,9 @@ def match(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Match:
 
 
 def is_weight(given: Tensor, own: Tensor) -> bool:
-    """True if a file's tensor consists of plain and finite numbers that a network's tensor can hold."""
+    """True if a tensor of the file has finite, plain (dense, real, not quantized) values that the network's tensor can
+    hold.
+    """
     if given.layout != torch.strided or given.is_quantized or given.is_meta or given.is_complex():
         return False
     if own.is_meta or not own.is_floating_point():
@@ -145,7 +148,7 @@ def _numbers(tensors: Mapping[str, Tensor], names: Iterable[str]) -> int:
 
 
 def _prefixes(names: Iterable[str]) -> list[str]:
-    """Return the empty prefix, and the prefixes of dotted names with up to three components."""
+    """Return the empty prefix, and all prefixes of one to three components that occur in these dotted names."""
     found = {"": None}
     for name in names:
         parts = name.split(".")

@@ -12,30 +12,36 @@ from medsilo.extend.methods import head_layers
 from medsilo.extend.networks import NETWORKS
 from medsilo_pretrained.tuned import Begun
 
-FEATURES = 1  # number of dimensions of a case's embedding
-BESIDE = {"hidden": (64,), "norm": "group"}  # settings of the head of an additional network
+FEATURES = 1  # number of dimensions of the tensor that is the embedding of one case
+BESIDE = {"hidden": (64,), "norm": "group"}  # settings for the head of a further network
 
 
 class Behind(nn.Module):
-    """A trainable head on a frozen body. Its input is either cases or their embeddings."""
+    """A frozen body, followed by a trainable head. The input of this module is a batch of cases or a batch of their
+    embeddings.
+    """
 
     def __init__(self, body: nn.Module, head: nn.Module, beside: Network) -> None:
-        """Combine body and head. `beside` is a network for additional questions about the same cases."""
+        """Combine a body and a head. `beside` is the configuration from which further networks for the same cases are
+        built.
+        """
         super().__init__()
         self.body, self.head, self.beside = body.eval(), head, beside
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        self.body.eval()  # Dropout and batch norm always stay in evaluation mode.
+        self.body.eval()  # Dropout and batch norm of the body always stay in evaluation mode.
         return self
 
     def state_dict(self, *given: Any, prefix: str = "", **how: Any) -> Any:
-        """Return the head's state only. The body's state is empty, and collecting it would take most of a round."""
+        """Return only the state of the head. The state of the body is empty, but collecting it would take most of the
+        time of a round.
+        """
         return self.head.state_dict(*given, prefix=f"{prefix}head.", **how)
 
     def embed(self, inputs: Tensor) -> Tensor:
-        """Return the embeddings of cases. Embeddings are computed one by one, so that other cases in a batch cannot
-        change them.
+        """Return the embedding of each case. The embeddings are computed one case at a time, so that the other cases in
+        a batch cannot change an embedding.
         """
         with torch.no_grad():
             return torch.cat([self.body(one) for one in inputs.split(1)]).float()
@@ -45,10 +51,10 @@ class Behind(nn.Module):
 
 
 class FrozenNetwork(Begun):
-    """A frozen network without its last layer, and a trainable head of linear layers.
+    """A frozen network without its last layer, followed by a trainable head of linear layers.
 
-    A hospital computes the embedding of each image once and keeps it. Embeddings never leave the hospital; only the
-    head is sent.
+    A hospital computes the embedding of each image only once, and stores it. Embeddings never leave the hospital; only
+    the head is sent.
     """
 
     name: Literal["frozen"] = "frozen"
@@ -83,7 +89,9 @@ class FrozenNetwork(Begun):
         return module.embed(inputs)
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
-        """Yield the reasons why a plan's embeddings cannot be computed once, from whole and unchanged images."""
+        """Yield the reasons why the embeddings in a plan cannot be computed only once from whole and unchanged
+        images.
+        """
         task = plan.task
         if not self.start:
             yield "network.from: a frozen network needs the file with its weights; name one beside the plan"
@@ -118,7 +126,7 @@ class FrozenNetwork(Begun):
 
 
 def _without_head(network: nn.Module) -> int:
-    """Replace a network's last layer by the identity; return the number of its input features."""
+    """Replace the last layer of a network by the identity, and return the number of input features of this layer."""
     layers = head_layers(network)
     if not layers or not isinstance(layers[0], nn.Linear):
         raise MedsiloError("network.of: the network has no embeddings, because its last layer is not linear; use tuned")

@@ -1,8 +1,9 @@
-"""Store frozen tensors as buffers that no state dict contains and no gradient changes. All networks share them in
-memory.
+"""Store frozen tensors as buffers that no state dict contains and no gradient changes. In memory, all networks of a
+process share these tensors.
 
 Methods, optimizers, secure aggregation, privacy accounting, saved states and disclosure reports work on state dicts and
-parameters. A frozen tensor is in neither of them, so it needs no special treatment there.
+parameters. A frozen tensor is in no state dict and is no parameter, so none of these features has to treat it
+specially.
 """
 
 from collections.abc import Collection, Iterator, MutableMapping
@@ -25,16 +26,18 @@ MULTIPLY = {
 
 
 class Frozen(Tensor):
-    """A tensor that never changes. Copies of a network share it, on each device."""
+    """A tensor that never changes. On each device, all copies of a network share the tensor."""
 
-    # Results of operations with frozen tensors are plain tensors.
+    # The results of operations on frozen tensors are plain tensors.
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self
 
     def to(self, *wanted: Any, **how: Any) -> Any:
-        """Return the tensor on another device or in another type. Each copy is created only once."""
+        """Return the frozen tensor on another device or in another type. A copy for each device and type is created
+        only once.
+        """
         found = super().to(*wanted, **how)
         if found is self:
             return self
@@ -44,7 +47,9 @@ class Frozen(Tensor):
 
 
 class Rounded(Frozen):
-    """A frozen tensor with a lower precision than the network's computations outside of mixed precision."""
+    """A frozen tensor that is stored in a lower precision than the network's computations, unless these use mixed
+    precision.
+    """
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
@@ -56,7 +61,9 @@ class Rounded(Frozen):
 
 
 def keep_rounded(network: nn.Module) -> None:
-    """Store the weights of frozen linear layers and convolutions in bfloat16, which mixed precision uses for them."""
+    """Store the weights of frozen linear layers and convolutions in bfloat16, the type in which mixed precision uses
+    these weights.
+    """
     for layer in network.modules():
         if isinstance(layer, nn.Linear | _ConvNd):
             for name, own in layer._buffers.items():
@@ -64,8 +71,8 @@ def keep_rounded(network: nn.Module) -> None:
 
 
 def freeze(network: nn.Module, trained: Collection[str], known: MutableMapping[Key, Frozen], key: Key = ()) -> None:
-    """Freeze all parameters of a network except those in `trained`, and the buffers of layers without trained
-    parameters.
+    """Freeze all parameters of a network that `trained` does not name, and all buffers of layers in which no parameter
+    is trained.
 
     Args:
         network: The network.
@@ -97,17 +104,17 @@ def freeze(network: nn.Module, trained: Collection[str], known: MutableMapping[K
                     layer._buffers[name] = frozen(whole[name], buffer)
                     layer._non_persistent_buffers_set.add(name)
             if isinstance(layer, _BatchNorm) and layer.running_mean is not None:
-                # A frozen layer that tracks statistics would look for its batch counter in every state dict.
+                # A frozen layer that counts batches would look for its batch counter in every state dict.
                 layer.track_running_stats = False
                 layer.register_forward_pre_hook(_use_statistics)
 
 
 def _use_statistics(layer: nn.Module, inputs: Any) -> None:
-    """Let a frozen batch norm layer use its running statistics in training, too."""
+    """Let a frozen batch norm layer use its running statistics, even while the network is in training mode."""
     layer.training = False
 
 
 def values_of(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield all tensors that a network computes with, frozen or not, with their names."""
+    """Yield the name and the value of each tensor with which a network computes, whether frozen or not."""
     yield from network.named_parameters(remove_duplicate=False)
     yield from network.named_buffers(remove_duplicate=False)

@@ -1,4 +1,4 @@
-"""The vision transformer of timm and Hugging Face, which reads weights in either layout."""
+"""The vision transformer of timm and of Hugging Face, which can read weights in both layouts."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from medsilo.extend import Network
 
 Numbers = Annotated[tuple[float, ...], Field(min_length=1, max_length=64)]
 
-# Hugging Face's names of a block's tensors in ViT and DINOv2, and timm's names
+# dictionary from Hugging Face's names of a block's tensors, in ViT and DINOv2, to timm's names
 BLOCK = {
     "layernorm_before": "norm1",
     "layernorm_after": "norm2",
@@ -32,7 +32,7 @@ WHOLE = {
     "layernorm.weight": "norm.weight",
     "layernorm.bias": "norm.bias",
 }
-# prefixes of tensors that are not needed for features
+# prefixes of names in Hugging Face's files: these tensors do not change the features
 UNUSED = ("embeddings.mask_token", "pooler.", "classifier.", "decoder.", "lm_head.")
 MARK = "embeddings.patch_embeddings.projection.weight"
 QUERIES = re.compile(r"encoder\.layer\.(\d+)\.attention\.attention\.query\.(weight|bias)")
@@ -102,7 +102,7 @@ class Patches(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Maps [B, channels, size, size] to [B, classes], with timm's names of tensors."""
+    """Maps [B, channels, size, size] to [B, classes]; its tensors have the names that timm uses."""
 
     def __init__(self, given: "TimmViT", channels: int, classes: int) -> None:
         super().__init__()
@@ -133,10 +133,11 @@ class Transformer(nn.Module):
 
 
 class TimmViT(Network):
-    """The vision transformer of timm and Hugging Face (ViT, DINOv2), which maps [B, channels, size, size] to [B,
+    """The vision transformer of timm and of Hugging Face (ViT, DINOv2), which maps [B, channels, size, size] to [B,
     classes].
 
-    The defaults are those of ViT-S/16. Inputs between 0 and 1 are first normalised to (x - mean) / std.
+    The default sizes are those of ViT-S/16. The network first normalises inputs, which are between 0 and 1, to (x -
+    mean) / std.
     """
 
     name: Literal["timm-vit"] = "timm-vit"
@@ -176,7 +177,7 @@ class TimmViT(Network):
         return self
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Any:
-        """Yield the reasons why the network does not fit a plan, such as normalisation for another
+        """Yield the reasons why the network does not fit a plan, for example because its normalisation is for another
         number of channels.
         """
         channels = plan.task.channels
@@ -190,7 +191,7 @@ class TimmViT(Network):
         return Transformer(self, channels, classes)
 
     def translated(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return a file's tensors with timm's names, if they have Hugging Face's names."""
+        """Return the tensors of a file by timm's names, if the file uses the names of Hugging Face."""
         marks = [name for name in given if name.endswith(MARK)]
         if not marks:
             return given
@@ -203,7 +204,7 @@ class TimmViT(Network):
             parts = [theirs.get(name.replace("query", part)) for part in ("query", "key", "value")]
             if all(own is not None for own in parts):
                 found[f"blocks.{number}.attn.qkv.{kind}"] = torch.cat(parts)  # type: ignore[arg-type]
-        # With registers, timm stores the class token with its position embedding added.
+        # If a model has register tokens, timm stores the class token after its position embedding was added.
         if {"reg_token", "cls_token", "pos_embed"} <= found.keys():
             place = found["pos_embed"]
             found |= {"cls_token": found["cls_token"] + place[:, :1], "pos_embed": place[:, 1:]}
@@ -211,8 +212,9 @@ class TimmViT(Network):
 
 
 def _of_block(name: str) -> str:
-    """Return timm's name of a block's tensor. The result is empty for queries, keys and values, which timm stores as
-    one tensor. Unknown names are not changed.
+    """Return timm's name for a tensor of a block that has a name of Hugging Face. For queries, keys and values, return
+    an empty text, because timm stores these three as one tensor. A name that is not one of Hugging Face's is returned
+    unchanged.
     """
     told = re.fullmatch(r"encoder\.layer\.(\d+)\.(.+)", name)
     if not told:

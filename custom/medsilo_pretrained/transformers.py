@@ -27,7 +27,7 @@ class ViT(Network):
         from monai.networks.nets import ViT as MonaiViT  # The import of this package takes seconds.
 
         class Scores(MonaiViT):
-            """MONAI's network without the outputs of its blocks."""
+            """MONAI's network, of which only the scores are returned and not the outputs of the blocks."""
 
             def forward(self, x: Tensor) -> Tensor:
                 return super().forward(x)[0]

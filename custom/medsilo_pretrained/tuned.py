@@ -1,4 +1,4 @@
-"""Train a part of a network that starts from a checkpoint or from random weights."""
+"""Train some tensors of a network that starts from a checkpoint or from random weights."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
@@ -24,7 +24,7 @@ WORDS: Mapping[str, Callable[[nn.Module], Iterable[str]]] = {
     "bias": lambda network: ["bias", "*.bias"],
 }
 
-# Frozen tensors of all networks in this process, by checkpoint, network and name.
+# Frozen tensors of all networks in this process, by the hash of the checkpoint, the network and the tensor's name.
 _KNOWN: MutableMapping[tuple[str, ...], Frozen] = WeakValueDictionary()
 
 
@@ -36,7 +36,7 @@ Patterns = Annotated[tuple[str, ...], BeforeValidator(_several), Field(max_lengt
 
 
 class Checkpoint(Section):
-    """The file with a network's initial weights."""
+    """The file that contains the initial weights of a network."""
 
     file: str = Field("", max_length=200, description="name of the file, for people only")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 hash by which the file is found")
@@ -66,7 +66,7 @@ class Checkpoint(Section):
     )
 
 
-_FROM: Any = {  # `from` is a keyword in Python, so a class body cannot define it.
+_FROM: Any = {  # `from` is a keyword in Python, so the class definition cannot declare a field of this name.
     "from": (
         Checkpoint | None,
         Field(
@@ -80,7 +80,7 @@ _Begun: Any = create_model("_Begun", __base__=Network, **_FROM)
 
 
 class Begun(_Begun):
-    """Base class of networks that contain another network, whose initial weights may come from a file."""
+    """Base class of networks that contain another network and may read its initial weights from a file."""
 
     of: Annotated[SerializeAsAny[Network], BeforeValidator(NETWORKS.read)] = Field(
         description="the inner network: its name and settings"
@@ -88,7 +88,7 @@ class Begun(_Begun):
 
     @property
     def start(self) -> Checkpoint | None:
-        """The file with the initial weights, if there is one."""
+        """The file with the initial weights, or None if the weights are random."""
         return getattr(self, "from")
 
     @property
@@ -96,7 +96,7 @@ class Begun(_Begun):
         return {self.start.sha256: self.start.bytes} if self.start else {}
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
-        """Yield the reasons why the network is too large or does not fit a plan."""
+        """Yield the reasons why the network is too large, or why it does not fit a plan."""
         if (numbers := sum(own.numel() for _, own in values_of(networks["model"]))) > self.MOST_PARAMETERS:
             yield f"network.of: has {numbers} numbers, frozen or not; {self.MOST_PARAMETERS} may be"
         if isinstance(self.of, Begun):
@@ -109,15 +109,18 @@ class Begun(_Begun):
         return super().settled(module, compute)
 
     def begin(self, network: nn.Module, channels: int, classes: int) -> dict[str, Tensor]:
-        """Load the file's tensors into a network, and return them; return nothing if the plan names no file."""
-        if not self.start or next(network.parameters()).is_meta:  # A network on the meta device has no values.
+        """Load the tensors of the file into a network, and return these tensors; return an empty dictionary if the plan
+        names no file.
+        """
+        # The tensors of a network on the meta device have no values.
+        if not self.start or next(network.parameters()).is_meta:
             return {}
         found = dict(self._matched(network, channels, classes).matched)
         network.load_state_dict(found, strict=False)
         return found
 
     def freeze(self, network: nn.Module, found: Mapping[str, Tensor], trained: Collection[str]) -> None:
-        """Freeze all parameters of a network except those in `trained`.
+        """Freeze all parameters of a network that `trained` does not name.
 
         Args:
             network: The network.
@@ -126,7 +129,8 @@ class Begun(_Begun):
         """
         if found:
             self._check_frozen(network, found, trained)
-        same = bool(self.start and found)  # Networks in this process that start from the same file share its tensors.
+        # All networks in this process that start from the same file share its frozen tensors.
+        same = bool(self.start and found)
         key = (self.start.sha256, self.of.model_dump_json()) if self.start else ()
         freeze(network, trained, _KNOWN if same else {}, key)
 
@@ -179,8 +183,8 @@ class Begun(_Begun):
 
 
 class Tuned(Begun):
-    """A network of which only a part is trained. Only this part is saved between rounds, averaged, protected by noise
-    and sent.
+    """A network of which only some parameters are trained. Only the trained parameters are saved between rounds,
+    averaged, protected by noise and sent.
     """
 
     name: Literal["tuned"] = "tuned"
@@ -219,7 +223,7 @@ class Tuned(Begun):
         return trained
 
     def finished(self, module: nn.Module, channels: int, classes: int) -> nn.Module:
-        """Return the plain network with all of its values."""
+        """Return the plain network, with the values of frozen and trained tensors."""
         with torch.random.fork_rng(devices=[]):
             plain = self.of.build(channels, classes)
         values = dict(values_of(module))
@@ -228,16 +232,16 @@ class Tuned(Begun):
 
 
 def _but(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """Return the names that match none of the patterns."""
+    """Return the names that match none of these patterns."""
     allowed = list(patterns)
     return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in allowed)]
 
 
 def defaults_that_fit(words: Mapping[str, Any] | None, given: Mapping[str, Tensor]) -> str:
-    """Return MONAI's default activation and normalisation layer if the file fits them as well as those of the plan's
-    network. Return an empty text if it does not.
+    """Return MONAI's default activation and normalisation layer if the file fits a network with these defaults as well
+    as it fits the plan's network. Otherwise, return an empty text.
 
-    A file does not show activations or normalisation layers without weights.
+    A file does not show which activations its network has, nor normalisation layers that have no weights.
 
     Args:
         words: The plan's network as in a MONAI bundle.
@@ -260,7 +264,7 @@ def defaults_that_fit(words: Mapping[str, Any] | None, given: Mapping[str, Tenso
 
 
 def _layer(words: Any) -> Any:
-    """Convert MONAI's description of a layer to a uniform pair of name and arguments."""
+    """Convert MONAI's description of a layer to a pair: the name in lower case, and the arguments."""
     if words is None:
         return None
     name, given = (words, {}) if isinstance(words, str) else words

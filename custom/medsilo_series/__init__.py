@@ -1,1 +1,3 @@
-"""Train on a hospital's time series: a task over windows of recordings, dataset inspection and prediction."""
+"""Train on a hospital's time series: a task whose cases are windows of recordings, inspection of data sets, and
+prediction.
+"""

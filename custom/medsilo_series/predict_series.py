@@ -1,4 +1,4 @@
-"""Predict the windows of recordings, and average the predictions over each recording."""
+"""Predict the windows of recordings, and average the predictions of all windows of a recording."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -20,8 +20,8 @@ COLUMNS = ("recording", "patient", "window", "row", "seconds", "error")
 class SeriesPredictor(Predictor):
     """Predicts every window of the given recordings, which are files or folders with recordings.
 
-    Signals are standardised as in the run's training, if the hospital took part in it, and otherwise by the hospital's
-    recordings.
+    Signals are standardised with the statistics from the run's training if the hospital took part in it, else with
+    those of the hospital's recordings.
     """
 
     cases = "recordings"
@@ -41,8 +41,8 @@ Row = dict[str, Any]
 
 
 def _predicted(asked: Predictor, task: SeriesFolder, path: Path, scales: tuple[Tensor, Tensor]) -> Iterator[Row]:
-    """Yield a row for each window of a recording, in order of time. An unreadable recording gets one row with the
-    error.
+    """Yield a row for each window of a recording, in the order of time. If a recording is unreadable, it gets one row
+    that contains the error.
     """
     data = asked.data or DataSource(folder=path.parent)
     none: Row = {**dict.fromkeys(COLUMNS), "recording": path.name}
@@ -64,7 +64,7 @@ def _predicted(asked: Predictor, task: SeriesFolder, path: Path, scales: tuple[T
 
 
 def _means(rows: Sequence[Row], task: SeriesFolder) -> Iterator[Row]:
-    """Yield a row for each patient of a recording, with the mean prediction over all windows."""
+    """Yield a row for each patient of a recording, with the mean of the predictions for all windows of the patient."""
     whole = [row for row in rows if row["error"] is None]
     for (recording, patient), own in groupby(whole, key=lambda row: (row["recording"], row["patient"])):
         yield {"recording": recording, "patient": patient, **task.together(list(own))}

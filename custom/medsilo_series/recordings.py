@@ -1,5 +1,5 @@
-"""Read a hospital's recordings (CSV, Parquet, WFDB, EDF) as arrays. All sizes are limited, and all contents are
-checked.
+"""Read a hospital's recordings (CSV, Parquet, WFDB, EDF) as arrays. The module limits the sizes of all files and checks
+all contents.
 """
 
 import math
@@ -17,15 +17,16 @@ from medsilo_series import waves
 
 KINDS = (*TableReader.PLAIN, ".txt", *waves.ENDINGS)
 MOST_NAMES = 100_000  # maximum number of different labels or patients in a file
-# Limits on the time between two rows, as multiples of the usual time. A time outside these limits is a gap.
+# Limits on the time between two consecutive rows, as multiples of the usual time between rows. If the time between two
+# rows is outside these limits, there is a gap between the rows.
 FEWEST = 0.5, 1.5
 UNITS = (1.0, 1e-3, 1e-6)
 NAMED_UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def units_of(column: str) -> tuple[float, ...]:
-    """Return the possible units of a time column, in seconds. If the column's name states the unit, as in ms or
-    time_ms, only this unit is returned.
+    """Return the units, in seconds, that a time column may have. If the column's name ends with a unit, as in ms or
+    time_ms, return only this unit.
     """
     named = NAMED_UNITS.get(column.lower().rpartition("_")[2])
     return (named,) if named else UNITS
@@ -33,13 +34,13 @@ def units_of(column: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Coded:
-    """The text of each row, stored as an index into the different texts."""
+    """A text for each row, stored as an index into the list of different texts."""
 
     names: tuple[str, ...]
     rows: np.ndarray
 
     def counts(self, own: np.ndarray | None = None) -> Counter[str]:
-        """Count the rows with each text, leaving out texts without rows.
+        """Return the number of rows for each text, without texts that have no rows.
 
         Args:
             own: A mask of the rows to count; None counts all rows.
@@ -50,19 +51,19 @@ class Coded:
 
 @dataclass(frozen=True)
 class Recording:
-    """The rows of a recording, in order."""
+    """The rows of a recording in the order of the file."""
 
     values: np.ndarray  # [rows, signals], float32; missing values are NaN
     begins: np.ndarray  # [rows]; True if a row does not directly follow the previous row
     seconds: np.ndarray | None = None  # [rows]; seconds since the first row, if the recording has times
     labels: Coded | None = None
     patients: Coded | None = None
-    rate: float | None = None  # sampling rate in Hz, computed from the times
+    rate: float | None = None  # sampling rate in Hz, computed from the time column
     gaps: np.ndarray | None = None  # [rows]; True if there is a gap in time before a row
 
     def by_patient(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield each patient with a mask of the patient's rows. If the rows name no patient, yield an empty name and
-        all rows.
+        """Yield the name of each patient, with a mask of the rows that belong to the patient. If the recording names no
+        patient, yield an empty name with a mask of all rows.
         """
         if self.patients is None:
             yield "", np.ones(len(self.begins), bool)
@@ -72,12 +73,12 @@ class Recording:
 
 
 class Reader:
-    """Reads a site's recordings, and caches the file that was read last."""
+    """Reads the recordings of a site, and caches the last file that it read."""
 
     def __init__(
         self, limits: Mapping[str, tuple[float, float]], source: DataSource, rate: float, label: bool = True
     ) -> None:
-        """Prepare the reader of a site.
+        """Prepare the reader for the recordings of a site.
 
         Args:
             limits: The smallest and largest plausible value of each signal in the plan.
@@ -94,14 +95,14 @@ class Reader:
         self.last: tuple[Path, Recording] | None = None
 
     def read(self, path: Path) -> Recording:
-        """Return the rows of a file."""
+        """Return the rows of a file as a recording."""
         if self.last is None or self.last[0] != path:
-            self.last = None  # Two recordings might not fit into memory at the same time.
+            self.last = None  # Only one recording is cached, because two recordings might not fit into memory.
             self.last = path, self._read(path)
         return self.last[1]
 
     def whose(self, path: Path) -> dict[str, Counter[str]]:
-        """Return the number of rows with each label, for each patient in a file. Without labels, the
+        """Return the number of rows with each label, for each patient in a file. If the recording has no labels, the
         counts are empty.
         """
         found = self._read(path, signals=False)
@@ -149,7 +150,7 @@ class Reader:
         return _timed(found, np.array(rows.times, np.float64), (1.0,) if rows.dated else self.units, self.rate)
 
     def _bounded(self, values: np.ndarray) -> np.ndarray:
-        """Replace values outside the plausible limits by NaN."""
+        """Replace all values outside their plausible limits by NaN."""
         low, high = np.array([*self.limits.values()]).T[:, : values.shape[1]]
         with np.errstate(invalid="ignore"):
             return np.where((values >= low) & (values <= high), values, np.float32("nan"))
@@ -165,15 +166,15 @@ class Reader:
 
 @dataclass
 class _Rows(TableReader):
-    """The rows of a CSV file, collected as compact arrays of numbers."""
+    """The rows of a CSV file, which are collected in compact arrays of numbers."""
 
     source: DataSource = field(kw_only=True)
     numbers: tuple[str, ...] = field(kw_only=True)
     texts: tuple[str, ...] = field(kw_only=True)
     time: str | None = field(kw_only=True)
     count: int = 0
-    dated: bool = False  # True if times are given as dates
-    wrong: list[str] = field(default_factory=list)  # rows with a cell that is not a number
+    dated: bool = False  # True if the time column contains dates
+    wrong: list[str] = field(default_factory=list)  # rows in which a cell that should be a number is not a number
     values: array = field(default_factory=lambda: array("f"))
     times: array = field(default_factory=lambda: array("d"))
 
@@ -203,12 +204,12 @@ class _Rows(TableReader):
         text = cell.strip()
         if text in self.missing:
             return math.nan
-        if "_" in text:  # Python would accept underscores in numbers.
+        if "_" in text:  # Python's float() would also accept underscores in numbers.
             raise ValueError(text)
         return float(text if self.source.decimal == "." else text.replace(",", "."))
 
     def _time(self, cell: str) -> float:
-        """Parse a time in seconds, or in fractions of a second, or as a date."""
+        """Parse a time, which is a number in the unit of the column, or a date."""
         try:
             return self._number(cell)
         except ValueError:
@@ -217,7 +218,9 @@ class _Rows(TableReader):
 
 
 def _timed(found: Recording, times: np.ndarray, units: Sequence[float], rate: float) -> Recording:
-    """Add times to a recording, in the unit that fits the sampling rate best, and mark the row after each gap."""
+    """Add times to a recording, in the unit that agrees best with the sampling rate, and mark each row that follows a
+    gap.
+    """
     if not np.isfinite(times).all():
         raise DataError("recordings have rows without a time; fill it in")
     between = np.diff(times)

@@ -1,4 +1,4 @@
-"""Train on a hospital's own time series, which are cut into windows."""
+"""Train on the time series of a hospital, which are cut into windows."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,27 +29,30 @@ from medsilo.extend import (
 from medsilo_series.recordings import Reader, Recording
 from medsilo_series.windows import Cutting, Missing, Windows, cut
 
-NEAR = 0.01  # maximum relative difference between the stated sampling rate and the rate computed from the times
-MOST_TERM = 1000  # maximum numerator and denominator of the fraction by which recordings are resampled
+# maximum relative difference between the sampling rate in the settings and the sampling rate computed from the times
+NEAR = 0.01
+MOST_TERM = 1000  # maximum numerator and maximum denominator of the resampling factor
 MOST_SIGNALS = 5000
 AT_ONCE = 256  # number of windows that are processed at once
-Scales = tuple[Tensor, Tensor]  # offset and divisor of each signal
-Known = dict[str, int | None]  # number of the plan's class for each label, or None for rows that are not learned
+Scales = tuple[Tensor, Tensor]  # offset and divisor with which each signal is standardised
+# class number in the plan for each label, or None if rows with this label are not learned
+Known = dict[str, int | None]
 LOST = "recordings have gaps or missing values; no window holds one, task.missing says what happens"
 
 
 @cache
 def goal_of(labels: tuple[str, ...]) -> Classification:
-    """Return the classification objective for these labels; repeated calls return the same object."""
+    """Return the classification objective for these labels; the same labels always give the same object."""
     return Classification(labels)
 
 
 class SeriesFolder(OwnFolder, Standardised):
-    """Windows of recordings (CSV, Parquet, WFDB, EDF) and their classes, from a folder that the site's settings
+    """Windows of recordings (CSV, Parquet, WFDB, EDF) and their classes, read from the folder that the site's settings
     describe.
 
-    A window has `window` steps of all signals, [signals, steps], and the next window starts `step` steps later. No
-    window contains a gap, a missing value, or a change of label or patient. All windows have the same length.
+    A window consists of `window` steps of all signals, [signals, steps]; the next window starts `step` steps after its
+    start. No window contains a gap, a missing value, or rows with different labels or patients. All windows have the
+    same length.
     """
 
     title: ClassVar[str] = "A hospital's own time series: classification by windows"
@@ -108,12 +111,14 @@ class SeriesFolder(OwnFolder, Standardised):
 
     @property
     def channels(self) -> int:
-        """The number of signals."""
+        """The number of signals, which is the number of channels of a window."""
         return len(self.signals)
 
     @property
     def limits(self) -> dict[str, tuple[float, float]]:
-        """The smallest and largest possible value of each signal, by name and in the plan's order."""
+        """The smallest and the largest possible value of each signal, by the signal's name and in the order of the
+        plan.
+        """
         return {one.name: (one.low, one.high) for one in self.signals}
 
     @property
@@ -125,7 +130,7 @@ class SeriesFolder(OwnFolder, Standardised):
 
     # ------------------------------------------------------------------------------------------ answers
     def together(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, float | str]:
-        """Return the prediction for a recording from the mean of its windows' probabilities."""
+        """Return the prediction for a recording, computed from the mean probability of each class over its windows."""
         shares = torch.tensor([[answer[f"probability_{label}"] for label in self.labels] for answer in answers])
         return self.goal.in_words(shares.mean(0).tolist())
 
@@ -134,7 +139,7 @@ class SeriesFolder(OwnFolder, Standardised):
 
     # ------------------------------------------------------------------------------------------ standardisation
     def scales_of(self, blocks: Iterable[Tensor]) -> Scales:
-        """Return the offset and divisor of each signal, given batches of windows."""
+        """Return the offset and the divisor with which each signal is standardised, given batches of windows."""
         means, deviations = torch.zeros(self.channels).double(), torch.ones(self.channels).double()
         if self.standardise == "plan":
             means = torch.tensor([float(one.mean or 0) for one in self.signals], dtype=torch.float64)
@@ -144,7 +149,7 @@ class SeriesFolder(OwnFolder, Standardised):
         return means, deviations
 
     def finished(self, windows: Tensor, scales: Scales) -> Tensor:
-        """Convert windows [..., signals, steps] to the network's standardised input."""
+        """Convert windows [..., signals, steps] to the standardised input of the network."""
         if self.standardise == "none":
             return windows
         return self.scaled(windows.double().transpose(-1, -2), scales).transpose(-1, -2).float().contiguous()
@@ -161,8 +166,8 @@ class SeriesFolder(OwnFolder, Standardised):
 
     # ------------------------------------------------------------------------------------------ files
     def known_labels(self, source: DataSource) -> Known:
-        """Return the plan's class for each of the site's label names (`TableReader.level`). Rows without a label map to
-        None.
+        """Return a dictionary from a site's names of labels, as `TableReader.level` writes them, to the plan's class
+        numbers. Names that stand for rows without a label are mapped to None.
         """
         said = source.label_map
         known = self.class_numbers(self.labels, {own: plans for own, plans in said.items() if plans != ""})
@@ -201,7 +206,7 @@ class SeriesFolder(OwnFolder, Standardised):
         return partial(self._made, reader=Reader(self.limits, source, self.rate), known=self.known_labels(source))
 
     def _made(self, files: tuple[Path, ...], label: int | None, patient: str, reader: Reader, known: Known) -> Any:
-        """Return one patient's windows of a recording."""
+        """Return the windows of one patient in a recording."""
         recording = reader.read(files[0])
         own = np.ones(len(recording.begins), bool)
         if recording.patients:
@@ -223,13 +228,13 @@ class SeriesFolder(OwnFolder, Standardised):
         return self.prepared(inputs, torch.from_numpy(targets), shown, seconds=seconds, gaps=found.gaps)
 
     def windows(self, path: Path, reader: Reader) -> Iterator[tuple[str, Recording, Windows]]:
-        """Yield each patient of a file with the recording and the patient's windows, whatever their labels are."""
+        """Yield each patient of a file, together with the recording and the patient's windows; labels are ignored."""
         recording = reader.read(path)
         for patient, own in recording.by_patient():
             yield patient, recording, cut(recording, self.cutting(recording, reader.source), own)
 
     def own_scales(self, source: DataSource) -> tuple[Tensor, Tensor]:
-        """Return the offsets and divisors computed from all recordings of a hospital."""
+        """Return the offsets and divisors that follow from the statistics of all recordings of a hospital."""
         reader = Reader(self.limits, source, self.rate, label=False)
         found = CaseIndex.of_recordings(source, source.folder)
         paths = dict.fromkeys(entry.images[0] for entry in found.entries)
@@ -237,8 +242,8 @@ class SeriesFolder(OwnFolder, Standardised):
         return self.scales_of(torch.from_numpy(inputs) for inputs in every if len(inputs))
 
     def cutting(self, recording: Recording, source: DataSource) -> Cutting:
-        """Return the length, distance and resampling of a recording's windows; raise DataError if sampling rates
-        disagree.
+        """Return the length of windows, the distance between windows, and the resampling factor; raise DataError if
+        sampling rates disagree.
         """
         own, told = source.rate or self.rate, recording.rate
         if told and abs(told / own - 1) > NEAR:
@@ -261,8 +266,8 @@ class SeriesFolder(OwnFolder, Standardised):
 
 
 def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
-    """Replace a listing's recordings by one entry for each patient, and return the number of rows with each label for
-    each entry.
+    """Replace the recordings in a listing by an entry for each patient, and return the number of rows with each label
+    in each entry.
     """
     entries, shown, wrong = [], {}, defaultdict(list)
     for entry in listing.entries:
@@ -288,7 +293,7 @@ def by_patient(listing: CaseIndex, reader: Reader) -> dict[str, Counter[str]]:
 
 
 class _Finished(Dataset):
-    """Windows in the form that a network reads."""
+    """Windows after standardisation, in the form that the network reads."""
 
     def __init__(self, task: SeriesFolder, data: Dataset, scales: Scales) -> None:
         self.task, self.data, self.scales = task, data, scales
@@ -311,8 +316,8 @@ def _blocks(data: Dataset) -> Iterator[Tensor]:
 
 
 def _spread(blocks: Iterable[Tensor], signals: int) -> Scales:
-    """Return each signal's mean and standard deviation (n - 1) over all steps of all windows. The deviation of a
-    constant signal is set to 1.
+    """Return the mean and the standard deviation (n - 1) of each signal over all steps of all windows. The standard
+    deviation of a constant signal is set to 1.
     """
     count, means, squares = 0, torch.zeros(signals).double(), torch.zeros(signals).double()
     for block in blocks:

@@ -1,4 +1,6 @@
-"""Read device recordings in WFDB (a header `.hea` with signal files), EDF and BDF. All sizes are limited."""
+"""Read device recordings in the formats WFDB (a header `.hea` with signal files), EDF and BDF. The module limits the
+sizes of all files.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,15 +13,15 @@ from medsilo.extend import DataError, MedsiloError, TableReader
 
 WFDB, EDF = ".hea", (".edf", ".bdf")
 ENDINGS = (WFDB, *EDF)
-WIDTHS = {"16": 2, "61": 2, "24": 3, "32": 4, "80": 1, "212": 1.5}  # bytes of a sample in each WFDB format
+WIDTHS = {"16": 2, "61": 2, "24": 3, "32": 4, "80": 1, "212": 1.5}  # number of bytes of a sample in each WFDB format
 LONGEST_HEADER = 1 << 20
-GAIN = 200.0  # WFDB's default gain, for headers without a gain
+GAIN = 200.0  # WFDB's default gain, for headers that contain no gain
 DAMAGED = "a recording's header can't be read; export it again"
 
 
 @dataclass(frozen=True)
 class Wave:
-    """The facts in a recording's header: names of the signals in order, sampling rate and number of rows."""
+    """The facts in the header of a recording: names of the signals in their order, sampling rate and number of rows."""
 
     names: tuple[str, ...]
     rate: float  # sampling rate in Hz
@@ -28,23 +30,23 @@ class Wave:
 
 @dataclass(frozen=True)
 class _Line:
-    """The header line of a signal in WFDB."""
+    """The line of a WFDB header that describes a signal."""
 
     file: str
     form: str
     gain: float
     baseline: float
     name: str
-    skipped: int  # bytes before the first sample
+    skipped: int  # number of bytes before the first sample
 
 
 def wave_of(path: Path) -> Wave:
-    """Read a recording's header; raise DataError if it is missing or damaged."""
+    """Read the header of a recording; raise DataError if the header is missing or damaged."""
     return _wfdb(path)[0] if path.suffix.lower() == WFDB else _edf(path, None)[0]
 
 
 def rows_of(path: Path, names: Sequence[str]) -> tuple[Wave, np.ndarray]:
-    """Return the header and the values [rows, signals] of a recording, in physical units. Missing values are NaN."""
+    """Return the header of a recording and its values [rows, signals] in physical units. Missing values are NaN."""
     if path.suffix.lower() != WFDB:
         return _edf(path, names)
     wave, lines = _wfdb(path)
@@ -99,8 +101,8 @@ def _wfdb(path: Path) -> tuple[Wave, list[_Line]]:
 
 
 def _line(words: Sequence[str]) -> _Line:
-    """Parse a signal's header line: FILE FORMAT[xSAMPLES][:SKEW][+OFFSET] GAIN[(BASELINE)][/UNITS] RESOLUTION ZERO
-    FIRST CHECKSUM BLOCK NAME.
+    """Parse the line of a WFDB header about a signal: FILE FORMAT[xSAMPLES][:SKEW][+OFFSET] GAIN[(BASELINE)][/UNITS]
+    RESOLUTION ZERO FIRST CHECKSUM BLOCK NAME.
     """
     form, _, skipped = words[1].partition("+")
     told = [*words[2:8], *["0"] * (6 - len(words[2:8]))]
@@ -113,7 +115,9 @@ def _line(words: Sequence[str]) -> _Line:
 
 
 def _beside(header: Path, name: str) -> Path:
-    """Return the path of a file that a header names; raise DataError unless it is in the header's folder."""
+    """Return the path of a file that a header names; raise DataError if the file is not in the same folder as the
+    header.
+    """
     path = header.parent / name
     if Path(name).name != name or name in (".", "..") or path.is_symlink() or not path.is_file():
         raise DataError("a WFDB header names a file that is not in its folder; copy both", name)
@@ -121,7 +125,9 @@ def _beside(header: Path, name: str) -> Path:
 
 
 def _samples(path: Path, line: _Line, count: int) -> np.ndarray:
-    """Return the samples as integers. The signals alternate within each time step."""
+    """Return the samples of a signal file as integers. In each time step, the file contains one sample of each signal
+    in turn.
+    """
     size = math.ceil(count * WIDTHS[line.form])
     with path.open("rb") as file:
         file.seek(line.skipped)
@@ -142,8 +148,9 @@ def _samples(path: Path, line: _Line, count: int) -> np.ndarray:
 
 # ---------------------------------------------------------------------------------------------------- EDF
 def _edf(path: Path, names: Sequence[str] | None) -> tuple[Wave, np.ndarray]:
-    """Return a recording's header, and the values of the named signals, if any. pyedflib compares the file's size with
-    the header.
+    """Return the header of a recording, and the values of signals if their names are given.
+
+    The library pyedflib compares the size of the file with the header.
     """
     with MedsiloError.needing("EDF needs another package; install medsilo[edf]"):
         from pyedflib import EdfReader

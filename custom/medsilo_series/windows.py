@@ -1,4 +1,4 @@
-"""Cut recordings into windows without gaps, missing values, or changes of label or patient."""
+"""Cut recordings into windows that contain no gap, no missing value, and only one label and one patient."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,12 @@ Missing = Literal["leave-out", "split"]
 
 @dataclass(frozen=True)
 class Cutting:
-    """How to cut recordings into windows. Recordings are first resampled by the factor up / down."""
+    """The parameters with which recordings are cut into windows. Recordings are first resampled by the factor up /
+    down.
+    """
 
-    window: int  # length of a window in steps
-    step: int  # steps between the starts of two windows
+    window: int  # number of steps in a window
+    step: int  # number of steps between the starts of two windows
     missing: Missing = "leave-out"
     up: int = 1
     down: int = 1
@@ -26,12 +28,12 @@ class Cutting:
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows in the order of their start."""
+    """Windows in the order of their first rows."""
 
     inputs: np.ndarray  # [windows, signals, steps]
-    labels: np.ndarray  # [windows]; index of the recording's label, or 0 if it has none
-    rows: np.ndarray  # [windows]; first row of each window
-    gaps: int  # number of gaps in time, plus number of rows with missing values
+    labels: np.ndarray  # [windows]; index of the window's label, or 0 if the recording has no labels
+    rows: np.ndarray  # [windows]; number of each window's first row
+    gaps: int  # number of gaps in time plus number of rows that have missing values
 
 
 def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequence[bool] | None = None) -> Windows:
@@ -43,7 +45,7 @@ def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequenc
         own: A mask of the rows to use, such as those of a patient.
         usable: For each label, whether its rows are used; None ignores labels.
 
-    If the last rows of a part are fewer than a window, they are not used.
+    If fewer rows than a window remain at the end of a run of rows, they are not used.
     """
     values, labels = recording.values, recording.labels if usable is not None else None
     known = ~np.isnan(values).any(1)
@@ -71,7 +73,7 @@ def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequenc
 def _of_stretch(
     steps: np.ndarray, rows: np.ndarray, labels: Coded | None, usable: Sequence[bool] | None, cutting: Cutting
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield the windows, their labels and their first rows, for each part of a recording with a single label."""
+    """Yield the windows, their labels and their first rows, for each run of rows with a single label."""
     codes = np.zeros(len(steps), np.int64) if labels is None else labels.rows[rows].astype(np.int64)
     changes = np.flatnonzero(np.diff(codes)) + 1
     for first, last in zip([0, *changes.tolist()], [*changes.tolist(), len(steps)], strict=True):
@@ -83,7 +85,7 @@ def _of_stretch(
 
 
 def stretches(begins: np.ndarray, used: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield the first row, and the row after the last, of each run of consecutive rows that are used."""
+    """Yield the first row, and the row after the last, of each run of consecutive rows that may be used."""
     changed = begins.copy()
     changed[1:] |= used[1:] != used[:-1]
     edges = [*np.flatnonzero(changed).tolist(), len(used)]
@@ -95,7 +97,7 @@ def stretches(begins: np.ndarray, used: np.ndarray) -> Iterator[tuple[int, int]]
 
 
 def resampled(values: np.ndarray, cutting: Cutting) -> np.ndarray:
-    """Resample rows to the plan's sampling rate."""
+    """Resample the rows of a recording to the plan's sampling rate."""
     if cutting.up == cutting.down:
         return values
     from scipy.signal import resample_poly

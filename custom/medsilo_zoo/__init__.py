@@ -1,1 +1,1 @@
-"""More methods than the papers of HarmoFL, AdaFed and FedSM compare, written with the same interface as plug-ins."""
+"""Methods that the papers of HarmoFL, AdaFed and FedSM do not compare; they use only the interface for plug-ins."""

@@ -10,17 +10,18 @@ from medsilo.extend import Task
 from medsilo.extend.methods import FedAvg, PlanError, TrainContext, absent_in, labels_in, marks_in
 
 SMALL = 1e-5
-PLACES = 3  # minimum number of dimensions of a segmentation's output
+PLACES = 3  # minimum number of dimensions of a network's output in a segmentation
 
 
 class ConDistFL(FedAvg):
-    """FedAvg with distillation: a site learns the structures U that it did not annotate from the received model.
+    """FedAvg with distillation: from the received model, a site learns the structures U that the site did not annotate.
 
-    At a position without annotation, p(u | not annotated) = p_u / (p_0 + Σ_U p_u). The loss is 1 − Dice between the
-    probabilities p of the site's model and of the received model, both sharpened by the temperature τ. The loss leaves
-    out positions that the hospital annotated, or where the received model finds a structure that the hospital
-    annotates. If a network has outputs of several sizes, only the largest, which comes first, is distilled. With
-    complete annotations, and in classification, the method equals FedAvg.
+    At a position without annotation, the probability of structure u is p(u | not annotated) = p_u / (p_0 + Σ_U p_u).
+    The loss is 1 − Dice between the probabilities p of the site's model and those of the received model; the
+    temperature τ sharpens both. The loss leaves out positions that the hospital annotated, and positions where the
+    received model finds a structure that the hospital annotates. If a network has outputs at several resolutions, only
+    the output at the highest resolution, which comes first, is distilled. With complete annotations, and in
+    classification, the method equals FedAvg.
     """
 
     title = "ConDistFL"
@@ -48,15 +49,16 @@ class ConDistFL(FedAvg):
             if largest.ndim < PLACES or not any(marks_in(targets)):
                 return loss
             with no_grad():
-                taught = arrived(inputs)  # In evaluation mode, the model returns only its largest output.
+                # In evaluation mode, the received model returns only its output at the highest resolution.
+                taught = arrived(inputs)
             return loss + self.weight * distilled(largest, taught, targets, self.temperature)
 
         return bench.train(bench.lesson(objective=objective))
 
 
 def distilled(output: Tensor, taught: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """Return the distillation loss for the structures without annotation, averaged over cases and structures. The
-    outputs are [cases, labels, *grid].
+    """Return the distillation loss for the structures without annotation, averaged over cases and structures. The shape
+    of both outputs is [cases, labels, *grid].
     """
     total, labels = output.new_zeros(()), labels_in(targets)
     for case, mark in enumerate(marks_in(targets)):

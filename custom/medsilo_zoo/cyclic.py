@@ -13,8 +13,8 @@ from medsilo.extend.methods import BY_ITSELF, PlanError, ServerReadable, Trainin
 
 
 class OnlyAnswer(UniformMean):
-    """Aggregates a round in which one hospital trains: its model becomes the shared model. Without an answer, the
-    shared model stays the same.
+    """Aggregates rounds in which a single hospital trains, by taking the hospital's model as the new shared model.
+    If the hospital does not answer, the shared model stays the same.
     """
 
     @property
@@ -23,12 +23,11 @@ class OnlyAnswer(UniformMean):
 
 
 class Cyclic(Algorithm):
-    """The hospitals train one model in turn: one hospital trains in each round, and a cycle has one round for each
-    hospital.
+    """The hospitals train one model in turn: in each round, one hospital trains, and a cycle has as many rounds as
+    there are hospitals.
 
-    All hospitals validate the model in every round, so that the best round is chosen as in other methods. A hospital
-    keeps its momentum until it trains again, a whole cycle later; `training.optimizer_state: reset` resets the
-    momentum.
+    In every round, all hospitals validate the model, so that the best round is chosen as in other methods. A hospital
+    keeps its momentum until it trains again in the next cycle, unless `training.optimizer_state: reset` is set.
     """
 
     title = "Cyclic weight transfer"
@@ -52,7 +51,7 @@ class Cyclic(Algorithm):
         return [Phase("train", rounds, (model,), self.train_round, turn=self.turn, disclosure_notes=(told,))]
 
     def turn(self, number: int, sites: Sequence[str], seed: int) -> str:
-        """Return the site that trains in a round."""
+        """Return the site that trains in this round."""
         cycle, place = divmod(number - 1, len(sites))
         if self.order == "drawn":
             place = int(torch.randperm(len(sites), generator=generator_for(seed, "cycle", cycle))[place])

@@ -22,12 +22,13 @@ from medsilo.extend.methods import (
 )
 
 JUDGED = 10  # number of the latest losses whose spread decides whether W has converged
-SAMPLE = -1  # The epoch number that determines the sample of cases for learning W. Training epochs count from 0.
+# The epoch number from which the sample of cases for learning W is drawn. Epochs of training are numbered from 0.
+SAMPLE = -1
 
 
 class Aggregation(nn.Module):
-    """A site's element-wise weights W, whether W has been learned before, and whether a received mean has not been
-    combined yet.
+    """The state of a site: the element-wise weights W, whether W was learned before, and whether a received mean still
+    has to be combined.
     """
 
     learnt: Tensor
@@ -41,11 +42,11 @@ class Aggregation(nn.Module):
 
 
 class FedALA(MeanOfOwn):
-    """A site starts each round from θ + (w̄ − θ) ⊙ W, where θ is its own model and w̄ the mean of all models. W in [0,
-    1] never leaves the site.
+    """A site starts each round from θ + (w̄ − θ) ⊙ W, where θ is the site's own model and w̄ is the mean of all models.
+    The elements of W are in [0, 1], and W never leaves the site.
 
-    W ← W − η ∇_W f(θ + (w̄ − θ) ⊙ W) is learned on a sample of the site's training cases, for the last p layers only.
-    All other layers and the running statistics are taken from w̄.
+    W ← W − η ∇_W f(θ + (w̄ − θ) ⊙ W) is learned on a sample of the site's training cases, and only for the last p
+    layers. In all other layers, and for running statistics, the site takes the values of w̄.
     """
 
     title = "FedALA"
@@ -73,8 +74,8 @@ class FedALA(MeanOfOwn):
         cast(Aggregation, modules["aggregation"]).waits.fill_(came)
 
     def personalise(self, bench: TrainContext) -> None:
-        """Combine the received mean with the site's model, once in a round, so that training starts from the validated
-        model.
+        """Combine the received mean with the site's model only once in a round, so that training starts from the model
+        that was validated.
         """
         own, mean = bench.modules["model"], bench.modules["global"]
         aggregation = cast(Aggregation, bench.modules["aggregation"])
@@ -82,7 +83,7 @@ class FedALA(MeanOfOwn):
             return
         aggregation.waits.fill_(False)
         if all(map(torch.equal, own.parameters(), mean.parameters())):
-            return  # The site's model and the mean are equal at the beginning.
+            return  # At the beginning, the site's model equals the received mean.
         mixture = Mixture(own, mean, self._weighed(own), list(aggregation.weights))
         lesson, losses = mixture.lesson(bench, self.step), list[float]()
         for _ in range(1 if aggregation.learnt else self.passes):
@@ -94,7 +95,8 @@ class FedALA(MeanOfOwn):
         own.load_state_dict(mixture(), strict=False)
 
     def learn(self, bench: TrainContext) -> float:
-        self.personalise(bench)  # In rounds without validation, the models have not been combined yet.
+        # In rounds without validation, the received mean has not been combined with the site's model yet.
+        self.personalise(bench)
         return bench.train()
 
     def _weighed(self, model: nn.Module) -> list[str]:
@@ -102,7 +104,7 @@ class FedALA(MeanOfOwn):
 
 
 class Mixture:
-    """Computes θ + (w̄ − θ) ⊙ W for the weighted tensors, with the current W."""
+    """Computes θ + (w̄ − θ) ⊙ W with the current W, for the tensors to which W applies."""
 
     def __init__(self, own: nn.Module, mean: nn.Module, names: Sequence[str], weights: Sequence[Tensor]) -> None:
         self.mean, self.weights = mean, dict(zip(names, weights, strict=True))
@@ -113,7 +115,9 @@ class Mixture:
         return {name: self.start[name] + self.way[name] * weight for name, weight in self.weights.items()}
 
     def lesson(self, bench: TrainContext, step: float) -> TrainStep:
-        """Return a training step that updates W by gradient descent on a batch, and clips it to [0, 1]."""
+        """Return a training step that updates W by gradient descent on a batch, and clips the elements of W to
+        [0, 1].
+        """
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
             layers = {name: tensor.requires_grad_() for name, tensor in self().items()}

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from medsilo.extend.methods import ServerSide, Shares, StalenessWeightedMean, WeighingMethod, uncompiled
 
-BETAS = (0.5, 0.999)  # Adam's β
+BETAS = (0.5, 0.999)  # β of Adam
 
 
 class FedAWA(WeighingMethod):
     """The server averages θ ← Σ_k λ_k θ_k with λ = softmax(T), and optimises T so that the updates g_k = θ_k − θ agree.
 
-    T ← T − Adam(∇ Σ_k λ_k (1 − cos(θ, θ_k)) + λ_k ‖g_k − Σ_j λ_j g_j‖). T starts as the sites' shares of all cases, and
-    is kept between rounds without Adam's moments. Only the inner products of θ and the g_k are needed.
+    T ← T − Adam(∇ Σ_k λ_k (1 − cos(θ, θ_k)) + λ_k ‖g_k − Σ_j λ_j g_j‖). T starts as each site's fraction of all cases;
+    T is kept between rounds, but Adam's moments are not. The server needs only the inner products of θ and the g_k.
     """
 
     title = "FedAWA"
@@ -28,7 +28,9 @@ class FedAWA(WeighingMethod):
     server_steps: int = Field(1, ge=1, le=1000, description="steps of the server's Adam in each round")
 
     def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
-        """Optimise the entries of T for the sites that answered. Entries of other sites stay the same."""
+        """Optimise the entries of T that belong to the sites which answered. The entries of T for all other sites stay
+        the same.
+        """
         total = sum(mean.samples.values())
         before = [mean.memory.get(site, {"T": n / total})["T"] for site, n in mean.samples.items()]
         t = torch.tensor(before, dtype=torch.float64, requires_grad=True)

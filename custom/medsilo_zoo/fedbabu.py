@@ -9,10 +9,11 @@ from medsilo.extend.methods import FineTuning, ModelFactory, Modules, has_body_a
 
 
 class FedBABU(FineTuning):
-    """Sites train the shared body φ ← Σ p_k φ_k with a random head h_0 that is never trained. Each site then fine-tunes
-    its own model.
+    """Sites train the shared body φ ← Σ p_k φ_k together with a random head h_0, which is never trained. After the last
+    round, each site fine-tunes its own model.
 
-    All sites have the same h_0. A site's own model is (φ, h_0), fine-tuned for some epochs on its training data.
+    The head h_0 is the same at all sites. A site's own model is (φ, h_0), fine-tuned for some epochs on its training
+    data.
     """
 
     title = "FedBABU"

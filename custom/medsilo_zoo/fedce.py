@@ -22,7 +22,7 @@ from medsilo.extend.methods import (
     copy_into,
 )
 
-LEAST = 1e-6  # minimum contribution before contributions are normalised
+LEAST = 1e-6  # minimum value to which contributions are raised before they are normalised
 
 
 class FedCE(WeighingMethod):
@@ -30,7 +30,8 @@ class FedCE(WeighingMethod):
 
     The contribution to the gradients is 1 − cos(g_k, Σ_{j≠k} a_j g_j) with g_k = θ_k − θ, where the cosine is averaged
     over the rounds. The contribution to the score is 1 minus the mean score of the models without k, (θ − a_k θ_k) / (1
-    − a_k), on k's validation cases. Both contributions are normalised over the sites, and a is their normalised sum.
+    − a_k), on k's validation cases. Each contribution is normalised over the sites, and a is the normalised sum of both
+    contributions.
     """
 
     title = "FedCE"
@@ -39,10 +40,10 @@ class FedCE(WeighingMethod):
     name: Literal["fedce"] = "fedce"
 
     def networks(self, build: ModelFactory) -> Modules:
-        """Build the networks and the site's values. A site sends `missed`, which is 1 minus the mean score of the
-        models without it, and receives its weight a_k as `share`.
+        """Build the networks and the values that a site keeps. A site sends `missed`, which is 1 minus the mean score
+        of the models without this site, and receives its weight a_k as `share`.
 
-        A site keeps the sum and the number of the scores; the first round counts as a score of 0.
+        A site keeps the sum and the number of these scores; the first round counts as a score of 0.
         """
         model = build()
         contribution = Numbers(missed=1.0, share=0.0, scores=0.0, rounds=1.0)
@@ -63,7 +64,7 @@ class FedCE(WeighingMethod):
         return *super().groups(), contribution
 
     def train_round(self, bench: TrainContext) -> float:
-        """Score the model without this site's contribution, and train."""
+        """Compute the score of the mean model without this site, then train."""
         numbers = dict(bench.modules["contribution"].named_buffers())
         share = float(numbers["share"])
         if 0 < share < 1:
@@ -98,7 +99,7 @@ class FedCE(WeighingMethod):
 
 
 def without(model: nn.Module, own: nn.Module, share: float) -> nn.Module:
-    """Return (θ − a_k θ_k) / (1 − a_k), the mean model without site k. Integer tensors are those of θ."""
+    """Return (θ − a_k θ_k) / (1 − a_k), the mean model without site k. Integer tensors are copied from θ."""
     rest = deepcopy(model)
     theirs = own.state_dict()
     with torch.no_grad():
@@ -109,8 +110,8 @@ def without(model: nn.Module, own: nn.Module, share: float) -> nn.Module:
 
 
 def cosines_with_others(shares: Tensor, g: Tensor) -> list[float]:
-    """Return cos(g_k, Σ_{j≠k} a_j g_j) for every site, given the inner products of all g. The cosine is 0 if a vector
-    has length 0.
+    """Return cos(g_k, Σ_{j≠k} a_j g_j) for every site, given the inner products of all g. If one of two vectors has
+    length 0, their cosine is 0.
     """
     found = []
     for place in range(len(g)):
@@ -122,6 +123,6 @@ def cosines_with_others(shares: Tensor, g: Tensor) -> list[float]:
 
 
 def normalised(values: Sequence[float]) -> list[float]:
-    """Clip values from below at LEAST, and divide them by their sum."""
+    """Raise values below LEAST to LEAST, and divide all values by their sum."""
     cut = [max(value, LEAST) for value in values]
     return [value / math.fsum(cut) for value in cut]

@@ -25,8 +25,8 @@ WIDEST = 100.0  # maximum absolute generalisation gap; larger gaps are clipped
 class FedDGGA(WeighingMethod):
     """θ ← Σ a_i θ_i with a_i ← a_i + d_r / K · G_i / max_j |G_j|, clipped to [0, 1] and normalised.
 
-    The generalisation gap G_i = L_i(θ) − L_i(θ_i) is the difference in training loss between the shared model and the
-    model that the site sent. The step d_r decreases linearly from `step` to 0 over the rounds.
+    The generalisation gap is G_i = L_i(θ) − L_i(θ_i): the training loss of the shared model minus that of the model
+    that the site sent. The step d_r decreases linearly from `step` to 0 over the rounds.
     """
 
     title = "FedDG-GA"
@@ -37,8 +37,8 @@ class FedDGGA(WeighingMethod):
     step: float = Field(0.2, gt=0, le=1, description="d: total change of the sites' weights in the first round")
 
     def networks(self, build: ModelFactory) -> Modules:
-        """Build the networks and the site's values. A site sends G_i as `value`, and keeps its last loss L_i(θ_i) if
-        that was `measured`.
+        """Build the networks and the values that a site keeps. A site sends G_i as `value`. The site also stores its
+        last loss L_i(θ_i), and `measured` is true if this loss is known.
         """
         return {"model": build(), "gap": Numbers(value=0.0, own_loss=0.0, measured=False)}
 
@@ -60,7 +60,7 @@ class FedDGGA(WeighingMethod):
         return gap, *super().groups()
 
     def train_round(self, bench: TrainContext) -> float:
-        """Compute the gap of the received model, train, and compute the loss for the next gap."""
+        """Compute the gap of the received model, train, and compute the loss that the next gap needs."""
         model, gap = bench.modules["model"], bench.modules["gap"]
         value, own_loss, measured = map(gap.get_buffer, ("value", "own_loss", "measured"))
         shared = bench.cases.told_loss(model)
@@ -74,21 +74,23 @@ class FedDGGA(WeighingMethod):
         return loss
 
     def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
-        """Increase the weights of sites with a large gap. The aggregator's `memory` holds the weights and the number of
-        rounds.
+        """Increase the weights of sites with a large generalisation gap. The aggregator's `memory` holds the weights
+        and the number of rounds.
         """
         sites, before = server.sites, {"a": 1 / len(server.sites), "rounds": 0.0}
         a = {site: mean.memory.get(site, before)["a"] for site in sites}
         number = mean.memory.get(sites[0], before)["rounds"]
         gaps = {site: float(server.mixers["gap"].current(site)["gap"]) for site in mean.samples}
-        # No site has a gap in the first round.
+        # In the first round, all gaps are 0.
         a = moved(a, gaps, self.step * (1 - (number - 1) / server.training.rounds))
         mean.memory = {site: {"a": a[site], "rounds": number + 1} for site in sites}
         return {site: a[site] for site in mean.samples}
 
 
 def moved(a: dict[str, float], gaps: Mapping[str, float], step: float) -> dict[str, float]:
-    """Return the weights after increasing those of sites with a large gap. `step` limits the total change."""
+    """Return the weights after a step, which increases the weights of sites with a large gap. `step` is the largest
+    possible sum of the weights' changes.
+    """
     largest = max(map(abs, gaps.values()))
     if not largest:
         return a

@@ -23,11 +23,11 @@ from medsilo.extend.methods import (
 
 
 class FedDyn(ServerStep):
-    """Sites minimise f_k(w_k) − ⟨g_k, w_k⟩ + α/2 ‖w_k − w‖². After training, g_k ← g_k − α (w_k − w), which never
-    leaves the site.
+    """Sites minimise f_k(w_k) − ⟨g_k, w_k⟩ + α/2 ‖w_k − w‖². After training, a site updates g_k ← g_k − α (w_k − w),
+    and g_k never leaves the site.
 
-    The server computes h ← h − α/N Σ (w_k − w) and then w ← mean(w_k) − h/α over the sites that answered. N is the
-    number of all sites. All sites have the same weight.
+    The server computes h ← h − α/N Σ (w_k − w) and then w ← mean(w_k) − h/α over the sites that answered. In this
+    formula, N is the number of all sites. All sites have the same weight in the mean.
     """
 
     title = "FedDyn"
@@ -50,7 +50,7 @@ class FedDyn(ServerStep):
         return DynamicStep(self.alpha)
 
     def train_round(self, bench: TrainContext) -> float:
-        """Train with a pull towards w + g_k/α, which adds − g_k + α (w_k − w) to the gradient."""
+        """Train with a pull towards w + g_k/α: the term − g_k + α (w_k − w) is added to the gradient."""
         weights = learning_weights(bench.modules["model"])
         gradients: list[Tensor] = list(bench.modules["gradient"].parameters())
         arrived = [weight.detach().clone() for weight in weights]

@@ -11,7 +11,8 @@ from medsilo.extend.methods import PlanError, ServerSide, ServerStep, Shares, St
 
 
 class FedLWS(ServerStep):
-    """w^l ← γ^l Σ p_k w_k^l: the mean of every layer l is shrunk, and more so if the sites disagree in this layer.
+    """w^l ← γ^l Σ p_k w_k^l: the mean of every layer l is shrunk, and shrunk more if the sites' updates disagree in
+    this layer.
 
     γ^l = ‖w^l‖ / (‖w^l‖ + τ^l ‖g^l‖), where w^l is the layer that the sites received, g_k^l = w_k^l − w^l and g^l = Σ
     p_k g_k^l. τ^l = β · 1/K Σ_k ‖g_k^l − 1/K Σ_j g_j^l‖ is clipped to the range from `least` to `most`.
@@ -37,11 +38,11 @@ class FedLWS(ServerStep):
         return StalenessWeightedMean(self.shares, self.shrunk)
 
     def shares(self, mean: StalenessWeightedMean) -> Shares:
-        """Return the weight p_k of each site."""
+        """Return the weight p_k of each site in the mean."""
         return dict.fromkeys(mean.samples, 1.0) if self.weighting == "uniform" else mean.samples
 
     def shrunk(self, mean: StalenessWeightedMean) -> Shares:
-        """Return the factor γ of every tensor, which is that of its layer."""
+        """Return the factor γ of every tensor, which is the factor of the tensor's layer."""
         weights = torch.tensor(list(self.shares(mean).values()), dtype=torch.float64)
         gammas = {layer: self.gamma(own, weights) for layer, own in mean.products(layer_of).items()}
         return {name: gammas[layer_of(name)] for name in mean.averaged}
@@ -56,5 +57,5 @@ class FedLWS(ServerStep):
 
 
 def layer_of(name: str) -> str:
-    """Return the layer of a tensor, since weight and bias belong to the same layer."""
+    """Return the name of a tensor's layer, which the weight and the bias of a layer share."""
     return name.rpartition(".")[0]

@@ -36,12 +36,12 @@ from medsilo.extend.methods import (
 )
 
 WIDEST = 100.0  # maximum absolute value of a contribution's logarithm; larger values are clipped
-LARGEST = 1 << 30  # maximum bytes of the prior, which every hospital receives in every round
+LARGEST = 1 << 30  # maximum size in bytes of the prior, which every hospital receives in every round
 
 
 class Convex(nn.Module):
-    """f_ψ of one tensor: softplus layers over θ and μ. All weights except the first layer's are nonnegative, so that
-    f_ψ is convex.
+    """The function f_ψ for one tensor: softplus layers that take θ and μ. All weights except those of the first layer
+    are nonnegative, so that f_ψ is convex.
     """
 
     def __init__(self, size: int, hidden: Sequence[int]) -> None:
@@ -65,7 +65,7 @@ class Prior(nn.Module):
     """R(θ; μ, ψ) = Σ_i f_ψi(θ_i, μ_i) + α/2 ‖θ − μ‖² + ε (‖θ‖² + ‖μ‖²), summed over the trained tensors."""
 
     def __init__(self, sizes: Mapping[str, int], hidden: Sequence[int], alpha: float, epsilon: float) -> None:
-        """Create a prior for tensors.
+        """Create a prior for the tensors of a network.
 
         Args:
             sizes: The number of elements of each tensor, by the tensor's name in the network.
@@ -92,14 +92,16 @@ class Prior(nn.Module):
 
 
 class ServersOwn(Aggregator):
-    """Tensors that only the server changes. All sites receive them, and no site sends them."""
+    """The tensors of the prior, which only the server changes. All sites receive these tensors, and no site
+    sends them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._own: dict[str, Tensor] = {}
 
     def put(self, tensors: Tensors) -> None:
-        """Send these tensors to all sites from now on."""
+        """Store the tensors that all sites will receive from now on."""
         self._own = {name: tensor.to(self._own[name].dtype) for name, tensor in tensors.items()}
 
     def _begin_with(self, initial: dict[str, Tensor]) -> None:
@@ -122,8 +124,8 @@ class FedMAP(WeighingMethod):
     """Sites compute θ_k = argmin F_k(θ) + R(θ; μ, ψ), starting from μ. The server averages μ ← Σ a_k θ_k with a_k ∝
     P(Z_k | θ_k) exp(−R(θ_k; μ, ψ)).
 
-    F_k is the mean loss. The prior R has an input convex network f_ψ for each tensor, which the server trains: ψ ← ψ −
-    η ∇_ψ Σ a_k R(θ_k; μ, ψ). A site's own model is its θ_k.
+    F_k is the mean loss of site k. The prior R has an input convex network f_ψ for each tensor, which the server
+    trains: ψ ← ψ − η ∇_ψ Σ a_k R(θ_k; μ, ψ). The model of a site is its θ_k.
     """
 
     title = "FedMAP"
@@ -198,7 +200,7 @@ class FedMAP(WeighingMethod):
         return loss
 
     def weigh(self, server: ServerSide, mean: StalenessWeightedMean) -> Shares:
-        """Train ψ with the mean that the weights give, and return the weights a_k."""
+        """Compute the weights a_k, train ψ on the mean with these weights, and return the weights."""
         told = {site: float(server.mixers["contribution"].current(site)["logarithm"]) for site in mean.samples}
         top = max(told.values())
         shares = at_most({site: math.exp(value - top) for site, value in told.items()}, self.largest_share)
@@ -216,7 +218,7 @@ class FedMAP(WeighingMethod):
         return shares
 
     def _prior_of(self, sizes: Mapping[str, int], given: Tensors) -> Prior:
-        with torch.device("meta"):  # On the meta device, no random numbers are used.
+        with torch.device("meta"):  # On the meta device, the values of the weights are not drawn.
             prior = Prior(sizes, self.hidden, self.alpha, self.epsilon)
         own = {name: tensor.to(torch.float32, copy=True) for name, tensor in given.items()}
         prior.load_state_dict(own, assign=True)
@@ -224,17 +226,17 @@ class FedMAP(WeighingMethod):
 
 
 def key(name: str) -> str:
-    """Return a tensor's name without dots, since module names cannot contain them."""
+    """Return a tensor's name with its dots replaced, because names of modules cannot contain dots."""
     return name.replace(".", "__")
 
 
 def first_of(name: str) -> str:
-    """Return the name, in the prior, of the first layer's weights of a tensor's f_ψ."""
+    """Return the prior's name for the weights of the first layer of f_ψ that belongs to this tensor."""
     return f"of.{key(name)}.layers.0.weight"
 
 
 def learning(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the trainable weights by name."""
+    """Return the trainable weights of the model by name."""
     return {name: own for name, own in model.named_parameters() if own.requires_grad}
 
 
@@ -253,8 +255,8 @@ def towards(theta: Mapping[str, nn.Parameter], mu: Tensors, prior: Prior) -> Cal
 
 
 def learn(prior: Prior, sites: Iterable[tuple[float, Mapping[str, Tensor]]], mu: Tensors, step: float) -> None:
-    """Update ψ ← ψ − η ∇_ψ Σ a_k R(θ_k; μ, ψ) and keep f_ψ convex. Without a positive sum, there is no step, because R
-    would decrease without limit.
+    """Update ψ ← ψ − η ∇_ψ Σ a_k R(θ_k; μ, ψ) and keep f_ψ convex. If the sum is not positive, ψ stays the same,
+    because R would otherwise decrease without limit.
 
     Args:
         prior: The prior R with its parameters ψ.

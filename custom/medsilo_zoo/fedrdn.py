@@ -26,8 +26,10 @@ from medsilo.extend.methods import (
     site_mean,
 )
 
-FLATTEST = 0.01  # Minimum divisor of an image. A nearly constant channel has no contrast to enhance.
-ROUNDED = 1e-4  # smaller shares count as 0, because secure aggregation rounds sums
+# Minimum standard deviation by which the values of an image are divided. A smaller deviation means a nearly constant
+# channel, which has no contrast to enhance.
+FLATTEST = 0.01
+ROUNDED = 1e-4  # smaller values in the tables count as 0, because secure aggregation rounds sums
 
 
 def digest_of(image: Tensor) -> str:
@@ -36,11 +38,11 @@ def digest_of(image: Tensor) -> str:
 
 
 class ChannelNorm(nn.Module):
-    """Maps images [B, C, ...] to (x − μ) / σ with the hospital's statistics. Images are unchanged until the statistics
-    are computed.
+    """Maps images [B, C, ...] to (x − μ) / σ, where μ and σ are statistics of the hospital's images. Before the
+    hospital's statistics are computed, images stay unchanged.
 
     The tables `present` [sites], `means` and `deviations` [sites, C] hold the statistics of all hospitals. In the
-    message of a hospital, all rows except its own are zero, so that the server can add the tables.
+    tables that a hospital sends, all rows except the hospital's row are zero, so that the server can add the tables.
     """
 
     mean: Tensor  # [C], the hospital's own mean
@@ -59,12 +61,14 @@ class ChannelNorm(nn.Module):
         self.register_buffer("means", torch.zeros(sites, channels))
         self.register_buffer("deviations", torch.zeros(sites, channels))
         self._draws: Generator | None = None
-        self._known = torch.zeros(0, dtype=torch.int64)  # hospitals whose statistics may be chosen, on the CPU
-        self._number: int | None = None  # seed for choosing a hospital by the image's content
+        # rows of the hospitals whose statistics are known; the tensor stays on the CPU
+        self._known = torch.zeros(0, dtype=torch.int64)
+        # seed that, together with the content of an image, determines the hospital that is drawn
+        self._number: int | None = None
 
     def _apply(self, *given: Any, **named: Any) -> "ChannelNorm":
-        """Move to a device, except for a flag that every batch reads. On the CPU, reading it needs no synchronisation
-        with the GPU.
+        """Move all tensors to a device, except for a flag that is read in every batch. The flag stays on the CPU, where
+        it can be read without synchronisation with the GPU.
         """
         super()._apply(*given, **named)
         if self.mean.device.type == "cuda":
@@ -84,14 +88,14 @@ class ChannelNorm(nn.Module):
         return ((images - mean.view(each)) / deviation.view(each)).to(images.dtype)
 
     def _draw_hospitals(self, images: Tensor, hospitals: int) -> Tensor:
-        """Return the position of a random hospital for each image."""
+        """Return the row in the tables of a random hospital, for each image."""
         if self._number is None:
             return torch.randint(hospitals, (len(images),), generator=self._draws)
         return torch.tensor([seed_for(self._number, digest_of(image)) % hospitals for image in images])
 
     @contextmanager
     def drawing(self, random: Generator, by_image: bool = False) -> Iterator[None]:
-        """In the `with` block, normalise each image with the statistics of a random hospital.
+        """Inside the `with` block, normalise each image with the statistics of a random hospital.
 
         Args:
             random: The random generator that chooses the hospitals.
@@ -107,8 +111,8 @@ class ChannelNorm(nn.Module):
 
     @torch.no_grad()
     def statistics(self, images: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Yield the mean and deviation of each channel for every image, [B, 2 C]. Images are not normalised until
-        `take` is called.
+        """Yield the mean and the standard deviation of each channel, [B, 2 C], for every batch of images. Before `take`
+        is called, images are not normalised.
         """
         self.measured.fill_(False)
         for batch in images:
@@ -117,7 +121,7 @@ class ChannelNorm(nn.Module):
 
     @torch.no_grad()
     def take(self, statistics: Tensor) -> None:
-        """Set the hospital's own statistics [2 C]."""
+        """Set the statistics [2 C] that the hospital uses in evaluation."""
         mean, deviation = statistics.chunk(2)
         self.mean.copy_(mean)
         self.deviation.copy_(deviation.clamp(min=FLATTEST))
@@ -132,7 +136,7 @@ class ChannelNorm(nn.Module):
 
     @torch.no_grad()
     def share_out(self) -> None:
-        """Compute the statistics of all hospitals from the mean of their tables."""
+        """Compute the statistics of all hospitals from the mean of the hospitals' tables."""
         shares = self.present.clone()
         known = shares > ROUNDED
         self.means[known] /= shares[known, None]
@@ -141,15 +145,16 @@ class ChannelNorm(nn.Module):
 
 
 INPUT, CHANNELS = "input", "channels"
-BRIGHTER = 10  # factor by which values may exceed the task's brightest image
+BRIGHTER = 10  # factor by which statistics may exceed the largest input value of the task
 
 
 class FedRDN(Averaging):
-    """FedAvg in which sites train on (x − μ_j) / σ_j, with the statistics of a random hospital j for every image.
+    """FedAvg in which sites train on (x − μ_j) / σ_j, with the statistics of a hospital j that is chosen at random for
+    every image.
 
-    The phase "measure" is one round without training. Each site sends the mean and the deviation of each channel,
-    averaged over its training images. All sites receive the statistics of all sites once. In evaluation, each site uses
-    its own statistics.
+    The phase "measure" is one round without training. Each site sends the mean and the standard deviation of each
+    channel, averaged over the site's training images. The sites receive the statistics of all sites once. In
+    evaluation, a site uses its own statistics.
     """
 
     title = "FedRDN"
@@ -217,8 +222,8 @@ class FedRDN(Averaging):
         norm.take(torch.cat(list(norm.statistics(inputs()))).mean(0))
 
     def train(self, bench: TrainContext) -> float:
-        """Train with the statistics of a random hospital for every image. A site that missed the first round computes
-        its own statistics here.
+        """Train with the statistics of a random hospital for every image. If a site missed the round that computes
+        statistics, the site computes its statistics here.
         """
         norm = cast(ChannelNorm, bench.modules[INPUT])
         if not norm.measured:
@@ -228,20 +233,22 @@ class FedRDN(Averaging):
 
 
 def tables(modules: Modules) -> Tensors:
-    """Return the tables with the statistics of all hospitals, without the statistics that a hospital uses itself."""
+    """Return the tables with the statistics of all hospitals, which are the tensors that a site sends and receives."""
     norm = cast(ChannelNorm, modules[INPUT])
     return {"present": norm.present, "means": norm.means, "deviations": norm.deviations}
 
 
 def table_ranges(modules: Modules, task: Task) -> Ranges:
-    """Return the allowed ranges of the tables, which include zero for the rows of other hospitals."""
+    """Return the allowed ranges of the values in the tables; zero is allowed, because the rows of other hospitals are
+    zero.
+    """
     largest = BRIGHTER * task.largest_input
     return {"present": (0.0, 1.0), "means": (-largest, largest), "deviations": (0.0, largest)}
 
 
 def of_one_hospital(tensors: Tensors) -> None:
-    """Raise Refused unless the tables hold one hospital's statistics or, under secure aggregation, the mean over
-    several hospitals.
+    """Raise Refused unless the tables contain the statistics of one hospital or, under secure aggregation, the mean of
+    several hospitals' tables.
     """
     present = tensors["present"]
     known = present > ROUNDED
@@ -254,7 +261,9 @@ def of_one_hospital(tensors: Tensors) -> None:
 
 
 def share_out(modules: Modules, came: bool) -> None:
-    """Keep the statistics of all hospitals; raise Refused if this site has lost them."""
+    """Store the received statistics of all hospitals; raise Refused if this site has lost statistics that it received
+    earlier.
+    """
     norm = cast(ChannelNorm, modules[INPUT])
     if came:
         norm.share_out()

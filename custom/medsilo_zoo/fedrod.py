@@ -31,11 +31,11 @@ from medsilo.extend.methods import (
 
 
 class FedRoD(SharedAndOwn):
-    """FedAvg of a body φ and a generic head g with balanced softmax. Each site also has its own head h_k, which adds to
-    the scores of g.
+    """FedAvg of a body φ and a generic head g, which are trained with balanced softmax. Each site also has its own head
+    h_k, whose scores are added to the scores of g.
 
     The generic loss is ℓ_b(g(φ(x)), y), where log n_c is added to the score of each class c with n_c cases at the site.
-    The site's own loss is ℓ(g(φ(x)) + h_k(φ(x)), y), which only trains h_k. The heads g and h_k are linear, so their
+    The site's own loss is ℓ(g(φ(x)) + h_k(φ(x)), y), which trains h_k only. The heads g and h_k are linear, so their
     sum is a single head.
     """
 
@@ -53,7 +53,7 @@ class FedRoD(SharedAndOwn):
         return modules | {"own-head": heads}
 
     def personalise(self, bench: TrainContext) -> None:
-        """Set the site's own model to φ with the head g + h_k."""
+        """Make the site's own model from the body φ and the head g + h_k."""
         model = bench.modules["model"]
         copy_into(model, bench.modules["global"])
         with torch.no_grad():
@@ -63,7 +63,7 @@ class FedRoD(SharedAndOwn):
     @contextmanager
     def learning(self, bench: TrainContext) -> Iterator[Sequence[TrainStep]]:
         """Yield the training steps of both heads. In each batch, h_k is trained first, so that both steps use φ and g
-        from before the batch.
+        as they were before this batch.
         """
         shared = bench.modules["global"]
 

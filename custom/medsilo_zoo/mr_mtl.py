@@ -10,8 +10,7 @@ from medsilo.extend.methods import MeanOfOwn, Private, TrainContext, Weighting, 
 
 
 class MRMTL(MeanOfOwn):
-    """Each site minimises F_k(w_k) + λ/2 ‖w_k − w̄‖² with its own model w_k, where w̄ ← Σ p_k w_k is the mean of all
-    models.
+    """Each site minimises F_k(w_k) + λ/2 ‖w_k − w̄‖² for its model w_k. The mean of all models is w̄ ← Σ p_k w_k.
 
     With λ = 0, each site trains alone. With a large λ, the method is close to FedAvg.
     """
@@ -33,7 +32,7 @@ class MRMTL(MeanOfOwn):
         return Private(("model",), disclosure_notes="the pull to the mean is added to the noisy gradient")
 
     def learn(self, bench: TrainContext) -> float:
-        """Update w_k ← w_k − η (∇F_k(w_k) + λ (w_k − w̄)) with the received mean w̄."""
+        """Update w_k ← w_k − η (∇F_k(w_k) + λ (w_k − w̄)), where w̄ is the received mean."""
         own, mean = (list(bench.modules[name].parameters()) for name in ("model", "global"))
         with correcting(bench.optimizers["model"], pull_back(own, self.pull, to=mean)):
             return bench.train()

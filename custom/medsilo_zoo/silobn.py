@@ -19,12 +19,13 @@ from medsilo.extend.methods import (
 
 
 class SiloBN(Averaging):
-    """FedAvg of all weights, including batch norm's scale and shift. Batch norm's running statistics never leave the
-    site.
+    """FedAvg of all weights, including the scale and shift of batch norm layers. Batch norm's running statistics never
+    leave the site.
 
-    A hospital that did not train takes the shared weights. Batch norm's statistics are computed on the hospital's own
-    images, without labels or training (AdaBN, Li et al. 2017). Each case has the same weight. The statistics of a layer
-    depend on those of earlier layers, so all images are read once for each batch norm layer.
+    A hospital that did not take part in training receives the shared weights. This hospital then computes batch norm's
+    statistics on its own images, without labels or training (AdaBN, Li et al. 2017). In these statistics, each case has
+    the same weight. The statistics of a batch norm layer depend on the statistics of earlier layers, so all images are
+    read once for each of these layers.
     """
 
     title = "SiloBN"

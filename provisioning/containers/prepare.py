@@ -1,7 +1,7 @@
-"""NVFlare's 'deploy prepare' (Kubernetes or Docker) that keeps the site's own policies.
+"""Run NVFlare's 'deploy prepare' for Kubernetes or Docker, but keep the site's policies.
 
-NVFlare 2.9 builds the new kit's resources from its default and leaves the site's resources.json out. Class allow-list,
-enforcement and log streaming would then be NVFlare's again.
+NVFlare 2.9 builds the resources of the new kit from its defaults, and ignores the site's resources.json. The class
+allow-list, its enforcement and log streaming would then have NVFlare's defaults.
 """
 
 import argparse
@@ -15,7 +15,9 @@ POLICIES = ("class_allow_list", "class_list_enforcement_mode", "allow_log_stream
 
 
 def prepare(kit: Path, config: Path, output: Path) -> None:
-    """Make `output` from a kit. Only the settings with which NVFlare starts jobs are new."""
+    """Prepare a kit for Kubernetes or Docker, and write the new kit to `output`. The only changes are in the settings
+    with which NVFlare starts jobs.
+    """
     command = [sys.executable, "-m", "nvflare.cli", "deploy", "prepare", kit, "--config", config, "--output", output]
     subprocess.run([str(word) for word in command], check=True)
     own, default, new = (
@@ -26,9 +28,10 @@ def prepare(kit: Path, config: Path, output: Path) -> None:
             (output, "resources.json.default"),
         )
     )
-    left_out = _ids(default) - _ids(own)  # classes that the site left out
+    left_out = _ids(default) - _ids(own)  # components that the site removed from NVFlare's defaults
     components = [component for component in new["components"] if component["id"] not in left_out]
-    components += [component for component in own["components"] if component["id"] not in _ids(default)]  # medsilo's
+    # components that medsilo added
+    components += [component for component in own["components"] if component["id"] not in _ids(default)]
     policies = {key: own[key] for key in POLICIES if key in own}
     path = output / "local" / "resources.json"
     path.write_text(json.dumps({**new, **policies, "components": components}, indent=2) + "\n")

@@ -67,7 +67,7 @@ def _say_score(screen: Console, run: Path | None, site: str) -> None:
     if not score.known:
         return
     screen.say(f"this model's test score: {score} ({summary.metric})")
-    with suppress(MedsiloError):  # for a run whose files are only partly on this machine
+    with suppress(MedsiloError):  # the files of the run may be only partly on this machine
         found = read(run, whole=False)
         screen.say(*(f"warning: {one}" for one in learning({found.label: [found]}, site or None)))
 

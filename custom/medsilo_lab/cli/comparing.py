@@ -54,7 +54,7 @@ def demo(
 
     with screen.busy("running the demo") as tell_more:
         study = demo_study(out, rounds, seeds, screen.say)
-        if screen.watched:  # a terminal has a progress line; other outputs get a line for each run
+        if screen.watched:  # for other outputs than a terminal, each run prints a line
             study.each = lambda line: None
         screen.goes_on = f"finished runs are in {study.folder}; the same command starts again"
         tell_more(study.under_way)
@@ -133,7 +133,8 @@ def compare(
     command rejects a folder with runs of another plan, other settings or another version of medsilo. With --power, it
     only estimates which differences the hospitals can detect, from the scores in --out or from assumptions.
     """
-    known: dict[str, Any] = {"algorithm": None}  # the configurations set the method, and may change any other key
+    # the titled configurations set the method, and each may change any other key
+    known: dict[str, Any] = {"algorithm": None}
     known |= {"task": {"name": task or USUAL_TASK}, "network": None} if task or not plan else {}
     options.check_changes(changes, plan, **(known | dict.fromkeys(("task", "network")) if row else known))
     if difference is not None and not power:
@@ -263,7 +264,7 @@ def resume(
     Record(folder).check_unfinished()
     plan = load_plan(folder / "plan.yaml")
     settings = options.settings_of_owner(device, data, settings_folder, options.run_settings(folder))
-    job = folder / paths.JOB  # runs with --engine inprocess have no job
+    job = folder / paths.JOB  # a run with --engine inprocess has no job folder
     run_study(screen, plan, folder, settings, job=job if job.is_dir() else None, threads=threads, resumes=True)
     conclude(screen, folder)
 

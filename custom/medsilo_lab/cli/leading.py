@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 def _connecting(screen: Console, kit: Path) -> None:
     """Print the server's name before the program waits for its answer.
 
-    Import the modules for the connection inside the block.
+    Import the modules that connect to the server inside the block.
     """
     from medsilo.check.kit import read_kit
 
-    with suppress(MedsiloError):  # the command itself reports faults of the kit
+    with suppress(MedsiloError):  # if the kit is faulty, the command itself reports the fault
         own = read_kit(kit, "person")
         screen.aside(f"trying {own.host}:{own.port} (15 s at most)")
     with _loading():
@@ -37,7 +37,7 @@ def _connecting(screen: Console, kit: Path) -> None:
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Disable garbage collection inside the block, because it would take a tenth of the import time."""
+    """Disable garbage collection inside the block, because a collection would take a tenth of the import time."""
     if not gc.isenabled() or gc.get_freeze_count():
         yield
         return
@@ -72,7 +72,8 @@ def submit(
         raise MedsiloError("where to? give --kit to submit the job, or --out to write it into a folder")
     screen.note("checking the job")
     with _loading():
-        if kit:  # NVFlare's import inspects all loaded modules, so it precedes PyTorch's
+        # NVFlare inspects all loaded modules when it is imported, so it must be imported before PyTorch
+        if kit:
             import medsilo_lab.consortium.lead  # noqa: F401
         from medsilo.flare.job_source import find_job
         from medsilo.flare.jobs import plan_of

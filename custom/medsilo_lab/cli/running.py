@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from medsilo_lab.report.reported import Reported
 
 
-# Plug-ins for reports of a finished run. Each function takes the run folder, writes a page, and returns lines to print.
+# Plug-ins for reports of a finished run. Each plug-in is a function that takes the run folder, writes a page, and
+# returns lines to print.
 REPORTS = PluginTable("medsilo.reports", "types:FunctionType", {})
 
 
@@ -121,8 +122,8 @@ def run_study(
     resumes: bool = False,
     live: bool = False,
 ) -> None:
-    """Run or continue a study and print its rounds. Without a job, the study runs in this process, otherwise in
-    NVFlare.
+    """Run or continue a study and print its rounds. Run the study in NVFlare if there is a job, otherwise in this
+    process.
     """
     from functools import partial
 
@@ -152,8 +153,8 @@ def run_study(
 
 
 def conclude(screen: Console, folder: Path) -> None:
-    """Print the result of a run. An installed report plug-in writes a page and a table; without it, only the score is
-    printed.
+    """Print the result of a run. If a report plug-in is installed, the plug-in writes a page and a table; otherwise
+    only the score is printed.
     """
     from medsilo.runs.outliers import standing_out
     from medsilo.runs.reading import read_rounds, read_summary

@@ -132,7 +132,7 @@ def example(
 
 
 def _checked(screen: Console, plan: "Plan", out: Path, ready: Path) -> dict[str, "Report"]:
-    """Run 'medsilo check' for each hospital. The private lists of files are written beside the job."""
+    """Check the plan at each hospital, and write the hospital's private list of findings into a subfolder of `out`."""
     from medsilo.check.result import MARKS
     from medsilo_lab.start.dataset_layout import CHECKS
     from medsilo_lab.start.trial import checked

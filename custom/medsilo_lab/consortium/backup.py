@@ -1,4 +1,4 @@
-"""Back up a server into one file and restore it: its kit with studies and expelled hospitals, and its stored jobs."""
+"""Back up a server's kit, studies, list of expelled hospitals and stored jobs in one file, and restore them from it."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from medsilo.site.kit import HOSPITALS
 from medsilo.site.party import FILE_NAME
 from medsilo_lab.consortium.description import SERVICE
 
-EXPELLED = "disabled_clients.json"  # NVFlare's file name in the server's kit
+EXPELLED = "disabled_clients.json"  # name of NVFlare's list of expelled hospitals in the server's kit
 KIT, STUDIES, STORAGE, FACTS = "kit", "studies", "storage", "backup.json"
 ENTRY = re.compile(rf"({KIT}|{STUDIES}|{STORAGE})(/(?!\.{{1,2}}/)[^/\x00-\x1f]+)*/(?!\.{{1,2}}$)[^/\x00-\x1f]+")
 LEFT_OUT = (".part", ".lock", ".fl")  # suffixes of temporary files
@@ -50,12 +50,12 @@ class Backup(BaseModel):
     files: int
 
     def places(self, kit: Path) -> dict[str, Path]:
-        """Return the paths of the backup's parts."""
+        """Return the paths of the folders that the backup contains."""
         beside = {STUDIES: Path(self.studies)} if self.studies else {}
         return {KIT: kit, STORAGE: Path(self.storage), **beside}
 
     def moved(self, kit: Path, storage: Path | None) -> "Backup":
-        """Return the description of a server with all parts in this kit, or with its jobs in `storage`."""
+        """Return the description of a server whose folders are all in this kit, or whose jobs are in `storage`."""
         place = (storage or kit / STORAGE).absolute()
         return self.model_copy(
             update={"storage": str(place), "studies": str(kit.absolute() / STUDIES) if self.studies else None}
@@ -63,8 +63,8 @@ class Backup(BaseModel):
 
 
 def back_up(kit: Path, file: Path) -> Backup:
-    """Write a backup of a server that may be running. Each file is complete, even if the server replaces it
-    meanwhile.
+    """Write a backup of a server that may be running. Each file in the backup is complete, even if the server replaces
+    the file during the backup.
     """
     storage = storage_of(kit)
     if storage is None:
@@ -83,7 +83,8 @@ def back_up(kit: Path, file: Path) -> Backup:
     with replacing(file) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for part, folder in kept.places(kit).items():
             for path, name in _files(part, folder, archive, storage):
-                with suppress(FileNotFoundError):  # if the server replaced it, the next listing finds the new file
+                # if the server has just replaced the file, the next listing contains the new file
+                with suppress(FileNotFoundError):
                     archive.write(path, name)
         kept = kept.model_copy(update={"files": len(archive.namelist())})
         archive.writestr(FACTS, kept.model_dump_json())
@@ -91,15 +92,16 @@ def back_up(kit: Path, file: Path) -> Backup:
 
 
 def _files(part: str, folder: Path, archive: zipfile.ZipFile, storage: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files of a folder with their relative names. If a file disappears meanwhile, list the folder again.
+    """Yield the files of a folder with their relative names. If a file disappears during the backup, list the folder
+    again.
 
-    storage: a separate part of the backup, even if it is inside the kit.
+    storage: The server's storage folder, which is a separate section of the backup even if it is inside the kit.
     """
     for _ in range(TRIES):
         known = {*archive.namelist()}
         for place, folders, names in os.walk(folder):
             if part == KIT and Path(place) == folder:
-                # Skips the folders of running and killed jobs.
+                # The folders of running and killed jobs are not backed up.
                 folders[:] = [name for name in folders if not JOB.fullmatch(name) and folder / name != storage]
             for path in (Path(place) / name for name in sorted(names) if not name.endswith(LEFT_OUT)):
                 name = f"{part}/{path.relative_to(folder).as_posix()}"
@@ -118,9 +120,10 @@ def _expelled(path: Path) -> list[str]:
 
 
 def put_back(file: Path, kit: Path, storage: Path | None = None, expelled: Collection[str] = ()) -> Backup:
-    """Restore a server's kit and its storage from a backup. `expelled` names further hospitals to expel.
+    """Restore a server's kit and its storage from a backup. `expelled` names hospitals to expel in addition to those
+    that the backup lists as expelled.
 
-    The function writes only into the kit and the storage. By default, the storage is inside the kit.
+    The function writes only into the kit and the storage folder. By default, the storage folder is inside the kit.
     """
     if kit.exists():
         raise MedsiloError(f"{kit.name} exists; choose a new folder for the kit, or move the existing folder")
@@ -145,7 +148,7 @@ def put_back(file: Path, kit: Path, storage: Path | None = None, expelled: Colle
                     f"{file.name}: the backup has jobs, and the kit has a folder {part}/ in their place; give --storage"
                 )
             (place / part).rename(place / KIT / part)
-        for part in (*outside, KIT):  # the kit comes last, because the server can start with it
+        for part in (*outside, KIT):  # the kit is copied last, because the server can start as soon as the kit exists
             shutil.copytree(place / part, parts[part], dirs_exist_ok=True)
     kit.chmod(0o700)
     return kept.model_copy(update={"expelled": out})
@@ -160,15 +163,15 @@ def _check_known(expelled: Collection[str], names: Collection[str]) -> None:
 
 
 def _names(place: Path, expelled: Collection[str]) -> set[str]:
-    """Return the names of all hospitals in an unpacked backup: of the kit, the studies, the jobs and the expelled
-    hospitals.
+    """Return the names of all hospitals in an unpacked backup: those in the kit, in studies, in jobs and in the list of
+    expelled hospitals.
     """
     names = set(expelled)
     with reading(f"local/{HOSPITALS} in the backup"):
         path = place / KIT / "local" / HOSPITALS
         names |= set(json.loads(path.read_text(encoding="utf-8"))["hospitals"]) if path.exists() else set()
     for path in place.rglob(paths.ROUNDS):
-        with suppress(MedsiloError):  # a damaged study has no readable names
+        with suppress(MedsiloError):  # a damaged study has no readable names of hospitals
             names |= {site for line in read_rounds(path.parent, growing=True) for site in line.asked}
     for meta in place.glob(f"{STORAGE}/jobs/*/meta"):
         with suppress(OSError, ValueError, AttributeError, TypeError):
@@ -177,7 +180,7 @@ def _names(place: Path, expelled: Collection[str]) -> set[str]:
 
 
 def _lead_to(unpacked: Path, was: Backup, now: Backup, kit: Path) -> None:
-    """Replace the former paths in an unpacked kit by the paths after the restore."""
+    """Replace the server's former paths in an unpacked kit by the paths after the restore."""
     resources = unpacked / "local/resources.json"
     parts = json.dumps(was.storage)[1:-1], json.dumps(now.storage)[1:-1]
     if resources.is_file():

@@ -58,15 +58,15 @@ class CanaryResult:
         return {"reached": self.reached, "ready": self.ready, "reason": self.reason, **reported}
 
     def line(self, name: str) -> str:
-        """Describe the result in one line for people."""
+        """Describe the result in one line of text."""
         state = "ready" if self.ready else "not ready" if self.reached else "not reached"
         reported = _words(self.readiness) if self.readiness else []
         return "; ".join(filter(None, [f"{name}: {state}", self.reason, *reported]))
 
 
 def send(kit: Path, changes: Iterable[str], say: lead.Say) -> dict[str, CanaryResult]:
-    """Run a canary with the hospitals in participation.sites, if the changes name them, or with all connected
-    hospitals.
+    """Run a canary with the hospitals that participation.sites names, if the changes set this key, or else with all
+    connected hospitals.
     """
     asked = plan_of(JOB, [*SYNTHETIC, *changes]).participation.sites
     with lead.connected(kit) as session:
@@ -80,7 +80,7 @@ def send(kit: Path, changes: Iterable[str], say: lead.Say) -> dict[str, CanaryRe
 
 
 def _plan_for(sites: list[str], changes: Iterable[str]) -> Plan:
-    """Return the canary's plan. A hospital that is not ready does not stop the others."""
+    """Return the plan of the canary. A hospital that is not ready does not stop the canary at other hospitals."""
     minimum = ["participation.minimum=null"]
     if len(sites) > 1:
         minimum = ["participation.minimum=1", "participation.when_missing=continue"]
@@ -103,7 +103,9 @@ def _sent(session: Session, plan: Plan, sites: list[str]) -> dict[str, CanaryRes
 
 
 def _why_not(own: SiteResult, late: bool = False) -> str:
-    """Return the reason why a hospital is not ready. `late` is true if the canary was cancelled by its time limit."""
+    """Return the reason why a hospital is not ready. `late` is true if the canary was cancelled because it reached its
+    time limit.
+    """
     readiness = own.readiness
     if late and not any(said.startswith("refused: ") for said in own.missed_ends.values()):
         return LATE

@@ -13,9 +13,9 @@ from medsilo.core.section import Section
 from medsilo.core.yaml_text import read_yaml
 
 EXAMPLE = "provisioning/consortium.yaml"
-POLICIES = "site_configs"  # example policies, in a checkout and in the wheel medsilo-lab
+POLICIES = "site_configs"  # folder name of the example policies, in a checkout and in the wheel medsilo-lab
 SERVICE = "medsilo.service"  # name of the systemd unit in a startup kit
-PRIVATE = "private-root"  # the lead's private folder beside the kits
+PRIVATE = "private-root"  # the lead's private folder, in the same folder as the kits
 ROOT = "server"  # NVFlare's name for the server
 MUTUAL = {"connection_security": "mtls"}
 
@@ -29,7 +29,8 @@ def _matching(pattern: str, hint: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-# NVFlare uses these names for files, folders and certificates. A certificate allows 63 letters.
+# NVFlare uses the names of participants for files, folders and certificates. A certificate allows names of at most 63
+# letters.
 Name = Annotated[str, _matching(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", "letters, digits, '-' and '_', 63 at most")]
 Organisation = Annotated[str, _matching(r"[A-Za-z0-9_]{1,63}", "letters, digits and '_', like st_anna")]
 Host = Annotated[
@@ -47,10 +48,11 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Server(Section):
-    """The server of the federation. Hospitals and people connect to it; it opens no connections itself."""
+    """The server of the federation. Hospitals and people connect to it; the server opens no connections."""
 
     host: Host
-    other_names: list[Host] = Field(default_factory=list)  # host names of the same machine, or of a replacement
+    # further host names of the server's machine, or of a replacement machine
+    other_names: list[Host] = Field(default_factory=list)
     port: Port = 8002
     organisation: Organisation
     scheme: Literal["tcp", "grpc", "http"] = "tcp"  # transport protocol of the encrypted connections
@@ -70,11 +72,12 @@ class Hospital(Section):
     name: Name
     organisation: Organisation
     contact: Email
-    policies: Path  # folder copied into the kit's local/; a relative path starts at the consortium's file
+    # folder whose files are copied into the kit's local/; a relative path starts at the folder of consortium.yaml
+    policies: Path
 
 
 class Relay(Section):
-    """A relay. Clients connect to it, and it connects to the server."""
+    """A relay. Clients connect to the relay, and the relay connects to the server."""
 
     name: Name
     host: Host  # host name for connections to the relay
@@ -84,7 +87,7 @@ class Relay(Section):
 
 
 class Person(Section):
-    """A user of medsilo or NVFlare's console, whose role sets the permissions."""
+    """A person who uses medsilo or NVFlare's console, with a role that sets the person's permissions."""
 
     name: Email
     organisation: Organisation
@@ -100,7 +103,7 @@ class Consortium(Section):
     server: Server
     hospitals: list[Hospital] = Field(min_length=1)
     people: list[Person] = Field(min_length=1)
-    relays: list[Relay] = Field(default_factory=list)  # hospitals without a relay connect to the server
+    relays: list[Relay] = Field(default_factory=list)  # clients that no relay names connect to the server
 
     @model_validator(mode="after")
     def _each_name_once(self) -> "Consortium":
@@ -191,8 +194,8 @@ class Consortium(Section):
 
 
 def read_consortium(path: Path) -> Consortium:
-    """Read and check a consortium's description. A MedsiloError names the wrong key and the remedy. Paths become
-    absolute.
+    """Read and check a consortium's description. The message of MedsiloError names the wrong key and the remedy.
+    Relative paths become absolute.
     """
     values = read_yaml(path, path.name, "a consortium.yaml")
     needed = [key for key, field in Consortium.model_fields.items() if field.is_required()]
@@ -206,13 +209,15 @@ def read_consortium(path: Path) -> Consortium:
 
 
 def _policies(hospital: Hospital, file: Path) -> Path:
-    """Return the absolute folder of a hospital's policies: beside the file, or the example in medsilo-lab."""
+    """Return the absolute path of a hospital's policies: a folder next to the consortium's file, or an example folder
+    of medsilo-lab.
+    """
     name, folders = hospital.policies, [file.parent / hospital.policies]
     if name.parent.name == POLICIES:
         package = Path(__file__).resolve().parents[1]
-        # in an installed wheel, and in a checkout
+        # the folder of policies in an installed wheel, and in a checkout
         folders += [place / POLICIES / name.name for place in (package, package.parents[1])]
-    with suppress(OSError, StopIteration):  # ignores invalid file names and missing files
+    with suppress(OSError, StopIteration):  # ignores invalid folder names and missing files
         return next(folder.resolve() for folder in folders if (folder / "medsilo.yaml").is_file())
     raise MedsiloError(
         f"{file.name}: policies of {hospital.name}: {name} has no medsilo.yaml; "

@@ -1,4 +1,6 @@
-"""A lead's remote commands over NVFlare's client API: submit, status, watch, resume, download, cancel."""
+"""The commands with which a lead controls jobs over NVFlare's client API: submit, status, watch, resume, download,
+cancel.
+"""
 
 import io
 import logging
@@ -29,7 +31,8 @@ from medsilo.runs.events import SILENCE
 from medsilo.runs.paths import AFTER, CANCELS, GOES_ON, OUTCOME, PROGRESS
 from nvflare_reliability.kit_patches import connect
 
-# only functions that find a study import the models, because defining them takes a sixth of the time of `status`
+# these models are imported only in functions that read a study, because the import takes a sixth of the time of
+# `status`
 if TYPE_CHECKING:
     from medsilo.runs.rounds import Progress, Round
     from medsilo.runs.schema import Summary
@@ -39,18 +42,21 @@ CONNECT = 10.0  # time limit of NVFlare's connection to the server, in seconds
 POLL = 1.0  # seconds between two queries about a running job
 STARTING = 120.0  # time limit for the start of a submitted job, in seconds
 ENDING = 120.0  # time limit for the end of a cancelled job, in seconds
-PATIENCE = 600.0  # time limit of `watch` without a connection, in seconds
-# number of jobs that `status` shows, running jobs first, and number of jobs that it searches for these
+PATIENCE = 600.0  # seconds for which `watch` tries to connect again after it has lost the connection
+# number of jobs that `status` shows, with running jobs first, and number of latest jobs from which it selects them
 SHOWN, LISTED = 20, 200
-NEXT = 4.0  # seconds after a job's failure in which the server announces an automatic restart of its study
+# after a job has failed, the server announces an automatic restart of its study within this number of seconds
+NEXT = 4.0
 NOT_CLONED = ("scope", "launcher_spec")  # keys that NVFlare 2.9 omits from a cloned job
-SILENT = logging.NullHandler()  # hides NVFlare's messages about a connection, which medsilo replaces
-NOT_THERE = (  # NVFlare's errors if the job's controller is not reachable, or the user lacks the permission
+# hides NVFlare's log messages about a connection, because medsilo writes its messages instead
+SILENT = logging.NullHandler()
+NOT_THERE = (  # NVFlare's errors if the controller of the job cannot be reached or the user lacks the permission
     *(api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.InternalError, api_spec.NoReply),
     api_spec.AuthorizationError,
 )
 Say = Callable[[str], None]
-OnRound = Callable[["Round", "Progress"], None]  # receives a finished round, and the progress of its study
+# a function that receives a finished round and the progress of its study
+OnRound = Callable[["Round", "Progress"], None]
 
 
 class Unreachable(MedsiloError):
@@ -59,7 +65,9 @@ class Unreachable(MedsiloError):
 
 @contextmanager
 def connected(kit: Path) -> Iterator[Session]:
-    """Open a session with the server as the kit's owner. All errors of NVFlare become a MedsiloError of one line."""
+    """Open a session with the server, as the person to whom the kit belongs. Every error of NVFlare is raised as a
+    MedsiloError with a message of one line.
+    """
     own = read_kit(kit, "person")
     logging.root.addHandler(SILENT)
     user, address = own.name, f"{own.host}:{own.port}"
@@ -96,8 +104,8 @@ def connected(kit: Path) -> Iterator[Session]:
 def submit(job: Path, kit: Path, say: Say, changes: Iterable[str] = (), other_plan: Path | None = None) -> str:
     """Check a job against its plan and the connected hospitals, submit it, and return NVFlare's job id.
 
-    The function returns after the job has started. If hospitals can't take part as agreed, the job ends before any
-    training, and the error has the reason.
+    The function returns as soon as the job has started. If hospitals cannot take part under the agreed conditions, the
+    job ends before any training, and the error message has the reason.
     """
     from medsilo.flare.jobs import plan_of
     from medsilo_lab.jobs import check_components, write_job  # defers the import of slow modules
@@ -127,7 +135,7 @@ def submit(job: Path, kit: Path, say: Say, changes: Iterable[str] = (), other_pl
 def _await_start(kit: Path, job_id: str, say: Say, sites: Collection[str] = ()) -> None:
     """Wait until the hospitals have joined. Raises MedsiloError with the reason if the job ends earlier.
 
-    sites: the participants of a new job; empty for a job that continues a study.
+    sites: The participants of a new job; empty for a job that continues a study.
     """
     deadline = time.monotonic() + STARTING
     while True:
@@ -167,12 +175,13 @@ def _watch_start(session: Session, job_id: str, say: Say, sites: Collection[str]
 
 
 def _why_over(job: dict[str, Any], left: "Progress | None", sites: Collection[str]) -> str:
-    """Return the reason why a job ended before it was seen running. `left` is the progress of the job's study, if there
-    is one.
+    """Return the reason why a job ended before this program saw it running. `left` is the progress of the study in this
+    job, if the study began.
     """
     why = [job["status"], *([left.reason] if left and left.reason else obstacles(job))]
     began = not sites or bool(left and left.rounds)
-    if job["status"] != ABORTED and (len(why) == 1 or "was aborted" in why[1]):  # NVFlare's status is the only reason
+    # only NVFlare's status explains why the job ended
+    if job["status"] != ABORTED and (len(why) == 1 or "was aborted" in why[1]):
         unable = (
             f"one of {', '.join(sites)} can't run medsilo {__version__}: it is not installed there, or the policies "
             "forbid it; 'medsilo check --kit' at each says which"
@@ -183,7 +192,9 @@ def _why_over(job: dict[str, Any], left: "Progress | None", sites: Collection[st
 
 
 def cancel(job_id: str, kit: Path, say: Say) -> str:
-    """Stop a job and wait until it has ended, so that `resume` can follow at once. Return its final status."""
+    """Stop a job and wait until it has ended, so that `resume` can be called directly afterwards. Return the job's
+    final status.
+    """
     with connected(kit) as session:
         with suppress(*NOT_THERE):
             session.do_app_command(job_id, PROGRESS, {CANCELS: read_kit(kit, "person").name})
@@ -210,9 +221,10 @@ def cancel_in(session: Session, job_id: str, say: Say = lambda line: None) -> st
 def resume(run: str, kit: Path, say: Say) -> str:
     """Continue the study of an ended job. `run` is the job's id, or a run folder that `download` wrote.
 
-    The function returns the id of the new job after its start, as `submit` does.
+    The function waits until the new job has started, as `submit` does, and returns its id.
 
-    The new job is a clone of the ended job. The server recognises the study by it, and loads its checkpoint.
+    The new job is a clone of the ended job. The server recognises the study by the id of the ended job, and loads the
+    study's checkpoint.
     """
     led = Path(run, paths.JOBS).read_text().split() if Path(run, paths.JOBS).exists() else []
     job_id = led[-1] if led else run
@@ -251,13 +263,13 @@ class JobState:
         return "  ".join(filter(None, told))
 
     def reasons(self) -> list[str]:
-        """Return the reasons why the job waits or could not start, one line each."""
+        """Return a line for each reason why the job waits or could not start."""
         return [f"  {'because' if is_over(self.status) else 'waits'}: {why}" for why in self.obstacles]
 
 
 @dataclass(frozen=True)
 class HospitalState:
-    """The state of a hospital: whether it is connected, and its activity in the running studies."""
+    """The state of a hospital: whether it is connected, and its current task in each running study."""
 
     name: str
     connected: bool
@@ -274,7 +286,7 @@ class HospitalState:
 
 @dataclass(frozen=True)
 class State:
-    """The connected hospitals and the running jobs, or the state of one job."""
+    """The connected hospitals and the running jobs, or the state of a single job."""
 
     jobs: tuple[JobState, ...]
     up_since: str | None = None
@@ -294,7 +306,7 @@ class State:
 
 
 def status(kit: Path, job_id: str | None = None) -> State:
-    """Return the connected hospitals and the running jobs, or only one job."""
+    """Return the connected hospitals and the running jobs, or the state of a single job."""
     with connected(kit) as session:
         info = session.get_system_info()
         here = heard_lately(info)
@@ -311,8 +323,8 @@ def status(kit: Path, job_id: str | None = None) -> State:
 
 
 def _hospitals(session: Session, info: SystemInfo, jobs: Iterable[JobState]) -> tuple[HospitalState, ...]:
-    """Return the hospitals that the server lists, and the participants of running studies. The server lists a lost
-    hospital for some minutes, so each hospital is queried.
+    """Return the state of every hospital that the server lists or that participates in a running study. The server
+    lists a disconnected hospital for some minutes, so the function queries each hospital.
     """
     heard = {client.name: client.last_connect_time for client in info.client_info}
     here = {name for name in sorted(heard_lately(info)) if _answers(session, name)}
@@ -325,8 +337,8 @@ def _hospitals(session: Session, info: SystemInfo, jobs: Iterable[JobState]) -> 
 
 
 def heard_lately(info: SystemInfo) -> set[str]:
-    """Return the hospitals with recent heartbeats, by the server's clock. If a hospital starts its kit twice, the
-    second process is connected but gets no job.
+    """Return the hospitals whose last heartbeat is hardly older than the latest heartbeat of all hospitals. If a
+    hospital starts its kit twice, the second process is connected but gets no job.
     """
     heard = {client.name: client.last_connect_time or 0.0 for client in info.client_info}
     newest = max(heard.values(), default=0.0)
@@ -334,9 +346,10 @@ def heard_lately(info: SystemInfo) -> set[str]:
 
 
 def _answers(session: Session, name: str) -> bool:
-    """Return True if a hospital answers the server now.
+    """Return True if a hospital answers a query of the server now.
 
-    A query to several hospitals is not possible: if one is disconnected, NVFlare 2.9 loses the other answers.
+    The query goes to one hospital at a time: if one of several queried hospitals is disconnected, NVFlare 2.9 loses all
+    answers.
     """
     try:
         told = session.get_client_job_status([name]) or []
@@ -347,7 +360,7 @@ def _answers(session: Session, name: str) -> bool:
 
 
 def _turns(study: "Progress") -> dict[str, str]:
-    """Describe each hospital's current activity in a study, and its duration."""
+    """Describe the current task of each hospital in a study, and the seconds that the task has taken."""
     if study.turns is None:
         return {}
     part = f"round {study.turns.round}" if study.turns.task == "round" else study.turns.task
@@ -366,7 +379,9 @@ def _listed(session: Session) -> list[dict[str, Any]]:
 
 
 def waits_to_go_on(job: dict[str, Any]) -> str:
-    """Return the time at which the study of a failed job restarts automatically; empty without a restart."""
+    """Return the time at which the study of a failed job restarts automatically, or an empty text if it does not
+    restart.
+    """
     match job.get(GOES_ON):
         case {"at": float(at), "turn": str(turn)}:
             return goes_on(at - time.time(), plain(turn, 40))
@@ -374,8 +389,8 @@ def waits_to_go_on(job: dict[str, Any]) -> str:
 
 
 def _job_state(job: dict[str, Any], obstacles: tuple[str, ...] = (), others: Iterable[dict[str, Any]] = ()) -> JobState:
-    """Return the state of a job. Jobs of other leads have their owner's name. `others` are jobs that may continue the
-    same study.
+    """Return the state of a job. If the job belongs to another lead, the state contains the lead's name. `others` are
+    jobs that may continue the study of this job.
     """
     said = (job.get("job_name") or job.get("name"), job.get("submitter_name"), job.get("submit_time_iso"))
     name, submitter, submitted = (plain(one or "", 200) for one in said)
@@ -386,10 +401,10 @@ def _job_state(job: dict[str, Any], obstacles: tuple[str, ...] = (), others: Ite
 
 
 def _reasons(session: Session, job: dict[str, Any], here: Collection[str]) -> tuple[str, ...]:
-    """Return the reasons why a job waits or could not start. `here` are the connected hospitals."""
+    """Return the reasons why a job waits or why it could not start. `here` are the connected hospitals."""
     if job["status"] not in ("SUBMITTED", COULD_NOT_START):
         return ()
-    whole = session.get_job_meta(job["job_id"])  # NVFlare's list of jobs omits some fields
+    whole = session.get_job_meta(job["job_id"])  # NVFlare's list of jobs omits some fields of a job
     if is_over(job["status"]):
         return tuple(obstacles(whole))
     from medsilo_server.flare.admission import named_in
@@ -399,19 +414,22 @@ def _reasons(session: Session, job: dict[str, Any], here: Collection[str]) -> tu
 
 
 def obstacles(job: dict[str, Any]) -> list[str]:
-    """Return the reasons why a job waits or could not start, as NVFlare's scheduler and the hospitals report them."""
+    """Return the reasons that NVFlare's scheduler or the hospitals report for a job that waits or could not start."""
     if job["status"] == "SUBMITTED":
-        return [plain(said.partition(": ")[2]) for said in job.get("schedule_history", [])[-1:]]  # removes the time
+        # removes the time from the line
+        return [plain(said.partition(": ")[2]) for said in job.get("schedule_history", [])[-1:]]
     return [plain(said) for said in job.get("job_deploy_detail", []) if not said.endswith(": OK")]
 
 
 def watch(
     job_id: str, kit: Path, on_round: OnRound, say: Say, on_progress: Callable[["Progress"], None] = lambda study: None
 ) -> tuple[str, str]:
-    """Report each round from the server's records until the study ends. Return its last job and the final status.
+    """Report each round from the server's records until the study ends. Return the id of the study's last job and its
+    final status.
 
-    on_progress: receives the study's progress, also between two rounds. After a lost connection, the function connects
-    again and reports the missed rounds. If the study restarts automatically, the function follows its next job.
+    on_progress: A function that receives the study's progress, also between two rounds. If the connection is lost, the
+    function connects again and reports the missed rounds. If the study restarts automatically in a new job, the
+    function continues with the new job.
     """
     watching, heard = _Watching(job_id, on_round, say, on_progress), time.monotonic()
     while True:
@@ -430,19 +448,19 @@ def watch(
 
 @dataclass
 class _Watching:
-    """The state of a watched job that was reported last."""
+    """The last reported state of a watched job."""
 
     job_id: str
     on_round: OnRound
     say: Say
     on_progress: Callable[["Progress"], None] = lambda study: None
-    reported: set[str] = field(default_factory=set)  # obstacles that were reported
+    reported: set[str] = field(default_factory=set)  # reasons for waiting that were already reported
     last: int = 0  # the last reported round
     planned: int | None = None
-    died: float | None = None  # time at which the job was first found failed
+    died: float | None = None  # time at which the program first saw that the job had failed
 
     def look(self, session: Session) -> str | None:
-        """Report changes. Return the job's status when it has ended."""
+        """Report all changes since the last call. Return the job's status if the job has ended, else None."""
         job = session.get_job_meta(self.job_id)
         for line in obstacles(job):
             self._say_once(line)
@@ -456,10 +474,11 @@ class _Watching:
             self._tell(study)
         if not is_over(status) or (status != COMPLETED and self._goes_on(session, job)):
             return None
-        # Some rounds may be unreported: they were too fast, or the job ended without a round, or failed after its last.
+        # Some rounds may not have been reported: a round was too short, or the job failed or ended soon after the
+        # round.
         if self.last != self.planned or status != COMPLETED:
             study = None
-            with suppress(api_spec.AuthorizationError):  # users who may watch a job but not download it
+            with suppress(api_spec.AuthorizationError):  # some users may watch a job but not download its files
                 study = _left(session, self.job_id)
             self._tell(study)
             if status != COMPLETED:
@@ -467,7 +486,7 @@ class _Watching:
         return status
 
     def _goes_on(self, session: Session, job: dict[str, Any]) -> bool:
-        """Return True if the study of an ended job continues: in another job, or by a later automatic restart."""
+        """Return True if the study of an ended job continues in another job, or will restart automatically."""
         self.died = self.died or time.monotonic()
         newer = session.list_jobs(detailed=True, reverse=True, limit=20)
         if found := [one["job_id"] for one in newer if one.get("cloned_from") == self.job_id]:
@@ -501,8 +520,8 @@ class _Watching:
 
 
 def _so_far(session: Session, job_id: str, after: int = 0) -> "Progress | None":
-    """Return the controller's report of the rounds after `after`. There is no report (None) while the job starts or
-    ends, and for all users but the job's submitter.
+    """Return the controller's report of the rounds after round `after`. Return None while the job starts or ends,
+    or if another user submitted the job.
     """
     try:
         found = session.do_app_command(job_id, PROGRESS, {AFTER: after})
@@ -519,7 +538,7 @@ def _so_far(session: Session, job_id: str, after: int = 0) -> "Progress | None":
 
 
 def _left(session: Session, job_id: str) -> "Progress | None":
-    """Return the same report from the files of an ended job; None without files."""
+    """Return a report of all rounds from the files of an ended job, or None if there are no files."""
     from medsilo.runs.rounds import Progress
 
     ended, rounds, refusal = outcome_left(session, job_id)
@@ -535,8 +554,8 @@ def _left(session: Session, job_id: str) -> "Progress | None":
 
 
 def outcome_left(session: Session, job_id: str) -> "tuple[Summary | None, list[Round], str | None]":
-    """Return the summary and rounds of an ended job's study. If the job had no study, return the reason of its
-    failure.
+    """Return the summary and the rounds of the study in an ended job. If the job had no study, return the reason why
+    the job failed.
     """
     from medsilo.runs.reading import read_rounds, read_summary
 
@@ -553,19 +572,19 @@ def _download(session: Session, job_id: str, folder: Path) -> Path:
 
 
 def _run_in(workspace: Path) -> Path | None:
-    """Return the run folder among a job's files; None without a run."""
+    """Return the run folder among the files of a job, or None if the job has no run."""
     runs = [path for path in workspace.glob("medsilo/*") if path.is_dir() and is_safe_name(path.name)]
     return runs[0] if len(runs) == 1 else None
 
 
 def _refusal_in(workspace: Path) -> str | None:
-    """Return the reason of a job's failure, which the controller wrote to a file even if no study began."""
+    """Return the reason why a job failed, from a file that the controller writes even if no study began."""
     path = workspace / paths.REFUSED
     return plain(path.read_text("utf-8", "replace")) if path.is_file() else None
 
 
 def download(job_id: str, kit: Path, out: Path) -> Path:
-    """Download the results of a finished job into a run folder under `out`, and return that folder."""
+    """Download the results of an ended job into a run folder inside `out`, and return this run folder."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".fetching-") as folder, connected(kit) as session:
         status = str(session.get_job_status(job_id))
@@ -584,7 +603,7 @@ def download(job_id: str, kit: Path, out: Path) -> Path:
 
 
 def _check_earlier(own: Path, run: Path) -> None:
-    """Raise MedsiloError unless the folder is an earlier download of the same study."""
+    """Raise MedsiloError unless the existing folder is an earlier download of the same study."""
     before, now = (
         (path / paths.JOBS).read_text().split() if (path / paths.JOBS).is_file() else [] for path in (own, run)
     )

@@ -31,15 +31,15 @@ from medsilo_lab.jobs import CONTROLLER
 from nvflare_reliability.revocation import LIST, read_list, signed_list
 
 HERE = Path(__file__).parent
-# names of files in the package's folder, as for SERVICE
+# names of files in the folder of the package, as for SERVICE
 RUN, GUARD, LISTENER = "keep-running.sh", "site_guard.py", "relay_listener.py"
 EARLIER = "earlier-certificates"  # folder in private-root/ with the earlier certificates of each party
-# A relay's kit contains its listening address. The kit of a client behind it has the relay's address as its only
-# connection.
+# A relay's kit contains its listening address. The kit of a client that connects to the relay has the relay's address
+# as its only connection.
 CONNECTIONS = ("comm_config.json", "relay__resources.json")
-# NVFlare tries a job ten times if a hospital is disconnected, and doubles the pause each time. Here, a job is tried
-# twice a minute for a week. The seconds are whole numbers, because doubling a fraction a thousand times overflows, and
-# then no further job starts.
+# NVFlare tries a job ten times if a hospital is disconnected, and doubles the pause each time. With these settings,
+# NVFlare tries a job twice a minute for a week. The seconds are integers, because doubling a float a thousand times
+# would overflow. After an overflow, NVFlare would start no further job.
 WAITING = {"min_schedule_interval": 10, "max_schedule_interval": 30, "max_schedule_count": 20_160}
 OWN_COMPONENTS = {  # components of the server's parent process
     "forgotten_jobs": "nvflare_reliability.cleanup.ForgottenJobs",
@@ -53,12 +53,12 @@ OWN_COMPONENTS = {  # components of the server's parent process
 
 
 def provision(consortium: Consortium, kits: Path, renew: Collection[str] = (), new_key: bool = False) -> list[str]:
-    """Make the missing kits with the existing root certificate, and give the parties in `renew` new certificates.
-    Return the parties with a new kit or certificate.
+    """Make the missing kits with the existing root certificate, and make new certificates for the parties in `renew`.
+    Return the names of parties that have a new kit or a new certificate.
 
-    Existing kits stay unchanged. With `new_key`, the renewed certificates are for new keys instead of the earlier keys.
-    The folder startup-before/ beside startup/ then contains the earlier key, so that files signed with it can be signed
-    again.
+    Existing kits stay unchanged. If `new_key` is true, the new certificates are for new keys; otherwise, parties keep
+    their keys. A party with a new key also has
+    a folder startup-before/ with the earlier key, which is needed for signing the earlier files again.
     """
     root = kits / PRIVATE
     make_folder(root)
@@ -101,7 +101,9 @@ def provision(consortium: Consortium, kits: Path, renew: Collection[str] = (), n
 
 
 def revoke(kits: Path, names: Collection[str]) -> Path:
-    """Write a certificate revocation list: all earlier entries, and every certificate that these parties ever had."""
+    """Write a certificate revocation list: all entries of the earlier list, and every certificate that these parties
+    ever had.
+    """
     root = kits / PRIVATE
     states = sorted(root.glob("*/state/cert.json"))
     if len(states) != 1:
@@ -130,7 +132,7 @@ def revoke(kits: Path, names: Collection[str]) -> Path:
 
 
 def _remember(root: Path, name: str, certificate: str) -> None:
-    """Store a certificate before it is replaced, so that both certificates can be revoked."""
+    """Store a certificate before a new certificate replaces it, so that both certificates can be revoked later."""
     own = x509.load_pem_x509_certificate(certificate.encode())
     make_folder(root / EARLIER / name)
     write_text(root / EARLIER / name / f"{own.serial_number:x}.pem", certificate)
@@ -138,7 +140,7 @@ def _remember(root: Path, name: str, certificate: str) -> None:
 
 @contextlib.contextmanager
 def _undone(state: Path, before: dict[str, Any]) -> Iterator[None]:
-    """Restore the certificates and keys in NVFlare's state if no kits were made with the new certificates."""
+    """Restore the earlier certificates and keys in NVFlare's state if making kits with the new certificates fails."""
     try:
         yield
     except BaseException:
@@ -148,7 +150,9 @@ def _undone(state: Path, before: dict[str, Any]) -> Iterator[None]:
 
 
 def _keep_keys(state: Path, before: Mapping[str, Any], kits: Mapping[str, Path]) -> None:
-    """Issue the new certificates for the earlier keys. `kits` maps parties to their startup/ folders."""
+    """Replace the keys of the new certificates by the parties' earlier keys. `kits` maps the name of each party to its
+    startup/ folder.
+    """
     now = json.loads(state.read_text())
     root: Any = load_pem_private_key(now["root_pri_key"].encode(), None)
     for name, startup in kits.items():
@@ -170,7 +174,9 @@ def _keep_keys(state: Path, before: Mapping[str, Any], kits: Mapping[str, Path])
 
 
 def _set_aside(before: Mapping[str, str], startup: Path, folder: Path) -> None:
-    """Write a hospital's earlier certificate and key, so that its signed files can be signed again with the new key."""
+    """Write a hospital's earlier certificate and key into a folder, so that the files that it signed can be
+    signed again with the new key.
+    """
     make_folder(folder)
     files = {"client.crt": before["cert"], "client.key": before["pri_key"]}
     for name, content in files.items():
@@ -179,8 +185,8 @@ def _set_aside(before: Mapping[str, str], startup: Path, folder: Path) -> None:
 
 
 def _replace(old: Path, new: Path) -> None:
-    """Replace a folder by another. The old folder is removed only after the new folder is complete. A mounted folder is
-    replaced file by file.
+    """Replace a folder by a copy of another folder. The old folder is removed only after the new folder is complete. If
+    the folder is a mount point, its files are replaced one at a time.
     """
     arriving, leaving = (old.with_name(f".{old.name}.{word}") for word in ("new", "old"))
     for left in (arriving, leaving):
@@ -213,9 +219,9 @@ def _replace_file(old: Path, new: Path) -> None:
 
 
 def write_requests(consortium: Consortium, folder: Path) -> None:
-    """Write the files for NVFlare's commands 'cert' and 'package', with which every party makes its own key.
+    """Write the files for NVFlare's commands 'cert' and 'package', for parties that make their keys themselves.
 
-    The lead keeps project_profile.yaml. Each party receives the folder with its name.
+    The lead keeps the file project_profile.yaml. Each party receives the folder that has the party's name.
     """
     if unsigned := [person.name for person in consortium.people if person.role == "project_admin"]:
         raise MedsiloError(f"NVFlare signs no request of a project_admin; give {unsigned[0]} another role")
@@ -232,14 +238,14 @@ def write_requests(consortium: Consortium, folder: Path) -> None:
         asked = {key: participant[key] for key in ("name", "type", "org", "role") if key in participant}
         definition = {"name": consortium.name, "participants": [asked]}
         write_text(folder / asked["name"] / f"{asked['name']}.yaml", yaml.safe_dump(definition, sort_keys=False))
-    # temporary kits, only for the files in their local/ folders
+    # makes temporary kits, of which only the files in the local/ folders are used
     with tempfile.TemporaryDirectory() as unused:
         for name in provision(consortium, Path(unused) / "kits"):
             shutil.copytree(Path(unused) / "kits" / name / "local", folder / name / "local", dirs_exist_ok=True)
 
 
 def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[str]) -> None:
-    """Raise MedsiloError if the description changes facts in issued certificates and kits that are not renewed."""
+    """Raise MedsiloError if the description changes facts in issued certificates or in kits that are not renewed."""
     if not path.exists():
         return
     try:
@@ -275,8 +281,8 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
 
 
 def _route(participants: Mapping[str, dict[str, Any]], name: str) -> list[Any]:
-    """Return the addresses at which a party listens and to which it connects, and all relays between it and the
-    server.
+    """Return the addresses at which a party listens and to which it connects, and the same for each relay between the
+    party and the server.
     """
     route: list[Any] = []
     while here := participants.get(name):
@@ -286,20 +292,23 @@ def _route(participants: Mapping[str, dict[str, Any]], name: str) -> list[Any]:
 
 
 def _forget(path: Path, names: Collection[str]) -> None:
-    """Remove certificates from NVFlare's state, so that NVFlare issues new certificates."""
+    """Remove the certificates of these parties from NVFlare's state, so that NVFlare issues new certificates."""
     if names and path.exists():
         state = json.loads(path.read_text())
         write_json(path, {name: entry for name, entry in state.items() if name not in names})
 
 
 def _build(project: dict[str, Any], root: Path) -> Path:
-    """Build kits for all participants with NVFlare. The same root and state give identical bytes."""
+    """Build the kits of all participants by calling NVFlare. If the root certificate and the state are the same, the
+    kits have identical bytes.
+    """
     project = copy.deepcopy(project)  # NVFlare modifies its argument
     log, said = logging.Logger("provisioning"), io.StringIO()
     log.addHandler(errors := logging.StreamHandler(said))
     errors.setLevel(logging.ERROR)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # hides NVFlare's tracebacks, because the log has the reason
+        # hides NVFlare's tracebacks, because the log contains the reason of the failure
+        with contextlib.redirect_stderr(io.StringIO()):
             provisioner = Provisioner(str(root), prepare_builders(project))
             context = provisioner.provision(prepare_project(project), logger=log)
     except (ValueError, RuntimeError) as error:
@@ -311,8 +320,8 @@ def _build(project: dict[str, Any], root: Path) -> Path:
 
 
 def _seal(folders: list[Path], state: Path) -> None:
-    """Sign every file with the root key, because NVFlare only starts kits whose certificate, key and addresses are
-    unchanged.
+    """Sign every file with the root key, because NVFlare starts a kit only if its certificate, key and addresses are
+    unchanged since signing.
     """
     key = load_private_key(json.loads(state.read_text())["root_pri_key"])
     for folder in folders:
@@ -320,8 +329,9 @@ def _seal(folders: list[Path], state: Path) -> None:
 
 
 def _complete(consortium: Consortium, fresh: Path) -> None:
-    """Complete each kit. A hospital's kit gets its policies. The server's kit gets a storage folder on a separate disk,
-    limits per sender, and permissions that show leads their own jobs only. Medsilo's classes go on the allow-list.
+    """Add medsilo's files to each kit. The kit of a hospital gets the hospital's policies. The kit of the server gets a
+    storage folder, limits for each sender, and permissions that show each lead only the lead's own jobs. The storage
+    folder is on a separate disk. Medsilo's classes are added to NVFlare's class allow-list.
     """
     for hospital in consortium.hospitals:
         shutil.copytree(hospital.policies, fresh / hospital.name / "local", dirs_exist_ok=True)
@@ -344,13 +354,15 @@ def _complete(consortium: Consortium, fresh: Path) -> None:
         resources["components"].append({"id": own, "path": path, "args": {}})
     write_json(local / "resources.json", resources)
     rights = json.loads((local / "authorization.json.default").read_text())
-    rights["permissions"]["lead"]["app_command"] = "n:submitter"  # leads may watch their own studies
+    rights["permissions"]["lead"]["app_command"] = "n:submitter"  # leads may watch the studies that they submitted
     write_json(local / "authorization.json", rights)
     write_json(local / HOSPITALS, {"hospitals": sorted(hospital.name for hospital in consortium.hospitals)})
 
 
 def _listen(local: Path) -> None:
-    """Add the module that NVFlare imports before it listens to a relay's kit, with a path relative to the kit."""
+    """Add a module to a relay's kit, and its relative path to the kit's settings. NVFlare imports the module before the
+    relay listens.
+    """
     shutil.copyfile(HERE / LISTENER, local / LISTENER)
     path = local / CONNECTIONS[0]
     write_json(path, json.loads(path.read_text("utf-8")) | {"comm_driver_path": local.name})
@@ -359,7 +371,7 @@ def _listen(local: Path) -> None:
 def supervise(kit: Path, role: str, *writes: Path) -> None:
     """Write the restart script and the systemd unit into the kit of a server, relay or hospital.
 
-    writes: further folders with write access.
+    writes: Additional folders into which the unit may write.
     """
     shutil.copyfile(HERE / RUN, kit / RUN)
     (kit / RUN).chmod(0o700)
@@ -368,6 +380,6 @@ def supervise(kit: Path, role: str, *writes: Path) -> None:
 
 
 def guard(kit: Path) -> None:
-    """Add the component that rejects jobs if medsilo is missing to a hospital's kit."""
+    """Add a component to a hospital's kit that rejects every job if medsilo is not installed."""
     (kit / "local/custom").mkdir(mode=0o700, exist_ok=True)
     shutil.copyfile(HERE / GUARD, kit / "local/custom" / GUARD)

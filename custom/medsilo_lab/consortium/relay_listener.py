@@ -1,7 +1,7 @@
-"""Patch NVFlare's connection handshake in a relay. `medsilo kits make` copies this file into local/ of its kit, where
-NVFlare searches for drivers.
+"""Patch NVFlare's connection handshake in a relay. `medsilo kits make` copies this file into the folder local/ of a
+relay's kit, where NVFlare searches for drivers.
 
-NVFlare imports it before the relay listens. If medsilo is not installed, NVFlare stays unpatched.
+NVFlare imports this file before the relay listens. If medsilo is not installed, NVFlare stays unpatched.
 """
 
 from contextlib import suppress

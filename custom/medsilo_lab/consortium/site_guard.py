@@ -1,7 +1,7 @@
-"""Reject jobs at a hospital without medsilo. `medsilo kits make` copies this file into local/custom of its kit, where
-NVFlare loads it.
+"""Reject jobs at a hospital without medsilo. `medsilo kits make` copies this file into the folder local/custom of a
+hospital's kit, where NVFlare loads it.
 
-Without medsilo, the site stays connected and rejects every job with the reason.
+If medsilo is not installed, the site stays connected and rejects every job; the rejection contains the reason.
 """
 
 from nvflare.apis.event_type import EventType

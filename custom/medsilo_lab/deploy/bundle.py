@@ -1,7 +1,8 @@
 """Export a model as a MONAI Bundle, which MONAI's own runner loads and runs.
 
-MONAI reads, preprocesses, predicts and writes. Only networks that MONAI lacks, such as the super model, need medsilo.
-The weights are in safetensors files; a model.pt would be a pickle.
+MONAI reads and preprocesses images, predicts, and writes the results. Only networks that MONAI lacks, such as the super
+model, are built with medsilo's code. The weights are in safetensors files, because a model.pt would be a pickle, which
+can run code.
 """
 
 import json
@@ -24,7 +25,7 @@ from medsilo_lab.deploy.predict import BATCH
 from medsilo_lab.deploy.source import Source
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
-# packages that MONAI's runner needs in addition to MONAI, with their minimum versions
+# packages that MONAI's runner needs, apart from MONAI, with their minimum versions
 RUNNER = {"pytorch-ignite": "0.4.11", "fire": "0.5.0"}
 WEIGHTS = "model.safetensors"
 # file formats of volumes and of 2-D images that the runner reads
@@ -32,7 +33,7 @@ VOLUMES, FLAT = (".nii.gz", ".nii"), (".png", ".tif", ".tiff", ".jpg", ".jpeg", 
 
 
 def network(folder: str) -> nn.Module:
-    """Return the network in a bundle's models/ folder. The bundle's configuration calls this function."""
+    """Return the network in a bundle's models/ folder. The configuration of a bundle calls this function."""
     return Source.open(Path(folder)).network
 
 
@@ -60,7 +61,7 @@ class BundleExporter(Exporter):
 
 
 def _without_medsilo(source: Source) -> dict[str, Any] | None:
-    """Return the network's definition if MONAI alone can build it, else None."""
+    """Return MONAI's definition of the network if MONAI alone can build the network, else None."""
     shape = source.plan.task.channels, source.plan.task.goal.outputs
     with torch.device("meta"):
         plain = source.plan.network.plain.build(*shape).state_dict()
@@ -76,8 +77,8 @@ def _write_scripts(scripts: Path) -> None:
 
 
 def _inference(words: InMonai, own: dict[str, Any] | None) -> dict[str, Any]:
-    """Return configs/inference.json. The configuration predicts every image in dataset_dir, and writes masks or a table
-    to output_dir.
+    """Return configs/inference.json. The configuration predicts every image in dataset_dir, and writes the masks or a
+    table of classes to output_dir.
     """
     facts = {"in_monai": IN_MONAI, "weights": WEIGHTS, "inferer": {**words.inferer, "batch": BATCH}}
     return json.loads(template("inference").render(facts, words=words, own=own, suffixes=_suffixes(words)))

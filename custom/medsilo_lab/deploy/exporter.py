@@ -19,8 +19,8 @@ EXPORTERS = PluginTable("medsilo.exporters", "medsilo_lab.deploy.exporter:Export
 class Exporter(ABC):
     """Writes a model in one export format.
 
-    Subclasses are registered as entry points in the group `medsilo.exporters`, under the value of `--to`. A name with a
-    dot is a format for the models of one task: "monai.nnunet" is for the task nnunet.
+    Subclasses are registered as entry points in the group `medsilo.exporters`; the name of the entry point is the value
+    of `--to`. A format whose name has a dot is for the models of one task: "monai.nnunet" is for the task nnunet.
 
     >>> from torch import nn
     >>> class Named(Exporter):
@@ -40,12 +40,16 @@ class Exporter(ABC):
 
     @property
     def part(self) -> str:
-        """Return the subfolder of the model if the export may contain several models; else an empty string."""
+        """Return the name of the model's subfolder if an export of this format may contain several models, else an
+        empty string.
+        """
         return ""
 
 
 def export(source: Source, out: Path, form: str = "monai") -> str:
-    """Export a model into a new folder, or as an additional part of an existing export. Return its description."""
+    """Export a model into a new folder, or into a new subfolder of an existing export. Return the description of the
+    export.
+    """
     own = f"{form}.{source.plan.task.name}"
     exporter: Exporter = EXPORTERS[own if own in EXPORTERS else form](source)
     place = out / exporter.part

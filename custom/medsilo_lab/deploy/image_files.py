@@ -17,13 +17,13 @@ from medsilo.tasks.scans import Scan
 from medsilo_lab.deploy.predict import scan_of
 from medsilo_lab.deploy.predictor import Predictor
 
-# formats of images whose masks have the same format
+# image formats in which masks are written, too
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")
-COMPANIONS = (".raw", ".zraw")  # suffixes of files with the values of an .mhd image
+COMPANIONS = (".raw", ".zraw")  # suffixes of the files that store the values of an image with an .mhd header
 
 
 class ImagePredictor(Predictor):
-    """Predicts image files. The masks have the values of the hospital's own masks."""
+    """Predicts image files. The values in the predicted masks are those that the hospital uses in its masks."""
 
     cases = "images"
 
@@ -49,7 +49,7 @@ class ImagePredictor(Predictor):
 class ImageFile:
     """An image: one file, a file for each channel, or the folder of a DICOM series.
 
-    The predicted mask has the same file format as the image.
+    The file format of the predicted mask is that of the image.
     """
 
     name: str
@@ -69,7 +69,9 @@ class ImageFile:
 
 
 def _with_values(labels: np.ndarray, own_values: Mapping[int, int]) -> np.ndarray:
-    """Replace labels in a mask by the hospital's own values. Labels without such a value are kept."""
+    """Replace each label in a mask by the value that the hospital uses for this label. If the hospital has no value for
+    a label, the label is kept.
+    """
     if all(label == value for label, value in own_values.items()):
         return labels
     table = np.arange(max(*own_values, int(labels.max())) + 1, dtype=np.uint16)
@@ -78,12 +80,12 @@ def _with_values(labels: np.ndarray, own_values: Mapping[int, int]) -> np.ndarra
 
 
 def write_mask(scan: Scan, labels: np.ndarray, path: Path) -> None:
-    """Write a mask with the geometry of its image. The file is complete or does not exist."""
+    """Write a mask with the geometry of its image. The file is either complete or does not exist."""
     import SimpleITK
 
     part, mask, whole = path.with_name(f".part-{path.name}"), scan.on_own_grid(labels), False
     try:
-        with suppress(RuntimeError):  # a full disk gives no error for NIfTI, so the file is read again
+        with suppress(RuntimeError):  # writing NIfTI to a full disk raises no error, so the file is read again
             SimpleITK.WriteImage(mask, str(part), useCompression=True)
             whole = SimpleITK.Hash(SimpleITK.ReadImage(str(part))) == SimpleITK.Hash(mask)
         if not whole:
@@ -94,8 +96,8 @@ def write_mask(scan: Scan, labels: np.ndarray, path: Path) -> None:
 
 
 def find_images(given: Sequence[Path], say: Callable[[str], None] = print) -> list[Path]:
-    """Return the images among these paths: files, folders of a DICOM series, and images in other folders. Report the
-    number of other files in these folders.
+    """Return the images among these paths: image files, folders of a DICOM series, and all images inside other folders.
+    Report the number of files in these folders that are not images.
     """
     found: list[Path] = []
     for path in given:
@@ -120,13 +122,13 @@ def _is_image(path: Path) -> bool:
 
 
 def _is_series(folder: Path) -> bool:
-    """Return True if a folder contains DICOM files. A damaged series is only found when it is read."""
+    """Return True if a folder contains DICOM files. A damaged series is reported later, when it is read."""
     return folder.is_dir() and any(path.is_file() and is_dicom(path) for path in sorted(folder.iterdir()))
 
 
 def masks_for(images: Sequence[Path]) -> list[tuple[Path, str]]:
-    """Return every image with the file name of its mask. Images with equal names get their folder's name as a
-    prefix.
+    """Return every image together with the file name of its mask. If several images have the same name, the name of the
+    image's folder becomes a prefix of the mask's name.
     """
     names = Counter(_mask_name(path) for path in images)
     named = []

@@ -1,6 +1,7 @@
-"""Transforms for a MONAI Bundle, in place of MONAI's where those differ from the preprocessing in training.
+"""Transforms for a MONAI Bundle that replace MONAI's transforms wherever MONAI's differ from the preprocessing in
+training.
 
-A bundle contains copies of this file and of image_patches.py, so it needs no other file of medsilo.
+A bundle contains copies of this file and of image_patches.py, which import no other file of medsilo.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from medsilo.tasks.own.image_patches import from_windows, grid_at, middle_of
 class ToSpacingd(Resized):
     """Resample an image to a spacing without moving its outer edges. The transform is invertible.
 
-    pixdim: millimetres along each axis; 0 keeps the spacing of an axis.
+    pixdim: Millimetres along each axis; 0 keeps the spacing of an axis.
     """
 
     def __init__(self, keys: str, pixdim: Sequence[float]) -> None:
@@ -34,7 +35,7 @@ class ToSpacingd(Resized):
 
 
 class Coloured(MapTransform):
-    """Repeat a grey image in three channels."""
+    """Repeat the only channel of a grey image three times."""
 
     def __call__(self, data: Mapping[Any, Any]) -> dict[Any, Any]:
         changed = dict(data)
@@ -47,7 +48,7 @@ class Coloured(MapTransform):
 class Middled(MapTransform):
     """Crop the centre of an image. A smaller image is padded with its minimum.
 
-    size: size of the crop along each axis; 0 keeps the size of an axis.
+    size: Size of the crop along each axis; 0 keeps the size of an axis.
     """
 
     def __init__(self, keys: str, size: Sequence[int]) -> None:
@@ -64,7 +65,7 @@ class Middled(MapTransform):
 
 
 class WholeImages(Inferer):
-    """Apply the network to one whole image at a time, as `medsilo predict` does.
+    """Apply the network to the images one at a time, each in a single call, like `medsilo predict`.
 
     Args:
         size: size of the network's input
@@ -83,8 +84,8 @@ class WholeImages(Inferer):
         self.overlap, self.classifies, self.batch = overlap, classifies, batch
 
     def __call__(self, inputs: Tensor, network: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """Return the scores [1, classes, *grid], or the probabilities [1, classes], of an image [1, channels,
-        *grid].
+        """Return the scores [1, classes, *grid] for an image [1, channels, *grid]; for classification, the
+        probabilities [1, classes].
         """
         if len(inputs) != 1:
             raise ValueError("set the data loader's batch_size to 1: images differ in size")
@@ -94,7 +95,7 @@ class WholeImages(Inferer):
         if self.classifies:
             return output.double().softmax(1).mean(0, keepdim=True)
         scores = output.movedim(0, -1)[None] if self.sliced else output
-        # The result keeps the image's transforms, so that they can be inverted.
+        # The result keeps the list of the image's transforms, so that MONAI can invert the transforms.
         return MetaTensor(scores).copy_meta_from(inputs) if isinstance(inputs, MetaTensor) else scores
 
     def _of(self, network: Callable[..., Tensor], cases: Tensor) -> Tensor:
@@ -102,8 +103,8 @@ class WholeImages(Inferer):
 
 
 def one_file_per_case(folder: str, channels: Sequence[str], suffixes: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the images in a folder. If there are several channels, each result has an image from each channel's
-    subfolder.
+    """Return an entry for each case in a folder. If there are several channels, each entry lists one image from the
+    subfolder of each channel.
     """
 
     def files(place: Path) -> list[str]:

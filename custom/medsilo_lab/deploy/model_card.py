@@ -1,4 +1,6 @@
-"""Write the model card of an exported model, for people and programs. The card contains only disclosed facts."""
+"""Write the model card of an exported model, for people and programs. The card contains only facts that hospitals have
+disclosed.
+"""
 
 from contextlib import suppress
 from math import log, sqrt
@@ -23,7 +25,7 @@ from medsilo_lab.report.run_warnings import learning
 
 CARD, CARD_DATA = "MODEL_CARD.md", "model_card.json"
 LEVEL = 0.95
-MEANS = ("dice", "closeness")  # scores that are means over cases between 0 and 1
+MEANS = ("dice", "closeness")  # metrics that are means of values between 0 and 1 over all cases
 INTENDED_USE = (
     "Research and evaluation of the task named above, on images like those of the hospitals listed; not a medical "
     "device. A person who can judge the result looks at each one before it is used."
@@ -55,16 +57,16 @@ def write_card(source: Source, folder: Path) -> None:
 
 
 def template(name: str) -> Template:
-    """Load a Markdown template. Missing values become empty."""
+    """Load a Markdown template. A missing value becomes an empty text."""
     places = FileSystemLoader(Path(__file__).parent)
     texts = Environment(loader=places, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
     texts.filters |= {"told": _shown, "interval": interval_text}
-    texts.policies["json.dumps_kwargs"] = {}  # keeps the order of keys
+    texts.policies["json.dumps_kwargs"] = {}  # keeps the order of the keys in JSON
     return texts.get_template(f"{name}.template")
 
 
 def card_facts(source: Source) -> dict[str, Any]:
-    """Return all facts for the model card."""
+    """Return all facts that the model card contains."""
     plan, summary, model = source.plan, _summary(source), source.network
     results = {**summary.sites, **summary.evaluation_sites} if summary else {}
     goal, super_model = plan.task.goal, model if isinstance(model, SuperModel) else None
@@ -75,7 +77,7 @@ def card_facts(source: Source) -> dict[str, Any]:
         "task": plan.task.name,
         "task_title": plan.task.title,
         "synthetic": plan.task.synthetic,
-        # Omits the background
+        # omits the background, which is the first label
         "labels": list(goal.structures if goal.overlaps else goal.label_names[1:])
         if isinstance(goal, Segmentation)
         else list(goal.label_names),
@@ -90,7 +92,8 @@ def card_facts(source: Source) -> dict[str, Any]:
         "trained_with": summary.as_json()["packages"] if summary else None,
         "exported_with": facts_of(ENGINE),
         "data": {site: result.cases for site, result in results.items()},
-        "personal": list(super_model.agreed if super_model else ()),  # hospitals' own models inside a super model
+        # hospitals that agreed to have their own models inside the super model
+        "personal": list(super_model.agreed if super_model else ()),
         "absent": {site: result.absent for site, result in results.items() if result.absent}
         or {site: list(names) for site, names in lacking.items()},
         "scores": {site: _score(summary, site) for site in results} if summary else {},
@@ -139,7 +142,7 @@ def _summary(source: Source) -> Summary | None:
 
 
 def _score(summary: Summary, site: str) -> dict[str, Any] | None:
-    """Return the test result that a hospital disclosed; None without a test."""
+    """Return the test result that a hospital disclosed, or None if the model was not tested there."""
     result = summary.sites.get(site) or summary.evaluation_sites[site]
     if result.test is None:
         return None
@@ -151,16 +154,17 @@ def _score(summary: Summary, site: str) -> dict[str, Any] | None:
 def _warnings(source: Source) -> list[str]:
     if source.run is None:
         return []
-    with suppress(MedsiloError):  # part of the run may be missing on this machine
+    with suppress(MedsiloError):  # some files of the run may be missing on this machine
         found = read(source.run, whole=False)
         return [str(one) for one in learning({found.label: [found]})]
     return []
 
 
 def interval_of(metric: str, score: Score) -> Interval | None:
-    """Return a 95 % interval of a score. For a score known as a range, the interval covers the intervals of both ends.
+    """Return a 95 % confidence interval of a score. If the score is known only as a range, the interval covers the
+    confidence intervals of both ends of the range.
 
-    Return None if the score and the number of cases give no interval.
+    Return None if the score and the number of cases do not determine an interval.
     """
     if score.low is None or score.high is None or not score.n or metric not in ("accuracy", *MEANS):
         return None

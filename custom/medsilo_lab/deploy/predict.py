@@ -1,4 +1,4 @@
-"""Predict images from any source, and write a table with one line per image."""
+"""Predict images, and write a table with one line per image."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,43 +20,43 @@ from medsilo_lab.deploy.montage import tile, write_montage
 from medsilo_lab.deploy.source import Source
 
 BATCH = 16  # number of cases, such as slices of a volume, in a batch
-VOLUME, PIXELS = "volume_ml_", "pixels_"  # prefixes of structures' names in column names
-MONTAGE, MOST = "overview.png", 24  # name of the overview, and its largest number of images
+VOLUME, PIXELS = "volume_ml_", "pixels_"  # prefixes of the columns for the structures' sizes
+MONTAGE, MOST = "overview.png", 24  # file name of the overview, and the largest number of images in it
 # columns that are always in the table
 COLUMNS = ("image", "mask", "error", "detail", "expert", "experts", "confidence")
 
 
 @dataclass
 class Prediction:
-    """The prediction for one image. The tables contain `result`.
+    """The prediction for one image. The tables contain the fields of `result`.
 
     >>> import numpy as np
     >>> Prediction(np.zeros((2, 4, 4)), {"volume_ml": 0.0}).result
     {'volume_ml': 0.0}
     """
 
-    labels: np.ndarray | None  # the mask on the grid of the scan; None for a classification
+    labels: np.ndarray | None  # the mask on the voxel grid of the scan; None for a classification
     result: dict[str, Any]
 
 
 class PredictedImage(Protocol):
-    """An image for prediction, from any source."""
+    """An image to predict: an image file or a DICOM series."""
 
-    name: str  # name of the image in the hospital's table
+    name: str  # name of the image in the tables
 
     def read(self) -> Scan:
         """Read the image."""
 
     def write(self, scan: Scan, found: Mapping[str, Any], labels: np.ndarray | None, out: Path) -> dict[str, str]:
-        """Write the findings into a folder. Return the names of the written files for the table.
+        """Write the findings and the mask into a folder. Return the names of the written files, which the table lists.
 
-        labels: the mask on the grid of the scan; None for a classification.
+        labels: The mask on the voxel grid of the scan; None for a classification.
         """
 
 
 @torch.inference_mode()
 def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
-    """Preprocess one image as the task does, apply the network, and map the result back to the image's grid."""
+    """Preprocess one image like the task, apply the network, and map the result back to the image's voxel grid."""
     task = source.plan.task
     use, called = task.use, task.goal.label_names
     if not np.isfinite(scan.values).all():
@@ -84,12 +84,14 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
 
 
 def scan_of(use: Inference, image: tuple[Path, ...]) -> Scan:
-    """Read an image as the task does."""
+    """Read an image in the same way as the task."""
     return use.scan_of(image) or Scan.read(image[0])
 
 
 def labels_on(use: Inference, scan: Scan, output: Tensor) -> Tensor:
-    """Return the label of each voxel of an image, from the network's output for its cases."""
+    """Return the label of each voxel of an image, given the network's output for the cases into which the image was
+    cut.
+    """
     own, grid = use.labels_on(scan, output), scan.values.shape[1:]
     if own is not None:
         return own
@@ -115,10 +117,11 @@ def _sizes(labels: np.ndarray, spacing: Sequence[float], names: Sequence[str]) -
 def predict_all(
     source: Source, images: Sequence[PredictedImage], out: Path, device: torch.device, say: Callable[[str], None]
 ) -> int:
-    """Predict every image. Return the number of failures."""
+    """Predict every image. Return the number of images that failed."""
     import SimpleITK
 
-    SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)  # SimpleITK's warnings contain file names
+    # hides SimpleITK's warnings, because they contain file names
+    SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)
     if judges_by_batch(source.network):
         say("note: this network's norms look at the whole batch, so a slice's result depends on its volume")
     source.network.to(device)
@@ -142,7 +145,9 @@ def predict_all(
 def _case(
     source: Source, image: PredictedImage, out: Path, device: torch.device
 ) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Predict one image. Return its row and picture. An error goes into the row and does not stop other images."""
+    """Predict one image. Return the image's row for the tables, and the image's picture for the overview. If an error
+    occurs, the row contains the error, and other images are still predicted.
+    """
     row: dict[str, Any] = {"image": image.name, "mask": None, "error": None, "detail": None}
     picture = None
     try:
@@ -153,7 +158,7 @@ def _case(
             picture = tile(scan.values, prediction.labels, scan.spacing)
     except MedsiloError as error:
         return row | {"error": str(error), "detail": error.private or None}, None
-    except Exception as error:  # for example, a full device memory or disk; other images may still succeed
+    except Exception as error:  # for example, the device memory or the disk is full; other images may still succeed
         return row | {"error": f"{type(error).__name__}; see predictions.json", "detail": str(error)}, None
     return row | prediction.result, picture
 
@@ -175,7 +180,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return a label's name for people, or its number if it has no name."""
+    """Return the name of a label, or the number of the label as text if it has no name."""
     return f"label {name}" if name.isdecimal() else name
 
 
@@ -185,7 +190,7 @@ def write_tables(out: Path, model: dict[str, Any], rows: Sequence[dict[str, Any]
     flat = []
     for row in rows:
         told = {"detail": " ".join((row["detail"] or "").split())}
-        if "experts" in row:  # failed images have no such key
+        if "experts" in row:  # the rows of failed images lack this key
             told["experts"] = ";".join(f"{name}:{count}" for name, count in sorted(row["experts"].items()))
         flat.append(row | told)
     write_csv(out / "predictions.csv", flat, COLUMNS)

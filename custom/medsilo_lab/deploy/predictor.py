@@ -1,4 +1,4 @@
-"""The interface of predictors. A task names its predictor, which reads the files and writes the predictions."""
+"""The interface of predictors. The predictor that a task names reads the files and writes the predictions."""
 
 import json
 from abc import ABC, abstractmethod
@@ -35,7 +35,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Predictor(ABC):
-    """Predicts one kind of data. A predictor has the given files, the model and the output folder.
+    """Predicts one kind of data, such as images or tables. A predictor holds the files that the user gave, the model
+    and the output folder.
 
     Subclasses are entry points in the group `medsilo.predictors`. A task's `use` contains the name of its predictor.
 
@@ -54,9 +55,9 @@ class Predictor(ABC):
     given: Sequence[Path]  # files, or folders that contain them
     out: Path
     device: torch.device
-    say: Say  # receives lines of text for people, without file names
-    data: DataSource | None  # the hospital's description of its data, for reading the files
-    site_part: Path  # the hospital's part of the run, if the model was trained on this machine
+    say: Say  # a function that receives lines of text without file names
+    data: DataSource | None  # the hospital's description of its data, which determines how files are read
+    site_part: Path  # the hospital's folder in the run, if the model was trained on this machine
 
     @abstractmethod
     def predict(self) -> int:
@@ -68,8 +69,8 @@ class Predictor(ABC):
         return [file for files in below for name, file in files if not name or name.lower().endswith(endings)]
 
     def scales(self, plain: Callable[[], Scales]) -> Scales:
-        """Return the standardisation of a hospital's numbers, from training or else from all its data. `plain` makes
-        the standardisation if the task does not depend on a hospital's statistics.
+        """Return the means and deviations for standardising a hospital's values: those from training, or else those of
+        all its data. `plain` returns fixed scales for tasks that do not use a hospital's statistics.
         """
         task: Any = self.source.plan.task
         if (self.site_part / paths.DATA).is_file():
@@ -83,7 +84,9 @@ class Predictor(ABC):
 
     @torch.inference_mode()
     def answers(self, inputs: Tensor, target: str = "") -> Iterator[Row]:
-        """Yield the model's prediction for each case as a row. `target` is the name of the predicted number."""
+        """Yield a row with the model's prediction for each case. `target` is the name of the predicted quantity in a
+        regression.
+        """
         source = self.source
         for cases in inputs.split(AT_ONCE):
             output, experts, sure = source.answer(cases.to(self.device))
@@ -96,9 +99,10 @@ class Predictor(ABC):
     def predict_rows(
         self, files: Sequence[Path], predicted: Callable[[Path], Iterator[Row]], columns: Sequence[str]
     ) -> list[Row]:
-        """Write predictions.json and predictions.csv with the rows of all files. Return the rows.
+        """Write predictions.json and predictions.csv with the rows of all files. Return these rows.
 
-        A row has the key `error`, with None for a successful prediction. `columns` are always in predictions.csv.
+        Each row has the key `error`, with the value None if the prediction succeeded. The columns in `columns` are
+        always in predictions.csv.
         """
         if any(path.resolve().parent == self.out.resolve() for path in files):
             raise MedsiloError(
@@ -117,8 +121,8 @@ class Predictor(ABC):
         return rows
 
     def predict_images(self, images: Sequence[PredictedImage]) -> int:
-        """Predict every image. Write predictions.json, predictions.csv and an overview. Return the number of
-        failures.
+        """Predict every image. Write predictions.json, predictions.csv and an overview. Return the number of images
+        that failed.
         """
         return predict_all(self.source, images, self.out, self.device, self.say)
 

@@ -19,16 +19,17 @@ from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.tasks.task import Task
 
-PLAIN = "plain"  # key in a file of tensors: they belong to the network in its form after training
-SINGLE = "model"  # name of the expert in a model with only one
+PLAIN = "plain"  # key in a file of tensors, which says that the tensors belong to the network's form after training
+SINGLE = "model"  # name of the expert in a model that has only one expert
 GLOBAL_MODEL = f"{paths.GLOBAL}/{paths.BEST}"  # file of the shared model of a run
 MOST_MEMBERS = 16  # largest number of models in an ensemble
 
 
 class Committee(nn.Module):
-    """An ensemble. The output is the logit of the mean probability, so that a softmax or sigmoid gives this mean.
+    """An ensemble of several models. The output is the logit of the mean probability, so that softmax or sigmoid of the
+    output is the mean probability.
 
-    For regression, the output is the mean of the predictions. The ensemble's squared error is at most the average
+    In a regression, the output is the mean of the predictions. The ensemble's squared error is at most the average
     squared error of its members (Krogh and Vedelsby, NeurIPS 1994).
     """
 
@@ -58,19 +59,20 @@ def _log_mean(logarithms: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Source:
-    """A model for prediction, with the plan of its training."""
+    """A model for prediction, and the plan with which it was trained."""
 
     network: nn.Module
     plan: Plan
     facts: dict[str, Any]  # facts that identify the model in predictions.json
     run: Path | None = None  # the folder of the model's run, if the model is in a run folder
-    site_part: Path | None = None  # the hospital's part of that run, if it is on this machine; else the model's folder
-    round: int | None = None  # for a single model, the selected round
+    # the hospital's folder in that run, if it is on this machine; else the folder of the model
+    site_part: Path | None = None
+    round: int | None = None  # the round whose model was selected, if this is a single model
 
     @classmethod
     def open(cls, folder: Path, site: str = "") -> Self:
-        """Open a super model, or the single model of a run. With `site`, or without a super model, it is the run's
-        single model.
+        """Open a super model, or the single model of a run. If `site` is given or there is no super model, open the
+        single model of the run.
         """
         if not site:
             for place, run in ((folder, folder.resolve().parent), (folder / paths.SUPER_MODEL, folder)):
@@ -117,7 +119,9 @@ class Source:
         return cls(committee, first.plan, facts, first.run)
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor | None]:
-        """Return the output, the expert of each case, and the selector's confidence, or None without a selector."""
+        """Return the output, the expert of each case, and the confidence of the selector in each case. If the model has
+        no selector, return None as the confidence.
+        """
         if isinstance(self.network, SuperModel):
             return self.network.answer(x)
         return self.network(x), [SINGLE] * len(x), None
@@ -145,8 +149,8 @@ class Source:
 
 
 def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bool) -> nn.Module:
-    """Build the plan's network in its form after training, and load the tensors. `plain` is true if they are in this
-    form already.
+    """Build the plan's network in the form that it has after training, and load the tensors. `plain` is true if the
+    tensors already have the names and shapes of this form.
     """
     made = plan.model_copy(update={"network": plan.network.plain}) if plain else plan
     networks = made.build_networks()
@@ -157,9 +161,7 @@ def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bo
 
 
 def _single(folder: Path, site: str) -> str:
-    """Return the path of a run's model: the shared model, the model of this site, or the model in a hospital's own
-    folder.
-    """
+    """Return the path of a run's single model: the shared model, or the model of the site `site`."""
     for shared in (GLOBAL_MODEL, paths.BEST):
         if not site and (folder / shared).is_file():
             return shared

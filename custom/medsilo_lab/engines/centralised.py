@@ -25,7 +25,9 @@ POOL = "pooled"
 
 
 class Pool(Participant):
-    """The site of the pooled data. The scores are means over the hospitals, as in federated training."""
+    """The single site of centralised training, which has the pooled data. The scores are means over the hospitals, like
+    the scores in federated training.
+    """
 
     evaluation: AtHospitals
 
@@ -39,7 +41,7 @@ class Pool(Participant):
         super().__init__(place, parts_of(place, pooled, evaluation=scores, embeds=embeds))
 
     def decisive(self, model: nn.Module, stop: Stop) -> None:
-        """Choose a separate threshold for each hospital."""
+        """Choose a decision threshold for each hospital."""
         found = {site: hospital.decisive(model, stop) for site, hospital in self.hospitals.items()}
         self.thresholds = {
             site: None if cases is None else self.hospitals[site].disclosure.threshold(cases)
@@ -48,7 +50,7 @@ class Pool(Participant):
 
 
 class AtHospitals(Evaluation):
-    """An evaluation of all hospitals' cases, one hospital at a time."""
+    """An evaluation on the cases of all hospitals, one hospital at a time."""
 
     def __init__(
         self, place: SiteContext, data: SiteData, compute: Compute, protected: bool, hospitals: dict[str, Participant]
@@ -69,7 +71,7 @@ class AtHospitals(Evaluation):
 
 
 def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
-    """Divide the summary of pooled training by hospital: cases, curves and test scores of each."""
+    """Divide the summary of centralised training by hospital: number of cases, curves and test scores of each."""
     inner, selected = summary.sites[POOL], summary.selected.rounds[POOL]
     assert selected is not None
     sites: dict[str, SiteResult] = {}

@@ -1,5 +1,5 @@
 """Read the plan and import its modules in the process from which simulated sites are forked. NVFlare imports this
-module last.
+module after all other modules.
 """
 
 import gc
@@ -11,7 +11,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.plan import load_plan
 from medsilo_lab.engines.simulator import FORKED_PLAN
 
-with suppress(MedsiloError):  # the run itself reports this fault
+with suppress(MedsiloError):  # if the plan is faulty, the run itself reports the fault
     load_plan(Path(os.environ[FORKED_PLAN]))
 gc.collect()
-gc.freeze()  # garbage collection in a forked process would copy all shared memory pages
+gc.freeze()  # otherwise, garbage collection in a forked process would copy all memory pages that the processes share

@@ -1,4 +1,4 @@
-"""Run a study in one process, without NVFlare. Every run with NVFlare must give the same numbers."""
+"""Run a study in one process, without NVFlare. A run with NVFlare must give the same models and scores."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,13 +23,13 @@ from medsilo_lab.engines.centralised import POOL, Pool, spread_over_hospitals
 from medsilo_server.coordinator import Coordinator
 from medsilo_server.record import Record
 
-COPIES = 3  # tensors per parameter of a site: its value, its gradient and the optimizer's state
-AWAKE = 1 << 30  # total bytes of networks up to which all sites keep their networks in memory
+COPIES = 3  # number of tensors per parameter of a site: the parameter, its gradient and the state of the optimizer
+AWAKE = 1 << 30  # largest total size of the networks in bytes at which all sites keep their networks in memory
 OnRound = Callable[[Round], None]
 
 
 class Line:
-    """The channel to the sites in this process. The sites answer one at a time, in sorted order."""
+    """The channel to the sites in this process. The sites answer one after the other, in the order of their names."""
 
     def __init__(self, participants: Mapping[str, Site]) -> None:
         self.participants = participants
@@ -51,7 +51,7 @@ class Line:
         return self.participants[site].answer(parcel, lambda: None)
 
     def pause(self, seconds: float) -> None:
-        """Do nothing, because all sites answer at once in this process."""
+        """Do nothing, because no site in this process can be late."""
 
 
 class Loop(Line):
@@ -60,7 +60,7 @@ class Loop(Line):
     participants: Mapping[str, TrainingSite]
 
     def __init__(self, participants: Mapping[str, TrainingSite], rests: bool = False) -> None:
-        """rests: whether a site stores its networks in its folder between two answers to save memory."""
+        """rests: True if a site stores its networks in its folder between two answers, to save memory."""
         super().__init__(participants)
         self.rests = rests
         self.clocks = {site: Clock() for site in participants}
@@ -85,7 +85,9 @@ def run(
 ) -> Record:
     """Run a plan with all its sites, and return the record of the finished run.
 
-    resume: continue from the last checkpoint in the folder. kind: makes each site; tests pass a subclass.
+    Args:
+        resume: True to continue from the last checkpoint in the folder.
+        kind: A function that makes each site; some tests give a subclass of the site.
     """
     plan, record, settings = plan.on_one_machine, Record(folder), settings or SiteSettings()
     settings.check_sites(plan.participation.everyone, plan.task.deals)
@@ -112,7 +114,7 @@ def _run_federated(
         participants = _participants(plan, record.folder, settings, kind, rests)
         for (
             own
-            # a site and its parts reference each other, so their memory would not be freed at once
+            # a site and its objects reference each other, so Python would not free their memory at once
         ) in participants.values():
             places.callback(own.offload)
         transport = Loop(participants, rests)
@@ -129,7 +131,8 @@ def _run_central(plan: Plan, record: Record, resume: bool, settings: SiteSetting
     alone = plan.with_changes([f"participation.sites=[{POOL}]", "participation.minimum=null"])
     coordinator = Coordinator(alone, [POOL], Loop({POOL: TrainingSite(pool)}), record, "in-process", on_round)
     record.write_summary(spread_over_hospitals(pool, coordinator.run(), plan))
-    write_text(root / PLAN, plan.to_yaml())  # the plan in the hospitals' form, as in the summary and the model file
+    # the plan with the hospitals as sites, which the summary and the model file also have
+    write_text(root / PLAN, plan.to_yaml())
 
 
 def _participants(
@@ -142,7 +145,8 @@ def _participants(
         try:
             Permission(place).check()
             participants[site] = training_site(place, kind)
-        except (DataError, Refused) as error:  # all sites are on this machine, so the message may name the site
+        # all sites are on this machine, so the message may contain the name of the site
+        except (DataError, Refused) as error:
             error.args = (f"{site}: {error}",)
             raise
         if rests:

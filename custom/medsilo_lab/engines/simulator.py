@@ -38,18 +38,20 @@ from medsilo_server.record import Record
 
 # time limit for the start of medsilo's controller in NVFlare, in seconds, and additional seconds per site
 START_LIMIT = 120.0, 5.0
-END_LIMIT = 2.0  # seconds for the simulator to stop after the study; without this limit it takes five
+END_LIMIT = 2.0  # seconds after a study in which the simulator must stop; without this limit, it takes five seconds
 MOST_SILENCE = 6.0  # seconds without a progress line while NVFlare and the sites start
 MOST_NAMES = 12  # largest number of sites named in one line
 STARTS = 3  # attempts to start a site's process
-# Memory of a simulation at its start and per active site, measured with `benchmarks/many_sites.py`.
+# Memory of a simulation in bytes: at its start, and for each site that trains at the same time, measured with
+# `benchmarks/many_sites.py`.
 ONCE, EACH = 800 << 20, 128 << 20
-COPIES = 6  # copies of the parameters at an active site: received, sent, gradient and two of the optimizer
+# number of copies of the parameters at a site that trains: received, sent, gradient, and two of the optimizer
+COPIES = 6
 FORKED = (
     "medsilo.flare.executor",
     "medsilo_lab.engines.simulator",
     "medsilo_lab.engines.forked_plan",
-)  # the last module reads the plan
+)  # modules that are imported before sites are forked; the last module reads the plan
 FORKED_PLAN = "MEDSILO_PLAN"  # environment variable with the path of the plan
 OnRound = Callable[[Round], None]
 Say = Callable[[str], None]
@@ -57,16 +59,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Needs:
-    """The number of processes of a simulation, and their approximate memory without the sites' data."""
+    """The number of processes in a simulation, and an estimate of their memory without the data of the sites."""
 
     sites: int
     threads: int  # number of sites that train at the same time
-    memory: int  # in bytes
+    memory: int  # memory in bytes
     free: int
 
     @classmethod
     def of(cls, plan: Plan, threads: int | None, free: int) -> "Needs":
-        """Choose the number of sites that train at the same time, if it is not given: all, or as many as fit into
+        """Choose the number of sites that train at the same time, unless it is given: all sites, or as many as fit into
         memory.
         """
         sites, each = len(plan.participation.everyone), EACH + COPIES * 4 * plan.parameters
@@ -75,7 +77,7 @@ class Needs:
 
     @property
     def text(self) -> str:
-        """Describe the processes and the memory before the simulation starts."""
+        """Describe the processes of the simulation and their memory before the simulation starts."""
         told = f"{self.threads} of {self.sites} sites at a time, each a process"
         if self.threads < self.sites:
             told += ", and a new one for each answer"
@@ -91,9 +93,10 @@ def run(
     on_round: OnRound = lambda line: None,
     say: Say = lambda line: None,
 ) -> Record:
-    """Run a plan with all its sites, as the standard job or the job in `job`. Return the record of the finished run.
+    """Run a plan with all its sites in NVFlare, as the standard job or as the job in `job`. Return the record of the
+    finished run.
 
-    say: receives lines about the progress of the start, before the first round.
+    say: A function that receives lines about the progress of the start, before the first round.
     """
     if plan.algorithm.pooled:
         raise MedsiloError(
@@ -112,16 +115,16 @@ def run(
     try:
         return _simulate(record, plan, settings, threads, on_round, say)
     except BaseException:
-        if not (record.folder / paths.PLAN).exists():  # the run did not begin, so its folder is removed
+        if not (record.folder / paths.PLAN).exists():  # if the run did not begin, its folder is removed
             shutil.rmtree(record.folder / paths.JOB)
             shutil.rmtree(record.folder / paths.NVFLARE, ignore_errors=True)
-            with suppress(OSError):  # keeps the log, if there is one
+            with suppress(OSError):  # keeps the folder if it contains a log
                 record.folder.rmdir()
         raise
 
 
 def prepare_longer(run: Path, plan: Plan, folder: Path) -> None:
-    """Write the job that continues a finished run of the simulator."""
+    """Write the job with which the simulator continues a finished run."""
     write_job(folder / paths.JOB, plan, run / paths.JOB, study=folder.name, engine="simulator")
 
 
@@ -132,7 +135,7 @@ def resume(
     on_round: OnRound = lambda line: None,
     say: Say = lambda line: None,
 ) -> Record:
-    """Continue a stopped run after its last finished round."""
+    """Continue a stopped run of the simulator after its last finished round."""
     record = Record(folder.resolve())
     if not (folder / paths.JOB).is_dir() or not record.checkpoints.is_dir():
         raise MedsiloError(f"{folder} cannot be resumed: it has no job or no checkpoint")
@@ -153,8 +156,8 @@ def _simulate(
     record: Record, plan: Plan, settings: SiteSettings, threads: int | None, on_round: OnRound, say: Say
 ) -> Record:
     for own in (settings, *(settings.of(site) for site in plan.participation.everyone)):
-        own.compute()  # rejects a missing device before anything starts
-        parse_plan(plan.resolved(), allowed=own.packages)  # rejects packages that the sites would reject
+        own.compute()  # raises an error for a missing device before any process starts
+        parse_plan(plan.resolved(), allowed=own.packages)  # raises an error for packages that the sites would reject
     check_components(record.folder / paths.JOB)
     workspace = record.folder / paths.NVFLARE
     prepare_workspace(workspace, settings, record.folder.parent, plan.participation.everyone)
@@ -179,9 +182,10 @@ def simulated(job: Path, workspace: Path, sites: Sequence[str], threads: int, lo
     time.
     """
     command = [sys.executable, "-m", __name__, str(job), str(workspace), ",".join(sites), str(threads)]
-    # With few memory arenas, freed models return to the system instead of staying with one of many threads.
+    # If malloc has only two memory arenas, the memory of freed models returns to the system.
     environment = {"MALLOC_ARENA_MAX": "2", **os.environ}
-    if not {"", str(Path.cwd())} & {*sys.path}:  # prevents imports from this folder, for example of a file random.py
+    # prevents imports from this folder, for example of a file that is named random.py
+    if not {"", str(Path.cwd())} & {*sys.path}:
         environment["PYTHONSAFEPATH"] = "1"
     with log.open("a") as said:
         process = subprocess.Popen(
@@ -200,7 +204,7 @@ def simulated(job: Path, workspace: Path, sites: Sequence[str], threads: int, lo
             for one in (first, *first.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):
                     one.kill()
-        if sys.platform != "win32":  # NVFlare's processes would continue after the simulator was killed
+        if sys.platform != "win32":  # after the simulator is killed, NVFlare's processes would continue
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -213,9 +217,10 @@ def _check_sources(plan: Plan, settings: SiteSettings) -> None:
 
 
 def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path, sites: Sequence[str] = ()) -> None:
-    """Write the sites' settings into a simulator's workspace, and an allow-list that contains only medsilo's classes.
+    """Write the settings of the sites and a class allow-list into a simulator's workspace; the list contains only
+    medsilo's classes.
 
-    A site with separate settings has them in a folder with its name.
+    If a site has settings that differ from the common settings, they are in a folder with the name of the site.
     """
     local = workspace / "local"
     _write_settings(local, settings, output)
@@ -226,26 +231,28 @@ def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path, sit
 
 
 def _write_settings(folder: Path, settings: SiteSettings, output: Path) -> None:
-    one_machine = {"memory_limit": 0}  # the sites are processes of one user
+    one_machine = {"memory_limit": 0}  # all sites are processes of one user on one machine
     own = settings.model_dump(mode="json", include=set(SiteSettings.model_fields))
     write_text(folder / FILE_NAME, yaml.safe_dump({**own, **one_machine, "output": str(output)}))
 
 
 class Starting:
-    """The start of NVFlare and its sites, as far as their files show it."""
+    """The progress of starting NVFlare and its sites, as shown by the files that they write."""
 
     def __init__(
         self, record: Record, sites: Sequence[str], say: Say, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._signs = {"the server": record.checkpoints}
         self._signs |= {site: paths.site_folder(record.folder, site) / paths.DIARY for site in sites}
-        # in a continued run, the files exist already
+        # if the run is continued, the files already exist
         self._before = {who: _changed(sign) for who, sign in self._signs.items()}
         self._say, self._clock = say, clock
         self._started = self._told = clock()
 
     def look(self) -> None:
-        """Report the sites that became ready since the last call, or that the start continues."""
+        """Report the sites that became ready since the last call; after a longer time without one, report the sites
+        that are still starting.
+        """
         ready = [who for who, sign in self._signs.items() if _changed(sign) != self._before[who]]
         now = self._clock()
         if ready:
@@ -264,7 +271,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def start_limit(sites: int) -> float:
-    """Return the time limit of a start in seconds."""
+    """Return the time limit for the start in seconds."""
     once, each = START_LIMIT
     return once + each * sites
 
@@ -276,8 +283,8 @@ def _changed(path: Path) -> int | None:
 def _watch(
     process: subprocess.Popen, record: Record, seen: int, on_round: OnRound, starting: Starting, limit: float
 ) -> None:
-    """Report rounds as they are written. Stop when the study or its processes have ended, or when nothing has begun
-    within the limit.
+    """Report each round as soon as its record is written. Stop when the study or its processes have ended, or when no
+    round has begun within the time limit.
     """
     started, ended, first = time.monotonic(), math.inf, seen
     while True:
@@ -313,13 +320,13 @@ def main() -> int:
     from nvflare_reliability.kit_patches import patient_simulator, sites_started_by
 
     def until_begun(site: str, once: Callable[[], Any]) -> Any:
-        """Run a site's process. Start it again if another program has taken the port that NVFlare chose."""
+        """Run a site's process. Start the process again if another program has taken the port that NVFlare chose."""
         if not forked:
             return once()
         for _ in range(STARTS):
             try:
                 ended = once()
-            except OSError:  # the connection closed before the answer, so NVFlare drops the process
+            except OSError:  # if the connection closes before the answer, NVFlare drops the process
                 if own := forks.SITES.get(site):
                     own.kill()
                 ended = True, None, site
@@ -336,7 +343,7 @@ def main() -> int:
     job, workspace, sites, threads, parent = sys.argv[1:]
     end_with(int(parent))
     count, plan = len(sites.split(",")), (Path(job) / PLAN).absolute()
-    forked = sys.platform == "linux" and not has_code(Path(job))  # sites with custom code do not use the forked process
+    forked = sys.platform == "linux" and not has_code(Path(job))  # sites that run custom code are not forked
     begin = partial(fork_server.begin, FORKED, lasting=int(threads) == count) if forked else lambda: None
     os.environ[FORKED_PLAN] = str(plan)
     runner = patient_simulator(job, workspace, sites, int(threads), start_limit(count), begin, until_begun)

@@ -1,4 +1,4 @@
-"""Evaluate models on all cases of a hospital, which may not have participated in their studies."""
+"""Evaluate models on all cases of a hospital, whether or not the hospital participated in the models' studies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,18 +26,18 @@ from medsilo_server.summary import tested_as
 
 @dataclass(frozen=True)
 class Judged:
-    """A model's scores on all cases of a hospital. Exact scores stay at the hospital; rounded scores and counts may
-    leave.
+    """A model's scores on all cases of a hospital. Exact scores stay at the hospital; rounded scores and counts may be
+    sent.
     """
 
     test: SiteTest
     reported: Mapping[str, Any]
-    leaving: Score  # contains the score that may leave
+    leaving: Score  # the score in the form that may be sent
     exact: SiteResult  # exact results over all cases, which stay at the hospital
-    labels: Sequence[str]  # classes in the order of the model's outputs
+    labels: Sequence[str]  # names of the classes, in the order of the model's outputs
 
     def against(self, other: "Judged") -> Difference:
-        """Return the difference of this model's score from that of another model on the same patients."""
+        """Return the score of this model minus the score of another model on the same patients."""
         return compare([{"here": self.test.scores}], [{"here": other.test.scores}])
 
 
@@ -50,8 +50,12 @@ def judged(
 ) -> list[Judged]:
     """Evaluate models of one task on all cases of a hospital.
 
-    folder: the hospital's output folder. Disclosed results count against its query budget there, or in the folder of
-    its settings. lead: the requester.
+    Disclosed results count against the hospital's query budget, which is stored in `folder` or in the folder of the
+    hospital's settings.
+
+    Args:
+        folder: The hospital's output folder.
+        lead: The person who requested the evaluation.
     """
     if refusal := settings.refuses(trains=False):
         raise Refused(refusal)
@@ -88,7 +92,7 @@ def judged(
 
 
 def _all_tested(data: SiteData) -> SiteData:
-    """Return the data with all cases in the test part, because none of them trained the model."""
+    """Return the data with all cases as test data, because the model was trained with none of these cases."""
     parts = [part for part in (getattr(data, part) for part in PARTS) if len(part)]
     nobody, test = dealt(parts, [[], range(sum(map(len, parts)))])
     return replace(data, train=nobody, validation=nobody, test=test)

@@ -1,4 +1,6 @@
-"""Read and write a release: a signed folder with a model, which any hospital can test without a kit or a network."""
+"""Read and write a release: a signed folder with a model, which a hospital can test without a startup kit and without a
+network.
+"""
 
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -28,12 +30,12 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def today() -> str:
-    """Return the present date as ISO text."""
+    """Return today's date as ISO text."""
     return f"{datetime.now(UTC):%Y-%m-%d}"
 
 
 class PackageFacts(Section):
-    """The version of medsilo that wrote the release."""
+    """The version and hash of the medsilo package that wrote the release."""
 
     version: Word
     hash: Hash
@@ -44,16 +46,16 @@ class Scored(Section):
 
     score: Share
     cases: Annotated[int, Field(ge=0, le=10**9)] | None = None
-    step: Share = Field(0.0, exclude_if=not_)  # the hospital's rounding step
+    step: Share = Field(0.0, exclude_if=not_)  # the step to which the hospital rounds its scores
 
     @property
     def told(self) -> Score:
-        """Return the hospital's score for display."""
+        """Return the hospital's score as a Score, for display."""
         return Score.told(self.score, self.cases, self.step)
 
 
 class ReleaseManifest(Section):
-    """release.json: the list of the files, and the model's results in its study."""
+    """The contents of release.json: the list of the files, and the model's results in its study."""
 
     made: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
     task: Word
@@ -86,7 +88,7 @@ class Release:
     def open(cls, folder: Path, leads: Collection[str] | None = None) -> Self:
         """Open a release, and verify that its files are unchanged since they were signed.
 
-        leads: fingerprints of accepted keys; None for the reader's own release.
+        leads: Fingerprints of accepted keys; None accepts every key, for the person who made the release.
         """
         manifest, key = signed.read_signed(folder / MANIFEST, ReleaseManifest)
         by = signed.fingerprint(key)
@@ -103,8 +105,8 @@ class Release:
         return signed.digest_of(self.manifest)
 
     def source(self, packages: Collection[str] = ("*",)) -> Source:
-        """Return the model, or the ensemble of several models. `packages` are the packages whose code the plan may
-        name.
+        """Return the model of the release, or an ensemble if the release contains several models. `packages` are the
+        packages from which the plan may import code.
         """
         folders = [self.folder / name for name in self.manifest.models]
         for folder in folders:
@@ -119,8 +121,8 @@ class Release:
 
 
 def write_release(runs: Sequence[Path], site: str, out: Path, key: signing.PrivateKey) -> Release:
-    """Write a release, and return it as a hospital reads it. `site` selects a personal model, if each hospital has its
-    own.
+    """Write a release, then read it and return it. If each hospital has a personal model, `site` selects the
+    hospital.
     """
     if out.exists():
         raise MedsiloError(f"{out.name} already exists; choose another folder with -o", str(out))
@@ -163,7 +165,9 @@ def write_release(runs: Sequence[Path], site: str, out: Path, key: signing.Priva
 
 
 def check_files(folder: Path, files: Mapping[str, str], but: str) -> None:
-    """Raise MedsiloError unless a folder contains exactly the signed files. `but` is the file with their list."""
+    """Raise MedsiloError unless a folder contains exactly the signed files, with unchanged contents. `but` is the name
+    of the file that lists the signed files.
+    """
     there = dict(signed.hashes_in(folder, but))
     if wrong := sorted(name for name in there.keys() | files.keys() if there.get(name) != files.get(name)):
         kind = "is missing" if wrong[0] not in there else "was changed after it was signed"

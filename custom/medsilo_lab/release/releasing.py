@@ -96,7 +96,9 @@ def test(
 
 
 def form_of(value: object) -> str:
-    """Return a valid export format. Formats for the models of one task have a dot in their name."""
+    """Return the value if it names an export format, else raise ValueError. A format for the models of one task has a
+    dot in its name.
+    """
     from medsilo_lab.deploy.exporter import EXPORTERS
 
     known = [name for name in EXPORTERS if "." not in name]

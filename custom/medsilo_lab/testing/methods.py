@@ -39,22 +39,23 @@ from medsilo_server.record import Record
 
 State = dict[str, Tensor]
 Answer = Callable[[], StudyMessage]
-# A function of this type delivers a site's answer to the server. The function's arguments are the site, the request,
-# and a function that returns the answer.
+# A function of this type delivers a site's answer to the server. The arguments are the site, the request, and a
+# function that returns the site's answer.
 Carry = Callable[[str, StudyMessage, Answer], StudyMessage | Missing]
 
 SITES = ("hospital-a", "hospital-b", "hospital-c")
-TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10, "steps": 32}  # hospitals of three different sizes
+# settings of a synthetic task that gives three hospitals different numbers of cases
+TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10, "steps": 32}
 TRAINING = {"rounds": 2, "batch_size": 16, "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.01}
 GO_ON = ("participation.when_missing=continue", "participation.minimum=2")
-CLIP = 1e-5  # clipping norm of a case's gradient in tests with privacy
-FAR = 1e-6  # tolerance for rounding in masked sums of numbers near 1
+CLIP = 1e-5  # maximum norm of a case's gradient in tests with differential privacy
+FAR = 1e-6  # tolerance for rounding errors in sums of masked updates, whose values are near 1
 LOST = Missing("lost", "no answer")
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The data and networks of a study, for a reference implementation of a method in plain PyTorch."""
+    """The data and networks of a study, which a reference implementation in plain PyTorch uses."""
 
     plan: Plan
 
@@ -75,7 +76,9 @@ class Reference:
         return model
 
     def batches(self, site: str, number: int) -> list[tuple[Tensor, Tensor]]:
-        """Return the mini-batches of a site in one round, over all local epochs, in the order of training."""
+        """Return the mini-batches of a site in one round, for all local epochs, in the order in which they are
+        trained.
+        """
         inputs, targets = self.data[site].train[:]
         training, parts = self.plan.training, []
         for epoch in range(training.local_epochs):
@@ -84,7 +87,7 @@ class Reference:
         return [(inputs[part], targets[part]) for part in parts]
 
     def mean(self, states: Mapping[str, Mapping[str, Tensor]]) -> State:
-        """Average the sites' tensors, weighted by the sites' numbers of training cases.
+        """Return the mean of the sites' tensors, weighted by the number of training cases at each site.
 
         Integer counters are copied from the first site.
         """
@@ -101,7 +104,7 @@ class Reference:
 
 
 class MethodTester:
-    """Tests for a method of medsilo; pytest runs all tests of this class in a derived class.
+    """Tests for a method of medsilo; if an author derives a class from this class, pytest runs all tests in it.
 
     The derived class may define these attributes:
         method: name of the method in plans
@@ -136,7 +139,7 @@ class MethodTester:
         return parse_plan(values, [*self.changes, *changes])
 
     def reference(self, study: Reference) -> Sequence[Mapping[str, Mapping[str, Tensor]]]:
-        """Run three rounds of the method in plain PyTorch, to compare medsilo's results with this reference.
+        """Run three rounds of the method in plain PyTorch; tests compare the results with medsilo's results.
 
         Returns:
             for 0, 1, 2 and 3 rounds, the tensors of the model that each site validates
@@ -159,9 +162,9 @@ class MethodTester:
 
     # ------------------------------------------------------------------ tensors in messages
     def test_what_stays_at_a_site_is_what_it_keeps(self, tmp_path: Path) -> None:
-        """Sites never send the tensors in `keeps`, and send all other trained tensors.
+        """Sites never send tensors whose names `keeps` lists, and send all other trained tensors.
 
-        No other site and no checkpoint of the server contains a tensor in `keeps`.
+        Neither another site nor a checkpoint of the server contains a tensor that `keeps` lists.
         """
         plan, folder = self.plan("training.rounds=3"), tmp_path / "run"
         seen = _Travelled(self._sites(plan, folder), plan, folder)
@@ -202,7 +205,9 @@ class MethodTester:
 
     # ------------------------------------------------------------------ missed rounds and restarts
     def test_a_site_that_misses_a_round_does_not_count_in_it(self, tmp_path: Path) -> None:
-        """A lost answer has the same effect on the tensors of the other sites as a missed request."""
+        """If a site's answer is lost, the tensors of the other sites are the same as if the site had never received the
+        request.
+        """
         first = self.rounds_before_training + 1
         plan = self.plan(f"training.rounds={first + 2}", *GO_ON)
         absent, given = SITES[1], defaultdict[str, dict[str, State]](dict)
@@ -245,7 +250,9 @@ class MethodTester:
         assert_same_run(tmp_path / "whole", tmp_path / "run")
 
     def test_a_site_s_state_is_in_its_folder(self, tmp_path: Path) -> None:
-        """A restarted process of a site answers a repeated request in the same way, and can continue the study."""
+        """If the process of a site is restarted, the new process gives the same answer to a repeated request and can
+        continue the study.
+        """
         plan = self.plan("training.rounds=3")
         self.run(plan, tmp_path / "steady")
         _Rebuilt(lambda site: self._site(plan, tmp_path / "rebuilt", site), plan, tmp_path / "rebuilt").run()
@@ -277,7 +284,9 @@ class MethodTester:
             assert (looks == expected).all(), f"{site}'s validation cases are read {int(looks.max())} times"
 
     def test_one_case_moves_what_leaves_by_its_bound_under_privacy(self, tmp_path: Path) -> None:
-        """If the gradient of a case is clipped to almost zero, the case hardly changes the site's answer."""
+        """If the gradient of each case is clipped to almost zero, changing one case hardly changes the site's
+        answer.
+        """
         promise = [f'privacy={{"epsilon": 2.0, "delta": 0.001, "clip": {CLIP}}}', "training.batch_size=4096"]
         if not self.plan().algorithm.declares_account():
             try:
@@ -311,7 +320,7 @@ class MethodTester:
             )
 
     def test_sums_of_masked_updates_give_the_same_models(self, tmp_path: Path) -> None:
-        # with a small learning rate, errors in the sums of gradients are visible
+        # with a small learning rate, a wrong sum of gradients changes the result visibly
         changes = ["training.learning_rate=0.001", "training.momentum=0"]
         try:
             plan = self.plan(*changes, "secure_aggregation.mode=pairwise")
@@ -336,7 +345,7 @@ class MethodTester:
         assert_equal(first.state_dict(), longer.state_dict(), "the first model")
 
     def test_it_can_be_rehearsed(self, tmp_path: Path) -> None:
-        """The rehearsal of `medsilo check` runs every phase that trains, and leaves no files."""
+        """The trial training in `medsilo check` runs every phase that trains, and leaves no files."""
         plan, random = self.plan(), torch.get_rng_state()
         data = Reference(plan).data[SITES[0]]
         tried = rehearse(plan, SITES[0], SITES, self.settings, data, tmp_path)
@@ -353,7 +362,9 @@ class MethodTester:
 
     @property
     def rounds_before_training(self) -> int:
-        """Return the number of rounds before the first training round, such as rounds that measure statistics."""
+        """Return the number of rounds before the first round that trains; for example, earlier rounds may measure
+        statistics.
+        """
         phases = self.plan("training.rounds=3").course.phases
         first = next(place for place, phase in enumerate(phases) if phase.trains)
         return sum(phase.rounds for phase in phases[:first])
@@ -369,7 +380,7 @@ class MethodTester:
 # ---------------------------------------------------------------------------------------------------- comparison of
 # runs
 def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor], where: str = "") -> None:
-    """Assert that two states have the same tensors, with equal bits and types.
+    """Assert that two states have tensors of the same names, types and bits.
 
     Args:
         one: a state
@@ -391,7 +402,7 @@ def assert_read_again(plan: Plan, folder: Path) -> Plan:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Assert that two run folders have equal tensors, summaries, rounds and metrics; times may differ.
+    """Assert that two run folders have equal tensors, summaries, rounds and metrics; durations may differ.
 
     Args:
         one: the folder of a run
@@ -426,13 +437,15 @@ def _without_times(value: Any) -> Any:
 
 
 def _ends(run: Path) -> State:
-    """Return the tensors of each site's model after the last round; keys are the site and the tensor's name."""
+    """Return the tensors of each site's model after the last round, by site and tensor name."""
     ends = {path.parent.name: load_tensors(path)[0] for path in run.glob("sites/*/last.safetensors")}
     return {f"{site}/{name}": tensor for site, own in ends.items() for name, tensor in own.items()}
 
 
 def _assert_scored(study: Reference, curve: Sequence[Mapping[str, Mapping[str, Tensor]]], summary: Summary) -> None:
-    """Assert that validation scores, model selection and test scores agree with the reference in plain PyTorch."""
+    """Assert that validation scores, the selected model and test scores equal those of the reference in plain
+    PyTorch.
+    """
 
     def accuracy(state: Mapping[str, Tensor], part: Dataset) -> float:
         inputs, targets = part[:]
@@ -469,10 +482,9 @@ def _some(names: Any) -> str:
     return ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
 
 
-# ---------------------------------------------------------------------------------------------------- transports for
-# tests
+# ---------------------------------------------------------------------------------------------------- transports
 class Carried(Loop):
-    """A transport between server and sites in which a test can change or record messages.
+    """A transport between server and sites with which a test can change or record messages.
 
     Args:
         sites: the sites by name
@@ -507,7 +519,7 @@ class Carried(Loop):
 
 
 class _Turned(Carried):
-    """A transport that changes the order of the sites' answers in every request."""
+    """A transport that delivers the sites' answers to each request in a different order."""
 
     asked = 0
 
@@ -518,7 +530,7 @@ class _Turned(Carried):
 
 
 class _Rebuilt(Carried):
-    """A transport that sends each request twice, and a third time to a newly created site."""
+    """A transport that sends each request twice to a site, and a third time to a new process of the site."""
 
     def __init__(self, make: Callable[[str], TrainingSite], plan: Plan, folder: Path) -> None:
         super().__init__({site: make(site) for site in SITES}, plan, folder)
@@ -540,7 +552,9 @@ class _Rebuilt(Carried):
 
 
 class _Travelled(Carried):
-    """A transport that finds tensors which a site trains and never sends, and searches for copies of these tensors."""
+    """A transport that finds the tensors that a site trains and never sends, and searches all messages for copies of
+    these tensors.
+    """
 
     def __init__(self, sites: Mapping[str, TrainingSite], plan: Plan, folder: Path) -> None:
         super().__init__(sites, plan, folder)
@@ -549,10 +563,11 @@ class _Travelled(Carried):
             for network, module in plan.build_networks().items()
             for name, tensor in module.state_dict().items()
         }
-        # For each site and tensor, the values since the site last sent this tensor.
+        # For each site and tensor: all values that the tensor has had since the site last sent it.
         self.own: dict[str, dict[str, set[bytes]]] = {site: defaultdict(set) for site in SITES}
-        self.known: dict[str, set[bytes]] = {site: set() for site in SITES}  # values that the site has received or sent
-        # values that each site and the server have received
+        # all tensor values that the site has received or sent
+        self.known: dict[str, set[bytes]] = {site: set() for site in SITES}
+        # all tensor values that each site and the server have received
         self.reached: dict[str, set[bytes]] = {site: set() for site in [*SITES, "server"]}
         self.folder = folder
 
@@ -574,7 +589,7 @@ class _Travelled(Carried):
         for path in (self.folder / CHECKPOINTS).glob("*.safetensors"):
             try:
                 self.reached["server"] |= {_content(tensor) for tensor in load_tensors(path)[0].values()}
-            except MedsiloError:  # the next checkpoint may have replaced the file
+            except MedsiloError:  # a newer checkpoint may have replaced the file
                 assert not path.exists()
         if asked.facts["task"] == "round":
             for network, module in self.participants[site].participant.state.modules.items():
@@ -615,7 +630,9 @@ class _Counted(Dataset):
 
 
 def _with_an_odd_case(data: SiteData) -> SiteData:
-    """Return the data with an extreme first training case, whose input is scaled by -10 and whose label is changed."""
+    """Return the data after making the first training case extreme: its input is multiplied by -10, and its label is
+    changed.
+    """
     assert isinstance(data.train, Cases)
     inputs, targets = data.train.inputs.clone(), data.train.targets.clone()
     inputs[0], targets[0] = -10 * inputs[0], targets[-1] if targets[-1] != targets[0] else targets.max() - targets[0]

@@ -15,7 +15,7 @@ from medsilo_lab.testing.methods import SITES, TINY, TRAINING, assert_equal, ass
 
 
 class NetworkTester:
-    """Tests for a network of medsilo; pytest runs all tests of this class in a derived class.
+    """Tests for a network of medsilo; if an author derives a class from this class, pytest runs all tests in it.
 
     The derived class may define these attributes:
         network: the network's section of a plan, with the name first
@@ -35,7 +35,7 @@ class NetworkTester:
     unused: ClassVar[Sequence[str]] = ()
 
     def plan(self, *changes: str) -> Plan:
-        """Return a plan in which small hospitals train the network."""
+        """Return a plan with which small hospitals train the network."""
         values = {
             "algorithm": {"name": "fedavg"},
             "task": dict(self.task),
@@ -64,7 +64,7 @@ class NetworkTester:
         assert_read_again(self.plan(), tmp_path)
 
     def test_all_sites_begin_with_the_same_weights(self) -> None:
-        """The plan's seed determines the initial weights, regardless of earlier use of the random generator."""
+        """The plan's seed alone determines the initial weights, even if the random generator was used before."""
         random, first = torch.get_rng_state(), self.module().state_dict()
         torch.rand(3)
         assert_equal(first, self.module().state_dict(), "the first model")
@@ -78,7 +78,7 @@ class NetworkTester:
         )
 
     def test_an_output_is_one_case_s(self) -> None:
-        """In evaluation mode, the output for a case does not depend on the rest of the batch.
+        """In evaluation mode, the output for a case does not depend on the other cases in the batch.
 
         Evaluation changes no weights and no counters.
         """
@@ -102,7 +102,9 @@ class NetworkTester:
                 assert weight.grad.isfinite().all(), f"the gradient of {name} is not finite"
 
     def test_its_tensors_travel(self) -> None:
-        """A second network of the same plan can load all tensors of the first network, and then has the same output."""
+        """A second network of the same plan can load all tensors of the first network, and then gives the same
+        output.
+        """
         module, (inputs, _) = self.module(), self.cases()
         with torch.no_grad():
             for tensor in module.state_dict().values():

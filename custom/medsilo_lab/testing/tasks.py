@@ -1,4 +1,4 @@
-"""Tests for tasks and readers of hospitals' files; an author derives a class from TaskTester and runs pytest."""
+"""Tests for tasks and for readers of hospitals' files; an author derives a class from TaskTester and runs pytest."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ from medsilo_lab.engines import inprocess
 from medsilo_lab.testing.methods import SITES, TRAINING, assert_read_again
 
 DAMAGES = {"empty": b"", "cut": None, "of other bytes": b"\x00\xff\x13" * 400}
-MOST_DAMAGED = 3  # maximum number of files that the tests damage
+MOST_DAMAGED = 3  # maximum number of a hospital's files that the tests damage
 
 
 class TaskTester:
-    """Tests for a task of medsilo; pytest runs all tests of this class in a derived class.
+    """Tests for a task of medsilo; if an author derives a class from this class, pytest runs all tests in it.
 
     The derived class may define these attributes:
         task: the task's section of a plan, with the name first
@@ -53,7 +53,7 @@ class TaskTester:
         return None
 
     def plan(self, *changes: str) -> Plan:
-        """Return a plan in which two small hospitals train the task."""
+        """Return a plan with which two small hospitals train the task."""
         values = {
             "algorithm": {"name": "fedavg"},
             "task": dict(self.task),
@@ -63,7 +63,7 @@ class TaskTester:
         return parse_plan(values, [*self.changes, *changes])
 
     def settings(self, folder: Path) -> SiteSettings:
-        """Write the data of both hospitals into subfolders, and return the hospitals' settings."""
+        """Write the data of both hospitals into subfolders, and return settings that name these folders."""
         common, own = make_settings({**ALL_MINE, "device": "cpu"}, "the tests' settings"), {}
         for site in SITES[:2]:
             (folder / site).mkdir(parents=True)
@@ -71,7 +71,7 @@ class TaskTester:
         return of_each(common, own)
 
     def read(self, settings: SiteSettings, *changes: str, site: str = SITES[0]) -> SiteData:
-        """Read the data of a hospital as in a study."""
+        """Read the data of a hospital in the same way as a study."""
         plan = self.plan(*changes)
         return plan.task.site_data(site, SITES[:2], plan.seed, settings.of(site).data)
 
@@ -80,9 +80,9 @@ class TaskTester:
         assert_read_again(self.plan(), tmp_path)
 
     def test_the_same_cases_are_read_twice(self, tmp_path: Path) -> None:
-        """Reading a hospital's data twice gives equal cases in the same order.
+        """If a hospital's data are read twice, the cases are equal and in the same order.
 
-        Reading uses no global random generator and changes no files.
+        Reading data does not use the global random generators and does not change files.
         """
         settings = self.settings(tmp_path)
         files, random = _contents(tmp_path), torch.get_rng_state()
@@ -147,7 +147,9 @@ class TaskTester:
         assert summary.status == "finished" and all(own.test for own in summary.sites.values())
 
     def _fault(self, settings: SiteSettings, files: Sequence[Path]) -> str | None:
-        """Read all cases of a hospital, and return the error message; None without an error."""
+        """Read all cases of a hospital, and return the message of the error that occurs, or None if all cases can be
+        read.
+        """
         try:
             data = self.read(settings)
             for part in PARTS:
@@ -174,7 +176,7 @@ def _first(data: Dataset, piece: Draw | None, count: int = 4) -> tuple[torch.Ten
 
 
 def _bits(data: SiteData) -> str:
-    """Return a hash of all inputs, targets and patients of a hospital's data, in their order."""
+    """Return a hash of all inputs, targets and patients in a hospital's data, which depends on their order."""
     found = hashlib.sha256()
     for part in PARTS:
         cases = getattr(data, part)
