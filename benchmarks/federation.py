@@ -118,7 +118,7 @@ class Peaks:
                     self.server = max(self.server, int(peak[1]) / 1024)
 
 
-# ---------------------------------------------------------------------- the two frameworks
+# ---------------------------------------------------------------------- the two sides
 def run_stock(size: Size, sites: int, folder: Path, polling: float | None) -> Outcome:
     """Run the job of NVFlare's FedAvg recipe; `polling` None keeps NVFlare's default."""
     job = _stock_job(size, sites, folder / "job", polling)
