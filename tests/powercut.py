@@ -188,7 +188,7 @@ class Disk:
             shutil.rmtree(folder)
 
     def _leave(self, folder: Path, after: int, draw: random.Random, kind: int) -> None:
-        """Write a folder in a state in which a power cut after the operation @@MISSINGCODE@@ may leave it. `kind`
+        """Write a folder in a state in which a power cut after the operation `after` may leave it. `kind`
         selects the lost operations.
         """
         pending = [one for one in self._namings if self._begin < one.number <= after]

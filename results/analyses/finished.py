@@ -96,8 +96,6 @@ def read_finished(folders: Sequence[Path]) -> list[FinishedRun]:
 
 
 def drawn(data: Dataset, most: int, seed: int, *purpose: str) -> Subset:
-    """Return at most @@MISSINGCODE@@ random cases in the data set's order; the seed and the purpose determine the
-    cases.
-    """
+    """Return at most `most` random cases in the data set's order; the seed and the purpose determine the cases."""
     order = torch.randperm(len(data), generator=generator_for(seed, "cases", *purpose))  # type: ignore[arg-type]
     return Subset(data, sorted(order[:most].tolist()))

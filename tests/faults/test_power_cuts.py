@@ -37,7 +37,7 @@ KEY_OF = "this hospital's test"
 
 
 def cut_often(count: int, folder: Path, write: Callable[[Disk], None], read: Callable[[Cut], None]) -> None:
-    """Record the work of a writer, and let a reader read the folders of @@MISSINGCODE@@ possible power cuts."""
+    """Record the work of a writer, and let a reader read the folders of `count` possible power cuts."""
     disk = Disk(folder / "disk")
     with disk.recorded():
         write(disk)

@@ -66,7 +66,7 @@ def answers(port: int) -> bool:
 def listening(kits: Path, scheme: str = "tcp", seconds: str = "") -> Iterator[tuple[psutil.Process, int]]:
     """Start a cell with the server's certificate.
 
-    `seconds` is the most seconds for a handshake; without @@MISSINGCODE@@, the cell is NVFlare's own.
+    `seconds` is the most seconds for a handshake; without `seconds`, the cell is NVFlare's own.
     """
     port = free_port()
     command = ["-c", LISTENS, str(kits / "localhost"), f"{scheme}://localhost:{port}", seconds]
