@@ -1,3 +1,3 @@
-"""Measurements that print ratios against a stated reference. This file makes the folder a package, because other
-distributions install a package of the same name.
+"""Measure medsilo's costs, and print each as a ratio to a stated reference. This file makes the folder a package,
+because other distributions install a package of the same name.
 """

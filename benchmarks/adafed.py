@@ -3,14 +3,15 @@
     python benchmarks/adafed.py
 
 The first measurement is mixing, θ_i ← Σ_j w_ij θ_j, for N sites with networks of LeNet5's size. The reference is a
-double loop over sites and tensors, which looks up each number in W and in the networks' `state_dict()`. Medsilo's side
-is a whole round of the server's aggregator, which receives the models one by one, mixes them as rows and sends the
-results. The second measurement is the peak memory of a round with 20 networks of AlexNet's size, which must stay within
-N models and one block. Models are created one at a time and passed to the aggregator. The third measurement compares an
-evaluation pass that collects AdaFed's statistics with a plain evaluation pass, for LeNet5 and for the activity network.
+double loop over sites and tensors; the loop looks up each weight in W and each tensor in a `state_dict()`. Medsilo's
+time is that of a whole round: the server's aggregator receives the models one by one, mixes them as rows and sends the
+results. The second measurement is the peak memory of a round with N = 20 networks of AlexNet's size. The peak must stay
+within N models and one block. Models are created one at a time and passed to the aggregator. The third measurement
+compares an evaluation pass that collects AdaFed's statistics with a plain evaluation pass, for LeNet5 and for the
+activity network.
 
-Both implementations use the same number of threads; the fastest of several calls counts. The program exits with 1 if a
-bound is exceeded. The program needs Linux, because it forks and reads the peak from /proc.
+Both implementations use the same number of threads. Each time is that of the fastest of several calls. The program
+exits with 1 if a bound is exceeded. The program needs Linux, because it forks and reads the peak from /proc.
 """
 
 import os
@@ -84,7 +85,9 @@ def mixing(count: int) -> tuple[float, float]:
 
 
 def alexnet_memory() -> tuple[float, float]:
-    """Return the peak memory above the start in bytes, and the bound: N models, one arriving model, and a block."""
+    """Return the peak memory minus the memory at the start, and its bound (N models, one arriving model, and a block),
+    in bytes.
+    """
     with torch.device("meta"):
         network = NETWORKS["alexnet"]().build(3, 4)
     shapes = {name: network.state_dict()[name].shape for name in shared_names(network)}

@@ -2,14 +2,14 @@
 
     python benchmarks/augmentation.py [--repeats N] [--device cuda]
 
-The program generates a hospital's volumes and writes them as NIfTI files. Both sides learn from the same cases, which
-medsilo has read into memory: whole slices of 96 x 96, or pieces of 64 x 64 x 32 of volumes. Both sides have the same
-network, loss, optimizer and batches, and the same augmentation: flips, turns and scaling, intensities, noise. The MONAI
-side follows MONAI's tutorials: a Dataset with a Compose of transforms, a DataLoader, a loop.
-The row `notes off` measures the same MONAI loop without the images' metadata (set_track_meta), which MONAI's tutorials
-leave on. Times are processor times on one thread: medians of alternating repetitions. On a GPU, times are wall-clock
-times, and a second MONAI loop reads with four processes, while medsilo uses none. The goal is at least 1.5 times the
-images per second of the MONAI side.
+The program generates a hospital's volumes and writes them as NIfTI files. Medsilo and MONAI learn from the same cases,
+which medsilo has read into memory: whole slices of 96 x 96, or patches of 64 x 64 x 32 from volumes. Medsilo and MONAI
+use the same network, loss, optimizer and batches, and the same augmentation: flips, turns and scaling, intensities,
+noise. The MONAI loop follows MONAI's tutorials: a Dataset with a Compose of transforms, a DataLoader, a loop. The row
+`notes off` measures the same MONAI loop without the images' metadata (set_track_meta), which MONAI's tutorials leave
+on. Times are processor times on one thread: medians of alternating repetitions. On a GPU, times are wall-clock times,
+and a second MONAI loop reads with four processes, while medsilo uses none. The goal is at least 1.5 times the images
+per second of the MONAI loop.
 """
 
 import argparse

@@ -24,7 +24,7 @@ HEADS, WIDTH = 15, 64.0  # number of heads of each hospital and their width in m
 
 @dataclass(frozen=True)
 class Scanner:
-    """A hospital's protocol."""
+    """A hospital's scanner protocol."""
 
     spacing: tuple[float, float, float]  # voxel size along x, y, z in mm
     gain: float  # factor of the intensities
@@ -42,7 +42,9 @@ HOSPITALS = {
 
 
 def write_brain(folder: Path, name: str, scanner: Scanner, seed: int, width: float = 56.0) -> None:
-    """Write a head of about this width in millimetres with a few lesions, and their mask."""
+    """Write the image of a head with a few lesions, and the mask of the lesions; the head is about this many
+    millimetres wide.
+    """
     drawn = np.random.default_rng(seed)
     spacing = np.array(scanner.spacing)
     size = np.ceil(np.array([width, width * 1.1, width / 2]) * drawn.uniform(0.95, 1.05, 3) / spacing).astype(int)
@@ -93,8 +95,8 @@ def plans_of(
 
 
 def narrow(plans: dict[str, Any], first: int = 4, configuration: str = "2d") -> dict[str, Any]:
-    """Return plans whose network has few features, so that it learns in milliseconds; `first` is the number in the
-    finest stage.
+    """Return plans whose network has few features, so that a training step takes milliseconds; `first` is the number of
+    features in the finest stage.
     """
     plans = json.loads(json.dumps(plans))
     numbers = plans["configurations"][configuration]["architecture"]["arch_kwargs"]

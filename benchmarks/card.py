@@ -2,11 +2,13 @@
 
     python benchmarks/card.py [--device cuda] [--only NAME ...]
 
-Each part alternates with its reference, waits for the GPU before it reads the clock, and takes the fastest repetition.
+Each measured task alternates with its reference. The program waits for the GPU before it reads the clock, and uses the
+fastest repetition.
 
 - loop: images per second in an epoch of a U-Net on images in memory, by the engine's loop and by MONAI's tutorial
-  loop. The tutorial loop reads every batch's loss. With the same order of summation, the engine's loop must be as fast.
-- busy: the share of an epoch in which the GPU computes, and its slowest operations.
+  loop. MONAI's tutorial loop reads every batch's loss. With the same order of summation, the engine's loop must be as
+  fast as the tutorial loop.
+- busy: the fraction of an epoch in which the GPU computes, and the GPU's slowest operations.
 - harmofl: the milliseconds of AmplitudeNorm per batch and relative to a training step, and a perturbed step relative
   to a plain step.
 - fedsm: the training time of a site in a FedSM round, relative to three separate passes.
@@ -52,7 +54,7 @@ Figures = dict[str, Any]
 
 
 def waited(work: Callable[[], object], device: str) -> Callable[[], None]:
-    """Return the work followed by a wait for the GPU."""
+    """Return a function that does this work and then waits for the GPU."""
 
     def whole() -> None:
         work()
@@ -87,8 +89,8 @@ def data_of(cases: int, shape: tuple[int, ...]) -> TensorDataset:
 # ---------------------------------------------------------------------------------------------------- the loop
 @contextmanager
 def sums(order: str) -> Iterator[None]:
-    """Within this context, the GPU adds numbers in any order, in a fixed order by cuDNN, or in a fixed order by torch
-    as well.
+    """Inside the block, the GPU adds numbers in any order, or cuDNN uses a fixed order, or both cuDNN and torch use a
+    fixed order.
     """
     before = torch.backends.cudnn.deterministic, torch.get_deterministic_debug_mode()
     torch.backends.cudnn.deterministic = order != "any order"
@@ -104,8 +106,8 @@ def sums(order: str) -> Iterator[None]:
 
 
 def loop(device: str) -> Figures:
-    """Return the images per second of both loops, each with any and with a fixed order of summation, and of medsilo's
-    loop at a site.
+    """Return the images per second of a site's loop, and, with any and with a fixed order of summation, of the engine's
+    and MONAI's loops.
     """
     goal, found = goal_of_masks(), {}
     for name, (cases, batch, shape) in SHAPES.items():

@@ -1,12 +1,13 @@
-"""Measure reading through a folder task's cache relative to tensors in memory, and the cache's memory.
+"""Measure how fast training reads through a folder task's cache, relative to tensors in memory, and how much memory the
+cache needs.
 
     python benchmarks/data.py
 
 The program generates volumes and photographs and writes them as a hospital's files. An epoch of the training loop
 (MONAI's U-Net, Adam) takes a new patch of each volume, or each photograph, through the task's cache. Then the same
-network trains on equal patches that are already tensors in memory. The first epoch, which has no cache yet, is listed
-separately. Times are processor times on one thread, so that other work of the machine counts little. The goal is at
-least 0.8 of the samples per second of the tensors, from the second epoch on.
+network trains on patches of the same size that are already tensors in memory. The first epoch, which has no cache yet,
+is listed separately. Times are processor times on one thread, so that other processes of the machine hardly change
+them. From the second epoch on, the goal is at least 0.8 times as many samples per second as with tensors in memory.
 """
 
 import tempfile

@@ -5,10 +5,10 @@ registry.
 
 `scan` lists and hashes the files of a folder; a second scan after changes of 20 files reads only these files.
 `read_columns` reads a table as columns. The program compares `scan` and `read_columns` with a loop that reads and
-hashes the same bytes. Times are wall-clock times. The goals are at most 1.5 times the loop's time, and 20 files read in
-the second scan. Memory may be at most twice a table's columns, and 1 GiB for images. The table misses its goal: parsing
-the text and indexing each value takes pyarrow alone four times as long as a hash. The times of pyarrow and of
-`pandas.read_csv(engine="pyarrow")` are printed for comparison.
+hashes the same bytes. Times are wall-clock times. The goals are at most 1.5 times the loop's time, and a second scan
+that reads only 20 files. The memory may be at most twice the size of a table's columns, and at most 1 GiB for images.
+The table misses its goal: parsing the text and indexing each value takes pyarrow alone four times as long as a hash.
+The times of pyarrow and of `pandas.read_csv(engine="pyarrow")` are printed for comparison.
 
 The measurement `registry` takes the processor time of whole commands on one table of 16 hospitals. The goals are at
 most 8 s for three rounds of a study, and for `medsilo data` at most 1 s more than starting Python with its libraries.
@@ -68,7 +68,7 @@ def images(folder: Path) -> bool:
 
 
 def table(folder: Path) -> bool:
-    """Compare the time of reading a table's columns with the loop."""
+    """Compare the time of reading a table's columns with the time of the loop."""
     drawn = np.random.default_rng(0)
     folder.mkdir()
     path = folder / "cases.csv"

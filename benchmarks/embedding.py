@@ -1,16 +1,17 @@
-"""Measure the training of heads on a frozen ViT-S with stored embeddings, relative to running the frozen part in every
-pass.
+"""Measure the training of heads on a frozen ViT-S whose embeddings are stored, relative to running the frozen ViT-S in
+every pass.
 
     python benchmarks/embedding.py [--images N] [--rounds N] [--device cuda] [--whole]
 
 The program generates one hospital's PNG files of 224 x 224 pixels, and random weights of ViT-S/16's size. The same plan
-runs in a separate process with `network.once` on and off. The reference also reads each image once and keeps it in
-memory. `in batches` is a loop that runs the frozen part over batches of 16 as often as the study does. The row `in
-batches` shows the cost if an embedding may depend on the other images of its batch. The reference runs for 1 and 4
-rounds, and its time is extrapolated to all rounds. With --whole, the reference runs all rounds.
+runs with `network.once` on and, as the reference, with it off, each in a separate process. The reference also reads
+each image once and keeps it in memory. `in batches` is a loop that runs the frozen ViT-S over batches of 16 images as
+often as the study does. The row `in batches` shows the cost if an embedding may depend on the other images of its
+batch. The reference runs for 1 and 4 rounds, and its time is extrapolated to all rounds. With --whole, the reference
+runs all rounds.
 
-Times are processor times on one thread, or wall-clock times on a GPU; memory is a process's peak above its memory after
-importing. The goal is a twentieth of the reference's time over 30 rounds.
+Times are processor times on one thread, or wall-clock times on a GPU. Memory is a process's peak memory minus its
+memory after importing. The goal is a twentieth of the reference's time over 30 rounds.
 """
 
 import argparse
@@ -72,7 +73,7 @@ def plan_of(folder: Path, rounds: int, once: bool) -> Plan:
 
 
 def measured(folder: Path, rounds: Sequence[int], once: bool, device: str) -> dict[str, Any]:
-    """Run the study in this process once for each number of rounds; returns the seconds and the memory."""
+    """Run the study once for each number of rounds in this process; returns each run's seconds, and the memory."""
     data = {"folder": str(folder / "data")}
     settings = SiteSettings.model_validate({"device": device, "data": data})
     quick = {"size": 32, "patches": 2, "patients": 8, "name": "synthetic-histology"}
@@ -93,7 +94,7 @@ def extended(seconds: Sequence[float], rounds: int) -> float:
 
 
 def in_batches(folder: Path, rounds: int, images: int, device: str) -> float:
-    """Return the seconds of the frozen part alone, in a plain loop over batches."""
+    """Return the seconds that the frozen ViT-S alone needs in a plain loop over batches."""
     body = plan_of(folder, 1, True).network.build(3, 2).body.to(device).eval()
     passes = rounds * SHARES[0] + (rounds + 1) * SHARES[1] + SHARES[2]
     batch = torch.rand(BATCH, 3, SIZE, SIZE, device=device)

@@ -2,11 +2,11 @@
 
     python benchmarks/federation.py [small|large|secure|import|all]
 
-Both sides run in NVFlare's simulator on this machine (`secure`: in one provisioned federation over mutual TLS), one
-after the other. Network (MONAI's U-Net), sites and tensors are the same, and nobody trains, so a round only costs the
-framework's work. The reference ("stock") is `FedAvgRecipe` with `ExchangeFormat.PYTORCH`, exported and started as
-`SimEnv` does. Medsilo is its canonical job with the real controller, executor and participant, of which only training
-and evaluation are left out.
+NVFlare's FedAvg and medsilo run one after the other in NVFlare's simulator on this machine (`secure`: in one
+provisioned federation over mutual TLS). Both have the same network (MONAI's U-Net), sites and tensors. No site trains,
+so a round only costs the framework's work. The reference ("stock") is `FedAvgRecipe` with `ExchangeFormat.PYTORCH`,
+exported and started as `SimEnv` does. Medsilo runs its canonical job with the real controller, executor and
+participant, without training and evaluation.
 
 A round's time runs from the end of the previous round to its own end. A round of the reference runs from its start to
 the start of the next round. The reported time is the median over all rounds except the first. Memory is the peak
@@ -226,7 +226,7 @@ def run_secure(size: Size, sites: int, folder: Path, pollings: Sequence[float | 
     consortium = Consortium(folder, dict.fromkeys(SITES[:sites], "teaching-hospital"))
     for party in (SERVER, *SITES[:sites]):
         local = consortium.kit(party) / "local"
-        # lets each site load the classes of NVFlare and of the idle site
+        # allows NVFlare's classes and the idle site's classes at each site
         for settings in local.glob("*resources.json*"):
             values = json.loads(settings.read_text())
             settings.write_text(json.dumps({key: own for key, own in values.items() if not key.startswith("class_")}))

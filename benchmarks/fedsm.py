@@ -4,14 +4,13 @@
 
 Time: a site's training in a FedSM round reads every batch once for all three networks; the reference makes three
 passes. The cases are read from files each time, like data larger than memory: PNG tiles of 1000 x 1000 pixels, and
-slices of compressed NIfTI volumes. With cases in memory there is little time to save, so the row for these cases has no
-bound.
-Bytes: a site's bytes up and down in a round, by the run's summary, relative to two models and a selector. Memory: the
-real coordinator runs a whole study with the paper's U-Net and VGG-11, and the sites send synthetic answers. The memory
-above the start is compared with the results (a global model, a selector, K personal models) and two messages of a site.
-With `server-adam`, the two moments of Adam for the selector are on the server's disk. Step: the processor time of
-aggregating the VGG-11 tensors of twelve sites in a round, relative to plain loops over dictionaries. The fastest of
-three rounds counts.
+slices of compressed NIfTI volumes. With cases in memory, one pass saves little time compared to three passes, so the
+row for these cases has no bound. Bytes: the bytes that a site sends and receives in a round, as in the run's summary,
+relative to two models and a selector. Memory: the real coordinator runs a whole study with the paper's U-Net and
+VGG-11, and the sites send synthetic answers. The server's additional memory is compared with the results (a global
+model, a selector, K personal models) and two messages of a site. With `server-adam`, the server's disk holds Adam's two
+moments for the selector. Step: the processor time of aggregating the VGG-11 tensors of twelve sites in a round,
+relative to plain loops over dictionaries. The fastest of three rounds counts.
 
 The program exits with 1 if a bound is exceeded. The program needs Linux, because it forks and reads the peak from
 /proc.
@@ -63,7 +62,7 @@ SITES = ("hospital-a", "hospital-b")
 PAPER = {"name": "unet", "features": [16, 32, 64, 128, 256], "residual_units": 2, "norm": "instance"}
 ANY_SITES = {"name": "prostate"}  # a task for any number of sites, whose data are not read here
 LESS_TIME = 0.75
-QUICKLY: list[str] = []  # not empty with --quick, when this process measures all tables
+QUICKLY: list[str] = []  # not empty if --quick is set: then this process measures all tables
 SELECTORS, LARGE, COUNTS, SYNCS = ("compact", "vgg11"), "vgg11", (3, 6, 12), ("none", "server-adam")
 KINDS = (("tiles", True), ("slices", True), ("slices", False))
 STEP_SECONDS = 2.0
@@ -135,7 +134,7 @@ def in_memory(cases: Dataset) -> Cases:
 
 
 def training_time(kind: str, from_files: bool, device: str = "cpu") -> tuple[float, float, float]:
-    """Return the seconds of three passes, of the single pass of a round, and of reading all cases once."""
+    """Return the seconds of three passes, of a round's single pass, and of reading all cases once."""
     task = {"tiles": {"name": "nuclei", "size": 128}, "slices": {"name": "synthetic-prostate", "size": 128}}[kind]
     network = {"name": "unet", "features": [16, 32, 64], "norm": "instance"}
     plan = make_plan(task, SITES, network=network, training={"batch_size": 4, "learning_rate": 0.001})
@@ -162,7 +161,7 @@ def training_time(kind: str, from_files: bool, device: str = "cpu") -> tuple[flo
 
 # ---------------------------------------------------------------------------------------------------- bytes
 def bytes_of_a_round(selector: str, sync: str) -> tuple[int, int, int]:
-    """Return a site's bytes up and down in a round, and the size of two models and a selector."""
+    """Return the bytes that a site sends and receives in a round, and the size of two models and a selector."""
     task = {"name": "synthetic-prostate", "patients": 3, "slices": 3, "size": 32}
     method = {"name": "fedsm", "selector": selector, "selector_sync": sync}
     plan = make_plan(task, SITES, algorithm=method, network=PAPER, training={"rounds": 1, "learning_rate": 1e-5})
@@ -227,7 +226,7 @@ class MadeUp:
 
 
 def server_memory(count: int, selector: str, sync: str) -> tuple[float, float, float]:
-    """Return the bytes of the study's peak, of its results and of one message."""
+    """Return the study's peak memory, the size of its results, and the size of one message, in bytes."""
     sites = [f"site{place:02}" for place in range(count)]
     small = make_plan({"name": "synthetic-activity"}, SITES, training={"rounds": 1})
     method = {"name": "fedsm", "selector": selector, "selector_sync": sync}

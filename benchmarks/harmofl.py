@@ -1,12 +1,13 @@
-"""Measure two parts of HarmoFL: AmplitudeNorm relative to numpy image by image, and the perturbed step relative to a
-plain step.
+"""Measure HarmoFL's AmplitudeNorm relative to numpy, which takes one image at a time, and its perturbed step relative
+to a plain step.
 
     python benchmarks/harmofl.py
 
-The numpy side directly implements the paper's equation: for every image and channel the transform, its absolute value,
-its angle, and the inverse transform. Both sides get float32 images and the same amplitude. The program compares the
-results of both sides before it times them, with as many threads as the machine has cores. The goals are a speed-up of 5
-for the whole spectrum and of 50 for the frozen mean, and at most 2.1 plain steps for a perturbed step.
+The numpy code directly implements the paper's equations: for every image and channel the transform, its absolute value,
+its angle, and the inverse transform. AmplitudeNorm and the numpy code get the same float32 images and the same
+amplitude. The program first compares the results of both implementations, and then times both with as many threads as
+the machine has cores. The goals are a speed-up of 5 for the whole spectrum and of 50 for the frozen mean, and at most
+2.1 plain steps for a perturbed step.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,9 @@ MOST = 2.1
 
 
 def by_image(images: np.ndarray, amplitude: np.ndarray, decay: float, frozen: bool, band: float | None) -> np.ndarray:
-    """Compute the paper's equations 2 to 4 image by image; moves `amplitude` in place if it is not frozen."""
+    """Compute the paper's equations 2 to 4 for one image after the other, and update `amplitude` in place if it is not
+    frozen.
+    """
     if not frozen:
         mean = np.mean([[np.abs(np.fft.fft2(channel)) for channel in image] for image in images], axis=0)
         amplitude *= 1 - decay

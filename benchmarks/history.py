@@ -5,8 +5,9 @@
     python -m benchmarks.history --now    # of the cheap benchmarks, now; a worse ratio is measured twice
     python -m benchmarks.history --keep   # at a release: later ratios are compared with today's
 
-Each ratio is medsilo's time, memory or bytes divided by a reference's in the same run, so it also holds on another
-machine. A smaller ratio is better. The program exits with 1 if a ratio is more than a tenth above the release's ratio.
+Each ratio is medsilo's time, memory or bytes divided by that of a reference in the same run, so ratios of different
+machines are comparable. A smaller ratio is better. The program exits with 1 if a ratio is more than a tenth above the
+release's ratio.
 """
 
 import argparse
@@ -50,8 +51,8 @@ def run_cheap(noted: Path) -> dict[str, float]:
 
 
 def run_now(released: Mapping[str, float]) -> dict[str, float]:
-    """Return today's ratios of the cheap benchmarks. The program measures a worse ratio twice, because a briefly loaded
-    machine rarely affects both measurements.
+    """Return today's ratios of the cheap benchmarks. The program measures a ratio again if it is worse, because a
+    briefly loaded machine rarely affects two measurements.
     """
     with tempfile.TemporaryDirectory() as folder:
         today = run_cheap(Path(folder) / "first")

@@ -6,11 +6,11 @@
 The study is FedAvg over a few synthetic activity windows at each site, so that the cost of a site dominates. With
 --large, a round is one step of fully connected layers with 29 million parameters, on the lines of a table. Every number
 of sites is measured in a separate process. Time is processor time in one process, and wall-clock time in the simulator,
-whose processes share the cores. Memory is the peak above the start in one process, or the peak of all processes
-together in the simulator (Linux's PSS). A ratio compares the cost per site with the cost per site of the smallest study
-of the same run.
+whose processes share the cores. In one process, memory is the peak minus the memory at the start. In the simulator,
+memory is the peak of all processes together (Linux's PSS). A ratio is the cost per site divided by the cost per site in
+the smallest study of the same run.
 
-The option --kills ends this number of sites for good, at random times, during a study in the simulator. The other sites
+The option --kills N kills the processes of N sites at random times during a study in the simulator. All other sites
 must finish the study, and every round must name the missing sites.
 """
 
@@ -78,7 +78,7 @@ LINES = 20  # lines of a table at each site, for large networks
 
 
 def plan_of(sites: int, rounds: int, large: bool = False, lost: int = 0) -> Plan:
-    """Return the plan of a study with this number of sites, which continues after `kills` of them have stopped."""
+    """Return the plan of a study with this number of sites; the study continues after `lost` sites have stopped."""
     steps = {"local_steps": 1} if large else {}
     losing = {"when_missing": "continue", "minimum": sites - lost, "timeout": SILENCE} if lost else {"timeout": 3600}
     return parse_plan(
@@ -136,12 +136,12 @@ class Ended:
 
     @classmethod
     def drawn(cls, plan: Plan, kills: int) -> "Ended":
-        """Draw sites and rounds; equal numbers give equal draws."""
+        """Draw the sites to kill and their last rounds; equal arguments give equal draws."""
         dice = random.Random(0)
         return cls({site: dice.randint(1, plan.rounds - 2) for site in dice.sample(plan.participation.everyone, kills)})
 
     def after(self, line: Round) -> None:
-        """Kill the sites whose last round this was, and check that the round names exactly the sites killed earlier."""
+        """Kill the sites whose last round has ended, and check that it names exactly the sites killed earlier."""
         gone = {site for site, last in self.last.items() if last < line.round - 1}
         may_be = {site for site, last in self.last.items() if last < line.round}
         missing = set(line.asked) - set(line.answered)

@@ -3,13 +3,14 @@
     python benchmarks/mixing.py
 
 The loops keep every site's dictionary and iterate over sites and names, in the most direct way. Every measurement runs
-in a separate process; the times are medians. The program needs Linux, because it forks and reads the peak from /proc.
+in a separate process, and each time is a median. The program needs Linux, because it forks and reads the peak from
+/proc.
 
 Time: from the first contribution to the last site's result. The contributions exist beforehand and arrive in sorted
 order. "reverse": the contributions arrive in reverse order, so that all except the last must wait. "on the disk":
 waiting contributions are on the disk, as when they exceed the memory limit. "in files": all contributions arrive in
-files, as over NVFlare. Memory: the peak above the start, with contributions created one at a time and passed on, while
-all results are kept.
+files, as over NVFlare. Memory: the peak minus the memory at the start; contributions are created one at a time, and all
+results are kept.
 """
 
 import json
@@ -94,7 +95,7 @@ def loop_identity(models: Iterable[Model], count: int) -> list[Any]:
 
 
 def loop_modules(models: Iterable[Model], count: int) -> list[Any]:
-    """Mix networks with the same double loop, which looks up each number in `state_dict()` when it is used."""
+    """Mix networks with the same double loop, which looks up each tensor in `state_dict()` when it needs the tensor."""
     networks = [network(model) for model in models]
     results = []
     for row in matrix(count).tolist():

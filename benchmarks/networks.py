@@ -1,10 +1,10 @@
-"""Compare the network that `medsilo init` chooses for volumes with nnU-Net in 3-D and Auto3DSeg, at equal work.
+"""Compare the network that `medsilo init` chooses for volumes with nnU-Net in 3-D and with Auto3DSeg, after equal work.
 
     python -m benchmarks.networks [--data DIR] [--seeds N] [--share S] [--only NAME] [--steps]
 
-Two data sets lie in one place: real hippocampus (two structures) and synthetic heads of five scanners
-(benchmarks/brains.py). All sides train on the same cases, and are scored on the same whole test cases in the images'
-original grids:
+Each of two data sets is at a single site: real hippocampus volumes (two structures) and synthetic heads from five
+scanners (benchmarks/brains.py). All three networks train on the same cases, and are scored on the same whole test cases
+in the images' original grids:
 
 - medsilo: the plan that `medsilo init` writes for the folder, run by medsilo's engine, with the model of the last
   round.
@@ -14,9 +14,9 @@ original grids:
   supervision, AdamW with warm-up and cosine, crops by class, affine, noise, smoothing and flips.
 
 Equal work means equal floating-point operations of all training steps, as torch counts them: the operations of
-medsilo's 40 rounds. With --steps, all sides make the same number of steps with two patches, whatever the steps cost. To
-fit a CPU, the first stage of the other two networks has 8 features instead of 32, and their batch is two. No side's
-settings were tuned.
+medsilo's 40 rounds. With --steps, all three networks make the same number of steps with two patches, whatever the steps
+cost. To fit a CPU, the first stage of the other two networks has 8 features instead of 32, and their batch is two. The
+settings of no network were tuned.
 """
 
 import argparse
@@ -80,7 +80,7 @@ class Size:
     """The amount of work."""
 
     seeds: int = 3
-    share: float = 1.0  # share of the default's rounds
+    share: float = 1.0  # fraction of the default number of rounds
     volumes: int = 260  # number of hippocampus volumes
     heads: int = 12  # number of heads of each scanner
     width: float = 108.0  # width of a head, in millimetres
@@ -92,7 +92,7 @@ Dice = Mapping[str, float]  # Dice of each case
 
 @dataclass(frozen=True)
 class Set:
-    """Cases in one place."""
+    """A data set at a single site."""
 
     folder: Path  # folder with SITE/images and SITE/labels
     question: SegmentationQuestion
@@ -243,14 +243,14 @@ def overlap(found: torch.Tensor, truth: torch.Tensor) -> float:
 # ---------------------------------------------------------------------------------------------------- all three
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one seed on one set: each side's steps and Dice."""
+    """The result of one seed on one data set: the steps and the Dice of each network."""
 
     steps: Mapping[str, int]
     dice: Mapping[str, Dice]
 
 
 def compared(own: Set, plan: Plan, seed: int, share: float, by_steps: bool, place: Path) -> Outcome:
-    """Train and score all three sides."""
+    """Train and score all three networks."""
     plan = plan.with_changes([f"seed={seed}", f"model_selection.validate_every={EPOCHS}"])
     side = Ours(plan, own.folder, place / "study")
     trained, tested = side.cases("train"), side.cases("test")
@@ -281,9 +281,7 @@ def compared(own: Set, plan: Plan, seed: int, share: float, by_steps: bool, plac
 
 
 def difference(found: Sequence[Outcome], other: str) -> tuple[float, float, float]:
-    """Return the difference between medsilo's and another side's mean Dice in points, with its 95 % interval over
-    patients (t).
-    """
+    """Return medsilo's mean Dice minus another network's in points, with its 95 % t interval over patients."""
     own: dict[str, list[float]] = {}
     for one in found:
         for case, dice in one.dice["medsilo"].items():
@@ -294,7 +292,7 @@ def difference(found: Sequence[Outcome], other: str) -> tuple[float, float, floa
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if medsilo's default is at most one point behind each other side."""
+    """Return 0 if medsilo's default network is at most one point behind each other network."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     parser.add_argument("--seeds", type=int, default=SIZE.seeds)

@@ -2,12 +2,12 @@
 
     python -m benchmarks.nnunet [--seeds N] [--epochs N] [--steps N] [--device cuda --features 32 --workers 8]
 
-The program generates volumes of five hospitals (benchmarks/brains.py) in one place. Both sides have the same plans, the
-same cases, the same first weights for a seed, and as many epochs and steps. Medsilo's side is a study of one site, run
-by medsilo's engine. The other side is nnUNetTrainer as `nnUNetv2_train` creates it, on the files of nnU-Net's
-preprocessor, with augmentation in a separate process. Neither side validates in an epoch. The epochs of both sides
-alternate; times are processor times on one thread, or wall-clock times with a GPU. The same code then scores both
-networks on test cases; on a CPU, nnU-Net's predictor and metrics must give the same scores.
+The program generates the volumes of five hospitals (benchmarks/brains.py) in one folder. Both use the same plans, the
+same cases, the same first weights for a seed, and as many epochs and steps. For medsilo's task, medsilo's engine runs a
+study of one site. The trainer of nnU-Net is nnUNetTrainer as `nnUNetv2_train` creates it. This trainer reads the files
+of nnU-Net's preprocessor, and augments in a separate process. Neither medsilo nor nnU-Net validates in an epoch. The
+epochs of medsilo and nnU-Net alternate. Times are processor times on one thread, or wall-clock times with a GPU. The
+same code then scores both networks on test cases; on a CPU, nnU-Net's predictor and metrics must give the same scores.
 The goal is a ratio of at most 1.05.
 """
 
@@ -61,7 +61,7 @@ class Size:
     steps: int = 12
     features: int = 8  # features of the network's finest stage
     device: str = "cpu"
-    workers: int = 0  # processes that create patches, on either side
+    workers: int = 0  # number of processes that create patches, the same for medsilo and nnU-Net
 
 
 SIZE, SEEDS = Size(), 3
@@ -83,7 +83,7 @@ class Outcome:
 
 
 def write_data(folder: Path, size: Size) -> dict[str, Any]:
-    """Write all hospitals' volumes into one place, and return the plans for them."""
+    """Write all hospitals' volumes into one folder, and return nnU-Net's plans for these volumes."""
     write_hospitals(folder / "hospitals", HOSPITALS, size.cases, size.width)
     plans = narrow(plans_of(folder / "hospitals", HOSPITALS), size.features)
     plans["configurations"]["2d"]["batch_size"] = size.batch
@@ -130,7 +130,7 @@ class Ours:
         self.groups = dict(self.site.answer(asked.parcel(self.groups)).groups)
 
     def cases(self, part: str) -> list[str]:
-        """Return the names of the cases in a part."""
+        """Return the names of the cases in a part (training, validation or test)."""
         return list(patients_of(getattr(self.site.participant.data, part)))
 
     def dice(self, model: nn.Module) -> float:
@@ -260,7 +260,7 @@ def seconds(work: Callable[[], object], device: str) -> float:
 
 
 def compared(folder: Path, plans: dict[str, Any], size: Size, seed: int, asks: bool) -> Outcome:
-    """Train both sides with one seed; `asks` is True if nnU-Net also scores its network."""
+    """Train with medsilo and with nnU-Net from one seed; `asks` is True if nnU-Net also scores its network."""
     plan = study(plans, size, seed)
     ours = Ours(plan, folder, folder / f"study-{seed}", size.device, size.workers)
     first = plan.build_networks()["model"].network.state_dict()

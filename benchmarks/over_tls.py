@@ -2,10 +2,9 @@
 
     python -m benchmarks.over_tls [--sites 2,4,8] [--features 32,64,128,256,512,512,224] [--rounds 3]
 
-Provisioned kits and real processes run on this machine; the sites do not train (federation_parts/idle_site.py), so all
-answers are sent at once. Memory is the greatest resident size of the server's process for the job (VmHWM).
-The ratios are memory relative to the models of all sites, and sent bytes relative to these models once in each
-direction.
+Real processes run from provisioned kits on this machine. The sites do not train (federation_parts/idle_site.py), so all
+answers are sent at once. Memory is the greatest resident size of the server's process for the job (VmHWM). One ratio is
+memory divided by the size of all sites' models; the other is sent bytes divided by this size in each direction.
 """
 
 import argparse
@@ -37,7 +36,7 @@ class Cost:
     parameters: int
     server_mb: float
     round_seconds: float  # the median without the first round
-    sent_mb: float  # in a round after the first, by all sites, in both directions
+    sent_mb: float  # bytes that all sites send and receive in a round after the first
 
     @property
     def row(self) -> str:

@@ -7,11 +7,11 @@ The reference is NVFlare's `FedAvgRecipe` with the same script, network, sites a
 with PyTorch tensors. The script does not train, so a round only costs the recipe and the client API. federation.py
 describes the measurement.
 
-A single run of either side can take half as long again. With --times, both sides run this number of times in turn, and
-the figures are medians.
+A single run of medsilo or NVFlare can take half as long again as another run. With --times N, medsilo and NVFlare run N
+times each, in turn, and all figures are medians.
 
-With --airlock, the reference is medsilo's recipe with the same script outside, and the other side runs the script in an
-airlock. With --airlock, memory is measured in a site's main process, in which no script runs.
+With --airlock, medsilo's recipe runs the script in an airlock, and the reference is the same recipe without an airlock.
+With --airlock, memory is measured in a site's main process, in which no script runs.
 
 With --start, the benchmark measures the seconds until a script's first line, in an airlock and outside in turn.
 The first airlock of a process also tests the machine and looks for Python's folders. The bound is on the
@@ -55,9 +55,9 @@ from medsilo.site.airlock_settings import RoomSettings
 SITES = "3,6"
 SIZES = {"small": SMALL, "large": LARGE}
 IN_ROOM = 1.05  # most time relative to the same script outside the airlock
-MOST_TIME, MOST_MEMORY = 1.0, 1.0  # .9 is a median of several runs, which scatter by a tenth
+MOST_TIME, MOST_MEMORY = 1.0, 1.0  # 0.9 is the median of several runs, which differ by a tenth
 START_MOST = 0.3  # most seconds by which an airlock delays a script's first line
-STARTS = 15  # number of starts of each side
+STARTS = 15  # number of starts in an airlock, and of starts outside
 NAME = "own-script"
 
 
@@ -113,7 +113,7 @@ def _both(size: Size, sites: int) -> list[tuple[Any, Any]]:
 
 
 def start_in_room(folder: Path, first: bool) -> float:
-    """Return the seconds until the first line of a script in a room. first: whether it is the process's first room."""
+    """Return the seconds until the first line of a script in a room; `first` makes the room the process's first."""
     started = time.monotonic()
     if first:
         ability.cache_clear()
@@ -131,7 +131,7 @@ def start_in_room(folder: Path, first: bool) -> float:
 
 
 def start_outside(folder: Path) -> float:
-    """Return the seconds until the first line of the same script in the same Python."""
+    """Return the seconds until the first line of the same script without a room, in the same Python."""
     started = time.monotonic()
     python = str(Path(sys.executable).with_name("python3"))
     environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
@@ -140,7 +140,9 @@ def start_outside(folder: Path) -> float:
 
 
 def compare_starts() -> bool:
-    """Print the time until a script's first line in an airlock and outside; False if an airlock delays it too much."""
+    """Print the time until a script's first line in an airlock and outside, and return False if the airlock's delay is
+    too long.
+    """
     holds = True
     print(f"{'':<32} {'outside s':>12} {'room s':>12} {'later by':>9}    (median, slowest)")
     for imported, first in (("time", True), ("time", False), ("torch, time", True)):

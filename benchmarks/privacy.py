@@ -1,5 +1,5 @@
-"""Measure the seconds and memory of a private training step relative to a plain step, with the same network, batch and
-optimizer.
+"""Measure the seconds and memory of a differentially private training step, relative to a plain step with the same
+network, batch and optimizer.
 
     python benchmarks/privacy.py
 
@@ -35,7 +35,7 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {  # netw
 
 
 def lessons(model: nn.Module, cases: int) -> dict[str, TrainStep]:
-    """Return the private and the plain way to learn from a batch of this number of cases."""
+    """Return a private and a plain training step, each with batches of this number of cases."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     secret = NoiseSource()
     sample = PoissonSample([str(case // 2) for case in range(cases)], cases, cases, secret)
@@ -48,7 +48,7 @@ def lessons(model: nn.Module, cases: int) -> dict[str, TrainStep]:
 
 
 def batch(model: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of a shape."""
+    """Return random inputs of this shape, and random targets of the model's output shape."""
     inputs = torch.rand(shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         outputs = model(inputs[:1])
@@ -68,7 +68,7 @@ def compare(name: str) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def peak(work: Callable[[], object]) -> float:
-    """Return the MiB that a repeated piece of work adds to the process's memory."""
+    """Return the MiB by which a repeated function increases the process's memory."""
     work()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # return freed memory to the system, because reused memory would not be counted

@@ -9,9 +9,9 @@ of several rounds. The columns are:
 - `server`: the time from all uploads to the answer, including the removal of the masks
 - `read`: the time of one site from the answer to the tensors
 
-LOM is the sum of pairwise masks that Fed-BioMed computes, with its own range and clipping, here with medsilo's random
-streams, without dropout and self-masks. CKKS is computed by NVFlare's filters and aggregator (app_opt/he), with the
-parameters of NVFlare's kits; it is measured if TenSEAL is installed (the extra `ckks`).
+LOM adds the same pairwise masks as Fed-BioMed, with Fed-BioMed's range and clipping and with medsilo's random streams.
+LOM has no self-masks and allows no dropout. NVFlare's filters and aggregator (app_opt/he) compute CKKS with the
+parameters of NVFlare's kits. The program measures CKKS if TenSEAL is installed (the extra `ckks`).
 """
 
 import argparse
@@ -56,7 +56,7 @@ class Cost:
         return self.seal + self.server + self.read
 
     def fastest(self, other: "Cost") -> "Cost":
-        """Return the smaller value of each figure."""
+        """Return, for each field, the smaller of the two costs."""
         return Cost(*(min(getattr(self, each.name), getattr(other, each.name)) for each in fields(Cost)))
 
 
@@ -114,7 +114,7 @@ def meeting(terms: Terms) -> dict[str, Member]:
 
 
 def pairwise(given: list[Model], gone: int = 0) -> Cost:
-    """gone: sites that drop out after the start of the round."""
+    """Run a round of secure aggregation in which `gone` sites drop out after its start."""
     count = len(given)
     terms = Terms("benchmark", "plan", names(count), count // 2 + 1)
     members = meeting(terms)
@@ -261,7 +261,7 @@ WAYS: dict[str, Callable[[list[Model]], Cost]] = {
     "LOM": lom,
     "CKKS": ckks,
 }
-SLOW = {"CKKS": 6}  # most sites for a slow way
+SLOW = {"CKKS": 6}  # most sites with which a slow method is measured
 # Bounds at this number of sites: bytes relative to plain messages; the seconds; the server's seconds relative to plain
 # aggregation
 JUDGED, MOST_BYTES, MOST_SECONDS, MOST_SERVER = 6, 2.0, 0.2, 1.5
@@ -278,7 +278,7 @@ def measure(way: str, given: list[Model], repeats: int) -> Cost:
 
 
 def keeps_bounds(cost: Cost, base: Cost) -> bool:
-    """True if secure aggregation stays within its bounds."""
+    """Return True if a cost of secure aggregation stays within the bounds."""
     short = cost.whole <= MOST_SECONDS and cost.server <= MOST_SERVER * base.server
     return short and round(cost.sent / base.sent, 3) <= MOST_BYTES
 
@@ -292,7 +292,7 @@ def has_tenseal() -> bool:
 
 
 def rows(counts: Iterable[int], size: int, repeats: int) -> Iterable[tuple[str, int, Cost]]:
-    """Yield the cost of each way, plain aggregation first."""
+    """Yield the cost of each method, first of plain aggregation."""
     for count in counts:
         given = models(count, size)
         for way in WAYS:

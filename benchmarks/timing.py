@@ -1,5 +1,5 @@
-"""Compare the time of two pieces of work by the fastest of several repetitions, because other processes can only slow
-them.
+"""Compare the times of two functions by the fastest of several repetitions, because other processes can only slow a
+repetition down.
 """
 
 import json
@@ -38,7 +38,7 @@ def fastest_in_turn(first: Work, second: Work, repeats: int) -> tuple[float, flo
 def run(main: Callable[[], int | None], names: dict[str, Any], **quick: Any) -> NoReturn:
     """Run the command of a benchmark.
 
-    With --quick, the variables `names` get smaller values, so the figures mean little and bounds are not checked.
+    With --quick, the variables `names` get smaller values, so the figures mean little and the program checks no bounds.
     """
     asked = QUICK in sys.argv[1:]
     if asked:

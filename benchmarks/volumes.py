@@ -1,15 +1,15 @@
-"""Compare 3-D training and evaluation by medsilo with a plain MONAI loop for the same work, in one run.
+"""Compare medsilo's 3-D training and evaluation with a plain MONAI loop that does the same work in the same run.
 
     python benchmarks/volumes.py [--repeats N]
 
-The program generates three hospitals' volumes with different spacings and writes them as NIfTI files. Both sides read
-the same files and keep them in memory. Both sides draw patches of 64 x 64 x 32, half of them with a structure, flip
-them, change their intensities and add noise. Both sides train the same U-Net with the same loss, optimizer and batch
-size, and score whole volumes with overlapping windows. The MONAI side follows MONAI's tutorials: CacheDataset,
-DataLoader, RandCropByPosNegLabeld with cached indices, sliding_window_inference, DiceMetric.
+The program generates three hospitals' volumes with different spacings and writes them as NIfTI files. Medsilo and the
+MONAI loop read the same files and keep the volumes in memory. Both draw patches of 64 x 64 x 32, half of which contain
+a structure, flip the patches, change their intensities and add noise. Both train the same U-Net with the same loss,
+optimizer and batch size, and score whole volumes with overlapping windows. The MONAI loop follows MONAI's tutorials:
+CacheDataset, DataLoader, RandCropByPosNegLabeld with cached indices, sliding_window_inference, DiceMetric.
 
 A round is a hospital's work for one answer: load the received model, score it, train an epoch, save the state and copy
-the tensors. The MONAI side only scores and trains in a round.
+the tensors. In a round, the MONAI loop only scores and trains.
 
 Times are processor times on one thread: medians of alternating repetitions. The goal of each ratio is at most 1.05.
 """
@@ -103,7 +103,7 @@ def plan_of(size: Size) -> Plan:
 
 
 def study_of(task: dict[str, Any], batch: int) -> Plan:
-    """Return the plan of a study with a task, whose sites are measured."""
+    """Return the plan of a study with this task; the sites of the study are measured."""
     training = {"batch_size": batch, "optimizer": "adam", "learning_rate": 0.001, "rounds": 1000}
     sites = {"sites": list(SPACINGS)}
     return parse_plan({"algorithm": {"name": "fedavg"}, "task": task, "participation": sites, "training": training})
@@ -224,7 +224,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def hospitals(folder: Path, size: Size, device: str = "cpu") -> list[tuple[Works, Works]]:
-    """Return every hospital's work by medsilo and by MONAI, on the same patients."""
+    """Return the work of medsilo and of the MONAI loop at every hospital, on the same patients."""
     plan, pairs = plan_of(size), []
     for seed, (site, spacing) in enumerate(SPACINGS.items()):
         write_hospital(folder / site, seed, spacing, size)
@@ -235,7 +235,9 @@ def hospitals(folder: Path, size: Size, device: str = "cpu") -> list[tuple[Works
 
 
 def times(pairs: Sequence[tuple[Works, Works]], name: str, repeats: int) -> list[list[float]]:
-    """Return the seconds of one kind of work at all hospitals, by medsilo and by MONAI, for every repetition."""
+    """For every repetition, return the seconds of one kind of work at all hospitals, once for medsilo and once for the
+    MONAI loop.
+    """
     return [[sum(seconds(pair[side][name]) for pair in pairs) for side in (0, 1)] for _ in range(repeats + 1)][1:]
 
 

@@ -28,7 +28,7 @@ from results.pages import ENSEMBLE, PAGES
 
 FOLDER = result_files.FOLDER
 ALL, NONE = "all", "none"
-LEAST_SEEDS = 3  # With fewer seeds, a file would be less certain than the file that it replaces.
+LEAST_SEEDS = 3  # A new file with fewer seeds would have less certain results than the stored file.
 
 
 def main(arguments: list[str] | None = None) -> int:

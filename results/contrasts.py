@@ -2,8 +2,8 @@
 
     python -m results.contrasts [--write]
 
-The program prints results/contrasts.csv, which --write also writes. The program does not train. Undeclared contrasts
-have no interval, and no page shows them.
+The program prints the content of results/contrasts.csv; with --write, the program also writes the file. The program
+does not train. Undeclared contrasts have no interval, and no page shows them.
 """
 
 import time
@@ -36,7 +36,7 @@ class Declaration:
     """The declared contrasts."""
 
     date: str
-    methods: tuple[str, ...]  # candidates, of which validation cases choose one
+    methods: tuple[str, ...]  # methods of which the contrasts use the one with the highest validation score
     groups: Mapping[str, tuple[Pair, ...]]
     sets: Mapping[str, Mapping[str, Any]]  # by file name of the scores: the set's title and differences
 
@@ -90,7 +90,9 @@ class Answers:
 
 
 def answer(name: str) -> Answers:
-    """Compute a set's contrasts; raises an error if the two sides of a contrast differ in more than the method."""
+    """Compute a set's contrasts; raises an error if the two configurations of a contrast differ in more than the
+    method.
+    """
     own, declared = Kept.read(kept.FOLDER / f"{name}.csv"), declaration()
     known = {one: own.validation[one] for one in declared.methods if one in own.validation}
     is_asked = any(one == CHOSEN for one, _ in declared.pairs(name))
@@ -124,7 +126,7 @@ def unanswered() -> list[str]:
 
 
 def tables() -> Iterator[Table]:
-    """Yield the scores of each set, and its contrasts."""
+    """Yield each data set's scores and contrasts."""
     for one in answers():
         seeds, patients = str(len(one.kept.seeds)), {MEAN: one.patients}
         told = [(name, f"{100 * one.mean(name):.1f} ± {_spread(one, name):.1f}") for name in one.kept.scores]
@@ -150,7 +152,9 @@ def difference_of(found: PairedDifference) -> str:
 
 
 def unseen_of(found: PairedDifference) -> str:
-    """Return the interval that allows for a kind of patient that the test set lacks and the model fails on."""
+    """Return the confidence interval that allows for patients on whom the model fails and of whose kind the test set
+    has none.
+    """
     return f"{100 * found.unseen[0]:+.1f} to {100 * found.unseen[1]:+.1f}" if found.unseen else ""
 
 

@@ -29,7 +29,7 @@ CHANNELS = [start + axis for start in (3, 20, 37) for axis in (1, 2, 3, 7, 8, 9,
 # The activities are lying, sitting, standing, walking, cycling, Nordic walking, descending stairs, vacuuming, ironing
 # and rope jumping.
 ACTIVITIES = (1, 2, 3, 4, 6, 7, 13, 16, 17, 24)
-# both numbers follow from the released network, and from the number of test windows in the paper
+# both values are calculated from the released network and from the number of test windows in the paper
 STEPS, STRIDE = 200, 100
 CLIENTS, ALPHA, FEWEST = 20, 0.1, 40
 REFUGE, RIGA = (255, 128, 0), (0, 255, 128)  # the grey levels of the background, the disc's rim and the cup
@@ -37,8 +37,12 @@ Pair = tuple[str, Path, np.ndarray]  # the source, an image, and a mask with 1 i
 
 
 def write_cases(folder: Path, rows: Iterable[dict[str, str]], by_patient: bool) -> None:
-    """Write cases.csv. by_patient: write the patient or group whose images must stay in one part; otherwise each image
-    is its own group.
+    """Write cases.csv.
+
+    Args:
+        folder: The folder of the file.
+        rows: The lines of the file.
+        by_patient: True writes the group whose images must stay in one part; False makes each image a group.
     """
     alone = [{**row, "patient": row["image"]} for row in rows] if not by_patient else []
     found = [{name: row[name] for name in row if name != "part"} for row in alone] or [*rows]
@@ -79,8 +83,8 @@ def covid_xray(folder: Path, by_patient: bool = False) -> None:
 
 
 def organmnist(folder: Path, by_patient: bool = False) -> None:
-    """Write MedMNIST's files into a folder for each set. MedMNIST's parts share no CT, and therefore are the split by
-    patient.
+    """Write MedMNIST's files into a folder for each set. No CT is in two of MedMNIST's parts, so these parts are also
+    the split by patient.
     """
     for source in sorted(folder.glob("organ?mnist*.npz")):
         place, rows = folder / source.stem, []
@@ -135,19 +139,19 @@ def fundus(folder: Path, by_patient: bool = False) -> None:
 
 
 def grey(path: Path) -> np.ndarray:
-    """Return the first channel of a mask, or the numbers of its palette, as [H, W]."""
+    """Return a mask's first channel, or the palette indices of a mask with a palette, as [H, W]."""
     values = np.asarray(Image.open(path))
     return values[..., 0] if values.ndim == 3 else values
 
 
 def in_labels(mask: np.ndarray, greys: tuple[int, int, int]) -> np.ndarray:
-    """Return 1 in the rim and 2 in the cup of a mask with these grey levels."""
+    """Return a mask with 1 in the disc's rim and 2 in its cup, from a mask whose grey levels are `greys`."""
     assert set(np.unique(mask)) <= set(greys), "a mask has other greys; save it without smoothing or compression"
     return np.select([mask == greys[2], mask == greys[1]], [2, 1], 0).astype(np.uint8)
 
 
 def drishti(folder: Path) -> Iterator[Pair]:
-    """Yield the images of Drishti-GS1, with the experts' agreement on disc and cup from 0 to 255."""
+    """Yield the images of Drishti-GS1 with the disc and the cup that more than half of the experts marked."""
     for disc in sorted(folder.glob("**/SoftMap/*_ODsegSoftmap.png")):
         name = disc.name.removesuffix("_ODsegSoftmap.png")
         [picture] = disc.parents[3].glob(f"Images/**/{name}.png")

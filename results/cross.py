@@ -33,7 +33,7 @@ TOLERANCE = 1e-6  # largest difference between a site's score in the summary and
 
 
 def finished_run(run_folder: Path) -> Summary:
-    """Return the summary of a finished run; raises an error if the run did not finish."""
+    """Return a run's summary; raises an error if the run has not finished."""
     name = run_folder.resolve().name
     if not (run_folder / paths.PLAN).is_file():
         raise MedsiloError(f"{name} is no run's folder; give one under runs/", str(run_folder))
@@ -50,7 +50,7 @@ class Judge(Participant):
 
     @classmethod
     def of(cls, place: SiteContext) -> Self:
-        """Return the judge of a site's own data."""
+        """Return a site that scores models on the test data of `place`."""
         return cls(place, parts_of(place))
 
     def model_with(self, tensors: Tensors) -> nn.Module:
@@ -77,7 +77,9 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, S
     """Return the score of every site's best model on every site's test data, {site of the model: {site of the data:
     score}}.
 
-    settings: the places of the data, by default from the settings of the run.
+    Args:
+        run_folder: The folder of the run.
+        settings: All sites' settings with the folders of their data; by default, the settings of the run.
     """
     summary = finished_run(run_folder)
     plan, sites = load_plan(run_folder / paths.PLAN), summary.agreed.sites
@@ -91,7 +93,7 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, S
     settings = settings or run_settings(run_folder)
     settings.check_sites(plan.participation.everyone)
     scores: dict[str, Scores] = {site: {} for site in sites}
-    for site in sites:  # one site's data at a time
+    for site in sites:  # memory holds the data of one site at a time
         at = Judge.of(SiteContext(plan, site, sites, settings.of(site), paths.site_folder(run_folder, site)))
         for owner in sites:
             tensors, _ = load_tensors(_model_of(run_folder, owner))
@@ -117,7 +119,9 @@ def same_as_before(site: str, score: float | None, summary: Summary) -> None:
 def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None) -> tuple[Scores, dict[str, Scores]]:
     """Return the test scores of the ensemble of these runs' models, and of each run's model, {run: {site: score}}.
 
-    settings: the places of the data, by default from the settings of the first run.
+    Args:
+        run_folders: The folders of the runs.
+        settings: All sites' settings with the folders of their data; by default, the settings of the first run.
     """
     if len(runs) < 2:
         raise MedsiloError("one model alone is no committee; give the folders of two runs or more")
@@ -132,8 +136,8 @@ def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None)
     settings.check_sites(plan.participation.everyone)
     together: Scores = {}
     alone: dict[str, Scores] = {run.name: {} for run in runs}
-    for site in sites:  # one site's data at a time
-        sources = [Source.open(paths.site_folder(run, site)) for run in runs]  # the models as the hospital stores them
+    for site in sites:  # memory holds the data of one site at a time
+        sources = [Source.open(paths.site_folder(run, site)) for run in runs]  # models of the hospital's own folders
         committee = Source.together(sources)
         at = Judge.of(SiteContext(plan, site, sites, settings.of(site), paths.site_folder(runs[0], site)))
         for run, source in zip(runs, sources, strict=True):

@@ -32,7 +32,7 @@ def results_of(cells: Sequence[Cell], row: Row) -> dict[int, CellResult]:
 
 
 def over_folds(results: Sequence[CellResult]) -> CellResult:
-    """Return the results of a seed's folds as one: the means of scores, and the sum of times."""
+    """Combine the results of a seed's folds into one result: the means of scores, and the sum of times."""
     if len(results) == 1:
         return results[0]
     curves = zip(*(result.validation for result in results), strict=False)

@@ -2,11 +2,11 @@
 
     python -m results.flamby_better --data DATA [--cells DIR] [--draws N]
 
-For each set, every candidate trains on three quarters of each hospital's training cases and is scored on the rest. The
-trial is repeated N times with new draws (without a region that has two deaths). The candidate with the best mean then
-trains on all training cases with FLamby's five seeds. The chosen candidate is tested once, next to the best published
-row, which runs again here. A third row follows FLamby's code for Cyclic: each hospital trains a copy of the model, and
-the first hospital's copy is tested.
+For each data set, every candidate trains on three quarters of each hospital's training cases and is scored on the other
+quarter. The trial is repeated N times with new draws; a region with only two deaths takes no part. The candidate with
+the best mean then trains on all training cases with FLamby's five seeds. The program tests the chosen candidate once,
+and also trains and tests the best published row again. A third row follows FLamby's code for Cyclic: each hospital
+trains a copy of the model, and the first hospital's copy is tested.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from tests.patients import write_hearts
 
 SEEDS = (42, 43, 44, 45, 46)
 RAREST = 3  # fewest cases of each outcome with which a hospital takes part in comparisons
-HELD = 0.25  # held-out share of each hospital's training cases, for comparing candidates
+HELD = 0.25  # fraction of each hospital's training cases that is held out for comparing candidates
 BEST = {"heart_uci": "cyclic", "tcga_brca": "fedadam"}  # best of the published federated rows
 
 
@@ -77,7 +77,7 @@ def candidates(benchmark: Benchmark) -> Iterator[Candidate]:
 
 
 def held_out(lines: Lines, seed: int) -> Lines:
-    """Return only the training cases, with a quarter of each hospital's cases in the place of its test cases.
+    """Return only the training cases; a quarter of each hospital's training cases serves as its test cases.
 
     A hospital with very few cases of one outcome is left out, because its held-out cases could not be scored.
     """
@@ -94,8 +94,8 @@ def held_out(lines: Lines, seed: int) -> Lines:
 
 
 def first_alone(work: Work, seed: int) -> float:
-    """Return the score of the first hospital's model after its share of a cyclic study's rounds, without other
-    hospitals.
+    """Return the score of the first hospital's single-site model after as many rounds as this hospital trains in a
+    cyclic study.
     """
     own, first = work.benchmark, work.sites[0]
     turns = math.ceil(own.rounds / len(work.sites))
@@ -104,7 +104,7 @@ def first_alone(work: Work, seed: int) -> float:
 
 
 def _scaled(columns: Sequence[str], lines: Lines) -> Iterator[dict[str, Any]]:
-    """Yield each column with the mean and deviation over all training cases, computed from sums of the hospitals."""
+    """Yield each column with its mean and standard deviation over the training cases of all hospitals."""
     trained = [line for own in lines.values() for line in own if line["part"] == "train"]
     for name in columns:
         values = [float(line[name]) for line in trained]
@@ -141,7 +141,7 @@ def chosen(trials: Sequence[Trials], among: Sequence[Candidate]) -> tuple[Candid
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean difference of two lists of the same seeds."""
+    """Return the 95 % confidence interval of the mean difference between two lists of scores of the same seeds."""
     differences = [one - other for one, other in zip(ours, theirs, strict=True)]
     reach = stats.t.ppf(0.975, len(differences) - 1) * stdev(differences) / len(differences) ** 0.5
     return fmean(differences) - reach, fmean(differences) + reach
@@ -155,7 +155,7 @@ def report(
     among: Sequence[Candidate] = (),
     seeds: Sequence[int] = SEEDS,
 ) -> None:
-    """Choose a candidate for one set, test it and print the result. among: by default all candidates"""
+    """Choose a candidate for one data set, test it and print the result."""
     lines = benchmark.read(data / benchmark.folder)
     with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         trials = [Trials(benchmark, held_out(lines, n), Path(place), f"draw {n}", cells) for n in range(draws)]

@@ -1,4 +1,5 @@
-"""Measure the regret of the chosen gamma for two choices: the middle of the plateau of best scores, and its edges.
+"""Measure the regret of gamma for different rules that choose it: the middle of the plateau of best scores, and its
+edges.
 
     python -m results.gamma
 
@@ -27,7 +28,7 @@ Images = tuple[np.ndarray, np.ndarray, np.ndarray]  # confidence; the chosen exp
 
 
 def drawn(random: np.random.Generator, images: int, gain: float, sharp: float, darker: float) -> Images:
-    """Draw images. sharp: the mean ability of the study's selector to distinguish hospitals."""
+    """Draw the images of a study whose selector distinguishes hospitals with the mean ability `sharp`."""
     margin = sharp * (1 - darker) * random.gamma(3.0, 1.0, images) + (1 + darker) * random.normal(0, 0.8, images)
     confidence = 1 / (1 + (HOSPITALS - 1) * np.exp(-np.abs(margin)))
     common = GLOBAL + random.normal(0, SPREAD, images)

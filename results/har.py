@@ -1,5 +1,5 @@
-"""Read the recorded activity of 20 people (UCI HAR) in the right order of steps, and with an induced shift of
-sensors.
+"""Read the recorded activity of 20 people (UCI HAR), put its steps in the right order, and shift the sensors on
+request.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ SITE_FILES = "subject_*.npz"
 
 
 def in_order(windows: np.ndarray) -> np.ndarray:
-    """Return windows [n, sensors, steps] from either order of storage.
+    """Return windows [n, sensors, steps] from values that are stored in either order.
 
     The available copy stores the numbers of [n, steps, sensors] under the shape [n, sensors, steps], so that a row
     mixes all sensors. A sensor's values hardly change within a fiftieth of a second, so the order with the smaller
@@ -46,7 +46,9 @@ def shifted(windows: np.ndarray, seed: int, site: str) -> np.ndarray:
 
 
 def write_windows(source: Path, target: Path, shift: int | None) -> Path:
-    """Write all people's files in order, shifted if a seed for the shift is given, and return their folder."""
+    """Write all people's files with their steps in order and, if the argument `shift` is a seed, with shifted sensors;
+    return the files' folder.
+    """
     files = sorted(source.glob(SITE_FILES))
     if not files:
         raise DataError(f"no {SITE_FILES} in the data folder; --data names the folder with har_uci", str(source))

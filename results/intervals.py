@@ -5,10 +5,10 @@
 The program simulates patients, seeds and scores, including scores of which a few are 0 and the others about 0.9. The
 intervals of one model's score are simulated for accuracy, Dice, concordance and the area under the ROC curve. The
 intervals of differences between two methods are simulated in the worlds of results/worlds.py.
-The column "found" is the share of studies that find the difference which other studies report to be detectable with 80
-% power. The module results/power.py computes the last table.
+The column "found" is the fraction of studies that find the difference which other studies report to be detectable with
+80 % power. The module results/power.py computes the last table.
 
-The program prints results/intervals.csv, which --write also writes.
+The program prints the content of results/intervals.csv; with --write, the program also writes the file.
 """
 
 import sys
@@ -45,7 +45,7 @@ def accuracy(random: Random, patients: int, right: float, akin: float = 0.0) -> 
 
 
 def dice(random: Random, patients: int, failing: float) -> Scores:
-    """Draw scores about 0.9, of which a share is 0."""
+    """Draw scores near 0.9, and set each score to 0 with the probability `failing`."""
     values = np.clip(random.normal(0.9, 0.03, patients), 0, 1)
     return Scores(np.where(random.random(patients) < failing, 0.0, values), np.arange(patients))
 
@@ -58,7 +58,7 @@ def survival(random: Random, patients: int, seen: float, effect: float) -> Ranke
 
 
 def classes(random: Random, patients: int, apart: float, failing: float = 0.0) -> Ranked:
-    """Draw the scores of two classes; for a share of the diseased patients the ranking is reversed."""
+    """Draw the scores of two classes; the ranking of a diseased patient is reversed with the probability `failing`."""
     ill = (random.random(patients) < 0.4).astype(int)
     sign = np.where(random.random(patients) < failing, -1, 1)
     return np.where(ill, 1.0, 2.0), ill, random.normal(size=patients) + sign * apart * ill
@@ -81,7 +81,9 @@ RANKED: dict[str, Callable[[Random, int], Ranked]] = {
 
 
 def covered_score(name: str, patients: int, times: int) -> float:
-    """Return the coverage of one model's interval for the score of all patients."""
+    """Return the fraction of simulated studies in which the confidence interval of a model's score contains the score
+    over all possible patients.
+    """
     random, found = np.random.default_rng(patients), list[Interval | None]()
     if name in SCORES:
         truth = float(SCORES[name](random, 40_000).values.mean())

@@ -1,7 +1,7 @@
 """Store the scores of single patients in one file of results/scores for each part of a study.
 
-The file has one score for every seed and configuration for each test case of each hospital; a number identifies the
-case's patient. The file's header names the training of each configuration and its validation score.
+For each test case of each hospital, the file has the score of every seed and configuration, and a number that
+identifies the case's patient. The file's header names the training of each configuration and its validation score.
 """
 
 import csv

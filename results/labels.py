@@ -2,9 +2,10 @@
 
     python -m results.labels [--seeds N] [--data DIR] [--quick] [--write]
 
-The program prints results/labels.csv, which --write also writes. DATA contains the set `hippocampus`; without DATA,
-this part is left out. Every row makes the same number of training steps; a fifth hospital with complete data, which
-does not train, tests the model. The program takes about seven minutes on a free core.
+The program prints the content of results/labels.csv; with --write, the program also writes the file. DATA is a folder
+with the data set `hippocampus`; without DATA, the program leaves out the section on this data set. Every row makes the
+same number of training steps. A fifth hospital, which has complete data and does not train, tests the model. The
+program takes about seven minutes on a free core.
 """
 
 import argparse
@@ -36,7 +37,7 @@ STRUCTURES = ("anterior", "posterior")
 DREW = dict(zip(SITES, (1, 1, 2, 2), strict=True))  # the structure that each hospital outlined
 COLUMNS = tuple(f"x{number:02}" for number in range(18))
 ADAM = {"optimizer": "adam", "momentum": 0, "weight_decay": 0, "learning_rate": 0.01, "batch_size": 2}
-LEAST = 3  # fewest seeds of a written file
+LEAST = 3  # a file of fewer seeds is not written
 
 Own = Mapping[str, Mapping[str, Any]]  # by hospital: further values of its data settings
 
@@ -102,7 +103,7 @@ def _save(path: Path, values: np.ndarray, affine: np.ndarray) -> None:
 
 
 def _drawn(marked: bool) -> Own:
-    """Return the data settings of hospitals that each outlined one structure, marked with 1 in their masks."""
+    """Return the data settings of hospitals that each outlined one structure, which their masks mark with 1."""
     own = {"images": "images/*.nii.gz", "labels": "drawn/*.nii.gz"}
     parts = {
         site: {
@@ -116,7 +117,7 @@ def _drawn(marked: bool) -> Own:
 
 
 def volumes(source: Path) -> Part:
-    """Return the part on hippocampus volumes: two hospitals outlined the anterior part, two the posterior part."""
+    """Return the section on hippocampus volumes: two hospitals outlined the anterior part, two the posterior part."""
     return Part(
         "Structures: two hospitals drew one, two the other",
         "Hippocampus volumes of the Medical Segmentation Decathlon (CC BY-SA 4.0), one centre dealt to four "
@@ -146,7 +147,9 @@ def volumes(source: Path) -> Part:
 
 # ------------------------------------------------------------------------------------------------ columns
 def write_tables(folder: Path, seed: int, few: bool) -> None:
-    """Write tables of 18 columns, some of which are missing at each hospital of the second kind."""
+    """Write a table of 18 columns for each hospital, and a table without some columns for each hospital of the second
+    kind.
+    """
     drawn = np.random.default_rng(seed)
     weights = drawn.normal(size=len(COLUMNS))
     for site in (*SITES, JUDGE):

@@ -1,5 +1,5 @@
-"""Change the appearance of images without federation: each image is changed separately before training, and no numbers
-are shared.
+"""Change the appearance of images without federation: each image is changed separately before training, and hospitals
+share nothing.
 
 An improvement by federated training on such images cannot depend on a method that shares the images' appearance.
 """
@@ -17,11 +17,11 @@ from medsilo.tasks.synthetic import histology
 from medsilo_papers.public_files import PictureTask
 
 PLAIN, OWN, DEVELOPED = PictureTask.inputs_of, ImageFolder.inputs_of, histology.develop
-GLASS = 240  # intensity of light through an empty slide, of 255, after Macenko et al.
+GLASS = 240  # intensity of light through an empty slide on a scale of 0 to 255, after Macenko et al.
 
 
 def centred(picture: Tensor) -> Tensor:
-    """Return [1, C, H, W] without the mean of each of its channels."""
+    """Return an image [1, C, H, W] after subtracting the mean of each channel."""
     return picture - picture.mean((2, 3), keepdim=True)
 
 

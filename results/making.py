@@ -80,8 +80,8 @@ class Comparison:
         return [seed for seed in dict.fromkeys(cell.seed for cell in self.cells) if seed not in left]
 
     def compared(self) -> list[Cell]:
-        """Return the cells that the page compares: those of finished seeds, without later rows that miss some of these
-        seeds.
+        """Return the cells that the page compares: those of finished seeds, except rows that run last and lack some of
+        these seeds.
         """
         seeds = self.whole_seeds()
         own = [cell for cell in self.cells if cell.seed in seeds]
@@ -128,7 +128,8 @@ def comparisons(name: str, page: Page, places: Places, shift: int | None = None)
 
 
 def make(parts: Sequence[Comparison], places: Places, until: float | None, seeds: int | None = None) -> list[str]:
-    """Run the missing cells, seed by seed over all parts, with the later rows last; returns the failures.
+    """Run the missing cells, seed by seed over all parts, and return the failures; cells of the rows that `later` names
+    run last.
 
     No run starts after the time `until`. With `seeds`, only this number of seeds runs.
     """

@@ -63,7 +63,7 @@ def _question(part: Part) -> str:
 
 
 def _unfinished(parts: Sequence[Comparison]) -> str:
-    """Return the number of missing runs, if any: other pages do not use unfinished numbers."""
+    """Return a text with the number of finished runs if some runs are missing, and an empty text otherwise."""
     cells = [cell for part in parts for cell in part.cells]
     done = sum(1 for cell in cells if cell.summary())
     return "" if done == len(cells) else f"{done} of {len(cells)} runs"
@@ -130,7 +130,8 @@ def _declared(comparison: Comparison) -> Iterator[Table]:
 
 
 def _other_people(part: str, verdict: Verdict) -> Table:
-    """Return the differences with one number for each person, the mean over seeds, to generalise to other people.
+    """Return the differences between methods with confidence intervals for other people; a person counts with the mean
+    over seeds.
 
     The intervals are Student's t intervals over people. People in one federation are not quite independent, which
     Student's t ignores.

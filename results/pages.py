@@ -17,7 +17,7 @@ LOOK, ANATOMY, SENSORS = "look", "anatomy", "sensors"
 
 @dataclass(frozen=True)
 class Shift:
-    """A simulated difference between hospitals, with its power in one part of the page."""
+    """A simulated kind of difference between hospitals, and its power in one part of the page."""
 
     kind: str
     power: float
@@ -34,11 +34,11 @@ class Part:
     rows: tuple[str, ...]  # methods, or "title: key=value key=value"
     baseline: str
     why: str  # reason for the question, which was chosen before any run
-    plan: str = ""  # a file or job of the repository; the alternative is `task`
+    plan: str = ""  # the plan: a file or job of the repository; an empty text if `task` is set instead
     task: str = ""
     changes: tuple[str, ...] = ()
     seeds: int = 10
-    # rows, by title or method, that run one after the other when the other rows have all seeds
+    # titles or methods of rows that run, one row after the other, when all other rows have all seeds
     later: tuple[str, ...] = DEAREST
     folds: int | None = None
     beside: tuple[str, ...] = ()  # further baselines, for exploration
@@ -137,7 +137,7 @@ PLAIN_SGD = ("training.momentum=0", "training.weight_decay=0", "model_selection.
 
 
 def _similar(name: str, title: str, *changes: str, **more: Any) -> Part:
-    """Return AdaFed's methods against FedBN, with plain SGD."""
+    """Return a part that trains AdaFed's methods and the baseline FedBN with plain SGD."""
     return Part(
         name,
         title,

@@ -12,7 +12,7 @@ from results.flamby import HEART, TABLES, Lines, write_tables
 from results.pages import IMPACT
 
 EACH = 5  # one of this number of training cases, in the file's order, becomes a validation case
-PARTS = ("train", "test", "train", "test", "validation")  # parts of a study's patients in the file's order, repeated
+PARTS = ("train", "test", "train", "test", "validation")  # parts of the first five patients, of the next five, …
 COVARIATES = ("age", "motor_score", "pupil", "ct", "hypox", "hypots", "tsah", "edh")
 
 

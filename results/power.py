@@ -1,12 +1,12 @@
-"""Simulate the power of a comparison of six methods with three seeds, and its false alarms, for a part of
+"""Simulate the power and the false alarms of a comparison of six methods with three seeds, for a table of
 results/intervals.csv.
 
 The scores are simulated separately for each row and seed. With the simulated spread, a row judged alone finds 6 points
-in 11 % and 10 points in 27 % of studies. Each seed adds the same number to all rows. In the simulation of false alarms
-no row gains, and one row may have a larger spread than the others. The variance of training is estimated in four ways.
-The four estimates use each row alone; all rows without a check; all rows as in `compare`
-(medsilo_lab.study.training_luck); and all rows with the row itself. In the last estimate, the others count as four
-degrees of freedom (Smyth 2004). P-values are corrected for all rows (Holm), at 5 %.
+in 11 % and 10 points in 27 % of studies. For each seed, the same random number is added to all rows. In the simulation
+of false alarms no row gains, and one row may have a larger spread than the others. The variance of training is
+estimated in four ways. The four estimates use each row alone; all rows without a check; all rows as in `compare`
+(medsilo_lab.study.training_luck); and all rows with the row itself. In the last estimate, the variance of all rows
+counts as four degrees of freedom (Smyth 2004). P-values are corrected for all rows (Holm), at 5 %.
 """
 
 from collections.abc import Callable
@@ -58,8 +58,8 @@ def unchecked(scores: np.ndarray) -> np.ndarray:
 
 
 def residual(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return one seed's variance of a difference between two rows, estimated from all rows, and its degrees of
-    freedom.
+    """Estimate from all rows the variance of the difference between two rows in one seed; returns this variance and its
+    degrees of freedom.
     """
     rest = scores - scores.mean(-1, keepdims=True)
     rest = rest - rest.mean(-2, keepdims=True)
@@ -103,7 +103,7 @@ def covered(judge: Judge, unsteady: float, times: int = TIMES) -> float:
 
 
 def measured(judge: Judge, times: int = TIMES) -> tuple[list[float], list[float]]:
-    """Return the power for differences of 6 and 10 points, and the false alarms by the spread of one row."""
+    """Return the power for differences of 6 and 10 points, and the rate of false alarms for each spread of one row."""
     random = np.random.default_rng(1)
     power = [float(sure(judge(studies(random, gain, times=times)))[:, 1].mean()) for gain in (0.06, 0.1)]
     return power, [float(sure(judge(studies(random, 0.0, by, times))).any(1).mean()) for by in UNSTEADY]

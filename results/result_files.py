@@ -1,9 +1,10 @@
-"""Read and write the files of results/: the numbers of a study as CSV, below a header of comment lines; and their
-index.
+"""Read and write the files of results/ and their index.
+
+A file has a header of comment lines, and below it the results of a study as CSV.
 
 python -m results.result_files        # write results/README.md again
 
-`pandas.read_csv(path, comment="#")` reads such a file.
+`pandas.read_csv(path, comment="#")` reads a file of results/.
 """
 
 import csv
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "results"
 COLUMNS = (
     "part",  # part of the study
-    "configuration",  # a method, or a method with numbers
+    "configuration",  # a method, or a method with its settings
     "baseline",  # the baseline; empty if the value is no difference
     "quantity",
     "value",
@@ -33,7 +34,7 @@ COLUMNS = (
 )
 EMPTY, SIGNIFICANT = ("", "–", "-"), "**"
 MEAN, LESS = "mean over sites", "less "
-DECLARED = "declared questions"  # the part of a file whose p-values are corrected for its own questions only
+DECLARED = "declared questions"  # the part of a file whose p-values are corrected only for the questions of that part
 NUMBER = r"[+-]?\d[\d,]*\.?\d*(?:e-?\d+)?"
 CELL = re.compile(
     rf"(?P<value>{NUMBER})(?: ± (?P<spread>{NUMBER}))?(?: \((?P<low>{NUMBER}) to (?P<high>{NUMBER})\))?"

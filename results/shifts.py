@@ -10,7 +10,7 @@ from results.pages import Shift
 from results.result_files import LESS, MEAN, Table
 from results.tables import difference
 
-Gains = dict[str, PairedDifference]  # gain over each other row, in the mean over sites
+Gains = dict[str, PairedDifference]  # by other row: the mean over sites of the gain over that row
 By = dict[float, tuple[float, Gains]]  # by power: the method's score and its gains
 
 
@@ -41,8 +41,8 @@ def _gains(comparison: Comparison) -> tuple[float, Gains]:
 def tables(parts: Sequence[Comparison]) -> Iterator[Table]:
     """Yield a table for each kind of shift: a method's score by power, and its differences from the other rows.
 
-    The differences are paired by test case, for other patients and other seeds; p is corrected for all rows at that
-    power.
+    The differences are paired by test case, and their confidence intervals allow for other patients and other seeds.
+    The p-values are corrected for all rows at one power.
     """
     for shift, first, by in kinds(parts):
         method = first.part.baseline

@@ -1,8 +1,8 @@
 """Create hospitals that differ in one way from one hospital's volumes, as stress tests of federated learning do.
 
-Each volume gives one slice. Four hospitals get the same number of volumes, in turn, and each hospital's slices are
-changed by its power. The difference is gamma, blur or pixel size, which change the appearance, or the outlined
-structure. All other properties are equal, so a result depends only on that difference.
+Each volume gives one slice. Volumes are dealt to four hospitals in turn, and a hospital's slices are changed by the
+hospital's power. The difference is gamma, blur or pixel size, which change the appearance, or the outlined structure.
+All other properties are equal, so a result depends only on that difference.
 """
 
 import shutil

@@ -3,7 +3,8 @@
     python -m results.told_twice [--write]
 
 The program extracts that commit's package from this repository and lets it analyse results/scores in a separate
-process. The program prints the result file, which --write also writes. The program does not train.
+process. The program prints the result file; with --write, the program also writes this file. The program does not
+train.
 """
 
 import io
@@ -24,7 +25,7 @@ from results import contrasts, result_files
 from results.result_files import MEAN, Table
 
 FILE = result_files.FOLDER / "told-twice.csv"
-# of 28 November 2026, whose statistics add one completely failed patient to each hospital and repetition
+# the commit of 28 November 2026; its statistics add one completely failed patient to each hospital and repetition
 COMMIT = "b0ef5c23"
 JOINING = ("fedavg", "local")
 # The program for the earlier package reads a line of JSON and prints a line of JSON.
@@ -75,7 +76,7 @@ def as_json(study: Any) -> list[dict[str, list[list[float]]]]:
 
 
 def earlier() -> list[contrasts.Answers]:
-    """Return the data sets of the first declaration, because later sets have no earlier statistics."""
+    """Return the data sets of the first declaration, because the earlier statistics do not know later data sets."""
     return [one for one in contrasts.answers() if "declared" not in contrasts.declaration().sets[one.name]]
 
 

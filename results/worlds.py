@@ -3,7 +3,7 @@ part of results/intervals.csv.
 
 No number in this module was chosen by an interval's coverage. The worlds combine seven kinds of patients with four
 shapes of a study, from five patients in all to three hospitals with a hundred each. Seeds range from identical to as
-different as patients. In further worlds, the methods fail completely on a share of the patients.
+different as patients. In further worlds, the methods fail completely on some of the patients.
 """
 
 import math
@@ -32,7 +32,7 @@ STUDIES = 1600  # simulated studies of each world
 FOUND, EACH = 60, 10  # studies that report a difference, and the number of repetitions of each
 # mean score; spread of differences; spread of patients' scores; spread of the residual
 USUAL, SPREAD, HARD, CELLS = 0.7, 0.05, 0.06, 0.3
-SHAPES = {  # patients of each hospital, seeds, the seeds' spread over the patients'
+SHAPES = {  # patients of each hospital, number of seeds, spread of the seeds divided by the spread of the patients
     "1 x 5 patients, 4 seeds": ((5,), 4, 0.0),
     "1 x 20, 6 seeds": ((20,), 6, 0.3),
     "5, 12 and 40, 4 seeds": ((5, 12, 40), 4, 0.5),
@@ -45,7 +45,7 @@ SKEWED, DICE, RIGHT, MOVED = (
     "seeds move single",
 )
 KINDS = ("normal", "a little skewed", SKEWED, "heavy tails", DICE, RIGHT, f"{MOVED} patients")
-# shares of patients on whom each method fails
+# fractions of patients on whom the two methods fail
 FAILING = ((0.05, 0.0), (0.1, 0.0), (0.25, 0.0), (0.1, 0.1), (0.05, 0.25))
 WITH_FAILING = {
     "1 x 5 patients, 4 seeds": ((5,), 4, 0.3),
@@ -56,10 +56,12 @@ WITH_FAILING = {
 
 
 class World(NamedTuple):
-    """A kind of patients, the patients of each hospital, and seeds with their spread. failing: the share on which each
-    method fails.
+    """A kind of simulated comparison: its kind of patients, the number of patients at each hospital, and its seeds with
+    their spread.
 
-    akin: correlation of failures among a hospital's patients, so that hospitals differ in their share.
+    Args:
+        failing: For each of the two methods, the fraction of patients on whom it fails.
+        akin: Correlation of failures among a hospital's patients, so that hospitals differ in their fraction.
     """
 
     kind: str
@@ -90,7 +92,13 @@ AKIN = tuple(
 
 
 def study(random: Random, one: World, gain: float = 0.0) -> tuple[Study, Study, float]:
-    """Draw two methods' scores on the same patients, and the true difference. gain: the first method's advantage."""
+    """Draw two methods' scores on the same patients, and return them with the true difference between the methods.
+
+    Args:
+        random: The source of randomness.
+        one: The simulated kind of comparison.
+        gain: The advantage that is added to the first method's scores.
+    """
     luck = one.luck * random.normal(0, 1, (one.seeds, 1))
     pairs, truths = [], []
     for size in one.sizes:
@@ -136,7 +144,7 @@ def _levels(kind: str, luck: float) -> tuple[float, float]:
 
 
 def _pair(random: Random, one: World, size: int, luck: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Draw a hospital's scores with both methods, [seeds, patients]."""
+    """Draw the scores [seeds, patients] of both methods at one hospital."""
     shape, kind = (len(luck), size), one.kind
     hard, rest = random.normal(0, 1, size), random.normal(0, 1, shape)
     if kind in (DICE, RIGHT):
@@ -175,7 +183,8 @@ def found(one: World, times: int, seed: int, asked: list[str] | None = None) -> 
 
 
 def covered(one: World, times: int, seed: int) -> tuple[float, float, float]:
-    """Return the coverage of both intervals, and half the first interval's width over the spread of the estimate.
+    """Return the coverage of both intervals, and half the first interval's width divided by the estimate's standard
+    deviation.
 
     A study with identical patients has no interval.
     """
@@ -225,7 +234,7 @@ def patients_that_find(times: int, gain: float = 0.035) -> tuple[int, int]:
 
 
 def false_verdicts(one: World, times: int, rows: int = 4) -> float:
-    """Return the share of comparisons in which a row is called better or worse although all rows are equal."""
+    """Return the fraction of comparisons that call a row better or worse although all rows are equal."""
     random, told = np.random.default_rng(7), 0
     for _ in range(times):
         hard = [random.normal(0, HARD, size) for size in one.sizes]
@@ -255,8 +264,8 @@ TOLD = (
 
 
 def told_and_found(one: World, times: int, each: int) -> tuple[float, float]:
-    """Return the median difference that studies report as detectable with power .80, and the share of studies that find
-    it.
+    """Return the median difference that studies report as detectable with power .80, and the fraction of studies that
+    find it.
     """
     random, told, hits = np.random.default_rng(sum(one.sizes) + one.seeds), [], []
     names = [f"{place}" for place in range(len(one.sizes))]

@@ -18,7 +18,7 @@ def study(
     task: Mapping[str, Any] = {"mirror": False},
     **others: Any,
 ) -> Plan:
-    """Return a study of the synthetic hospitals."""
+    """Return the plan of a study of the synthetic hospitals."""
     own = {"name": "nnunet", "question": QUESTION.model_dump(mode="json"), "plans": plans, **task}
     return parse_plan(
         {

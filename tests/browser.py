@@ -71,7 +71,7 @@ class Browser:
         self.do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
 
     def media(self, kind: str = "", scheme: str = "light") -> None:
-        """Show the page for this medium ("print" or the screen) and with this preference of colours."""
+        """Show the page on this medium ("print" or the screen), for a reader who prefers this colour scheme."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.do("Emulation.setEmulatedMedia", media=kind, features=features)
 
@@ -97,7 +97,7 @@ class Browser:
 
 @contextmanager
 def chromium(folder: Path) -> Iterator[Browser]:
-    """Start a browser with its profile in this folder; skip the test if no browser is installed."""
+    """Start a browser that stores its profile in this folder; skip the test if no browser is installed."""
     program = next((found for name in NAMES if (found := shutil.which(name))), None)
     if program is None:
         pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed")

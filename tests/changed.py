@@ -1,10 +1,10 @@
-"""Run the tests for changed files: the tests that docs/seats.yaml lists for their capability, and the tests that import
+"""Run the tests for changed files: tests that docs/seats.yaml lists for the files' capability, and tests that import
 the files.
 
     python -m tests.changed BASE [OPTION...]     # `make test-changed` runs it: against main, with pytest's options
 
-The engine's quick tests run first. For a changed package outside the engine, the slow tests run, too; the engine's slow
-tests need `make test-slow`.
+The engine's quick tests run first. For a changed package outside the engine, the slow tests run, too. The engine's slow
+tests run only in `make test-slow`.
 
 The program lists changed files that only `make test` covers.
 """
@@ -38,7 +38,9 @@ def _git(*words: str) -> list[str]:
 
 
 def module_of(file: str) -> str:
-    """Return the name of a file's module; "" if it has none. A template belongs to the module of its folder."""
+    """Return the name of a file's module, or "" if the file is no module. A template belongs to the module of its
+    folder.
+    """
     known = {path.relative_to(ROOT).as_posix(): name for name, path in modules().items()}
     folder = Path(file).parent.as_posix()
     return known.get(file) or (known.get(f"{folder}/__init__.py", "") if file.startswith("custom/") else "")

@@ -4,8 +4,8 @@
     make claims                                   # the same in the gate, after make test and make test-slow
 
 The tests run in `make test` and `make test-slow`, which write the result files. Some promises have an additional test
-in `make test-long`, which runs every night and before a release. The gate does not wait for the long tests, and prints
-their names.
+in `make test-long`, which runs every night and before a release. The check of promises does not wait for long tests,
+and prints the names of long tests that did not run.
 """
 
 import argparse

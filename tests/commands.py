@@ -21,7 +21,7 @@ def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
 
 
 def joined(text: str) -> str:
-    """Join each command on a page that spans several lines into one line, as a shell does."""
+    """Join the lines of each command on a page into one line, as a shell does."""
     return re.sub(r" *\\\n *", " ", text)
 
 

@@ -70,9 +70,9 @@ NEWER = [
 # Methods that store and send the same tensors as fedper, fine-tuning, scaffold, ditto and fedavg.
 AS_ANOTHER = ["condistfl", "fedrep", "fedbabu", "feddyn", "fedrod", "fedlws", "fedawa"]
 MOST = float(os.environ.get("MOST_SECONDS", 2.0))  # most processor seconds of a test in the default run
-BESIDE = 9.0  # the tolerance for slower cores and for other processes, so that no test fails because of them
-QUIET = 0.024  # seconds that `pace` measures on the core to which MOST refers
-LOADED = 100  # a test that first imports this many modules is not charged for the import time
+BESIDE = 9.0  # factor of tolerance, so that no test fails because of a slow core or other processes
+QUIET = 0.024  # seconds that `pace` measures on the core for which MOST was measured
+LOADED = 100  # if a test is the first to import this many modules, the import time is not counted
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
 
@@ -100,9 +100,10 @@ def processor_seconds() -> float:
 
 
 def pace() -> float:
-    """Return the factor by which this core is slower now than the core to which MOST refers.
+    """Return the factor by which this core is slower now than the core for which MOST was measured.
 
-    Other processes slow it down at some moments only, so the slowest of several moments counts.
+    Other processes slow this core down only at some moments, so the function measures several moments and uses the
+    slowest.
     """
 
     def seconds() -> float:
@@ -138,7 +139,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_wait_for_the_disk() -> Iterator[None]:
-    """Turn fsync off, which took a sixth of the test time. No test here cuts the power, so files survive without
+    """Turn fsync off, because fsync took a sixth of all tests' time. These tests cut no power, so files survive without
     fsync.
     """
     with pytest.MonkeyPatch.context() as patch:
@@ -181,7 +182,7 @@ def logs_of_ours() -> None:
 
 @pytest.fixture(autouse=True)
 def no_opacus_of_another_test() -> Iterator[None]:
-    """Unload Opacus after a test, because a script is checked by the modules that its process has imported."""
+    """Unload Opacus after a test, because medsilo checks the modules that a script's process has imported."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(sys.modules, "opacus", raising=False)
         yield
@@ -189,7 +190,9 @@ def no_opacus_of_another_test() -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Write the tested build into JUnit files, because `python -m tests.claims` rejects results of other builds."""
+    """Write a hash of the tested build into JUnit files, because `python -m tests.claims` rejects results of other
+    builds.
+    """
     if xml := config.stash.get(xml_key, None):
         xml.add_global_property(BUILD, build_hash())
 
@@ -198,8 +201,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests that share a fixture of their file in one process, so that the fixture is created once.
 
-    With several processes, tests marked `first` and then the largest groups begin, so that no long test runs alone at
-    the end.
+    With several processes, tests marked `first` run first and then the largest groups, so that no long test runs alone
+    at the end.
     """
     for item in items:
         made = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
@@ -261,7 +264,7 @@ def make_study(folder: Path, plan: Plan, *titles: str) -> Study:
 
 @pytest.fixture
 def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each hospital in this process the same key, so that every run draws the same parts."""
+    """Give every hospital in this process one known key, so that all runs draw the same parts."""
     monkeypatch.setattr("medsilo.site.query_budget.secrets", SimpleNamespace(token_hex=lambda size: KEY))
 
 
@@ -275,7 +278,7 @@ def known_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a hospital's photographs in two classes, one photograph of each patient. Tests must not change the
+    """Write a hospital's photographs of two classes, with one photograph of each patient. Tests must not change the
     photographs.
     """
     return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
@@ -283,7 +286,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def panels_study(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    """Run a comparison of methods with panels, on images with masks. Tests must not change the comparison."""
+    """Compare methods with panels in their reports, on images with masks. Tests must not change the comparison."""
     small = ["task.patients=4", "task.size=32", "training.rounds=1", "training.batch_size=8", "network.features=[4, 8]"]
     plan = make_plan("fedavg", "task.name=synthetic-prostate", *small)
     return make_study(tmp_path_factory.mktemp("panels"), plan, "harmofl", "adafed", "fedsm:pull=0.6")
@@ -299,7 +302,7 @@ def mounted(folder: Path, size: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        if folder.is_mount():  # the night test restores a server onto another disk
+        if folder.is_mount():  # the night test restores a server on another disk
             subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
@@ -321,7 +324,8 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def over_all(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make one test of all cases, each with a value for every name. The test reports all failures together.
+    """Make a single test that runs all cases; a case has a value for every name. The test reports all failures
+    together.
 
     The decorator is for cases without special fixtures, because fixtures are created once for all cases.
     """
@@ -346,9 +350,9 @@ def over_all(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]]
 
 
 def slow_but(fast: Collection[Any], cases: Iterable[Any], slow: Collection[Any] | None = None) -> list[Any]:
-    """Mark the cases of a parameter as slow, except those in `fast`.
+    """Mark a parameter's cases as slow, except the cases in `fast`.
 
-    With `slow`, cases in neither collection are marked as long.
+    If `slow` is given, cases in neither collection are marked as long.
     """
 
     def of(case: Any) -> Any:
@@ -362,5 +366,5 @@ def slow_but(fast: Collection[Any], cases: Iterable[Any], slow: Collection[Any] 
 
 
 def all_but_newer(*methods: str) -> list[Any]:
-    """Mark the newer methods among a parameter's cases as slow, or as tests before a release."""
+    """Return these methods as a parameter's cases, with the newer methods marked as slow."""
     return slow_but([method for method in methods if method not in NEWER], methods)

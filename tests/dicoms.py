@@ -143,7 +143,7 @@ def write_contours(path: Path, files: list[Path], structures: Mapping[str, list[
 def write_study(
     folder: Path, patient: str, seed: int, label: str = "ball", shape: tuple[int, int, int] = (7, 12, 12)
 ) -> list[Path]:
-    """Write a study that contains a ball, and its segmentation, in separate folders; returns the slices."""
+    """Write a CT study that contains a ball, and the ball's segmentation, in separate folders; returns the slices."""
     spacing = (1.5, 1.5, 2.5)
     values, mask = ball(shape, spacing, seed)
     files = write_series(folder / "A" / "series", np.rint(values * 100), affine_of(spacing), patient, seed)
@@ -220,7 +220,7 @@ def _element_claims(files: list[Path]) -> None:
     files[0].write_bytes(bytes(data))
 
 
-# The mapping gives, by name, a function that damages files, and the resulting message.
+# By name of the damage: a function that damages files, and the message that results.
 DAMAGE: dict[str, tuple[Callable[[list[Path]], None], str]] = {
     "missing": (lambda files: files[5].unlink(), "uneven distances|lack slices"),
     "end missing": (lambda files: files[-1].unlink(), "lack slices that their segmentation refers to"),

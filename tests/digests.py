@@ -3,7 +3,7 @@
     python -m tests.digests             # record the digests again, after an intended change of numbers
     python -m tests.digests METHOD...   # record the digests of new methods
 
-A processor that adds in another order gives other bits; on such a processor, the tests compare the tensors' norms.
+A processor that adds in another order gives other bits. On such a processor, the tests compare the norms of tensors.
 
 A small computation without medsilo detects such a processor.
 """
@@ -33,7 +33,7 @@ SMALL = {
 }
 AMPLITUDE = 'algorithm.amplitude={"band": 0.1}'
 SITE = SiteSettings(device="cpu", share_personal_model=True, public_data=True)
-VARIANTS = {  # variants with a separate code path
+VARIANTS = {  # variants of methods with a separate code path
     "fedavg, amplitude": ("synthetic-histology", "fedavg", [AMPLITUDE]),
     "fedbn, both halves": ("synthetic-histology", "fedbn", [AMPLITUDE, "algorithm.perturbation={}"]),
     "adafed, amplitude": ("synthetic-histology", "adafed", [AMPLITUDE]),
@@ -94,7 +94,7 @@ def one_thread() -> Iterator[None]:
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return a digest of tensors' names, types, shapes and bits."""
+    """Return one digest of the names, types, shapes and bits of tensors."""
     total = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -104,7 +104,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def size_of(tensors: Mapping[str, Tensor]) -> float:
-    """Return the sum of absolute values, which is nearly the same on another processor."""
+    """Return the sum of the tensors' absolute values, which is nearly the same on another processor."""
     return sum(float(tensor.double().abs().sum()) for tensor in tensors.values())
 
 
@@ -138,7 +138,7 @@ def left_by(case: str) -> dict[str, Any]:
     with one_thread(), tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "run"
         run = inprocess.run(plan, folder=root, settings=SITE)
-        # the file of secure aggregation is masked with other numbers in each run
+        # each run masks the file of secure aggregation with other random values
         passing = {"checkpoints", "secure-aggregation.safetensors"}
         paths = sorted(path for path in root.rglob("*.safetensors") if not passing & set(path.parts))
         files = {
@@ -153,7 +153,7 @@ def left_by(case: str) -> dict[str, Any]:
 
 
 def main(methods: Sequence[str]) -> None:
-    """Write the digests of all cases, or of these methods' cases."""
+    """Write the digests of all cases; if methods are given, only of the cases with these methods."""
     chosen = [case for case, (_, method, _) in CASES.items() if not methods or method in methods]
     known = json.loads(FILE.read_text("utf-8"))["cases"] if methods else {}
     found = {"processor": this_processor(), "cases": {**known, **{case: left_by(case) for case in chosen}}}

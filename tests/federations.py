@@ -1,4 +1,4 @@
-"""Draw random federations for nnU-Net's planner: hospitals' cases as numbers, and nnU-Net's results for the pooled
+"""Draw random federations for nnU-Net's planner: hospitals' cases as arrays, and nnU-Net's results for the pooled
 cases.
 """
 
@@ -102,7 +102,7 @@ def pooled_fingerprint(cases: Sequence[CaseFacts]) -> dict[str, Any]:
 def intensities_are_near(
     own: Mapping[str, Any], pooled: Mapping[str, Any], cases: Sequence[CaseFacts], rounding: float = 1e-12
 ) -> None:
-    """Assert the bound that docs/research/nnunet.md states. The argument `rounding` is the precision of `pooled`."""
+    """Assert the bound that docs/research/nnunet.md states. `rounding` is the precision of the values in `pooled`."""
     key = "foreground_intensity_properties_per_channel"
     assert own[key].keys() == pooled[key].keys()
     for number, wanted in pooled[key].items():
@@ -130,7 +130,7 @@ def write_volumes(
     affine = np.diag([*spacing, 1.0])
     for case in cases:
         size = drawn.integers(most // 3, most, 3)
-        inside = tuple(slice(int(start), None) for start in drawn.integers(0, 4, 3))  # preprocessing crops the rest
+        inside = tuple(slice(int(start), None) for start in drawn.integers(0, 4, 3))  # preprocessing keeps this
         label = np.zeros(size, np.uint8)
         label[inside] = drawn.uniform(size=label[inside].shape) < 0.2
         nibabel.save(nibabel.Nifti1Image(label, affine), folder / "labelsTr" / f"{case}.nii.gz")

@@ -1,9 +1,10 @@
 """Random histories of a hospital's studies for tests of its ledger: processes die, resume, fork and run in parallel.
 
-Every attempt at an answer runs in a new process. The process ends at once (no `finally`, no flush) at a random line of
-the code that writes.
+Every attempt at an answer runs in a new process. At a random line of the code that writes, the process ends at once
+(without `finally`, without a flush).
 
-Two parallel attempts alternate after a random number of lines, so that a seed always gives the same history.
+Two parallel attempts alternate after numbers of lines that the seed determines, so that a seed always gives the same
+history.
 """
 
 import json
@@ -41,7 +42,7 @@ LONGEST_TURN = 200  # most lines before the other process continues
 
 @dataclass(frozen=True)
 class Job:
-    """One study at the hospital: the privacy cost of its answers, and its folder."""
+    """A study at the hospital: its folder, and the privacy cost of each of its answers."""
 
     root: Path
     study: str
@@ -62,9 +63,7 @@ class Job:
         return PrivacyAccount(ledger, CountedStudy(spending, self.demands), self.folder)
 
     def answer(self, number: int, version: int) -> None:
-        """Answer one request as a participant does. The argument `version` is the number of the tensors in the
-        request.
-        """
+        """Answer one request as a participant does. `version` identifies the tensors in the request."""
         account = self.account()
         request = StudyMessage({"model": {"w": torch.tensor([float(version)])}}, {"task": "round", "round": number})
         reply = account.again(request)
@@ -84,7 +83,7 @@ class Job:
         os.close(descriptor)
 
     def left(self) -> dict[str, list[float]]:
-        """Return the sent answers without repetitions."""
+        """Return the sent answers, without answers that were sent again."""
         found: dict[str, list[float]] = {}
         for line in self.sent.read_text().splitlines() if self.sent.exists() else ():
             _, attempt, values = json.loads(line)
@@ -92,7 +91,7 @@ class Job:
         return found
 
     def usable_states(self) -> list[str]:
-        """Return the attempts whose saved state a later answer may use."""
+        """Return the attempts whose saved state can be used by a later answer."""
         account = self.account()
         attempts = [load_facts(path)["attempt"] for path in self.folder.glob("state-*.safetensors")]
         return [attempt for attempt in attempts if account.counts(attempt)]
@@ -205,7 +204,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class History:
-    """The jobs of a history, and how often a server changed its request after a process had died."""
+    """A history: its jobs, and the number of requests that the server changed after a process had died."""
 
     jobs: list[Job]
     asked_anew: int
@@ -232,7 +231,7 @@ def live(root: Path, seed: int, demands: PrivacyRequirements | None = None) -> H
             if code == 0:
                 turn.number, turn.version = turn.number + 1, turn.version + 1
             elif draw.random() < 0.05:
-                turn.version += 1  # the server repeats the round with another model
+                turn.version += 1  # the server repeats a round with another model
                 asked_anew += 1
         if forks and draw.random() < 0.3:
             forks -= 1

@@ -17,14 +17,14 @@ RAS_TO_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
 def split_of(key: str) -> int:
-    """Return the random number with which a hospital of this key draws the patients' parts."""
+    """Return the random number with which a hospital draws the patients' parts if it has this key."""
     return int.from_bytes(hmac.digest(bytes.fromhex(key), b"split", "sha256")[:8], "big") >> 1
 
 
 @dataclass(frozen=True)
 class Volume:
-    """A volume: `values` [D, H, W] with slices from foot to head; `affine` [4, 4] from voxel (x, y, z) to millimetres,
-    LPS.
+    """A volume: `values` [D, H, W] with slices from foot to head, and `affine` [4, 4] that maps a voxel (x, y, z) to
+    millimetres in LPS.
     """
 
     values: np.ndarray
@@ -54,7 +54,7 @@ def ball(shape: tuple[int, int, int], spacing: tuple[float, float, float], seed:
 
 
 def affine_of(spacing: tuple[float, float, float], tilt: float = 5.0) -> np.ndarray:
-    """Return a tilted affine [4, 4] in LPS with an offset from the scanner's centre."""
+    """Return an affine [4, 4] in LPS that is tilted and shifted from the scanner's centre."""
     angle = np.deg2rad(tilt)
     affine = np.eye(4)
     affine[1:3, 1:3] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
@@ -104,7 +104,7 @@ def write_table(path: Path, rows: Iterable[Mapping[str, object]], separator: str
 
 
 def write_photos(folder: Path, names: list[str], parts: dict[str, str] | None = None) -> Path:
-    """Write one image of each patient, in two classes, and if `parts` is given also a table of the patients' parts."""
+    """Write one image of each patient in two classes; with `parts`, also write a table of the patients' parts."""
     rows = []
     for number, name in enumerate(names):
         if not (folder / f"images/{name}.png").exists():

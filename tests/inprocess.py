@@ -1,4 +1,4 @@
-"""Run studies in one process, with results and models in a temporary folder."""
+"""Run studies in one process, and store their results and models in a temporary folder."""
 
 import tempfile
 from contextlib import nullcontext
@@ -33,7 +33,7 @@ class StudyResult:
 
     @cached_property
     def models(self) -> dict[str, nn.Module]:
-        """Return every site's model after the last round, read from the sites' folders on first use."""
+        """Return every site's model after the last round; the first use reads the models from the sites' folders."""
         pooled = self.plan.algorithm.pooled
         return {
             site: _last_model(self.plan, paths.site_folder(self.root, POOL if pooled else site))

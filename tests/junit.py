@@ -31,10 +31,10 @@ class CaseResult:
 
 
 class SuiteResults:
-    """The test results of one run, which may be split over several files."""
+    """The test results of one run, whose results may be in several files."""
 
     def __init__(self, cases: Iterable[CaseResult], builds: Iterable[str] = ()) -> None:
-        """`builds` are the hashes of the tested packages; "" for a file without one."""
+        """`builds` are the hashes of the tested packages in the files; "" stands for a file without a hash."""
         self.cases, self.builds = list(cases), set(builds)
         self._by_test: dict[str, list[CaseResult]] = defaultdict(list)
         for case in self.cases:
@@ -44,7 +44,7 @@ class SuiteResults:
         return self._by_test.get(test, [])
 
     def outcome(self, test: str) -> Outcome:
-        """Return the worst outcome of a test over its parameters."""
+        """Return a test's worst outcome among all its sets of parameters."""
         found = {case.outcome for case in self.of(test)}
         outcomes: tuple[Outcome, ...] = ("failed", "skipped", "passed")
         return next((outcome for outcome in outcomes if outcome in found), "missing")
@@ -96,7 +96,7 @@ def _case(element: ElementTree.Element) -> CaseResult:
 
 
 def _reason(element: ElementTree.Element) -> str:
-    """Return pytest's message about a failure; for a file that could not be imported, its error."""
+    """Return pytest's message about a failed test, or the error of a file that could not be imported."""
     said = element.get("message") or ""
     raised = [line[1:] for line in (element.text or "").splitlines() if line.startswith("E ")]
     return plain(raised[-1] if said == "collection failure" and raised else said, LONGEST_REASON)

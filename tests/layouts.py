@@ -17,7 +17,7 @@ RANDOM = np.random.default_rng
 
 
 def nested(choices: Choices) -> dict[str, Any]:
-    """Return choices as nested mappings."""
+    """Return the values of choices, whose names are dotted keys, as nested mappings."""
     values: dict[str, Any] = {}
     for name, (value, _) in choices.items():
         section, _, key = name.rpartition(".")
@@ -148,7 +148,7 @@ def prostate(folder: Path, patients: int = 5, site: str = "ISBI_1.5", ending: st
 
 
 def eye(greys: tuple[int, int, int]) -> np.ndarray:
-    """Return an image [32, 28] with background, rim and cup in these greys."""
+    """Return an image [32, 28] whose background, rim and cup have these grey levels."""
     labels = np.zeros((32, 28), int)
     labels[8:24, 6:22], labels[12:20, 10:18] = 1, 2
     return np.array(greys, np.uint8)[labels]

@@ -4,10 +4,10 @@
     python -m tests.nvflare_names --known   # record the installed NVFlare's code that nvflare_reliability patches
 
 tests/federation/test_nvflare_names.py compares the file with the source, and the installed NVFlare with the file. After
-an upgrade of NVFlare, the test names the removed names.
+an upgrade of NVFlare, the test lists the names that NVFlare has removed.
 
-Tests of studies cover NVFlare's behaviour under these names. tests/federation/test_patches.py covers NVFlare's inner
-parts.
+Tests of studies check how NVFlare behaves under these names. The file tests/federation/test_patches.py checks NVFlare's
+internal objects.
 """
 
 import inspect
@@ -160,7 +160,7 @@ def lost_keys(said: str) -> Iterator[str]:
 
 
 def add_installed() -> None:
-    """After all tests passed with the installed NVFlare, add it to the known versions."""
+    """Add the installed NVFlare to the known versions, after all tests have passed with it."""
     known = json.loads(KNOWN.read_text("utf-8")) if KNOWN.exists() else {}
     places = sorted({place for own in PLACES.values() for place in own})
     for place in places:
@@ -169,7 +169,7 @@ def add_installed() -> None:
 
 
 def main() -> int:
-    """Write the used names, or print the names that the installed NVFlare lacks; return 1 if any is missing."""
+    """Write the used names, or print the used names that the installed NVFlare lacks; returns 1 if it lacks a name."""
     if "--write" in sys.argv[1:]:
         RECORDED.write_text(json.dumps(sorted(used()), indent=0) + "\n", "utf-8")
         return 0

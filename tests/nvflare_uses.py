@@ -1,10 +1,11 @@
-"""Find a source file's uses of NVFlare: its imports, and the attributes that it reads from them.
+"""Find a source file's uses of NVFlare: the imports from NVFlare, and the attributes that the file reads from imported
+names.
 
 A use is a chain of names from an imported name. `nvflare.apis.fl_context.FLContext.get_engine.get_clients` is a call of
 `get_clients` on the result of a context's `get_engine`.
 
-A variable's type follows from its annotation, its assignments and its loops. An attribute of `self` follows the same
-rules, and also its class's NVFlare base if there is one.
+The parser infers a variable's type from the variable's annotation, assignments and loops. The parser treats an
+attribute of `self` in the same way, and also searches the NVFlare base of the class for the attribute.
 """
 
 import ast
@@ -16,11 +17,11 @@ from importlib import import_module
 from pathlib import Path
 
 PLATFORM = "nvflare"
-HANDED_ON = {"sorted", "list", "set", "tuple", "reversed"}  # functions whose results contain their arguments
-# The attributes below return plain data, whose methods belong to Python.
+HANDED_ON = {"sorted", "list", "set", "tuple", "reversed"}  # calls whose result contains the argument's elements
+# These attributes return plain data, whose methods belong to Python.
 PLAIN = {"data", "meta", "headers", "get_headers", "get_identity_name", "get_job_meta"}
 PLAIN |= {"HEADER_STRUCT", "__name__"}
-Known = dict[str, str]  # from a variable to its chain of names
+Known = dict[str, str]  # by variable: its chain of names
 
 
 class Uses(ast.NodeVisitor):

@@ -2,8 +2,8 @@
 
     python -m tests.one_run [--canaries 600]
 
-A coin toss for each canary, a synthetic patient, decides whether the canary is in the folder. The study runs medsilo's
-code, from the files to the released model.
+A canary is a synthetic patient; a coin toss decides for each canary whether it is in the folder. The study runs
+medsilo's code, from the files to the released model.
 
 The guesser knows the other patients, all canaries and the initial weights. The number of right guesses gives a lower
 bound on ε, which must stay below the claim.
@@ -37,7 +37,7 @@ from tests import inprocess
 from tests.hospital import KEY, split_of, write_pixels
 
 CONFIDENCE, DELTA, EPSILON = 0.95, 1e-4, 2.0
-HOPED = 0.1  # share of the charged noise that gives the best guesses
+HOPED = 0.1  # fraction of the charged noise with which guesses are best
 OTHERS = 20  # patients who are always in the folder
 SHARES, SPLIT = (0.6, 0.2, 0.2), split_of(KEY)
 SIGNALS, WINDOW = 8, 32  # number of signals in a recording, which is also the number of classes; length of a recording
@@ -47,7 +47,7 @@ Write = Callable[[Path, list[str], int], None]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of data: the hospital's folder, and the objective."""
+    """A kind of data: the function that writes the hospital's folder, and the objective."""
 
     write: Write
     task: dict[str, Any]
@@ -128,8 +128,8 @@ class Found:
 def audit(kind: Kind, root: Path, canaries: int, noise: float = 1.0, seed: int | None = None) -> Found:
     """Run a study with about half of the canaries, and guess which canaries are included.
 
-    `noise` is a factor on the charged noise, for a broken mechanism. `seed` fixes coins and noise, so that a test
-    repeats.
+    `noise` is a factor on the charged noise; other values than 1 make the mechanism wrong. `seed` determines coins and
+    noise, so that a test gives the same result again.
     """
     coins = np.random.default_rng(seed).random(canaries) < 0.5
     others, every = trained("p", OTHERS), trained("c", canaries)

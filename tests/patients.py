@@ -1,4 +1,4 @@
-"""Write files in the form of FLamby's two tables of patients, and of IMPACT's studies."""
+"""Write files with the format of FLamby's two tables of patients and of IMPACT's studies."""
 
 import csv
 from pathlib import Path

@@ -1,6 +1,7 @@
 """Record a writer's file operations, and produce the states in which a power cut may leave the folder.
 
-POSIX guarantees a file's content only after fsync of the file, and a folder's names only after fsync of the folder.
+POSIX guarantees a file's content only after an fsync of the file, and a folder's names only after an fsync of the
+folder.
 
 Later writes may survive fully, partly or not at all, in any order. Before each operation, the whole folder is compared
 with the recorded state, so that no operation is missed.
@@ -25,12 +26,12 @@ RENAMING, REMOVING = ("replace", "rename"), ("unlink", "remove", "rmdir")
 
 @dataclass
 class Node:
-    """A file, or a folder if the node has no content."""
+    """A node of the recorded folder: a file, or a folder if the node has no content."""
 
     inode: int
     is_folder: bool = False
     contents: list[tuple[int, bytes]] = field(default_factory=lambda: [(0, b"")])
-    # The operations synchronised the file's content, or the folder's names.
+    # Operations that synchronised the file's content, or the folder's names, with the disk.
     synced: list[int] = field(default_factory=list)
 
     def at(self, operation: int) -> int:
@@ -58,7 +59,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Cut:
-    """A folder in the state after a power cut."""
+    """A folder in a state in which a power cut may leave it."""
 
     folder: Path
     number: int
@@ -175,7 +176,7 @@ class Disk:
 
     # ------------------------------------------------------------------ cuts
     def cuts(self, place: Path, count: int, seed: int = 0) -> Iterator[Cut]:
-        """Yield `count` cuts, spread over all operations, each with other lost writes."""
+        """Yield `count` power cuts that are spread over all operations; each power cut loses other writes."""
         draw, span = random.Random(seed), self.count - self._begin + 1
         for number in range(count):
             after = self._begin + (number * span // count if count < span else number % span)
@@ -187,11 +188,13 @@ class Disk:
             shutil.rmtree(folder)
 
     def _leave(self, folder: Path, after: int, draw: random.Random, kind: int) -> None:
-        """Leave a folder as a power cut at this point may leave it. `kind` selects the lost operations."""
+        """Write a folder in a state in which a power cut after the operation `after` may leave it. `kind`
+        selects the lost operations.
+        """
         pending = [one for one in self._namings if self._begin < one.number <= after]
         pending = [one for one in pending if not one.is_durable(self._folders, after)]
         lasts = draw.randint(0, len(pending))
-        kept = {  # nothing of the file, all of it, its beginning, or any part of it
+        kept = {  # surviving operations: none, all, the first few, or a random selection
             0: lambda place: False,
             1: lambda place: True,
             2: lambda place: place < lasts,
@@ -206,7 +209,7 @@ class Disk:
         folder.mkdir(parents=True)
         for name in sorted(name for name, node in names.items() if node and name != HERE):
             node, path = names[name], folder / name
-            if not path.parent.is_dir():  # its folder was lost
+            if not path.parent.is_dir():  # the power cut lost the file's folder
                 continue
             if node.is_folder:
                 path.mkdir()
@@ -228,7 +231,7 @@ def _content(node: Node, after: int, draw: random.Random, kind: int) -> bytes:
 
 
 def _torn(before: bytes, after: bytes, draw: random.Random) -> bytes:
-    """Return a partly written content: a part of the addition, or a mixture of old and new pages."""
+    """Return partly written content: only some of the added bytes, or a mixture of old and new pages."""
     size = draw.randint(*sorted((len(before), len(after))))
     if draw.random() < 0.5:
         return (after if after.startswith(before) else before)[:size]

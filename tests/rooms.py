@@ -1,8 +1,8 @@
-"""List the packages and the subpackages of `medsilo`, with their contents. The contracts in pyproject.toml limit the
-imports between the packages.
+"""List the packages, and the subpackages of `medsilo`, with a description of each. The contracts in pyproject.toml
+limit the imports between the packages.
 
-`python -m tests.rooms` writes the picture of the imports and the tables into CONTRIBUTING.md.
-tests/unit/cli/test_houserules.py compares them with the tree.
+`python -m tests.rooms` writes the picture of the imports and the tables into CONTRIBUTING.md. The tests in
+tests/unit/cli/test_houserules.py compare both with the source tree.
 """
 
 import tomllib
@@ -39,7 +39,7 @@ ROOMS = {
     "extend": "the interface that plug-ins import",
 }
 
-# The package serves any NVFlare application: it imports no module of medsilo, and medsilo's NVFlare packages use it.
+# Packages for any NVFlare application; they import no module of medsilo, and medsilo's NVFlare packages use them.
 BENEATH = {
     "nvflare_reliability": "reliability that NVFlare lacks: patches with their issues, message limits, chunks, liveness"
 }
@@ -57,7 +57,7 @@ PLUGINS = {
     "medsilo_series": "a hospital's time series: task, dataset probe, prediction",
     "medsilo_zoo": "methods beyond those that the three papers compare with",
 }
-WHOSE = {  # owner by package; plug-ins belong to everybody whose plans name them
+WHOSE = {  # owner by package; a plug-in belongs to everybody whose plans name the plug-in
     "medsilo": "hospital, and all others",
     "medsilo_server": "server",
     "medsilo_script": "user of NVFlare",

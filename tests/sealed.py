@@ -100,7 +100,7 @@ class Hospitals:
         without: Collection[str] = (),
         weights: Mapping[str, Mapping[str, int]] | None = None,
     ) -> dict[str, Tensors]:
-        """Distribute the round's key shares and add the masked messages; returns all uploads."""
+        """Distribute the key shares of the round, and add the masked messages; returns the uploads of all sites."""
         uploads = {}
         for site, deal in server.deals().items():
             if site not in without:

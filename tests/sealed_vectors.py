@@ -82,7 +82,9 @@ class Vectors:
         self.scale = 2.0 ** math.floor(math.log2(most / BOUND))
 
     def shares(self, dealer: str, reader: str) -> bytes:
-        """Return the dealer's two shares for the reader: one of the seed, and one of the key for pairwise masks."""
+        """Return the dealer's two key shares for the reader: a share of the seed, and a share of the key for pairwise
+        masks.
+        """
         found = b""
         for what in ("seed", "mask"):
             drawn = [secret_of(dealer, f"coefficient {power} of {what}") for power in range(1, THRESHOLD)]
@@ -107,7 +109,7 @@ class Vectors:
         return stream(key, len(NUMBERS[site]) + CHECK)
 
     def pair_mask(self, site: str, other: str) -> np.ndarray:
-        """Return the mask that `site` adds for `other`."""
+        """Return the pairwise mask that `site` adds because of `other`."""
         mine, theirs = SITES.index(site), SITES.index(other)
         secret = agree(secret_of(site, "mask"), self.mask[other])
         key = derive(secret, "pair", self.context, NAME, min(mine, theirs), max(mine, theirs))

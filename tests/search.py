@@ -1,4 +1,4 @@
-"""Search the bytes of a file or of a process's memory for a model: exactly, and by correlation."""
+"""Search the bytes of a file or of a process's memory for a model, by exact comparison and by correlation."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,24 +9,24 @@ from scipy import fft
 
 Numbers = NDArray[Any]
 
-CHANCE = 0.01  # greatest |correlation| of unrelated numbers
+CHANCE = 0.01  # greatest |correlation| of a model with unrelated values
 KINDS = ("<f4", "<f8", "<i8")  # possible types of numbers in memory
 SMALLEST, LARGEST = 1e-10, 100.0  # nearly all weights lie in this range
-HALF, FEW = 0.5, 0.2  # shares of a page of memory
+HALF, FEW = 0.5, 0.2  # fractions of the values in a page of memory
 STRETCH = 1 << 21  # numbers in one search window
-LEAST_SPREAD = 1e-8  # least share of a window's energy; a smaller share is rounding noise
+LEAST_SPREAD = 1e-8  # least fraction of a window's energy; a smaller fraction is rounding noise
 PAGE = 4096
 OUTLIER = 3  # limit of outliers in standard deviations
 PIECES, PIECE = 24, 4  # number of pieces of a model for the exact search, and the numbers in each piece
 
 
 def strange_part(model: Numbers, *known: Numbers) -> Numbers:
-    """Return the part of a model that known numbers do not determine, with mean 0 and norm 1.
+    """Return a model's weights minus their projection on known values, scaled to mean 0 and norm 1.
 
-    All frequencies get the same amplitude, and outliers are clipped. Otherwise, slow changes and single large weights
-    would correlate with unrelated numbers.
+    The function gives all frequencies the same amplitude, and clips outliers. Without these steps, slow changes and
+    single large weights would correlate with unrelated values.
 
-    The result correlates with unrelated numbers no more than noise does.
+    The result correlates with unrelated values no more than noise does.
     """
     basis, _ = np.linalg.qr(np.stack([np.ones_like(model), *known], axis=1))
     waves = fft.rfft(model - basis @ (basis.T @ model))
@@ -53,11 +53,11 @@ def _runs(pages: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
 
 
 def vectors(content: bytes, kind: str, size: int, known: Numbers) -> Iterator[Numbers]:
-    """Yield the memory regions that can hold `size` numbers of this type, with the adjacent pages.
+    """Yield the memory regions that can contain `size` values of this type, together with adjacent pages.
 
     Weights have magnitudes in a known range, and integers have both signs.
 
-    `known` has public numbers in single precision, such as the initial weights, which are ignored.
+    `known` has public values in single precision, such as the initial weights; the search ignores these values.
     """
     width = int(kind[-1])
     raw = _pages(content).view(kind)
@@ -79,7 +79,7 @@ def vectors(content: bytes, kind: str, size: int, known: Numbers) -> Iterator[Nu
 
 
 def _as_numbers(raw: Numbers) -> Numbers:
-    """Return numbers in double precision. Values that cannot be weights become 0, and integers are compressed."""
+    """Return the values in double precision. Values that cannot be weights become 0, and integers are compressed."""
     if raw.dtype.kind == "i":  # the scale of integers is unknown, and a few large integers would hide the others
         return np.arcsinh(raw.astype(np.float64))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -87,7 +87,7 @@ def _as_numbers(raw: Numbers) -> Numbers:
 
 
 def most_alike(contents: Iterable[bytes], wanted: Sequence[Numbers], known: Numbers) -> float:
-    """Return the largest |correlation| of a model with equally many adjacent numbers anywhere in memory."""
+    """Return the largest |correlation| between a model and equally many adjacent values anywhere in memory."""
     size = len(wanted[0])
     length = fft.next_fast_len(STRETCH, real=True)
     turned = [np.conj(fft.rfft(each, length)) for each in wanted]
@@ -109,7 +109,7 @@ def _most_in(numbers: Numbers, turned: Sequence[NDArray[np.complex128]], size: i
 
 
 def pieces_of(model: Numbers, initial: Numbers) -> list[bytes]:
-    """Return pieces of a model as they lie in memory, except those that equal the initial weights."""
+    """Return pieces of a model as bytes in memory, except pieces that equal the initial weights."""
     single, before = model.astype("<f4"), initial.astype("<f4")
     found = []
     for start in np.linspace(0, len(single) - 1000, PIECES).astype(int):

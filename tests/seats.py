@@ -1,6 +1,6 @@
-"""Check the table of medsilo's capabilities, with their users and modules (docs/seats.yaml).
+"""Check docs/seats.yaml, the table of medsilo's capabilities with the users and modules of each.
 
-`python -m tests.seats` writes the table into CONTRIBUTING.md, and lists the modules with no capability or with two.
+`python -m tests.seats` writes the table into CONTRIBUTING.md, and lists modules that have no capability or two.
 """
 
 import sys
@@ -89,7 +89,7 @@ THINGS: dict[str, Callable[[], list[str]]] = {
 # ---------------------------------------------------------------------------------------------------- owners
 @dataclass(frozen=True)
 class Seating:
-    """The capability of each item of one kind, and the problems."""
+    """The capability of each item of one kind, and the problems of this assignment."""
 
     taken: dict[str, list[str]]  # by capability
     problems: list[str]
@@ -127,7 +127,7 @@ def tests_of(seat: Seat) -> list[Path]:
 
 
 def problems() -> list[str]:
-    """Return the items with no capability or with two, and the unused patterns."""
+    """Return the items that have no capability or two, and the unused patterns."""
     names = [seat.capability for seat in SEATS.seats]
     return [
         *(problem for seating in all_seated().values() for problem in seating.problems),

@@ -1,4 +1,4 @@
-"""Create the sites of a study for tests: a participant with its disclosure, without the ledger and optional layers."""
+"""Create a study's sites for tests: participants with disclosure, but without a ledger and optional layers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -34,7 +34,7 @@ def site_of(
 def sites_of(
     plan: Plan, folder: Path, names: Sequence[str] = SITES, settings: SiteSettings = CPU
 ) -> dict[str, TrainingSite]:
-    """Return the sites of a study whose run is `folder`, all with the same settings."""
+    """Return the sites of a study that stores its run in `folder`; all sites have the same settings."""
     return {site: site_of(plan, site, names, settings, folder / "sites" / site) for site in names}
 
 

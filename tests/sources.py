@@ -8,7 +8,9 @@ from pathlib import Path
 
 
 class Imports(ast.NodeVisitor):
-    """Collects the medsilo modules that a file imports, also within functions but not for type checkers."""
+    """Collects the medsilo modules that a file imports, including imports in functions, but not imports for type
+    checkers.
+    """
 
     def __init__(self, known: Mapping[str, Path]) -> None:
         self.known, self.found = known, set[str]()

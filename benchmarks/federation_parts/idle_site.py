@@ -19,7 +19,7 @@ from medsilo.tasks.site_data import SiteData
 
 
 class IdleTrainer(Trainer):
-    """A trainer that leaves the received model unchanged, at once."""
+    """A trainer that returns at once and leaves the received model unchanged."""
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         return 0.0

@@ -1,11 +1,11 @@
-"""Draw the papers' figures from finished runs, and write the data behind them; docs/research/reproduce.md explains each
+"""Draw the papers' figures from finished runs, and write the plotted data; docs/research/reproduce.md explains each
 figure.
 
     python -m results.analyses KIND RUN... -o FOLDER [--seed N] [--cases N] [--reach LENGTH] [--steps N]
         [--iterations N] [--network NETWORK] [--pictures] [--device DEVICE] [--data FOLDER] [--settings FOLDER]
 
-The machine must have the data of all sites. The program exits with 1 if data are missing, or if a model should not be
-released.
+The machine that draws the figures must have the data of all sites. The program exits with 1 if data are missing, or if
+a model should not be released.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def length(value: object) -> float:
 
 
 def told(check: Callable[[object], Any]) -> Callable[[str], Any]:
-    """Return an argument type that reports a wrong argument with a message which argparse prints."""
+    """Return a type for argparse, which prints the type's own message if an argument is wrong."""
 
     def of(text: str) -> Any:
         try:

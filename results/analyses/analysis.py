@@ -37,11 +37,11 @@ KINDS = {  # the module and function of each kind of analysis
 
 @dataclass(frozen=True)
 class Question:
-    """The options of an analysis of runs; each kind of analysis uses some of them."""
+    """The options of all analyses of runs; each kind of analysis uses some of these options."""
 
     settings: SiteSettings
     seed: int = 0
-    cases: int | None = None  # number of cases of each site; by default, the analysis chooses it
+    cases: int | None = None  # number of cases of each site; by default, the analysis chooses this number
     reach: float = 1.0  # distance from the centre of a loss landscape to its edge
     steps: int | None = None  # points of a loss landscape from its centre to its edge
     iterations: int = 300  # iterations of an inversion attack
@@ -67,7 +67,7 @@ def part_of(run: FinishedRun, name: str) -> nn.Module:
 
 
 def check_network(run: FinishedRun, name: str) -> None:
-    """Raise an error if the run's method has no such network."""
+    """Raise an error if the run's method has no network of this name."""
     names = list(run.plan.build_networks())
     if name not in names:
         raise MedsiloError(f"--network {name}: run '{run.folder.name}' has {', '.join(names)}; give one of these")
@@ -95,7 +95,9 @@ def finite_or_none(value: float) -> float | None:
 
 
 def analyse(kind: str, folders: Sequence[Path], asked: Question, out: Path) -> tuple[list[Path], AnalysisResult]:
-    """Write <kind>.json and the figures; returns their paths and the result."""
+    """Write <kind>.json and the figures of an analysis, and return the paths of the written files and the analysis's
+    result.
+    """
     from results.analyses.figures import save  # matplotlib is slow to import
 
     module, function = KINDS[kind]

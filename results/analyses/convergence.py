@@ -14,8 +14,8 @@ from results.analyses.finished import FinishedRun
 
 
 def curves(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
-    """Return the sites' mean validation score after each round, and the bytes that all sites had sent and received by
-    then.
+    """Return for each round's end the sites' mean validation score, and the bytes that all sites had sent and received
+    by then.
     """
     metrics = {run.summary.metric for run in runs}
     if len(metrics) > 1:

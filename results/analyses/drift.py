@@ -1,7 +1,7 @@
 """Measure HarmoFL's drift Γ (Eq. 9): the distance of sites' models from the server's model within a round.
 
-Γ falls with the loss, because a collapsed or overfitted model hardly changes. Therefore, compare Γ of two methods at
-equal training loss instead of in the same round.
+Γ falls when the loss falls, because a collapsed or overfitted model hardly changes. Therefore, compare Γ of two methods
+at equal training loss instead of in the same round.
 """
 
 from collections.abc import Sequence
@@ -33,14 +33,14 @@ from tests import inprocess
 class WatchedTrainer(Trainer):
     """A site that measures ‖θ_{i,k} − θ^t‖² after each of its K steps of a round.
 
-    θ are the trained weights of one network that are sent in the round; the running statistics of batch norm are left
-    out.
+    θ contains those trained weights of one network that the site sends in the round, without the running statistics of
+    batch norm.
     """
 
     network = "model"
     rounds: dict[int, dict[str, Any]]
     squares: list[float]
-    sent: Sequence[tuple[Tensor, Tensor]] = ()  # weights and their values at the start of the round
+    sent: Sequence[tuple[Tensor, Tensor]] = ()  # trained weights, and their values at the start of the round
 
     def bench(self, purpose: str, number: int, stop: Stop) -> TrainContext:
         bench = super().bench(purpose, number, stop)
@@ -80,7 +80,7 @@ class WatchedParticipant(Participant):
 def replay(
     plan: Plan, sites: Sequence[str], settings: SiteSettings, network: str
 ) -> tuple[list[WatchedParticipant], Summary]:
-    """Run the plan again with sites that record their drift; returns these sites and the summary."""
+    """Run the plan again with sites that record their drift, and return these sites and the new run's summary."""
     watched: list[WatchedParticipant] = []
 
     def site(*given: Any, **more: Any) -> WatchedParticipant:
@@ -136,7 +136,7 @@ def drifts(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
 
 
 def travelling_weights(phase: Phase, modules: Modules, name: str) -> list[nn.Parameter]:
-    """Return the trained weights of a network that sites send in a phase."""
+    """Return those trained weights of a network that sites send in a phase."""
     sent = {place for tensors in views(phase.sent, modules).values() for place in places_of(tensors.values())}
     return [weight for weight in modules[name].parameters() if weight.data_ptr() in sent] if name in modules else []
 

@@ -1,4 +1,4 @@
-"""Draw a t-SNE map of the features before a network's last layer, for the cases of each site (FedSM, Fig. 3)."""
+"""Draw a t-SNE map of all sites' cases from the input of a network's last layer (FedSM, Fig. 3)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

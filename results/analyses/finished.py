@@ -1,4 +1,4 @@
-"""Read a finished run with the models and data of all sites; this machine must have the data."""
+"""Read a finished run's models and the data of all its sites, which must be on this machine."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from medsilo_server.record import Record
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run, with the data of all sites on this machine."""
+    """A finished run; the data of all its sites must be on this machine."""
 
     folder: Path
     label: str  # unique among the runs shown together
@@ -64,7 +64,7 @@ class FinishedRun:
         return model.to(device).eval()
 
     def experts(self, device: torch.device) -> dict[str, nn.Module]:
-        """Return the personal models in the run's super model by site, in evaluation mode. Without a super model, the
+        """Return each site's personal model from the run's super model, in evaluation mode. Without a super model, the
         mapping is empty.
         """
         found = {}
@@ -75,7 +75,7 @@ class FinishedRun:
         return found
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that distinguish this run from others, for the data beside a figure."""
+        """Return the fields of the summary that identify this run in an analysis's JSON file."""
         keys = {"method", "title", "task", "synthetic", "network", "seed", "protocol", "plan_hash"}
         keys |= {"packages", "rounds"}
         return {"label": self.label, "run": self.folder.name} | self.summary.model_dump(mode="json", include=keys)
@@ -96,6 +96,6 @@ def read_finished(folders: Sequence[Path]) -> list[FinishedRun]:
 
 
 def drawn(data: Dataset, most: int, seed: int, *purpose: str) -> Subset:
-    """Return at most this number of cases in their order; the seed and the purpose determine the choice."""
+    """Return at most `most` random cases in the data set's order; the seed and the purpose determine the cases."""
     order = torch.randperm(len(data), generator=generator_for(seed, "cases", *purpose))  # type: ignore[arg-type]
     return Subset(data, sorted(order[:most].tolist()))

@@ -1,9 +1,9 @@
 """Reconstruct images from a site's messages as a curious server could (HarmoFL, Fig. 7; Geiping et al. 2020).
 
 The server searches for a smooth image that would have produced the received tensors. The module tries two attacks. The
-first attack uses HarmoFL's amplitudes of round 1: those of a single image, which no site ever sends, and the averages
-that sites send. The second attack uses the gradient of one image with a known label at the initial weights, which is
-the easiest case. A site's real messages give an attacker less: weights after many steps on many images.
+first attack uses HarmoFL's amplitude of one image, which no site ever sends, and the average amplitudes that sites send
+in round 1. The second attack uses the gradient of one image with a known label at the initial weights, which is the
+easiest case. A site's real messages give an attacker less: weights after many steps on many images.
 """
 
 import math
@@ -25,7 +25,7 @@ from results.analyses.figures import COLOURS, MARKERS, panels
 from results.analyses.finished import FinishedRun, drawn
 
 CASES = 2  # attacked images of each site
-OTHERS = 32  # other images of the site that serve as guesses by chance
+OTHERS = 32  # number of the site's other images that serve as guesses by chance
 STEP, SMOOTH = 0.1, 1e-2  # the step of the signed gradient and the weight of total variation, after Geiping et al.
 Mismatch = Callable[[Tensor], Tensor]
 
@@ -37,8 +37,8 @@ def total_variation(image: Tensor) -> Tensor:
 
 
 def reconstruct(mismatch: Mismatch, start: Tensor, low: float, high: float, iterations: int, smooth: float) -> Tensor:
-    """Return the image within [low, high] that fits best. Adam follows the sign of the gradient with a learning rate
-    that falls to zero.
+    """Return the image with values in [low, high] that minimises the mismatch plus the weighted total variation. Adam
+    follows the sign of the gradient with a learning rate that falls to zero.
     """
     image = start.detach().clone().requires_grad_()
     optimizer = torch.optim.Adam([image], lr=STEP * (high - low))
@@ -189,7 +189,7 @@ def _attacks(run: FinishedRun, site: str, asked: Question) -> list[dict[str, Any
 
 
 def site_amplitude(run: FinishedRun, site: str, train: Dataset, asked: Question) -> Tensor:
-    """Return the average amplitude that this site sends in round 1, without training.truncate."""
+    """Return the average amplitude that this site sends in round 1 if the plan has no `training.truncate`."""
     compute = asked.settings.compute()
     layer = run.plan.algorithm.input_layer(run.plan.build_networks())
     if not isinstance(layer, AmplitudeNorm):
@@ -203,8 +203,8 @@ def site_amplitude(run: FinishedRun, site: str, train: Dataset, asked: Question)
 
 
 def score(guess: Tensor, truth: Tensor, span: float) -> dict[str, float]:
-    """Return the PSNR and SSIM of a guess, unchanged or aligned, whichever is higher. Guesses by chance are scored in
-    the same way.
+    """Return the PSNR and the SSIM of a guess, each for the unchanged or the aligned guess, whichever gives the higher
+    value. Guesses by chance are scored in the same way.
     """
     images = (guess, aligned(guess, truth))
     return {name: max(measure(image, truth, span) for image in images) for name, measure in MEASURES.items()}

@@ -1,7 +1,7 @@
 """Draw the loss around a trained model, as HarmoFL's Fig. 6 and FedSM's Fig. 4 do after Li et al. 2018.
 
-Only trained weights are changed. Batch norm is in evaluation mode and keeps its saved running statistics. The cases are
-training cases, because the sites minimised their loss.
+Only trained weights are changed. Batch norm is in evaluation mode and keeps its saved running statistics. The loss is
+that of training cases, because the sites minimised the loss of these cases.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -126,7 +126,7 @@ def profiles(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
 
 
 def _each(runs: Sequence[FinishedRun], asked: Question) -> Iterator[tuple[str, str, nn.Module, Callable[[], float]]]:
-    """Yield the label, site and model of each run, with a function that returns its loss on training cases for given
+    """Yield each run's label, site and model, and a function that returns the model's loss on training cases for given
     weights.
     """
     compute = asked.settings.compute()
@@ -149,7 +149,7 @@ def _grid(found: Sequence[dict[str, Any]]) -> tuple[Figure, list[tuple[Axes, dic
 
 def _draw_surfaces(places: Sequence[float], found: Sequence[dict[str, Any]]) -> Figure:
     figure, pairs = _grid(found)
-    heights = [np.array(one["losses"], float).T for one in found]  # None becomes NaN, and x points to the right
+    heights = [np.array(one["losses"], float).T for one in found]  # None becomes NaN; .T makes x the horizontal axis
     low, high = max(float(np.nanmin(heights)), SMALLEST), float(np.nanmax(heights))
     levels = np.geomspace(low, max(high, 1.01 * low), LEVELS)  # one scale for all panels
     norm = LogNorm(levels[0], levels[-1])

@@ -1,9 +1,10 @@
 """Test before a release whether models reveal the patients of their training set (membership inference).
 
-An attack separates each training case of a hospital from its validation and test cases by the model's loss on it. Where
-hospitals have separate models, the attack subtracts other hospitals' losses (a likelihood ratio with fixed models). The
-report has the area under the curve with its interval (Hanley and McNeil 1982). The report also has the rate of detected
-members at one false alarm in twenty (Clopper and Pearson's interval).
+By the model's loss on each case, an attack separates a hospital's training cases from its validation and test cases.
+If hospitals have separate models, the attack uses the mean loss of other hospitals' models minus the model's loss (a
+likelihood ratio with fixed models). The report has the area under the ROC curve with its confidence interval (Hanley
+and McNeil 1982). The report also has the fraction of members detected with one false alarm in twenty, and Clopper and
+Pearson's confidence interval of this fraction.
 """
 
 import math
@@ -22,8 +23,8 @@ from medsilo.site.settings import SiteSettings
 from results.analyses.analysis import AnalysisResult, Question
 from results.analyses.finished import FinishedRun, drawn
 
-CASES = 400  # most cases of each of the two groups: members and others
-FALSE = 0.05  # rate of false alarms: others that are classified as members
+CASES = 400  # most cases in each of the two groups, members and other cases
+FALSE = 0.05  # rate of false alarms: fraction of the other cases that the attack classifies as members
 CONFIDENCE = 0.95
 CLEAR = 0.6  # smallest area under the curve at which the report advises against a release
 
@@ -35,9 +36,9 @@ class Membership:
     members: int
     others: int
     area: float
-    lowest: float  # lower limit of the area's interval
+    lowest: float  # lower limit of the area's confidence interval
     highest: float
-    found: float  # share of members that the attack detects at the rate of false alarms `FALSE`
+    found: float  # fraction of members that the attack detects at the rate of false alarms `FALSE`
     found_lowest: float
 
     @property
@@ -60,7 +61,7 @@ class Membership:
 
 
 def membership(members: np.ndarray, others: np.ndarray) -> Membership:
-    """Return the separation of members by these scores; members are expected to have higher scores."""
+    """Measure how well these scores separate members, who are expected to have higher scores, from other cases."""
     n, m = len(members), len(others)
     ranks = rankdata(np.concatenate([members, others]))
     area = float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
@@ -74,7 +75,7 @@ def membership(members: np.ndarray, others: np.ndarray) -> Membership:
 
 
 def check_release(run: FinishedRun, settings: SiteSettings, seed: int = 0) -> dict[str, Membership]:
-    """Return, for each released model, the separation of its training cases from other cases.
+    """Measure for each released model how well an attack separates its training cases from other cases.
 
     Attack each site's tested model, and each expert of a super model, because every holder of the super model has its
     experts.
@@ -93,7 +94,7 @@ def check_release(run: FinishedRun, settings: SiteSettings, seed: int = 0) -> di
 def _of_site(
     run: FinishedRun, settings: SiteSettings, site: str, model: nn.Module, references: Sequence[nn.Module], seed: int
 ) -> Membership:
-    """Return the separation of a site's training cases from its validation and test cases by a model."""
+    """Measure how well a model's loss separates a site's training cases from its validation and test cases."""
     data, compute = run.data(site, settings), settings.compute()
     members = drawn(data.train, CASES, seed, "members", site)
     others = drawn(ConcatDataset([data.validation, data.test]), CASES, seed, "others", site)
@@ -103,7 +104,7 @@ def _of_site(
 def _scores(
     run: FinishedRun, model: nn.Module, references: Sequence[nn.Module], cases: Dataset, compute: Compute
 ) -> np.ndarray:
-    """Return for each case the other models' loss minus the loss of this model."""
+    """For each case, return the mean loss of the other models minus the loss of this model."""
     own = _losses(run, model, cases, compute)
     if not references:
         return -own

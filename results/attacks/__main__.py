@@ -3,8 +3,8 @@
     python -m results.attacks [--write] [--wide] [--minutes N] [--cells DIR]
 
 The program runs the missing studies, stores the result of each in a file under --cells, and prints results/attacks.csv.
-The option --write also writes that file. A stopped program continues with the next study; `--minutes 0` runs no study.
-The whole program takes about 90 minutes on one core. The option --wide combines all methods with all attacks and
+The option --write also writes that file. A stopped program continues with the next study. With `--minutes 0`, no study
+runs. The whole program takes about 90 minutes on one core. The option --wide combines all methods with all attacks and
 defences, and takes many times as long. The program exits with 1 if studies are missing, or if the best defence misses
 the goal in an attack without a declared exception.
 """

@@ -34,7 +34,7 @@ Updates = Mapping[str, Tensors]  # by dishonest hospital: its trained tensors mi
 
 @dataclass(frozen=True)
 class Turn:
-    """A request to the dishonest hospitals with their honest answers, which an attack changes in place."""
+    """The server's request to the dishonest hospitals, and their honest answers, which an attack changes in place."""
 
     plan: Plan
     task: str
@@ -57,7 +57,7 @@ class Attack:
         return data
 
     def forge(self, turn: Turn) -> None:
-        """Change the answers."""
+        """Change the dishonest hospitals' answers in place."""
 
 
 # ---------------------------------------------------------------------------------------------------- forged weights
@@ -355,7 +355,7 @@ class Backdoor(Attack):
 
 
 class ScaledBackdoor(Backdoor, Scaling):
-    """A backdoor attack whose scaled update replaces the mean."""
+    """A backdoor attack that scales its update so that the mean of all updates is about the attacker's update."""
 
     name = "backdoor, replacing the model"
     does = "the same, and sends n / m times its update for m bad hospitals of n, which takes the place of the mean"
@@ -366,7 +366,9 @@ class ScaledBackdoor(Backdoor, Scaling):
 
 
 def patched(images: Tensor) -> Tensor:
-    """Return images [B, C, H, W] with a chessboard of black and white in the lower right corner, an eighth wide."""
+    """Return images [B, C, H, W] whose lower right corner, an eighth of the image wide, is a black and white
+    chessboard.
+    """
     width = max(2, images.shape[-1] // 8)
     places = torch.arange(width)
     board = ((places + places[:, None]) % 2).to(images.dtype)

@@ -20,7 +20,7 @@ from results.attacks.federation import run
 
 @dataclass(frozen=True)
 class Defence:
-    """The plan's `aggregation`, and the number of the five hospitals that a round needs with it."""
+    """The plan's `aggregation`, and how many of the five hospitals a round with this aggregation needs."""
 
     mixing: Mapping[str, Any]
     minimum: int = 3
@@ -29,7 +29,7 @@ class Defence:
 PLAIN = "plain mean"
 DEFENCES: Mapping[str, Defence] = {
     PLAIN: Defence({}),
-    "share cap": Defence({"max_weight": 0.25}, 4),  # a cap of a quarter needs at least four hospitals
+    "share cap": Defence({"max_weight": 0.25}, 4),  # weights of at most a quarter need at least four hospitals
     "norm bound": Defence({"robust": {"name": "norm-bound"}}),
     "median": Defence({"robust": {"name": "median"}}),
     "trimmed mean": Defence({"robust": {"name": "trimmed-mean", "bad": 1}}),
@@ -115,7 +115,8 @@ class Cell:
     def plan(self) -> Plan:
         """Return the plan; raises PlanError if the method does not allow the defence."""
         defence = DEFENCES[self.defence]
-        # Defences are measured without the server's standard rejection of a site that reports nearly all cases.
+        # By default, the server rejects a site that reports nearly all cases; this rejection is off while defences are
+        # measured.
         agreed: dict[str, Any] = {"sites": list(SITES), "minimum": defence.minimum, "max_share": 1.0}
         if defence.minimum < len(SITES):
             agreed["when_missing"] = "continue"
@@ -152,7 +153,7 @@ class Result:
     refused: int = 0
     reason: str | None = None  # reason why the study ended early or the plan was rejected
     no_plan: bool = False
-    record: Sequence[Mapping[str, Any]] | None = None  # outliers in each round, with the plain mean only
+    record: Sequence[Mapping[str, Any]] | None = None  # the record's outliers in each round; only for the plain mean
     rounds: int = 0
     seconds: float = 0.0  # processor time
     package: str = ""
@@ -210,7 +211,9 @@ SMALLEST = (
 
 
 def cells(blocks: Sequence[Block]) -> Iterator[Cell]:
-    """Yield every cell once, first seeds before second seeds, so that unfinished results make a table, too."""
+    """Yield every cell once, all cells of the first seed before those of the second, so that unfinished results make a
+    table, too.
+    """
     seen = set()
     for seed in range(max(block.seeds for block in blocks)):
         for block in blocks:

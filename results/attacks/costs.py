@@ -33,7 +33,7 @@ LARGE, SMALL = (32, 64, 128, 256, 512), (4, 8)  # numbers of features of the lar
 
 @dataclass(frozen=True)
 class Cost:
-    """Return the stored measurements, or measure now in a small process."""
+    """A defence's processor time and peak memory at the server, divided by those of the plain mean."""
 
     defence: str
     seconds: float
@@ -41,7 +41,7 @@ class Cost:
 
 
 def kept_costs(folder: Path, tiny: bool) -> list[Cost]:
-    """Return the earlier measurements, or measure now, in a small process."""
+    """Return the stored measurements; without stored measurements, measure now in a small process."""
     file = folder / "costs.json"
     if not file.exists():
         # Freed memory returns to the system at once, so the peak is free of heap fragmentation.
@@ -95,7 +95,7 @@ def a_round(defence: str, features: tuple[int, ...], sent: Iterator[Tensors]) ->
 
 
 def models(features: tuple[int, ...]) -> Iterator[Tensors]:
-    """Yield the hospitals' models one by one, so that only one exists at a time."""
+    """Yield the hospitals' models one by one, so that only one model exists at a time."""
     torch.manual_seed(0)
     given = UNet(features=features).build(1, 2).state_dict()
     for _ in SITES:

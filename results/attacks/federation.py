@@ -35,11 +35,12 @@ CPU = SiteSettings(device="cpu")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a study for the honest hospitals."""
+    """The honest hospitals' scores in a study, and how the study ended."""
 
     score: float | None  # mean test score; None: the study ended before the test
     sites: dict[str, float]  # test score by honest hospital
-    # share of the honest hospitals' test images of other classes that the patch turns into the target class
+    # fraction of the honest hospitals' test images of other classes that models assign to the target class because of
+    # the patch
     patched: float | None
     refused: int  # rounds in which the server rejected a dishonest hospital's answer
     reason: str | None  # why the study ended
@@ -124,9 +125,10 @@ def _outcome(plan: Plan, root: Path, coordinator: Coordinator, bad: Collection[s
 
 # ---------------------------------------------------------------------------------------------------- the backdoor
 def success_of_patch(plan: Plan, root: Path, honest: Sequence[str]) -> float | None:
-    """Return the share of honest hospitals' test images that the patch makes their models call the target class.
+    """Return the fraction of the honest hospitals' test images that their models assign to the target class because of
+    the patch.
 
-    Images of the target class don't count. Returns None if cases have no class.
+    Test images whose true class is the target class don't count. Returns None if cases have no class.
     """
     if not plan.task.goal.classifies or len(plan.task.shape or ()) != 3:
         return None

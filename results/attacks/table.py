@@ -49,7 +49,9 @@ def _signed(points: float) -> str:
 
 @dataclass(frozen=True)
 class Compared:
-    """An attack on a method with a defence, compared with the federation without an attack, over all finished seeds."""
+    """The results of one attack on one method with one defence in all finished seeds, and of the federations without an
+    attack.
+    """
 
     cells: Sequence[Cell]  # finished cells, one for each seed
     results: Sequence[Result]
@@ -85,7 +87,7 @@ class Compared:
 
     @property
     def cost(self) -> float:
-        """Points that the defence costs the same hospitals without an attack."""
+        """Points of the same hospitals' mean score that the defence costs in a federation without an attack."""
         return 100 * (self.best_possible - self._mean_of(self.unattacked))
 
     def _mean_of(self, results: Sequence[Result]) -> float:
@@ -94,12 +96,12 @@ class Compared:
 
     @property
     def loss(self) -> float:
-        """Points below the federation without an attack; 100 if a study ended early."""
+        """Points of the mean score below the federation without an attack; 100 if a study ended early."""
         return 100.0 if self.ended or self.score is None else 100 * (self.best_possible - self.score)
 
     @property
     def patched(self) -> float | None:
-        """Return the share of images that the patch moves to the target class."""
+        """Return the fraction of images that models assign to the target class because of the patch."""
         return _mean(result.patched for result in self.results)
 
     @property
@@ -157,7 +159,7 @@ class Done:
         return Compared(own, results, references, unattacked, honest) if own else None
 
     def where(self, wanted: Callable[[Cell], bool]) -> list[Compared]:
-        """Return the finished cells in their order, with the seeds of each combined."""
+        """Return the finished cells that `wanted` accepts, in order; the seeds of a cell are combined."""
         firsts = {_key(replace(cell, seed=0)): replace(cell, seed=0) for cell in self.cells if wanted(cell)}
         return [found for cell in firsts.values() if (found := self.compared(cell))]
 
@@ -176,7 +178,7 @@ def attacks_table() -> Table:
 
 
 def settings_table(done: Done) -> Table:
-    """Return the numbers of the studies, such as hospitals and rounds."""
+    """Return a table of each study's settings, such as the numbers of hospitals and rounds."""
     settings = {cell.setting.title: cell.setting for cell in done.cells}
     rows = [(one.title, _numbers(one.task), _numbers(one.network), _numbers(one.training)) for one in settings.values()]
     return Table(("study", "task", "network", "training"), rows, "The studies")
@@ -187,7 +189,9 @@ def _numbers(section: Mapping[str, Any]) -> str:
 
 
 def scores_table(done: Done, setting: Setting, method: str, bad: int) -> Table:
-    """Return a table of attacks by defences for a method and a number of dishonest hospitals."""
+    """For one method and number of dishonest hospitals, return a table of scores with a row for each attack and a
+    column for each defence.
+    """
     found = done.where(lambda cell: (cell.setting, cell.method, cell.bad) == (setting, method, bad))
     defences = [name for name in DEFENCES if any(one.cell.defence == name for one in found)]
     rows = []
@@ -239,8 +243,8 @@ def best_defence(found: Sequence[Compared]) -> str | None:
 
 
 def goal_table(done: Done) -> tuple[Table, list[Compared]]:
-    """Return the best defence's loss in each attack by one dishonest hospital, and the attacks in which it misses the
-    goal.
+    """Return a table of each method's best defence against one dishonest hospital, and the attacks in which that
+    defence misses the goal.
     """
     rows: list[Sequence[str]] = []
     missed: list[Compared] = []
@@ -269,7 +273,7 @@ def _why(one: Compared) -> str:
 
 # ---------------------------------------------------------------------------------------------------- outliers
 def named_table(done: Done) -> Table:
-    """Return a table of the hospitals that the record marks as outliers, with the plain mean."""
+    """For studies that use the plain mean, return a table of the hospitals that the record marks as outliers."""
     rows = []
     for one in done.where(lambda cell: cell.defence == PLAIN):
         pairs = zip(one.cells, one.results, strict=True)

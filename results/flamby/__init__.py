@@ -1,8 +1,8 @@
 """Run FLamby's published tables of two sets of patients' data again (du Terrail et al. 2022).
 
 The protocol (docs/research/reproduce.md) follows FLamby's code; published.csv holds the published scores of each seed.
-Deviations: in each round, a site's passes over its data start again; SCAFFOLD gives all hospitals the same weight;
-equal survival times follow Breslow's rule.
+Medsilo deviates from FLamby's code in three ways. Each round starts a new pass over a site's data. SCAFFOLD gives all
+hospitals the same weight. The loss treats equal survival times by Breslow's rule.
 """
 
 import csv
@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One of FLamby's sets: the place of its files, and the training of its models."""
+    """One of FLamby's data sets: the folder of its files, and the training settings of its models."""
 
     name: str
     folder: str
@@ -47,7 +47,7 @@ class Benchmark:
     rounds: int
     alone: Mapping[str, Any]  # settings of pooled and single-site training
     rates: Mapping[str, float]  # learning rates at the hospitals, by method
-    numbers: Mapping[str, Mapping[str, Any]]  # further numbers, by method
+    numbers: Mapping[str, Mapping[str, Any]]  # further settings, by method
     personal: Mapping[str, float]  # learning rates of the methods whose model is tested at each hospital
 
     def lacking(self, data: Path) -> list[str]:
@@ -67,7 +67,7 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class PublishedCell:
-    """One cell of the table: medsilo's seeds and the published seeds."""
+    """One cell of the table: the scores of medsilo's seeds and of the published seeds."""
 
     set: str
     method: str
@@ -115,8 +115,8 @@ def shown(values: Sequence[float]) -> str:
 
 # ------------------------------------------------------------------------------------------------------ the data
 def read_heart(folder: Path) -> Lines:
-    """Return UCI's four hospitals: the lines without missing values in the first ten columns, two of which become
-    dummies.
+    """Return UCI's four hospitals; lines with a missing value in the first ten columns are left out, and two of these
+    columns become dummies.
     """
     known = {name: list(_heart_lines(folder / f"processed.{name}.data", name)) for name in HOSPITALS}
     levels = {place: sorted({line[place] for own in known.values() for line in own})[1:] for place in DUMMIES}
@@ -124,7 +124,7 @@ def read_heart(folder: Path) -> Lines:
 
 
 def _heart_lines(path: Path, name: str) -> Iterator[list[float]]:
-    """Yield the first ten numbers of a line, and True if the patient has the disease."""
+    """For each line, yield its first ten values, and True if the patient has the disease."""
     with path.open(encoding="utf-8", newline="") as file:
         for cells in csv.reader(file):
             if len(cells) <= DISEASE or "?" in cells[:READ]:
@@ -144,8 +144,8 @@ def _with_dummies(lines: Sequence[Sequence[float]], levels: Mapping[int, Sequenc
 
 
 def _split(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Assign each line to a part: scikit-learn draws 66 % for training, stratified by disease if both labels occur
-    three times.
+    """Assign each line to training or test: scikit-learn draws 66 % for training, stratified by disease if both labels
+    occur at least three times.
     """
     from sklearn.model_selection import train_test_split
 

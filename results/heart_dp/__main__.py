@@ -2,9 +2,10 @@
 
     python -m results.heart_dp [--write] [--minutes N] [--data DIR] [--published FILE] [--cells DIR]
 
-The program runs the missing studies, stores each result in a file under --cells, and prints results/heart-dp.csv, which
---write also writes. A stopped program continues with the next study. The program takes about half an hour on one free
-core. The program exits with 1 if a goal is missed or a study is missing.
+The program runs the missing studies and stores each result in a file under --cells. The program prints the content of
+results/heart-dp.csv; with --write, the program also writes this file. A stopped program continues with the next study.
+The program takes about half an hour on one free core. The program exits with 1 if a goal is missed or a study is
+missing.
 """
 
 import argparse

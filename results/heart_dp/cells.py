@@ -1,5 +1,5 @@
-"""Define the studies of the heart data under privacy, with a file for each result, and the choice of numbers without
-the test cases.
+"""Define the studies of the heart data under differential privacy, store each result in a file, and choose settings
+without the test cases.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ EPSILONS, DELTAS = (50.0, 10.0, 5.0, 1.0, 0.1), (0.001, 0.0001, 0.1, 0.01)
 OPEN = PrivacyGuarantee(None, None)
 PUBLISHED = (OPEN, *(PrivacyGuarantee(e, d) for d, e in product(DELTAS, EPSILONS)))
 BETTER = (PrivacyGuarantee(1.0, 0.001), PrivacyGuarantee(0.1, 0.001))
-DRAWS = 5  # draws of validation cases and noise for the comparison of candidates
+DRAWS = 5  # draws of validation cases and of noise, with which candidates are compared
 FULL = Setup(batch=None, start="zero", weighting="uniform")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One study: on the test cases of a seed, or on validation cases drawn with the seed."""
+    """One study, which is scored on the test cases or on validation cases that its seed draws."""
 
     setup: Setup
     promise: PrivacyGuarantee

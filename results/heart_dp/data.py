@@ -14,13 +14,13 @@ from torch.utils.data import TensorDataset
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 USED, LABEL, DUMMIES = 10, 13, (2, 6)  # columns that are read, the disease's level, and those that become dummies
 TRAIN, SPLIT = 0.66, 43
-PRESSURE, CHOLESTEROL, HEART_RATE = 3, 4, 7  # columns; UCI's last two hospitals truly contain a cholesterol of 0
+PRESSURE, CHOLESTEROL, HEART_RATE = 3, 4, 7  # columns; a cholesterol of 0 is true at UCI's last two hospitals
 NEVER = dict.fromkeys(HOSPITALS, (PRESSURE, HEART_RATE)) | {"hungarian": (PRESSURE, CHOLESTEROL, HEART_RATE)}
 
 
 @dataclass(frozen=True)
 class Hospital:
-    """Training and test cases: inputs [cases, 13], and labels [cases] with or without the disease."""
+    """A hospital's training and test cases: inputs [cases, 13] and labels [cases], where 1 means the disease."""
 
     train: TensorDataset
     test: TensorDataset
@@ -35,9 +35,11 @@ def read(folder: Path) -> dict[str, Hospital]:
 
 
 def _rows(path: Path, never: Sequence[int]) -> np.ndarray:
-    """Return the lines without missing values in the first ten columns: these columns, and the label of disease.
+    """Return the first ten columns and the label of disease for all lines without missing values in these columns.
 
-    never: columns whose true values are never 0. Some copies of these files have 0 instead of UCI's question marks.
+    Args:
+        path: The file of a hospital.
+        never: Columns whose true values are never 0; some copies of the file have 0 instead of UCI's question marks.
     """
     with path.open(encoding="utf-8", newline="") as file:
         lines = [line for line in csv.reader(file) if line]
@@ -57,7 +59,7 @@ def _hospital(rows: np.ndarray, levels: dict[int, np.ndarray]) -> Hospital:
 
 
 def divided(labels: np.ndarray, share: float, seed: int) -> Sequence[np.ndarray]:
-    """Return two sets of indices, the first with this share, stratified if both labels occur three times."""
+    """Divide the cases' indices at random into two sets, the first with the fraction `share` of all cases."""
     counts = [int((labels == level).sum()) for level in np.unique(labels)]
     strata = labels if len(counts) > 1 and min(counts) > 2 else None
     return train_test_split(
@@ -66,7 +68,7 @@ def divided(labels: np.ndarray, share: float, seed: int) -> Sequence[np.ndarray]
 
 
 def validation(hospital: Hospital, seed: int, share: float = 0.75) -> Hospital:
-    """Return a hospital whose test cases are a part of its training cases, to choose numbers without the real test
+    """Return a hospital whose test cases are some of its training cases, to choose settings without the real test
     cases.
     """
     inputs, labels = hospital.train.tensors
@@ -79,5 +81,5 @@ def _cases(features: np.ndarray, labels: np.ndarray) -> TensorDataset:
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:
-    """Return the share of cases that a threshold of one half classifies correctly."""
+    """Return the fraction of cases that a threshold of one half classifies correctly."""
     return float(((scores > 0) == (labels > 0.5)).double().mean())

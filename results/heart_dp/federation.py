@@ -1,4 +1,4 @@
-"""Train a linear network at four hospitals, with medsilo's private steps, account and mixers."""
+"""Train a linear network at four hospitals with medsilo's private steps, privacy accountant and mixers."""
 
 import math
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class Outcome:
 
 @cache
 def noise_of(promise: PrivacyGuarantee, rate: float, steps: int) -> float:
-    """Return the noise with which this number of steps keeps a privacy guarantee."""
+    """Return the noise multiplier with which this number of steps keeps a privacy guarantee."""
     assert promise.epsilon and promise.delta
     return noise_for(promise.epsilon, promise.delta, rate, steps)
 

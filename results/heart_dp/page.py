@@ -44,7 +44,7 @@ def read_published(path: Path) -> Told:
 
 @dataclass(frozen=True)
 class Compared:
-    """Medsilo's accuracies and the published accuracies with one privacy guarantee."""
+    """Medsilo's accuracies and the published accuracies for one privacy guarantee."""
 
     promise: PrivacyGuarantee
     ours: Sequence[float]
@@ -53,13 +53,13 @@ class Compared:
 
     @property
     def errors(self) -> float:
-        """Return the difference of the means in standard errors of the difference over both sets of seeds."""
+        """Return the difference of the two means, divided by its standard error over the seeds of both means."""
         error = math.sqrt(stdev(self.ours) ** 2 / len(self.ours) + stdev(self.theirs) ** 2 / len(self.theirs))
         return (fmean(self.ours) - fmean(self.theirs)) / error
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the 95 % interval of the mean difference, paired by seed."""
+        """Return the 95 % confidence interval of the mean difference, paired by seed."""
         differences = [one - other for one, other in zip(self.ours, self.theirs, strict=True)]
         half = stats.t.ppf(0.975, len(differences) - 1) * stdev(differences) / math.sqrt(len(differences))
         return fmean(differences) - half, fmean(differences) + half
@@ -68,7 +68,7 @@ class Compared:
 def compared(
     setup: Setup, promise: PrivacyGuarantee, hospitals: dict[str, Hospital], told: Told, folder: Path
 ) -> Compared:
-    """Return the test results with one privacy guarantee."""
+    """Return the test results for one privacy guarantee."""
     outcomes: list[Outcome] = [result_of(Cell(setup, promise, seed), hospitals, folder) for seed in SEEDS]
     theirs = told[promise.epsilon, promise.delta]
     return Compared(promise, [one.mean for one in outcomes], theirs, max(one.epsilon for one in outcomes))

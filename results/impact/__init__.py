@@ -43,7 +43,7 @@ Found = dict[str, Any]  # "scores": each patient's log odds of death; with a sup
 
 @dataclass(frozen=True)
 class Configuration:
-    """A federated method with its network. `against` is the configuration that it is compared with."""
+    """A federated method with its network. `against` is the configuration with which this configuration is compared."""
 
     name: str
     algorithm: Mapping[str, Any]
@@ -131,7 +131,9 @@ class Work:
         )
 
     def predicted(self, configuration: Configuration, left_out: str, cells: Path) -> Found:
-        """Return the predictions of a federation of the other studies, from its file if the federation ran before."""
+        """Return the predictions of a federation of all other studies; if this federation ran before, the predictions
+        come from a file.
+        """
         plan = self.plan(configuration, left_out)
         path = cells / f"{left_out}-{plan.hash[:16]}.json"
         if not path.exists():
@@ -155,9 +157,11 @@ class Work:
             return {"scores": chances.mean(0).logit().tolist()}
 
     def pooled(self, left_out: str, everybody: bool) -> Found:
-        """Return the predictions of scikit-learn's logistic regression on the other studies.
+        """Return the predictions of scikit-learn's logistic regression, which is trained on the other studies.
 
-        everybody: also train on the patients that validate in the federations.
+        Args:
+            left_out: The study whose patients are predicted.
+            everybody: True also trains on patients that are validation cases in the federations.
         """
         others = [one for study, lines in self.studies.items() if study != left_out for one in lines]
         kept = [one for one in others if everybody or one["part"] == "train"]

@@ -3,8 +3,9 @@ calibration.
 
     python -m results.impact [--write] [--data DIR] [--cells DIR] [--at-once N] [--quick]
 
-The program prints results/impact.csv, which --write also writes. Predictions are stored under --cells, so a stopped run
-continues. questions.md lists the questions that were declared before the first run.
+The program prints the content of results/impact.csv; with --write, the program also writes the file. Predictions are
+stored under --cells, so a stopped run continues. questions.md lists the questions that were declared before the first
+run.
 """
 
 import argparse

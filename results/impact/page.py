@@ -86,7 +86,7 @@ class Quantity:
 
 
 def answers(quantities: Mapping[str, Quantity], predictions: Predictions) -> list[str]:
-    """Return the answers to the questions in their order."""
+    """Return the answers in the order of the questions."""
     aucs = quantities[DISCRIMINATION]
     low, high = (own(one.value for one in aucs.found[POOLED_ALL]) for own in (min, max))
     again = max(abs(low - PUBLISHED[0]), abs(high - PUBLISHED[1])) <= AGAIN

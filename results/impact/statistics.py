@@ -1,4 +1,5 @@
-"""Compute discrimination and calibration of predicted probabilities with intervals, and means over studies.
+"""Compute discrimination and calibration of predicted probabilities, their confidence intervals, and means over
+studies.
 
 The module needs statsmodels, from pyproject.toml's group dev.
 """
@@ -16,7 +17,7 @@ from statsmodels.tools.sm_exceptions import PerfectSeparationWarning
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 95 % interval, and with a p-value if the number is a difference."""
+    """A number with its 95 % confidence interval, and with a p-value if the number is a difference."""
 
     value: float
     low: float

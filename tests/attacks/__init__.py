@@ -1,1 +1,3 @@
-"""Attacks on the documented promises, over the real path. Each attack once succeeded."""
+"""Attack the documented promises through the same code that a hospital and a server run. Each attack succeeded against
+an earlier version.
+"""

@@ -1,7 +1,7 @@
 """The hostile scripts in the folder `hostile`: the goal of each, and its expected end at a hospital.
 
-`python -m tests.attacks.hostile_scripts` writes the table into docs/trust/airlock.md. test_hostile_scripts.py runs each
-script at a hospital, and checks this list against the results and the page against this list.
+`python -m tests.attacks.hostile_scripts` writes the table of the scripts into docs/trust/airlock.md. The tests in
+test_hostile_scripts.py run each script at a hospital, and compare its end and the table with the list in this file.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any, Literal
 HERE = Path(__file__).parent / "hostile"
 PAGE = Path(__file__).parents[2] / "docs/trust/airlock.md"
 BEGIN, END = "<!-- hostile: written by 'python -m tests.attacks.hostile_scripts' -->", "<!-- end of hostile -->"
-BESIDE = {"lead"}  # files that scripts import
+BESIDE = {"lead"}  # files that the hostile scripts import
 
 # Expected ends. walls: each attempt fails, and the script sends no answer. refused: the hospital gives its reason.
 # nothing: the answer contains no result of the attack. counted: bits leave, and left.jsonl has their number.
@@ -32,7 +32,7 @@ class Case:
     verdict: Verdict
     reason: str = ""  # part of the hospital's message if it rejects the script
     as_user: str = ""  # the hospital's reason if an ordinary account runs the kit
-    leaves: str = ""  # description of the data that leave
+    leaves: str = ""  # description of the data that leave the hospital
     settings: Mapping[str, Any] = field(default_factory=dict)
     rounds: int = 1
     sites: tuple[str, ...] = ("a",)

@@ -1,11 +1,11 @@
-"""Run a script in an isolated process, as a hospital does: in a study of one or more hospitals, without NVFlare.
+"""Run a script in an isolated process as a hospital does, in a study of one or more hospitals but without NVFlare.
 
     result = in_room(tmp_path, "print(open('/etc/shadow').read())")
     result.printed   # what the script printed, which stays at the hospital
     result.reasons   # why the hospital's answer is missing, as it leaves
 
-A script that starts with LEARNS takes part in training. `learning("...")` returns a script that runs code in each round
-before it sends its answer.
+A script that begins with the text LEARNS takes part in training. `learning("...")` returns a script that runs the given
+code in each round before the script sends its answer.
 """
 
 import json
@@ -62,7 +62,7 @@ ROOM = dict[str, Any](device="cpu", memory_limit=2048, public_data=True, room={"
 
 
 def learning(does: str) -> str:
-    """Return a script that runs code in each round, between training and sending."""
+    """Return a script that runs this code in each round, after training and before sending."""
     return f"{BEGINS}{indent(dedent(does), '    ')}\n{SENDS}"
 
 
@@ -81,7 +81,7 @@ class Ran:
 
     @property
     def left(self) -> list[dict[str, Any]]:
-        """Return the number of bits that left the first hospital."""
+        """Return, for each answer, the number of bits that left the first hospital."""
         file = self.folder / LEFT
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -102,10 +102,12 @@ def in_room(
     command: tuple[str, ...] = ("python3", "-u"),
     **plan: Any,
 ) -> Ran:
-    """Run a script at hospitals, with `settings` on top of ROOM.
+    """Run a script at hospitals whose settings are those of ROOM, changed by `settings`.
 
-    `files` are modules beside the script, `command` starts it, and `ends` is the round after which all its processes
-    are killed.
+    Args:
+        files: Further modules in the script's folder.
+        command: The command that starts the script.
+        ends: The round after which all processes of the script are killed.
     """
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))

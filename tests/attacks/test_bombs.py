@@ -1,4 +1,6 @@
-"""Small files and messages that would expand without limit are rejected with one line each, and cost little memory."""
+"""A small file or message that would expand without limit is rejected with a message of one line, and costs little
+memory.
+"""
 
 import gzip
 import json
@@ -35,7 +37,7 @@ MEMORY = 32 << 20  # the most bytes that Python may use for any of these inputs
 
 @contextmanager
 def one_line(words: str, kind: type[MedsiloError] = MedsiloError) -> Iterator[None]:
-    """Expect a one-line error with these words, raised with little memory."""
+    """Expect that the block raises an error of one line with these words and needs little memory."""
     tracemalloc.start()
     try:
         with pytest.raises(kind, match=words) as caught:
@@ -54,7 +56,7 @@ def one_line(words: str, kind: type[MedsiloError] = MedsiloError) -> Iterator[No
 def test_a_damaged_file_of_a_backup_is_one_line(
     name: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its medsilo.yaml puts the server's studies into another folder."""
+    """In the backed-up kit, medsilo.yaml puts the server's studies into another folder."""
     kits_of(tmp_path)
     [kit] = [path.parents[1] for path in (tmp_path / "kits").glob("*/startup/fed_server.json")]
     (kit / "local/medsilo.yaml").write_text(f"output: {tmp_path / 'studies'}\n")
@@ -84,7 +86,7 @@ def test_facts_of_a_backup_that_become_large(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- images
 def test_a_deflated_dicom_file_is_never_opened(tmp_path: Path) -> None:
-    """The pixels of the image would take 64 MB. Without the check, a file of 4.3 MB took 4.4 GB of memory."""
+    """The decoded pixels of the image would take 64 MB. Without the check, a file of 4.3 MB took 4.4 GB of memory."""
     pytest.importorskip("pydicom")
     from pydicom.dataset import Dataset
     from pydicom.uid import DeflatedExplicitVRLittleEndian as DEFLATED

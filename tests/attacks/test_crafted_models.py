@@ -1,6 +1,7 @@
-"""A crafted starting model makes a disclosed score answer a question about one patient.
+"""An attacker crafts a starting model whose disclosed score answers a question about one patient.
 
-Rounding only makes the attack more expensive. These tests measure its cost for docs/trust/privacy.md.
+Rounding scores makes the attack more expensive, but does not prevent it. The tests measure the number of studies that
+the attack needs, which docs/trust/privacy.md states.
 """
 
 import re
@@ -51,9 +52,9 @@ def craft(parameters: list[Any], below: float, known: int, above: float) -> None
         for own in parameters:
             own.zero_()
         one.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]))
-        # Both columns measure the distance from the known patient's age.
+        # Both units of the layer measure the distance from the known patient's age.
         one_bias.copy_(torch.tensor([-float(known), float(known), 0.0, 0.0]))
-        for place, edge in ((0, below), (2, HALF - 0.5)):  # steps at these ages
+        for place, edge in ((0, below), (2, HALF - 0.5)):  # the network's output changes at these ages
             two[place : place + 2, 3] = STEEP
             two_bias[place : place + 2] = torch.tensor([-STEEP * edge, -STEEP * edge - 1])
         two[4:6] = torch.tensor([-FAR, -FAR, STEEP, 0.0])
@@ -84,7 +85,9 @@ class Attacker:
         return float(told)
 
     def edge(self) -> int:
-        """Return the number of wrongly predicted young patients at which one more changes the rounded loss."""
+        """Return the number of wrongly predicted young patients with which one more wrong prediction changes the
+        rounded loss.
+        """
         low, high = 0, HALF
         at_low = self.loss(low - 0.5, HIGHEST)
         while high - low > 1:
@@ -106,7 +109,9 @@ class Attacker:
 
 @pytest.fixture(scope="module")
 def priced(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], dict[str, int]]:
-    """Return the attack's cost for each patient, up to the first patient in the validation data."""
+    """Attack one patient after the other until one is in the validation data; returns the cost for each attacked
+    patient.
+    """
     folder, found = tmp_path_factory.mktemp("crafted"), dict[str, int]()
 
     def price() -> dict[str, int]:
@@ -132,7 +137,9 @@ def priced(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], dict[str, i
 
 
 def test_a_crafted_model_reads_a_known_patients_value_for_a_price(priced: Callable[[], dict[str, int]]) -> None:
-    """medsilo does not promise to prevent this attack. A hospital decides with these figures."""
+    """medsilo does not promise to prevent this attack. A hospital decides about its settings with the figures that this
+    test measures.
+    """
     found = priced()
     assert abs(found["cents"] / 100 - CREATININE) <= DIGIT
     assert found["answers"] == found["studies"] < SiteSettings().most_studies

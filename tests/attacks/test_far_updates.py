@@ -57,7 +57,7 @@ def test_later_rounds_are_held_to_the_last_one() -> None:
         assert answered(second, {SITES[2]: 0.9}) == [SITES[2]]
         assert not answered(
             second, {SITES[2]: 1.1}
-        )  # the update is 11,000 times the median, and all weights change by more than 1
+        )  # the update is 11,000 times as long as the median update, and changes each weight by more than 1
     still = RoundDirections({"model": GIVEN}, {"w"}, 0)
     assert answered(still, dict.fromkeys(SITES, 0.0)) == SITES
     # No weights changed in this round, so there is no median for a comparison.
@@ -73,7 +73,7 @@ Times = Callable[[str, int], float]
 def lying(group: str, times: Times) -> Callable[[str, StudyMessage, Callable[[], StudyMessage]], Answers]:
     """Let the sites multiply their trained weights by a factor within the accepted range.
 
-    Rejected updates stay rejected.
+    A site that refuses the server's request sends this refusal.
     """
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -123,7 +123,7 @@ def test_a_round_after_which_others_diverge_is_taken_back(
 
 
 def test_what_follows_is_the_study_without_that_site(tmp_path: Path) -> None:
-    """The result equals a study in which site C's answer was lost.
+    """The study's result equals that of a study in which site C's answer is lost.
 
     The server and the other sites keep nothing of the undone round.
     """
@@ -151,7 +151,9 @@ def test_who_goes_on_is_asked_no_more_and_a_rate_that_is_too_high_ends_as_before
 
 
 def test_one_hospitals_word_takes_no_round_back(tmp_path: Path) -> None:
-    """Site A sends nearly zero, so that honest sites seem far away. Then site A reports that it can no longer train."""
+    """Site A sends an update of nearly zero, so that the honest sites' updates seem far away. Then site A reports that
+    it can no longer train.
+    """
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         task, number = asked.facts["task"], asked.facts["round"]

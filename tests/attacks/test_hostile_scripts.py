@@ -1,6 +1,7 @@
-"""Each hostile script runs at a hospital in an isolated process, which stops the script or counts the bits that leave.
+"""Run each hostile script in an isolated process at a hospital; the hospital stops the script or counts the bits that
+leave.
 
-A script prints GOT if its attempt succeeded. The output stays at the hospital.
+A script prints GOT if its attempt succeeded. The script's output stays at the hospital.
 """
 
 import json
@@ -26,7 +27,7 @@ needs_rooms = pytest.mark.skipif(not ability().works, reason="no bubblewrap, or 
 
 
 class Hospital:
-    """A machine with files that a lead must not reach, and the facts about it that a lead knows."""
+    """A machine whose files a lead must not reach, and the facts that a lead knows about the machine."""
 
     def __init__(self, folder: Path, opened: ExitStack) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""A job without code attacks a hospital's files over the real server, with an NVFlare class that writes files."""
+"""Submit jobs without code whose NVFlare class changes a hospital's files, over the real server."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.secure.test_strict_hospital import change
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("jobs-without-code")]
 SITE = SITES[0]
-# an NVFlare class that writes and deletes the file that a job names
+# an NVFlare class that writes and deletes a file whose name is in the job
 RELAY = "nvflare.app_common.widgets.metric_relay.MetricRelay"
 SETTINGS = "device: cpu\napproval: required\n"
 LAXER = "device: cpu\n"
@@ -22,7 +22,9 @@ LAXER = "device: cpu\n"
 
 @pytest.fixture(scope="module")
 def wary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    """Start a hospital with the teaching example's class list. It accepts no code, and approves every plan."""
+    """Start a hospital with the teaching example's list of classes. This hospital accepts no code and approves every
+    plan.
+    """
     wary = Consortium(tmp_path_factory.mktemp("wary"), {SITE: "teaching-hospital"})
     local = wary.kit(SITE) / "local"
     (local / "medsilo.yaml").write_text(SETTINGS)
@@ -36,7 +38,7 @@ def wary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 
 @pytest.fixture(scope="module")
 def attacked(wary: Consortium, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Run a job that attacks the settings, and a job that nobody approved; return the status of both."""
+    """Run a job that attacks the hospital's settings and a job that nobody approved; return their final statuses."""
     folder = tmp_path_factory.mktemp("attack")
     return [wary.run(each) for each in (deleting(folder, "attack", "local/medsilo.yaml"), job(folder, "refused"))]
 
@@ -84,7 +86,7 @@ def test_a_hospital_whose_settings_vanish_or_change_runs_nothing(wary: Consortiu
         assert not (local / "medsilo.yaml").exists()
         assert wary.run(job(tmp_path, "without")) != "FINISHED:COMPLETED"
         assert "medsilo.yaml (missing)" in why(wary, "without")
-        (local / "medsilo.yaml").write_text(LAXER)  # another NVFlare class might write this text
+        (local / "medsilo.yaml").write_text(LAXER)  # the test writes the text that another NVFlare class could write
         assert wary.run(job(tmp_path, "laxer")) != "FINISHED:COMPLETED"
         assert "changed" in why(wary, "laxer")
     finally:

@@ -1,4 +1,4 @@
-"""Impostors in a key agreement: the server, its lead, relays, and a site with false signatures."""
+"""The server, its lead, relays, or a site with false signatures act as hospitals in a key agreement."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +56,9 @@ def signer_in(kit: Path, kind: str = "client") -> Certified:
 
 @pytest.mark.slow
 def test_the_server_its_lead_and_relays_count_as_no_hospitals(tmp_path: Path) -> None:
-    """The server, its lead and relays have certificates of the consortium's root, and a plan may name them."""
+    """The consortium's root signs the certificates of the server, its lead and relays, too, and a plan may name these
+    parties as sites.
+    """
     kits_of(tmp_path, put("relays", [NORTH, TOP]))
     kits = tmp_path / "kits"
     false = {"localhost": "server", "lead@clinic.org": "client", "relay-n": "client", "relay-top": "client"}
@@ -116,7 +118,9 @@ def foreign(own: dict[str, Any]) -> None:
 def test_keys_that_are_signed_falsely_cost_their_sender_its_place_and_nobody_else(
     change: Callable[[dict[str, Any]], None], tmp_path: Path
 ) -> None:
-    """The server checks keys before it relays them. The other sites agree without the sender of the false signature."""
+    """The server checks the hospitals' keys before it sends them to other hospitals. All sites except the sender of the
+    false signature agree on keys.
+    """
     folder = tmp_path / change.__name__
     kits = {site: make_kit(folder / "kits" / site, site) for site in (*HOSPITALS, "server")}
     plan = make_plan("fedavg", *RULES, "secure_aggregation.mode=pairwise", *GO_ON, "training.rounds=1", sites=HOSPITALS)

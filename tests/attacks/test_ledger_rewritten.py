@@ -1,4 +1,4 @@
-"""Attacks on a hospital's privacy ledger by somebody who can write its files, but lacks the kit's key."""
+"""Attack a hospital's privacy ledger as somebody who can write the ledger's files but does not have the kit's key."""
 
 import hashlib
 import itertools
@@ -59,7 +59,7 @@ def whole_history(folder: Path) -> None:
 
 
 def behind_the_first_line(folder: Path) -> None:
-    """Keep the ledger's first line, which the kit signed, and continue with another key."""
+    """Keep the ledger's first line, which the kit signed, and write further lines with another key."""
     ledger = Ledger(folder, DATA, OTHER)
     [first, *_] = ledger.file.read_bytes().splitlines()
     ledger.file.write_bytes(first + b"\n")
@@ -68,7 +68,7 @@ def behind_the_first_line(folder: Path) -> None:
 
 
 def head_alone(folder: Path) -> None:
-    """Cut the ledger's file, and sign a head for it."""
+    """Shorten the ledger's file, and sign a head for the short ledger."""
     ledger = Ledger(folder, DATA, OTHER)
     ledger.file.write_bytes(b"".join(line + b"\n" for line in ledger.file.read_bytes().splitlines()[:2]))
     lines = ledger.file.read_bytes().splitlines()
@@ -192,7 +192,8 @@ def place_of(root: Path, photos: Path, kit: KitFiles | None = None) -> SiteConte
 
 @pytest.mark.slow
 def test_a_hospital_is_shown_its_own_earlier_heads(photos: Path, tmp_path: Path) -> None:
-    """After ledger and kit were restored from a copy, the server sends the later head that the hospital once signed.
+    """After the ledger and the kit were restored from an old copy, the server sends a later head that the hospital once
+    signed.
 
     The hospital then sends no answer.
     """
@@ -211,7 +212,7 @@ def test_a_hospital_is_shown_its_own_earlier_heads(photos: Path, tmp_path: Path)
     invented = {**head, "lines": head["lines"] + 5}
     elsewhere = {**head, "began": "5" * 64}
     known = [first.facts["ledger"], invented, elsewhere]
-    two.answer(ask(place.plan, weights(two), 1, ledgers=known))  # the ledger has all charges of these heads
+    two.answer(ask(place.plan, weights(two), 1, ledgers=known))  # the ledger contains all charges up to these heads
     with pytest.raises(Refused, match="lines, and here are"):
         two.answer(ask(place.plan, weights(two), 2, ledgers=[head]))
 
@@ -222,7 +223,7 @@ def test_an_earlier_head_counts_until_the_engineer_accepts(tmp_path: Path, monke
     monkeypatch.setattr("medsilo.site.ledger.time", SimpleNamespace(time=lambda: next(clock)))
     (home / "kit").mkdir(parents=True)
     of_kit(home, home / "kit", OTHER, rounds=1)
-    Ledger(home, DATA, KEY, home / "kit").accept(OTHER)  # a later kit has this key
+    Ledger(home, DATA, KEY, home / "kit").accept(OTHER)  # this key belongs to a later kit
     early = of_kit(home, home / "kit", rounds=2).signed_head()
     shutil.copytree(home, tmp_path / "earlier")
     head = of_kit(home, home / "kit").signed_head()
@@ -258,7 +259,7 @@ OWN = {"kind": "state lost", "numbers": [1, 0]}
 
 
 class Sends:
-    """Sites that send one ledger head after another."""
+    """Sites whose answers contain one ledger head after another."""
 
     def __init__(self, *heads: dict[str, Any]) -> None:
         self.heads, self.asked = list(heads), []  # type: ignore[var-annotated]
@@ -304,7 +305,9 @@ def test_the_server_names_a_hospital_whose_ledger_went_back(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_whole_study_after_the_ledger_was_put_back_says_so(photos: Path, tmp_path: Path) -> None:
-    """Without a kit, no party at the hospital notices a restored ledger, so the server's record has it."""
+    """Without a kit, nobody at the hospital notices a restored ledger, so the server's record reports the restored
+    ledger.
+    """
     plan, own = parse_plan(PRIVATE, ["training.rounds=1"]), settings_of(photos, epsilon=20.0)
     inprocess.run(plan, folder=tmp_path / "one", settings=own)
     ledger = tmp_path / "_hospital/a/ledger"
@@ -335,9 +338,7 @@ def test_the_command_knows_whose_key_signs(tmp_path: Path, capsys: pytest.Captur
 def test_a_hospital_with_a_ledger_whose_accepted_settings_are_gone_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An attacker removes the accepted settings and changes medsilo.yaml, and also removes the kit's head or the
-    ledger.
-    """
+    """An attacker removes the accepted settings, changes medsilo.yaml, and removes the ledger or the kit's head."""
     for gone in ((), (KEPT.format(DATA),), ("medsilo/_hospital/hospital-a/ledger",)):
         home = Home(tmp_path / str(len(str(gone))))
         book = QueryBudget(home.folder / "medsilo/_hospital/hospital-a")

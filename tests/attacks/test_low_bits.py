@@ -22,7 +22,9 @@ def finer_than(values: np.ndarray, step: float) -> int:
 
 
 def test_the_digits_of_a_sum_do_not_show() -> None:
-    """Floating-point noise plus a sum of 1 gives multiples of 2^-53. Noise plus a sum of 0 would have finer digits."""
+    """If noise in floating point is added to a sum of 1, the results are multiples of 2^-53. If the sum is 0, the
+    results would have finer digits.
+    """
     told = {}
     for exact in (0.0, 1.0, math.pi, 1e6 / 3):
         values = NoiseSource().with_normal(torch.full((DRAWN,), exact, dtype=torch.float64), 1.0).numpy()
@@ -51,7 +53,9 @@ def test_whole_numbers_have_the_law_of_the_discrete_gaussian(bits: int) -> None:
 
 
 def test_what_floating_point_can_not_decide_is_decided_exactly() -> None:
-    """The random words lie just below and just above a probability, and floating point cannot distinguish them."""
+    """The random words are just below and just above a probability; floating point can distinguish neither from the
+    probability.
+    """
     bits, source = 20, NoiseSource.from_seed(1, "x")
     numbers, chances = source.words(300), []
     with localcontext(prec=60):
@@ -97,7 +101,9 @@ def test_counts_have_the_law_of_the_discrete_laplace() -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_rounding_of_the_sum_stays_far_below_the_bound(order: int) -> None:
-    """One patient changes the sum of 2000 patients by that patient's own part, despite rounding to float32."""
+    """One of 2000 patients changes the sum by exactly that patient's contribution, although sums are rounded to
+    float32.
+    """
     random = torch.Generator().manual_seed(0)
     own = torch.randn(2000, 3000, generator=random)[::order] if order == 1 else torch.randn(2000, 3000)
     weights = [torch.zeros(3000)]

@@ -1,5 +1,5 @@
-"""A dishonest lead's plans and jobs: the texts and files that are read before a decision, and the choice of training
-cases.
+"""A dishonest lead sends plans and jobs to deceive people before their decision, to read files, or to choose the
+training cases.
 """
 
 import json
@@ -101,7 +101,7 @@ def test_the_reports_of_a_job_with_code_do_not_speak_for_the_code(
 ) -> None:
     """Reports describe jobs without code.
 
-    They must not describe a script's job, or a usual job with code beside its plan.
+    The reports must not describe a script's job, or a usual job that contains code besides its plan.
     """
     (tmp_path / "medsilo.yaml").write_text("device: cpu\n")
     told = {}
@@ -129,7 +129,7 @@ def no_file(folder: Path) -> list[str]:
 def test_nobody_approves_a_script_by_its_plan_alone(
     scripted: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Approval needs the script's code. `approve` shows any code beside a plan before it asks."""
+    """Approval needs the script's code. `approve` shows all code of a job before it asks for a decision."""
     home = Home(tmp_path / "kit")
     kit = ["--kit", str(home.folder), "--yes"]
     write_job(tmp_path / "script", parse_plan(scripted))
@@ -156,7 +156,7 @@ def beginning_with(file: str) -> str:
 def test_a_jobs_plan_reads_no_other_file_of_the_hospital(tmp_path: Path, at_once: None) -> None:
     """The plan is parsed before anybody approves it.
 
-    Its network could probe whether a patient's file exists, or name an endless device.
+    The network in the plan could test whether a patient's file exists, or read an endless device.
     """
     context = at_site(tmp_path / "kit", make_plan(), A)
     (tmp_path / "kit/local/medsilo.yaml").write_text("device: cpu\n")
@@ -176,7 +176,7 @@ def test_a_jobs_plan_reads_no_other_file_of_the_hospital(tmp_path: Path, at_once
 
 
 def settings_without(context: Any, folder: Path) -> SiteSettings:
-    """Return the settings of a kit without medsilo.yaml, read after the plan."""
+    """Return the settings that a kit without medsilo.yaml gives after the plan was read."""
     (folder / "kit/local/medsilo.yaml").unlink(missing_ok=True)
     startup = folder / "kit/startup"
     for name in ("client.crt", "client.key", "rootCA.pem"):
@@ -221,9 +221,9 @@ PARTS_OF = [*["train"] * 4, *["validation"] * 5, *["test"] * 5]
 
 
 def test_a_server_can_not_have_one_patient_alone_trained_on(tmp_path: Path) -> None:
-    """The plan asks for sites of one size, and the server sends that size.
+    """The plan demands that all sites train on equally many cases, and the server sends this number.
 
-    Its five cases might all belong to one patient.
+    The five cases that a site then trains on might all belong to one patient.
     """
     owners = [*(("p0", "train"),) * 60, *((f"p{number}", part) for number, part in enumerate(PARTS_OF, 1))]
     rows = [
@@ -268,7 +268,9 @@ def registry(folder: Path, **known: Any) -> None:
 
 
 def question(drawn: np.random.Generator) -> dict[str, Any]:
-    """Draw a plan of an attacker who bisects: bounds, levels, columns, class names, their order, shares, a fold."""
+    """Draw a plan of an attacker who finds values by bisection, with random bounds, levels, columns, class names,
+    shares and folds.
+    """
     numbers = [
         {"name": name, "low": low, "high": low + float(drawn.uniform(0.01, 80))}
         for name in drawn.permutation(COLUMN)[: drawn.integers(0, 3)].tolist()
@@ -284,7 +286,7 @@ def question(drawn: np.random.Generator) -> dict[str, Any]:
 
 
 def joining(plan: Plan, folder: Path, data: Path, state: Path | None = None) -> dict[str, Any]:
-    """Return a hospital's first answer in a study, without times and facts about the machine."""
+    """Return a hospital's first answer in a study, except times and facts about the machine."""
     described = {"folder": str(data), "outcome": ["outcome"]}
     settings = make_settings({"device": "cpu", "data": described, "state_dir": str(state or folder / "state")}, "x")
     site = site_of(plan, "a", ["a"], settings, folder / "sites/a")
@@ -297,7 +299,7 @@ def test_no_question_chooses_patients(tmp_path: Path, questions: int) -> None:
     """Before, a lead read a known patient's creatinine to two digits in 323 questions with all defaults, because bounds
     chose the counted lines.
 
-    Now a hospital gives every plan the same answer, whatever the known patient's values are.
+    Now, a hospital's answer to a plan does not depend on the known patient's values.
     """
     others: list[dict[str, Any]] = [{}, {"creatinine": 41.0}, {"creatinine": ""}, {"hiv": "yes"}, {"age": 57.4}]
     for number, known in enumerate(others):
@@ -306,7 +308,7 @@ def test_no_question_chooses_patients(tmp_path: Path, questions: int) -> None:
     told = []
     for number in range(questions):
         plan, hospital = parse_plan(question(drawn)), number % len(others)
-        # The attacker chooses the study's folder. All studies of a hospital draw parts with the same key.
+        # The attacker chooses the study's folder. A hospital draws the parts of all its studies with the same key.
         told.append(joining(plan, tmp_path / f"studies/{number}", tmp_path / f"data{hospital}"))
     assert all(facts == told[0] for facts in told), "a question has an answer of its own"
     assert told[0]["patients"] == {"train": 35, "validation": 10, "test": 10}
@@ -318,7 +320,7 @@ def test_a_patient_who_comes_changes_no_number_that_was_told(tmp_path: Path) -> 
         rows = [{"patient": f"p{one}", "age": 30 + one, "outcome": one % 2} for one in range(number)]
         write_table(data / "cases.csv", rows)
         told.append(joining(plan, tmp_path / f"studies/{number}", data, tmp_path / "state"))
-    for facts in told:  # a note about suppressed scores shows that few patients changed, but not the number
+    for facts in told:  # a note about suppressed scores shows that few patients changed class, but not how many
         facts |= {"suppressed": [], "steps": {}}
     assert told[0] == told[1] == told[2]
     assert sum(told[3]["patients"].values()) > sum(told[0]["patients"].values())

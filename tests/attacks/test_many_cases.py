@@ -1,4 +1,6 @@
-"""Two hospitals' folders differ in one patient with 40 images. Every disclosed count differs by at most one step."""
+"""The folders of two hospitals are equal except for one patient, who has 40 images. Every disclosed count of the two
+hospitals differs by at most one rounding step.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,7 +38,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def told(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_key: None) -> Attack:
-    """Return a function that runs a study with a given number of the patient's images and returns the answers."""
+    """Return a function that runs a study with a given number of the additional patient's images and returns the
+    answers.
+    """
 
     def study(odd: str, number: int, *changes: str) -> list[StudyMessage]:
         rows = [(name, f"p{n}", PARTS[n % 3], n // 3 % 2) for name, n in ORDINARY.items()]
@@ -93,7 +97,7 @@ def test_one_patient_with_many_images_moves_each_count_by_its_step(told: Attack,
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedsm", "adafed"])
 def test_nor_does_it_in_what_a_method_tells(told: Attack, method: str) -> None:
-    """A super model counts the choices of each hospital's model, and the cases behind its statistics."""
+    """For a super model, hospitals send counts of the chosen models and of the cases in their statistics."""
     changes = (f"algorithm.name={method}", "training.rounds=2")
     without, having = (told("train", number, *changes) for number in (0, IMAGES))
     assert max(of_patients(moved(counts(without), counts(having))).values()) <= STEP
@@ -109,6 +113,6 @@ def of_patients(found: Mapping[str, float]) -> dict[str, float]:
 
 
 def test_a_part_that_is_mostly_one_patients_tells_no_score(told: Attack) -> None:
-    """The rounding step would be wider than the range of scores, and each score would become 0."""
+    """The rounding step would be wider than the range of scores, so that each score would become 0."""
     scores = [[facts.facts.get("validation") for facts in told("validation", number)] for number in (IMAGES, 100)]
     assert [any(score is not None for score in each) for each in scores] == [True, False]

@@ -1,4 +1,4 @@
-"""An attacker's random plans for two data sets that differ in one patient.
+"""Compare the answers to an attacker's random plans on two data sets that differ in one patient.
 
 Messages and rejections are byte-identical, except for rounding steps in the counts of the data set.
 """
@@ -43,7 +43,7 @@ def settings_of(folder: Path, data: Any, **more: Any) -> SiteSettings:
 
 # ---------------------------------------------------------------------------------------------------- tables
 def registry(folder: Path, known: Row | None) -> dict[str, Any]:
-    """Write a table of 120 patients; return the `data` settings for it.
+    """Write a table of 120 patients, and return the `data` settings that describe the table.
 
     `known` replaces one patient's row; None removes it.
     """
@@ -235,7 +235,7 @@ def test_plans_see_no_class_structure_or_visit_of_one_patient(
             rows.append({"image": "images/odd.png", "patient": "odd", "label": "2"})
         if odd == "structure" and having:
             write_pixels(data / "labels/p3.png", photograph(3)[1] // 255 * 2)
-        if odd == "visit" and having:  # both data sets have one more image of another patient
+        if odd == "visit" and having:  # both data sets also have one image of another patient
             write_pixels(data / "images/more.png", photograph(98)[0])
             rows.append({"image": "images/more.png", "patient": "p3", "label": "1"})
         write_table(data / "cases.csv", rows)

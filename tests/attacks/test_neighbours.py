@@ -1,11 +1,11 @@
-"""Two hospitals' folders differ in one patient. From the files to the clipped sums, each sum differs by at most one
-clipping bound.
+"""Two hospitals' folders are equal except for one patient. Calculated from the files, the clipped sums of both
+hospitals differ by at most one clipping bound.
 
 The test removes the noise and gives both hospitals the same earlier messages.
 
 The additional patient has extreme values.
 
-SETTINGS has every setting that a private plan accepts. The last tests fail if one is missing.
+SETTINGS has every setting that a private plan accepts. The last tests fail if SETTINGS lacks such a setting.
 """
 
 import csv
@@ -59,7 +59,7 @@ def number_of(person: str) -> int:
 
 # ---------------------------------------------------------------------------------------------------------- the folders
 def records(left: Leaves) -> Iterator[tuple[str, int, bool]]:
-    """Yield a patient, the number of a record, and whether the record is extreme."""
+    """For each record that is not left out, yield its patient, its number, and True if it is extreme."""
     for person in PEOPLE:
         for number in range(RECORDS):
             if (person, number) not in left:
@@ -275,13 +275,13 @@ OF_METHODS: dict[str, tuple[Choices, Choices]] = {
 
 # --------------------------------- Records the exact sums of a study. A second study replays the first study's answers.
 class Sums:
-    """Stand in for the function that adds noise, and record the exact sum."""
+    """Record the exact sum in place of the function that adds noise."""
 
     def __init__(self, first: "Sums | None" = None) -> None:
         self.first, self.exact = first, list[Tensor]()
 
     def told(self, source: NoiseSource, exact: Tensor, deviation: float) -> Tensor:
-        """Stand in for the function that adds noise, and record the exact sum."""
+        """Record the exact sum in place of the function that adds noise."""
         self.exact.append(exact.detach().double().clone())
         return exact if self.first is None else self.first.exact[len(self.exact) - 1].to(exact.dtype)
 
@@ -329,8 +329,8 @@ def study(root: Path, setting: Setting, unit: Unit, left: Leaves, part: str, sum
 
 
 def movements(folder: Path, setting: Setting, unit: Unit, part: str) -> list[float]:
-    """Return the change of each sum, in clipping bounds, when the extreme patient or one of that patient's records is
-    removed.
+    """Return the change of each sum when the extreme patient or one of that patient's records is removed, as a multiple
+    of the clipping bound.
     """
     leaves = {(ODD, number) for number in range(RECORDS if unit == "patient" else 1)}
     with_all = study(folder / "with", setting, unit, set(), part, Sums())
@@ -380,7 +380,7 @@ SIZES = {
 
 
 def values_of(annotation: Any) -> list[Any]:
-    """Return the values of a key with choices; empty for a number or a name."""
+    """Return the allowed values of a key, or nothing for a key whose value is a number or a name."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return list(inner)
@@ -454,7 +454,7 @@ def _declares(task: type[Any], key: str) -> type[Any]:
 
 
 def _has(own: Any, value: Any) -> bool:
-    """True if a setting contains this value, alone or in a list."""
+    """True if a setting is this value, or a list that contains it."""
     if isinstance(value, dict):
         return own.kind == value["kind"]
     return set(value) <= set(own) if isinstance(value, list) else own == value

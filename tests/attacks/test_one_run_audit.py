@@ -1,4 +1,4 @@
-"""A short audit in one run guesses the canaries in a hospital's folder from the released model."""
+"""A short audit trains one model and guesses from the released model which canaries are in the hospital's folder."""
 
 import math
 from pathlib import Path

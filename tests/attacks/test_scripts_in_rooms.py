@@ -1,6 +1,6 @@
 """Hostile training scripts in an isolated process fail to reach their goals.
 
-Each script prints GOT if its attempt succeeds. The output stays at the hospital.
+Each script prints GOT if its attempt succeeds. The scripts' output stays at the hospital.
 """
 
 import socket
@@ -22,7 +22,7 @@ def tries(what, does):
         print("held", what, type(error).__name__)
 """
 
-# From the goal of each script to its code.
+# The code of each hostile script by its goal.
 WALLS = {
     "to connect by TCP, UDP, DNS": """
 import socket
@@ -67,7 +67,7 @@ def test_a_room_has_walls(wants: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert "ended before its answer" in ran.error and "secret" not in ran.error
 
 
-# Each script writes to the exit of its room directly, without medsilo's side of the protocol. `end` is the socket, and
+# Each script writes directly to the exit of its room, without medsilo's code for the protocol. `end` is the socket, and
 # `head` an honest answer to change.
 SPEAKS = """
 from nvflare.fuel.data_event.data_bus import DataBus
@@ -108,7 +108,9 @@ BORDER = {
 
 @pytest.mark.parametrize("wants", BORDER)
 def test_a_border_holds_back(wants: str, tmp_path: Path) -> None:
-    """Values that differ from the plan do not leave the hospital, and the reason contains no word of the script."""
+    """Values that the plan does not describe do not leave the hospital, and the stated reason contains no word of the
+    script.
+    """
     lie, held = BORDER[wants]
     lines = BEGINS.replace("while flare", f"{SPEAKS}\ndef lies(groups, head):\n    {lie}\nwhile flare") + SENDS
     ran = in_room(tmp_path, lines, {"border": {"norm": 50}})

@@ -1,10 +1,11 @@
-"""A dishonest server is outside the protection of secure aggregation. The test carries out the attack that
+"""Secure aggregation does not protect hospitals from a dishonest server. The test carries out the attack that
 docs/trust/secure-aggregation.md describes.
 
 The server repeats round 1 without one hospital. Training is deterministic, so the two sums differ by that hospital's
 model alone.
 
-No check at the hospitals prevents this. The test measures the attack's precision, and shows that noise limits it.
+No check at the hospitals prevents this attack. The test measures the attack's precision, and shows that noise limits
+it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +69,7 @@ class LyingServer(Scripted):
 def difference(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
     """Let the server lead two rounds and subtract its sums.
 
-    Returns hospital d's update in round 1, as the server computed it and as it was.
+    Returns hospital d's update in round 1 as the server computed it, and the true update.
     """
     sums: list[tuple[tuple[str, ...], Model, int]] = []
     take = SealedServer._hand_over

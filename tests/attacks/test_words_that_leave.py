@@ -1,7 +1,7 @@
 """Only those words of a hospital's data that a person accepted leave the hospital.
 
-A lead cannot read other words by naming them in plans or by provoking errors. The names of the hospital's columns stay
-there.
+A lead cannot read other words by naming them in plans or by provoking errors. The names of a hospital's own columns
+stay at the hospital.
 """
 
 import json
@@ -43,7 +43,7 @@ TABLE: dict[str, Any] = {"name": "table", "columns": COLUMNS, "target": "course"
 def registry(folder: Path, out: Path, **changes: Any) -> SiteSettings:
     """Write and accept a data set whose columns, levels and classes have other names than the plan's.
 
-    `changes` are manual changes of data.yaml.
+    `changes` contains changes that a person makes in data.yaml.
     """
     drawn = np.random.default_rng(0)
     rows = [
@@ -123,7 +123,7 @@ def test_a_word_that_was_not_accepted_is_refused_before_data_are_read(hospital: 
     table = tmp_path / "geheim/geheim.csv"
     told = {what: answered(plan_of(**task), hospital, tmp_path / what) for what, task in ASKED.items()}
     assert {*told.values()} == {UNFIT}, told
-    table.unlink()  # the rejection must not depend on the table
+    table.unlink()  # the text of the rejection must not depend on the table
     with pytest.raises(DataError) as refused:
         site_of(plan_of(columns=["Laktat"]), "a", ["a"], hospital, tmp_path / "unread/sites/a")
     assert str(refused.value) == UNFIT and "words" in refused.value.private and "'Laktat'" in refused.value.private

@@ -1,4 +1,4 @@
-"""Processes end when their parent ends in any way, so that no process runs without its owner."""
+"""Processes end when their parent ends, whatever ends it, so that no process runs without its owner."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def living(family: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def forks(process: subprocess.Popen) -> list[psutil.Process]:
-    """Return the sites that a fork server in the family has forked, including new processes that have no name yet."""
+    """Return the sites that a fork server below this process has forked, including new processes without a name."""
     family, found = psutil.Process(process.pid).children(recursive=True), []
     for member in family:
         with suppress(psutil.Error):
@@ -71,8 +71,8 @@ def command(folder: Path, *arguments: str) -> Iterator[subprocess.Popen]:
 
 
 def killed(process: subprocess.Popen, sign: signal.Signals, folder: Path, most: int = 60) -> str:
-    """Send a signal, and assert that the whole family of processes ends within `most` seconds. The function returns the
-    output.
+    """Send a signal to a process, and assert that it and all its child processes end within `most` seconds. The
+    function returns the output of the process.
     """
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     assert len(family) > 2

@@ -32,12 +32,12 @@ from tests.conftest import SITES, make_plan
 from tests.powercut import Cut, Disk
 from tests.unit.federation.test_participant import SMALL, planned
 
-CUTS, MORE, MANY = 40, 200, 1000  # power cuts of each of the five writers: at every change, at the gate and at night
+CUTS, MORE, MANY = 40, 200, 1000  # power cuts for each writer: at every change, before a release, at night
 KEY_OF = "this hospital's test"
 
 
 def cut_often(count: int, folder: Path, write: Callable[[Disk], None], read: Callable[[Cut], None]) -> None:
-    """Let a writer work, and let a reader read the folders after this many power cuts."""
+    """Record the work of a writer, and let a reader read the folders of `count` possible power cuts."""
     disk = Disk(folder / "disk")
     with disk.recorded():
         write(disk)
@@ -266,7 +266,7 @@ def test_the_query_budget_outlives_the_power(count: int, tmp_path: Path) -> None
         answered = book.counts()[asker].answered["test"]
         assert known.get("answers", 0) <= answered <= begun.get("answers", 0)
         book.note(asker, {"test": 1}, limits)
-        later = book.counts()[asker].answered["test"]  # a torn line counts as one answer
+        later = book.counts()[asker].answered["test"]  # a partly written line counts as one answer
         assert answered < later <= begun.get("answers", 0) + 1
         assert (cut.folder / "book" / ANSWERS).read_bytes().endswith(b"\n")
 
@@ -288,7 +288,7 @@ def test_a_study_goes_on_after_a_power_cut_with_the_same_numbers(tmp_path: Path)
         if record.finished() or not record.can_go_on():
             continue
         inprocess.run(plan, folder=cut.folder / "run", resume=True)
-        for path in record.checkpoints.iterdir():  # the removal of an older file may be lost
+        for path in record.checkpoints.iterdir():  # a power cut may undo the removal of an older file
             if not (disk.folder / "run" / paths.CHECKPOINTS / path.name).exists():
                 path.unlink()
         assert_same_run(disk.folder / "run", cut.folder / "run")

@@ -23,7 +23,7 @@ from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.sites import CPU
 
-ONE, TWO = SITES[:1], SITES[:2]  # each site is a process
+ONE, TWO = SITES[:1], SITES[:2]  # as many processes as sites
 
 # An executor that fails like a hospital's broken machine. The job's `custom` folder contains this executor.
 FAULTY = """
@@ -94,7 +94,7 @@ if "medsilo_lab.engines.simulator" in sys.orig_argv:
 
 
 def run_with_fault(folder: Path, fault: str, *changes: str, sites: list[str] | None = None) -> Record:
-    """Run a job whose hospital-b fails in round 2, and return the record of any result."""
+    """Run a job whose hospital-b fails in round 2, and return the server's record of the study if there is one."""
     plan = make_plan("fedavg", *changes, sites=sites)
     job = folder / "faulty-job"
     write_job(job, plan)
@@ -156,7 +156,7 @@ def test_a_site_that_hangs_costs_its_time_and_no_more(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_with_the_same_numbers(tmp_path: Path) -> None:
-    rounds = 20  # many, so that it does not end before the kill
+    rounds = 20  # many rounds, so that the run does not end before the kill
     plan = make_plan("fedbn", f"training.rounds={rounds}", sites=TWO)
     inprocess.run(plan, folder=tmp_path / "loop")
     kill_after_round(plan_job(tmp_path, plan), tmp_path / "runs", "killed", 3)
@@ -258,7 +258,7 @@ def take_ports(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, after:
 def test_a_port_that_another_program_took_costs_nothing(
     after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare 2.9 would exclude that site, before or after its process asks for a fork."""
+    """NVFlare 2.9 would exclude a site whose port is taken, before or after the site's process asks for a fork."""
     plan = make_plan("fedbn", sites=TWO)
     take_ports(tmp_path / "taken", monkeypatch, 1, after)
     simulator.run(plan, tmp_path / "run", CPU)

@@ -1,8 +1,9 @@
-"""Print the parts of nvflare_reliability that work with this process's NVFlare, and those that leave it to NVFlare.
+"""Print for each part of nvflare_reliability whether it works with this process's NVFlare or leaves its work to
+NVFlare.
 
     python -m tests.federation.parts     # test_patches.py, with NVFlare as it is, and with its patches merged
 
-Each part that recognises its work in NVFlare is used, and its effect is looked at.
+The program uses each part that finds its NVFlare code, and checks the effect of the part.
 """
 
 import gc
@@ -32,7 +33,7 @@ def context(**engine: Any) -> Any:
 
 
 def collects(use: Any) -> bool:
-    """True if a function collects garbage."""
+    """Return True if a call of this function collects Python's garbage."""
     seen = MagicMock(return_value=0)
     with patch.object(gc, "collect", seen):
         use()

@@ -46,13 +46,14 @@ os._exit(0)
 @pytest.mark.long
 @pytest.mark.skipif(not parent_watch.STATUS.exists(), reason="counts as Linux does")
 def test_an_answer_is_written_once_and_memory_is_used_again() -> None:
-    """An answer waits on its way from the hospital's tensor to the mean. One process is both hospital and server.
+    """A hospital's answer waits between its arrival and the calculation of the mean. The test's process is both the
+    hospital and the server.
 
-    When the server freed each block after use, the system zeroed ten bytes for each byte sent.
+    When the server freed each block after its use, the operating system zeroed ten bytes for each sent byte.
     """
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=root, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["written"] == 1.0  # the answer is written only to the file that receives its tensors
+    assert found["written"] == 1.0  # the server writes the answer only to the file that receives the answer's tensors
     assert found["faulted"] < 3

@@ -1,4 +1,4 @@
-"""Hospitals with different volumes: from their files to predicted masks on the volumes' grids."""
+"""Train on hospitals' files of different volumes, and predict masks on the grids of these volumes."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from medsilo.site.settings import SiteSettings, make_settings
 from tests import inprocess
 from tests.hospital import Volume, affine_of, ball, photograph, write_balls, write_pixels, write_table, write_volume
 
-HOSPITALS = {  # the volumes' shape, spacing and axes
+HOSPITALS = {  # shape, spacing and axes of the volumes
     "north": ((12, 24, 20), (1.5, 1.5, 2.5), "RAS"),
     "south": ((10, 30, 26), (1.2, 1.2, 3.0), "LPI"),
     "west": ((16, 20, 22), (2.0, 1.8, 2.0), "PIR"),
@@ -131,7 +131,7 @@ KINDS = {  # the task, the network, the file to predict, and the type of result
 
 @pytest.fixture(scope="module")
 def clinic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write volumes and photographs of one hospital, and a table with the class of each."""
+    """Write volumes and photographs of one hospital, and tables with the class of each image."""
     root = tmp_path_factory.mktemp("clinic")
     patients = [f"p{number}" for number in range(20)]
     write_balls(root / "balls", patients)

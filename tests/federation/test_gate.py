@@ -1,4 +1,4 @@
-"""The gate that checks messages, on NVFlare's real cells: a server, its job, and a hospital that sends arbitrary
+"""Test the gate that checks messages on NVFlare's real cells: a server, its job, and a hospital that sends arbitrary
 messages.
 """
 
@@ -84,7 +84,7 @@ SMALL = StudyMessage({"model": {"w": torch.arange(6.0).reshape(2, 3)}}, {"task":
 
 class Cells:
     def __init__(self, line: Line | None = None) -> None:
-        """`line` is a relay for the hospital's connection."""
+        """`line` is the quality of the connection between the hospital and the server."""
         let_tensors_travel(to_files=True)
         port = free_port()
         url = f"tcp://127.0.0.1:{port}"
@@ -114,7 +114,7 @@ class Cells:
     def send(
         self, payload: Any, topic: str = "submit_update", headers: dict | None = None, timeout: float = 30.0
     ) -> str:
-        """Send a message to the server and return the return code of its reply."""
+        """Send a message to the server, and return the return code of the server's reply."""
         reply = self.site.send_request(
             channel=CellChannel.SERVER_COMMAND,
             target=JOB,
@@ -141,7 +141,7 @@ class Cells:
         return str(caught.value)
 
     def takes(self) -> bool:
-        """True if a valid answer still arrives completely."""
+        """Return True if a valid answer still arrives completely."""
         before = len(self.got)
         assert self.send(answer_of(SMALL)) == CellCode.OK and len(self.got) == before + 1
         parcel = to_parcel(self.got[-1])
@@ -292,7 +292,7 @@ def test_arrays_that_a_site_compressed_are_not_unpacked(
 def test_what_can_not_be_read_of_a_scripts_tensors_is_refused_at_once(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare itself fetches a script's tensors. Before, it repeated the same request to the sender forever."""
+    """NVFlare itself fetches a script's tensors. Before, NVFlare repeated the same request to the sender forever."""
     # NVFlare cannot send tensors in this memory format
     turned = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     large = StudyMessage({"model": {"w": torch.randn(700, 1024), "turned": turned}}, {"task": "round"})
@@ -313,9 +313,9 @@ def test_a_surplus_tensor_is_not_fetched(cells: Cells, no_exit: list[int]) -> No
     forget_most()
     before, started = most_held(), time.monotonic()
     text = cells.refused(answer_of(surplus), timeout=30)
-    assert text.startswith("its message of 8.4 MB or more")  # it comes in pieces
+    assert text.startswith("its message of 8.4 MB or more")  # the message arrives in pieces
     assert cells.gate.taken["hospital-a.job"] <= SLACK
-    assert time.monotonic() - started < 25  # it is not repeated
+    assert time.monotonic() - started < 25  # the sender does not repeat the message
     assert most_held() - before < 250e6  # this process is the sender, too
     assert cells.takes() and no_exit == []
 
@@ -353,7 +353,7 @@ def test_many_tensors_count_together(cells: Cells) -> None:
 
 
 def test_pieces_of_a_process_count_for_the_answer_that_they_belong_to(cells: Cells) -> None:
-    """Before, the gate counted pieces over all rounds."""
+    """Before, the gate's limit counted the pieces of all rounds together."""
     assert "".join(cells.gate._of_job(f"{SITE}.client_api_trainer_1")) == SITE
 
 
@@ -442,7 +442,9 @@ def test_what_cannot_be_read_costs_its_sender_that_answer(
     ],
 )
 def test_tensors_are_fetched_from_the_sites_own_processes_alone(holder: Any, fits: bool) -> None:
-    """A training script in a separate process keeps its tensors there. Before, the server rejected them."""
+    """A training script in a separate process keeps its tensors in that process. Before, the server rejected tensors of
+    such a process.
+    """
     place = json.dumps({"fqcn": holder, "ref_id": "x"}).encode()
     answer = WHOLE + section(lobs.MARKER_DATUM_TEXT, b"x" * 16 + place, 6)
     with contextlib.nullcontext() if fits else pytest.raises(Rejected, match="not its own"):
@@ -509,7 +511,7 @@ def test_who_leaves_answers_hanging_keeps_few_readers(cells: Cells, no_exit: lis
 
 
 def test_readers_end_with_the_study_and_late_answers_are_still_read(cells: Cells, no_exit: list[int]) -> None:
-    """NVFlare warns about each thread that is left when a job's process ends."""
+    """NVFlare logs a warning about each thread that still runs when a job's process ends."""
     assert cells.takes()
     begun = {*cells.gate.readers._threads}
     cells.gate.end_readers()
@@ -529,7 +531,7 @@ def test_a_server_that_can_not_tell_who_is_there_is_asked_once(cells: Cells, mon
 
 
 def finished() -> list[RxTask]:
-    """Return the hospital's finished streams that are still stored."""
+    """Return those finished streams of the hospital that the server still stores."""
     return [task for (origin, _), task in [*RxTask.rx_task_map.items()] if origin == SITE and task.completed]
 
 
@@ -548,7 +550,7 @@ def test_streams_that_ended_are_not_kept_for_as_long_as_their_sender_wishes(
     wait_until(lambda: len(cells.got) == before + many, 600, "all of them")
     assert cells.takes() and no_exit == []
     assert MOST_KEPT - 10 < len(finished()) < MOST_KEPT + 10
-    assert timers() <= seen + 9  # the timers of the hospital's own messages
+    assert timers() <= seen + 9  # these timers belong to the hospital's own messages
     assert {task.completed_task_ttl for task in finished()} == {65.0}
     now = time.monotonic()
     monkeypatch.setattr(patches, "monotonic", lambda: now + 2.0)
@@ -574,9 +576,10 @@ def test_what_nvflare_leaves_behind_of_messages_does_not_pile_up(
         left = [len(thing.buffer) for thing in gc.get_objects() if isinstance(thing, TxTask)]
     finally:
         gc.enable()
-    # The garbage stays below three times the limit on a busy machine. Without the patch, it is ten times the limit.
+    # On a busy machine, the garbage stays below three times the limit. Without the patch, the garbage reaches ten times
+    # the limit.
     assert (sum(left) < 5 * MOST_LEFT) == frees  # the hospital's own buffers, in the same process, are larger
-    assert BUFFER in left  # a buffer of the server
+    assert BUFFER in left  # size of a buffer of the server
 
 
 def unfinished() -> set[int]:
@@ -608,7 +611,7 @@ def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monke
     held, take = (
         list[int](),
         StreamLimits.take,
-    )  # limits that are checked with each piece
+    )  # limits that the gate checks with each piece
     monkeypatch.setattr(StreamLimits, "take", lambda *given: (take(*given), held.append(waiting()))[0])
     wide, streams = {"CHUNK_SIZE": 1, "WINDOW_SIZE": 10**6}, [next(NUMBERS) for _ in range(4)]
     for sequence, stream in itertools.product(range(1, 26), streams):
@@ -618,7 +621,9 @@ def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monke
 
 
 def test_the_servers_own_process_takes_little_of_each_sender(cells: Cells) -> None:
-    """The server's main process has no plan. NVFlare itself accepts any size and number for an hour."""
+    """The server's main process has no plan that would limit messages. NVFlare itself accepts early pieces of any size
+    and number for an hour.
+    """
     got: list[Message] = []
     cells.server.register_request_cb(channel="notes", topic="leave", cb=got.append)
     BoundedStreams().bound(cells.server)
@@ -773,7 +778,9 @@ def test_a_site_of_a_script_takes_no_more_than_its_model_needs(
 
 
 def test_tensors_that_a_process_has_no_more_are_asked_for_again(cells: Cells) -> None:
-    """A site's process died while its answer was fetched. The new process has the same name, but not the tensors."""
+    """A site's process died while its answer was fetched. The site's new process has the same name as the old process,
+    but not its tensors.
+    """
     assert cells.takes()
     told, tensors = ChunkedTensors().download(from_fqcn=SITE, ref_id="gone", per_request_timeout=5.0, cell=cells.job)
     assert "invalid_request" in told and tensors == {}
@@ -802,7 +809,9 @@ def test_a_site_keeps_few_finished_streams_and_no_threads_for_them(cells: Cells)
 
 @pytest.mark.parametrize("method", ["harmofl", "adafed", "fedsm-extra"])
 def test_nothing_of_an_honest_study_is_larger_than_its_layout(method: str, tmp_path: Path) -> None:
-    """The study has all phases, deliveries and tests. Half of the allowed size is reserved for filters."""
+    """The study contains all kinds of phases, deliveries and tests. Half of the allowed message size is reserved for
+    additions by filters.
+    """
     plan, seen = make_plan(method, *FEW), [0, 0]
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:

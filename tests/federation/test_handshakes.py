@@ -1,4 +1,4 @@
-"""With mutual TLS, a listening cell accepts clients although other connections never finish their handshake."""
+"""With mutual TLS, a listening cell accepts clients even if other connections never finish their handshake."""
 
 import json
 import socket
@@ -66,7 +66,7 @@ def answers(port: int) -> bool:
 def listening(kits: Path, scheme: str = "tcp", seconds: str = "") -> Iterator[tuple[psutil.Process, int]]:
     """Start a cell with the server's certificate.
 
-    `seconds` limits a handshake; without it, the cell is NVFlare's own.
+    `seconds` is the most seconds for a handshake; without `seconds`, the cell is NVFlare's own.
     """
     port = free_port()
     command = ["-c", LISTENS, str(kits / "localhost"), f"{scheme}://localhost:{port}", seconds]
@@ -105,7 +105,7 @@ def client_hello() -> bytes:
 def ends_within(line: socket.socket, seconds: float) -> bool:
     line.settimeout(seconds)
     try:
-        while line.recv(1 << 14):  # reads the server's reply
+        while line.recv(1 << 14):  # the client reads the server's reply
             pass
     except TimeoutError:
         return False
@@ -127,13 +127,13 @@ def test_nvflare_alone_lets_one_silent_connection_keep_all_out(kits: Path) -> No
 @pytest.mark.slow
 @over_all("scheme", ["tcp", "grpc", "http"])
 def test_silent_connections_keep_nobody_out_and_end(kits: Path, scheme: str) -> None:
-    """The connections are silent from the start, after half of a hello or a whole one, or send a byte now and then."""
+    """The connections send nothing, half of a hello, a whole hello, or one byte now and then."""
     hello = client_hello()
     with listening(kits, scheme, "8") as (process, port), ExitStack() as lines:
         said = [b"", hello[: len(hello) // 2], hello, hello[:1]]
         quiet = [lines.enter_context(silent(port, one)) for one in said]
         shake(kits, port)
-        assert not ends_within(quiet[0], 0.1)  # it went ahead of them
+        assert not ends_within(quiet[0], 0.1)  # the client did not wait for the silent connections
         threading.Thread(target=drip, args=(quiet[-1], hello[1:]), daemon=True).start()
         assert all(ends_within(line, 60.0) for line in quiet)
         wait_until(lambda: not [one for one in process.net_connections("tcp") if one.raddr], 60, "their sockets")
@@ -192,7 +192,7 @@ def test_a_relay_lets_nobody_keep_others_out(kits: Path) -> None:
         wait_until(lambda: answers(port), 600, "the relay")
         with silent(port) as line:
             shake(kits, port)
-            assert not ends_within(line, 0.1)  # it went ahead of it
+            assert not ends_within(line, 0.1)  # the client did not wait for the silent connection
 
 
 @contextmanager

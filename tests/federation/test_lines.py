@@ -1,4 +1,6 @@
-"""A large answer over unreliable connections, on NVFlare's real cells. Received data are not sent again."""
+"""Send a large answer over unreliable connections between NVFlare's real cells. The sender does not send received data
+again.
+"""
 
 import gc
 import json
@@ -72,7 +74,7 @@ def cells() -> Iterator[Cells]:
 
 
 def send_over_a_cut(cells: Cells, down: float = DOWN) -> str:
-    """Send the large answer. The connection breaks after four fifths of it, and is restored."""
+    """Send the large answer. The connection breaks after four fifths of the answer, and is restored."""
     codes: list[str] = []
     sending = threading.Thread(target=lambda: codes.append(cells.send(answer_of(LARGE), timeout=120)))
     sending.start()
@@ -115,7 +117,7 @@ def test_connections_that_were_lost_keep_no_handle_beyond_a_job(cells: Cells) ->
 
 @pytest.mark.slow
 def test_a_round_of_a_part_is_its_bytes_and_one_in_a_hundred_more_at_most() -> None:
-    """The count has all bytes on a hospital's connection, including headers and acknowledgements."""
+    """The test counts all bytes on a hospital's connection, including headers and acknowledgements."""
     cells = Cells(Line())
     cells.gate.allow(Bounds(size=100_000_000))
     vit = {"name": "vit", "size": 32, "patch": 8, "width": 768, "depth": 1}
@@ -133,7 +135,7 @@ def test_a_round_of_a_part_is_its_bytes_and_one_in_a_hundred_more_at_most() -> N
 
 
 def test_threads_that_fetch_end_with_the_study_and_late_tensors_still_come(cells: Cells) -> None:
-    """NVFlare warns about each thread that is left when a job's process ends."""
+    """NVFlare logs a warning about each thread that still runs when a job's process ends."""
     requests = RetryingRequests(cells.job, GRANTED)
     assert cells.send(answer_of(LARGE), timeout=60) == ReturnCode.OK
     begun = {*requests.fetchers._threads}
@@ -151,7 +153,7 @@ def test_a_cut_costs_no_more_than_the_piece_that_it_cut(cells: Cells) -> None:
     assert send_over_a_cut(cells) == ReturnCode.OK
     sent, came = LARGE.groups["model"], to_parcel(cells.got[-1]).groups["model"]
     assert all(torch.equal(sent[name], came[name]) for name in sent)
-    assert cells.relay.up.passed < 1.5 * LARGE.size()  # a restarted transfer would give 1.8
+    assert cells.relay.up.passed < 1.5 * LARGE.size()  # a restarted transfer would send 1.8 times the size
 
 
 @pytest.mark.slow
@@ -188,7 +190,9 @@ def test_a_request_that_a_cut_swallowed_is_over_at_once_and_can_be_made_again(ce
 
 
 def test_a_request_for_work_is_over_soon_if_another_connection_lost_it(cells: Cells) -> None:
-    """A relay's connection breaks without a sign to the site, whose own connection stays open."""
+    """The connection between relay and server breaks; the site notices nothing, because its connection to the relay
+    stays open.
+    """
     RetryingRequests(cells.site, Timeouts(silence=120.0, again=1.0), sees_fetching=False)
     cells.relay.hush()
     began = time.monotonic()
@@ -205,7 +209,7 @@ def test_when_a_piece_is_late_follows_from_what_its_line_does() -> None:
     assert lines[0.1].late() == SOONEST and 5 < lines[5.0].late() < 5.1
     for seconds in (3.0, 7.0) * 20:
         lines[5.0].took(seconds)
-    assert 10 < lines[5.0].late() < 16  # four standard deviations above the mean
+    assert 10 < lines[5.0].late() < 16  # the limit is four standard deviations above the mean time
     for _ in range(40):
         lines[5.0].took(0.1)
     assert lines[5.0].late() < 2.5
@@ -214,7 +218,7 @@ def test_when_a_piece_is_late_follows_from_what_its_line_does() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("closes", [False, pytest.param(True, marks=pytest.mark.long)], ids=["silent", "closed"])
 def test_what_a_cut_swallowed_is_asked_for_again_within_seconds(cells: Cells, closes: bool) -> None:
-    """With NVFlare's defaults, this took up to a minute.
+    """With NVFlare's defaults, the site noticed the break after up to a minute.
 
     A broken connection loses only the pieces in flight.
     """
@@ -241,7 +245,7 @@ def test_what_a_cut_swallowed_is_asked_for_again_within_seconds(cells: Cells, cl
 
 @pytest.mark.long
 def test_a_slow_line_is_not_asked_twice(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A piece takes six seconds here, and NVFlare itself repeats a reply after five."""
+    """In the test, a piece takes six seconds; NVFlare itself would repeat a reply after five seconds."""
     large = StudyMessage({"model": {"w": torch.randn(100_000)}}, {"task": "round"})
     monkeypatch.setattr(ChunkedTensors, "to_downloadable", lambda self, items, *rest: _Chunks(items, 200_000))
     for cell in (cells.job, cells.site):
@@ -256,7 +260,7 @@ def test_a_slow_line_is_not_asked_twice(cells: Cells, monkeypatch: pytest.Monkey
 
 @pytest.mark.long
 def test_a_fast_line_from_far_away_never_stands_idle(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, 36 pieces would take 14 s with a delay of 200 ms in each direction."""
+    """With a delay of 200 ms in each direction, 36 pieces would take 14 s if they were sent one after the other."""
     line, sent = Line(rate=8e6, delay=0.2), {"w": torch.arange(1_800_000.0)}
     for way in (cells.relay.up, cells.relay.down):
         way.line = line
@@ -276,7 +280,8 @@ def test_a_fast_line_from_far_away_never_stands_idle(cells: Cells, monkeypatch: 
 @pytest.mark.long
 @pytest.mark.parametrize("pieces, ways", [pytest.param(1, 4, marks=pytest.mark.long), (3, 6)])
 def test_an_answer_makes_few_turns(cells: Cells, monkeypatch: pytest.MonkeyPatch, pieces: int, ways: int) -> None:
-    """With a delay of one second in each direction, the round trips are for the answer, the pieces and the receipt.
+    """The connection has a delay of one second in each direction. Round trips are needed for the answer, the pieces and
+    the receipt.
 
     The receiver requests the end message after it has all pieces.
     """
@@ -331,7 +336,7 @@ def test_a_site_that_never_says_that_there_are_no_more_costs_one_thread(
 
 @pytest.mark.slow
 def test_a_quick_line_carries_several_pieces_in_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reply costs both ends the same work, which took half of a large round."""
+    """Each reply costs work at both ends of the connection; before, this work took half the time of a large round."""
     given: list[int] = []
     produced = _Chunks.produce
 
@@ -399,8 +404,8 @@ def over_the_wire(piece: list[Any]) -> Any:
 
 
 def test_a_large_piece_is_sent_from_where_it_lies() -> None:
-    """Six hospitals get the same tensors, and copying them for each hospital would cost more than the rest of the
-    round.
+    """Six hospitals get the same tensors. Copying the tensors for each hospital would cost more than the remaining work
+    of the round.
     """
     tensor = torch.randn(20_000, 2).T
     lying, turned = packed("w", tensor.T), packed("w", tensor)
@@ -448,7 +453,7 @@ def test_what_arrived_in_pieces_is_not_copied() -> None:
     places = {whole[name].untyped_storage().data_ptr() for name in ("one", "two")}
     assert len(places) == 1 and whole["odd"].untyped_storage().data_ptr() not in places
     del arriving
-    whole["one"] += 1  # an arrived tensor has its own memory
+    whole["one"] += 1  # each received tensor has its own memory
     assert torch.equal(whole["one"], tensors["one"] + 1) and torch.equal(whole["two"], tensors["two"])
 
 

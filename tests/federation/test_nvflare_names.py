@@ -62,7 +62,7 @@ def is_inner(use: str) -> bool:
 
 
 def test_inner_parts_are_touched_in_one_file() -> None:
-    """Each use of an internal attribute is a patch with an issue for NVFlare's maintainers."""
+    """Each internal attribute that medsilo uses belongs to a patch with an issue for NVFlare's maintainers."""
     files = [path for room in KNOW_NVFLARE for path in (PLACE / room).glob("*.py")]
     inner = {path.name for path in files if any(map(is_inner, uses_of(path)))}
     assert inner == {"kit_patches.py", "patches.py"}
@@ -113,7 +113,7 @@ def keys_of(value: object) -> set[str]:
 # ---------------------------------------------------------------------------------------------------- a seeded break
 @pytest.mark.long
 def test_a_name_that_nvflare_renamed_is_named(root: Path, tmp_path: Path) -> None:
-    """In the test's copy of NVFlare, a function and a method have new names."""
+    """The test makes a copy of NVFlare in which a function and a method have new names."""
     broken = {
         "add_job_audit_event": "apis.utils.fl_context_utils.add_job_audit_event",
         "get_startup_kit_dir": "apis.workspace.Workspace.get_startup_kit_dir",

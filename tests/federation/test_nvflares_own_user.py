@@ -53,7 +53,7 @@ def simulated(job: Path, folder: Path, *options: str) -> Path:
     studies = [*folder.glob("workspace/server/medsilo/*/summary.json")]
     assert len(studies) == 1, said
     (study,) = (path.parent for path in studies)
-    # lists the sites' folders before the first is copied
+    # the list makes Python find all folders of sites before the first copy
     for own in [*folder.glob(f"workspace/*/medsilo/{study.name}/{paths.SITES}/*")]:
         shutil.copytree(own, study / paths.SITES / own.name)
     return study
@@ -68,7 +68,7 @@ def alone(job: Path, folder: Path, sites: list[str]) -> Path:
 @pytest.mark.parametrize(
     ("method", "options", "sites"),
     [
-        # FedSM's plan must name the sites, and the job's plan names none
+        # FedSM's plan must name the sites; the plan of the job in jobs/ names none
         pytest.param("fedsm", ["-n", "3", "-t", "3"], THREE, marks=pytest.mark.slow),
         pytest.param("fedbn", ["-c", ",".join(SITES), "-t", "3"], SITES, marks=pytest.mark.long),
         pytest.param("scaffold", ["-n", "4", "-t", "2"], [*THREE, "site-4"], marks=pytest.mark.long),
@@ -86,7 +86,7 @@ def test_the_simulator_runs_a_job_as_it_is(method: str, options: list[str], site
 def test_the_simulator_runs_every_job_with_one_thread(method: str, tmp_path: Path) -> None:
     """Each answer comes from a new process, so a site's state between rounds is on disk.
 
-    All cases take about an hour.
+    The test of all methods takes about an hour.
     """
     job = short(method, tmp_path, rounds=2)
     study = simulated(job, tmp_path / "simulator", "-n", "3", "-t", "1")
@@ -135,7 +135,7 @@ while flare.is_running():
 def script_with_a_large_tensor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a recipe's job with a large tensor.
 
-    The http driver of POC mode closes a connection at a message of 4 MiB, the size of one of the tensors.
+    POC mode uses the http driver, which closes a connection at a message of 4 MiB; one tensor of the job has this size.
     """
     folder.mkdir()
     (folder / "wide.py").write_text(WIDE)

@@ -65,7 +65,7 @@ from tests.federation.test_gate import NUMBERS, Cells, answer_of, cells, piece  
 from tests.federation.test_transport import Server, ask, echo, server  # noqa: F401 (server is a fixture)
 from tests.secure.consortium import free_port, wait_until
 
-# Patches whose purpose other tests show. For a patch of NVFlare's source, a patched copy of NVFlare shows it.
+# Patches whose purpose other tests show. For a patch of NVFlare's source, a patched copy of NVFlare shows the purpose.
 ELSEWHERE = {
     "GarbageBudget": "federation/test_gate.py test_what_nvflare_leaves_behind_of_messages_does_not_pile_up",
     "close_lost_connections": "federation/test_lines.py test_connections_that_were_lost_keep_no_handle_beyond_a_job",
@@ -122,7 +122,7 @@ LINE = re.compile(r"^[+-](?!\+\+ |-- ).*", re.MULTILINE)  # a line that a patch 
 @against
 @over_all("mail", MAILS)
 def test_each_mail_makes_its_patch_of_nvflare_and_brings_a_test(mail: str) -> None:
-    """`git am` accepts the mail from any sender's name."""
+    """`git am` accepts a patch's mail whatever the name of its sender is."""
     text = (UPSTREAM / f"{mail}.mbox").read_text("utf-8")
     head, *files = text.split("diff --git a/")
     assert re.search(r'^From: "A. Person" <person@example.org>$', head, re.MULTILINE) and "\nSubject: [PATCH] " in head
@@ -193,7 +193,7 @@ def test_need_of_RollingFile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_need_of_audit_without_fail(tiny_disk: Path) -> None:
-    """With the patch, a full disk costs only log lines."""
+    """With the patch, a full disk only loses log lines."""
     AuditService.initialize(str(tiny_disk / "audit.log"))
     try:
         with (tiny_disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError):
@@ -214,7 +214,9 @@ def test_need_of_audit_without_fail(tiny_disk: Path) -> None:
 
 
 def parts_in_use(*first: Path) -> dict[str, bool]:
-    """Try in another process whether each part works. NVFlare is taken from the folder, if one is given."""
+    """Find out in another process which parts work. The process imports NVFlare from the first given folder, if there
+    is a folder.
+    """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*first, ROOT / "custom", ROOT]))}
     done = subprocess.run(
         [sys.executable, "-m", "tests.federation.parts"], env=environment, cwd=ROOT, capture_output=True, text=True
@@ -229,7 +231,9 @@ def parts_in_use(*first: Path) -> dict[str, bool]:
 
 @against
 def test_a_part_that_nvflare_has_merged_is_off(tmp_path: Path) -> None:
-    """The test uses NVFlare's own source with the patches, as after their merge. Today every part works."""
+    """The test applies the patches to NVFlare's source, as NVFlare's maintainers would. With today's NVFlare, every
+    part works.
+    """
 
     def merged(*names: str) -> dict[str, bool]:
         place = tmp_path / names[0]
@@ -244,7 +248,7 @@ def test_a_part_that_nvflare_has_merged_is_off(tmp_path: Path) -> None:
             assert done.returncode == 0, done.stdout
         return parts_in_use(place)
 
-    alone = "RollingFile"  # it changes the same lines as audit_without_fail
+    alone = "RollingFile"  # this patch changes the same lines as audit_without_fail
     works, others = parts_in_use(), [name for name in PATCHED if name != alone]
     assert works.keys() == compatibility.TRIED.keys() and all(works.values()), works
     assert merged(alone) == {name: name != alone for name in works}
@@ -315,7 +319,9 @@ def test_need_of_hold_less(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_large_message_passes_nvflares_http_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver closed a connection at a frame of 4 MiB. Before, each tensor of that size caused this."""
+    """Without the patch, NVFlare's http driver closes a connection at a frame of 4 MiB. Before, each tensor of 4 MiB or
+    more closed the connection.
+    """
     # without this, NVFlare passes messages inside the process directly
     monkeypatch.setattr(CoreCell, "ALL_CELLS", {})
     url = f"http://127.0.0.1:{free_port()}"
@@ -510,7 +516,7 @@ def test_need_of_sign_when_ready() -> None:
     for own in (early, late):
         kit_patches.sign_when_ready(SimpleNamespace(get_engine=lambda own=own: SimpleNamespace(server=own)))
     assert signs(early) == signs(late) == kit_patches.UNSIGNED
-    assert late.sign_auth_token("hospital-a", "token") == kit_patches.UNSIGNED  # as before
+    assert late.sign_auth_token("hospital-a", "token") == kit_patches.UNSIGNED  # after a signature attempt, too
     key, stock = SimpleNamespace(sign=lambda text, return_str: f"{text} signed"), new_server()
     stock.my_own_token_signature = kit_patches.UNSIGNED
     assert signs(early) == signs(late) == "servertoken signed" != signs(stock)
@@ -569,7 +575,7 @@ def test_need_of_patient_simulator() -> None:
 
 
 def test_a_connection_is_closed_when_a_command_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise, Python waits at exit for a thread that reads from the connection."""
+    """Without a closed connection, Python would wait at exit for a thread that reads from it."""
     (tmp_path / "startup").mkdir()
     closed = list[Session]()
     monkeypatch.setattr(Session, "__init__", lambda own, **_: setattr(own, "api", SimpleNamespace(scheme="tcp")))
@@ -581,7 +587,9 @@ def test_a_connection_is_closed_when_a_command_is_stopped(tmp_path: Path, monkey
 
 
 def test_a_connection_reads_a_key_once(tmp_path: Path) -> None:
-    """NVFlare reads a key in two functions. The test presses a second key, and the same key after the connection."""
+    """NVFlare reads a key in two functions. The test also reads another key, and reads the first key again after the
+    connection.
+    """
     keys = []
     for name in ("a", "b"):
         pem = rsa.generate_private_key(65537, 2048).private_bytes(
@@ -600,7 +608,9 @@ def test_a_connection_reads_a_key_once(tmp_path: Path) -> None:
 
 
 def test_need_of_sites_started_by(tmp_path: Path) -> None:
-    """Without the patch, the simulator itself starts a site's process. Other programs start as before."""
+    """Without the patch, the simulator itself starts a site's process. The patch does not change how other programs
+    start.
+    """
 
     class Asked(Exception):
         """Raised when the simulator starts a site's process."""

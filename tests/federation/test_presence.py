@@ -1,4 +1,4 @@
-"""A job's absent hospitals, reported by the server's main process or noticed by their silence."""
+"""Find a job's absent hospitals from reports of the server's main process and from hospitals' silence."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ def test_a_hospital_may_be_silent_for_twice_as_long_as_it_was(told: Told) -> Non
     assert not told.after(100, heard=True)
     assert not told.after(2 * (SILENCE + 100)) and told.after(10)
     assert not told.after(3600, heard=True)
-    assert not told.after(419) and told.after(2)  # the plan's own limit
+    assert not told.after(419) and told.after(2)  # the plan's own limit of silence
     told.after(1, heard=True)
 
 
@@ -119,7 +119,7 @@ def test_a_round_does_not_wait_for_a_hospital_that_is_away(server: Server) -> No
     missing, got = ask(server, behave, timeout=60.0)
     assert missing == {B: Missing("lost", "its connection was closed")} and got.keys() == {*SITES} - {B}
     missing, got = ask(server, lambda: [server.submit(s, *_echoed(server.fetch(s))) for s in SITES if s != B], 60.0)
-    assert missing.keys() == {B} and got.keys() == {*SITES} - {B}  # it was not asked
+    assert missing.keys() == {B} and got.keys() == {*SITES} - {B}  # the server did not ask the absent hospital
 
 
 def _echoed(work: tuple[str, Any]) -> tuple[str, Any]:

@@ -21,7 +21,7 @@ from tests.federation.test_simulator import CPU, assert_same_outcome
 from tests.unit.privacy.test_private_training import promised, same, tensors_of
 
 SAMPLED = ["training.rounds=2"]  # Poisson samples of eight cases
-TWO = SITES[:2]  # two sites, because each site is a process
+TWO = SITES[:2]  # only two sites, because each site is a process
 BY_TWO = f"participation.sites=[{','.join(TWO)}]"
 
 
@@ -51,7 +51,7 @@ def test_private_trainers_of_their_own_equal_the_loop(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_simulator_writes_the_ledger_of_the_loop(tmp_path: Path) -> None:
-    """Hospitals that demand privacy write the same entries in the same order, with the same ε."""
+    """The ledgers of hospitals that demand privacy have the same entries in the same order, with the same ε."""
     plan = promised("fedavg", *SAMPLED, BY_TWO, "privacy.scores.epsilon=0.3", "privacy.counts.epsilon=0.1")
     own = SiteSettings(device="cpu", privacy=PrivacyRequirements(epsilon=4.0, delta=1e-3))
     inprocess.run(plan, folder=tmp_path / "one/study", settings=own)

@@ -1,4 +1,4 @@
-"""NVFlare's simulator runs the examples of training scripts as a user does, and the resulting models have learned."""
+"""Run the examples of training scripts in NVFlare's simulator as a user does; the models must have learned."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def simulated(
 
 
 def gains(summary: dict[str, Any]) -> list[float]:
-    """Return the improvement of each site's score from the first to the last round with a score."""
+    """For each site, return the score in the last round with a score minus the score in the first such round."""
     scores = [[score for score in own["validation"] if score is not None] for own in summary["sites"].values()]
     return [own[-1] - own[0] for own in scores]
 
@@ -69,7 +69,9 @@ def gains(summary: dict[str, Any]) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("external", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_hello_fedbn_keeps_each_sites_batch_norm(external: bool, root: Path, tmp_path: Path) -> None:
-    """With `external`, the script has its own process. Before, the server did not fetch its tensors."""
+    """With `external`, the script runs in its own process. Before, the server did not fetch the tensors of such a
+    script.
+    """
     script = (root / "examples/hello-fedbn/client.py").read_text()
     (line,) = (line for line in script.splitlines() if "flare.init()" in line)
     looks = "from medsilo.flare.script_process import _gates; assert 8 << 20 < _gates[0].most.size < 20 << 20"
@@ -108,7 +110,7 @@ def blocks(page: str, kind: str) -> list[list[str]]:
 
 
 def changed_by(text: str, diff: list[str]) -> str:
-    """Apply a skill's diff to a file: each removed line must occur once, and the added lines replace it."""
+    """Apply a skill's diff to a file: each removed line must occur once in the file; the added lines replace it."""
     hunks = re.findall(r"-(.*)\n((?:\+.*\n?)+)", "\n".join(diff))
     assert hunks
     for gone, come in hunks:
@@ -146,7 +148,7 @@ def test_the_skill_makes_a_stock_job_fedbn_by_what_it_says_alone(root: Path, tmp
 @pytest.mark.parametrize("method", ["HarmoFL", "FedSM"])
 def test_a_monai_script_learns_by_harmofl_and_fedsm(method: str, root: Path, tmp_path: Path) -> None:
     run, summary = simulated(root, tmp_path, "monai-segmentation", "--method", method)
-    assert min(gains(summary)) > 0.03  # .08 to .57 on the processors that were tried, which add in different orders
+    assert min(gains(summary)) > 0.03  # 0.08 to 0.57 on the tried processors, which add in different orders
     if method == "FedSM":
         sys.path.insert(0, str(root / "examples/monai-segmentation"))
         try:
@@ -215,13 +217,13 @@ recipe.execute(SimEnv(num_clients=1, workspace_root="workspace"))
 """
 
 
-BATCH_NORM = "features.1."  # each rank has its batches' statistics
+BATCH_NORM = "features.1."  # the ranks have different batches, and therefore different statistics
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["FedAvg", "FedProx"])
 def test_two_processes_train_one_model_or_are_refused(method: str, root: Path, tmp_path: Path) -> None:
-    """Before, each rank had another model with FedProx, and FedAvg's second process died."""
+    """Before, the ranks' models differed with FedProx, and the second process died with FedAvg."""
     shutil.copy(root / "examples/hello-fedbn/model.py", tmp_path)
     script = (root / "examples/hello-fedbn/two_processes.py").read_text()
     sends = "        flare.send("
@@ -291,9 +293,9 @@ def test_a_filter_of_nvflares_runs_on_what_a_round_sends(root: Path, tmp_path: P
 
 @pytest.mark.slow
 def test_nvflares_patch_of_lightnings_trainer_ends_in_one_line(root: Path, tmp_path: Path, lightning: None) -> None:
-    """With the patch, Lightning received the first message forever.
+    """With NVFlare's patch of Lightning, the script received the first message forever.
 
-    The recipe rejects a script that imports it, so a module hides the import.
+    The recipe rejects a script that imports NVFlare's patch, so the test hides the import in another module.
     """
     place = tmp_path / "lightning"
     shutil.copytree(root / "examples/lightning", place)
@@ -308,7 +310,7 @@ def test_nvflares_patch_of_lightnings_trainer_ends_in_one_line(root: Path, tmp_p
     text = (text[:begin] + loop + text[end:]).replace(
         "import medsilo.client as flare", "import nvflare.client.lightning as flare"
     )
-    # the import in NVFlare's patch
+    # NVFlare's patch imports pytorch_lightning
     text = text.replace("import lightning\n", "import pytorch_lightning as lightning\n")
     model = place / "model.py"
     model.write_text(model.read_text().replace("import lightning\n", "import pytorch_lightning as lightning\n"))

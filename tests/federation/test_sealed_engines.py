@@ -1,5 +1,5 @@
-"""A study with secure aggregation gives the same tensors in one process and in NVFlare's simulator, also with a
-new process for every task.
+"""A study with secure aggregation gives the same tensors in one process and in NVFlare's simulator, even with a new
+process for every task.
 """
 
 from pathlib import Path

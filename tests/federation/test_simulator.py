@@ -13,7 +13,7 @@ from medsilo_lab.engines import inprocess, simulator
 from tests.conftest import FEDSM, METHODS, PLAIN, SITES, make_plan
 from tests.sites import CPU
 
-# One method runs at every change, and all methods run before a release.
+# The test runs with one method at every change, and with all methods before a release.
 FIRST = ["fedsm-extra"]
 KINDS = ["adafed", "scaffold"]
 BY_KIND = [method if method in FIRST else pytest.param(method, marks=pytest.mark.long) for method in METHODS]
@@ -58,7 +58,7 @@ def test_simulator_equals_the_loop(method: str, tmp_path: Path, monkeypatch: pyt
     for name in ("medsilo", "random"):  # files of the user that must not replace modules in NVFlare's processes
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong file')")
     monkeypatch.chdir(tmp_path)
-    sites = SITES[:2] if method in FIRST else SITES  # two sites, because each site is a process
+    sites = SITES[:2] if method in FIRST else SITES  # only two sites, because each site is a process
     plan = make_plan(method, *["algorithm.pull=0.2"] * (method in FEDSM), sites=sites)
     inprocess.run(plan, folder=tmp_path / "loop")
     said: list[str] = []
@@ -75,7 +75,7 @@ def test_simulator_equals_the_loop(method: str, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.slow
 @pytest.mark.skipif(not ability().works, reason="no bubblewrap, or no user namespaces")
 def test_rooms_in_the_simulator_equal_the_loop(tmp_path: Path) -> None:
-    """The method has two networks and local state, and every site trains in the airlock."""
+    """The study's method has two networks and local state, and every site trains in the airlock."""
     plan = make_plan("ditto", sites=SITES[:2])
     inprocess.run(plan, folder=tmp_path / "loop", settings=CPU)
     rooms = CPU.changed({"airlock": "required", "memory_limit": 4096, "room": {"studies": True}}, "settings")
@@ -93,7 +93,7 @@ def test_rooms_in_the_simulator_equal_the_loop(tmp_path: Path) -> None:
 def test_one_thread_for_all_sites_equals_the_loop(method: str, tmp_path: Path) -> None:
     """NVFlare starts a new process for every task, so a site's state must come from disk.
 
-    The method has much local state.
+    The study's method has much local state.
     """
     plan = make_plan(method, sites=SITES[:2])
     inprocess.run(plan, folder=tmp_path / "loop")

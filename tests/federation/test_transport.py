@@ -1,4 +1,4 @@
-"""The transport on NVFlare's real task server: a message for each site, repeated requests, late answers."""
+"""Test the transport on NVFlare's real task server with a message for each site, repeated requests and late answers."""
 
 import threading
 import time
@@ -27,7 +27,7 @@ from tests.secure.consortium import wait_until
 
 
 class BareController(Controller):
-    """A controller without a workflow, driven by the test."""
+    """A controller without a workflow, whose methods the test calls."""
 
     def start_controller(self, fl_ctx: FLContext) -> None: ...
 
@@ -86,7 +86,7 @@ def server() -> Iterator[Server]:
 
 
 def parcel_for(site: str) -> StudyMessage:
-    """Return a message for one site, whose tensor identifies the site."""
+    """Return a message for one site; a tensor in the message identifies the site."""
     return StudyMessage({"personal": {"w": torch.full((3,), float(SITES.index(site) + 1))}}, {"for": site})
 
 
@@ -95,7 +95,7 @@ def echo(data: Shareable) -> Shareable:
 
 
 def ask(server: Server, behave, timeout: float = 10.0) -> tuple[dict[str, Missing], dict[str, StudyMessage]]:
-    """Send a request to all sites, while `behave` acts for the sites in a thread."""
+    """Send a request to all sites; meanwhile, a thread runs `behave`, which acts for the sites."""
     got: dict[str, StudyMessage] = {}
     actor = threading.Thread(target=behave, daemon=True)
     actor.start()
@@ -118,7 +118,9 @@ def test_every_site_receives_its_own_parcel_and_no_other(server: Server) -> None
 
 
 def test_a_site_that_asks_twice_gets_its_own_parcel_again_and_nothing_hangs(server: Server) -> None:
-    """A site that lost a reply asks again. Before, this ended NVFlare 2.9's monitor thread."""
+    """A site that has lost a reply sends its request again. Before, a repeated request ended NVFlare 2.9's monitor
+    thread.
+    """
 
     def behave() -> None:
         work = {site: server.fetch(site) for site in SITES}
@@ -253,7 +255,7 @@ def test_an_abort_ends_the_wait_within_a_second(server: Server) -> None:
     started = time.monotonic()
     with pytest.raises(Aborted):
         server.transport.ask(SITES, parcel_for, lambda site, parcel: None, 600)
-    assert time.monotonic() - started < 20  # on a loaded machine; otherwise, below a second
+    assert time.monotonic() - started < 20  # limit for a loaded machine; on an idle machine, below a second
     wait_until(lambda: server.controller.get_num_standing_tasks() == 0, 60, "the end of the tasks")
 
 

@@ -91,7 +91,7 @@ def modules_of(names: set[str]) -> set[str]:
 
 
 def typed(folder: Path, command: list[str]) -> set[str]:
-    """Run a command in a terminal, and train with all plans, without the packages of the extras.
+    """Without the packages of the extras, run a command in a terminal and train with all plans.
 
     Returns the third-party modules that a site's code imports.
     """
@@ -107,7 +107,7 @@ def typed(folder: Path, command: list[str]) -> set[str]:
     while True:
         try:
             read = os.read(terminal, 65536)
-        except OSError:  # the other end is closed
+        except OSError:  # the command has closed the terminal
             break
         if not read:
             break
@@ -122,7 +122,7 @@ def test_a_hospital_installs_what_its_own_processes_import(
 ) -> None:
     """The plans use volumes, photographs with privacy, a table and an approval.
 
-    They import every required package, and no extra.
+    Training with these plans imports every required package, and no package of an extra.
     """
     needed = {canonical(Requirement(line).name) for line in project(root)["dependencies"]}
     extras = [line for own in project(root)["optional-dependencies"].values() for line in own]
@@ -155,7 +155,8 @@ def test_a_hospital_installs_what_its_own_processes_import(
     assert lacking == set(), "no process of a site imports these: make them extras"
 
 
-# Linux has these names, and macOS lacks them. Libraries come first: their builds for macOS do not need them.
+# Linux has these names, and macOS lacks them. Libraries are imported before the names are removed, because their builds
+# for macOS do not need these names.
 AS_ON_A_MAC = """
 import os, pathlib, select, signal, socket, sys
 import monai, nibabel, numpy, psutil, pyarrow, scipy, SimpleITK, torch

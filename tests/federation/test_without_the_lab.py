@@ -1,4 +1,4 @@
-"""A hospital's side works with its own wheel alone, without medsilo_lab and medsilo_server."""
+"""A hospital's processes work with the hospital's wheel alone, without medsilo_lab and medsilo_server."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from medsilo.core.package import PLACE
 from tests.unit.site.test_approvals import Home
 
 OLD_RUN = Path(__file__).parents[1] / "fixtures/run-of-schema-1"
-# No new Python process, including NVFlare's, finds these packages or their entry points.
+# No Python process that starts, including NVFlare's, finds medsilo_lab, medsilo_server or their entry points.
 HIDDEN = """
 import importlib.metadata
 from importlib.machinery import PathFinder
@@ -35,7 +35,7 @@ PathFinder.find_spec, importlib.metadata.entry_points = find_spec, entry_points
 
 
 def alone(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run Python with `medsilo` as the only package."""
+    """Run Python with `medsilo` as the only one of medsilo's packages."""
     (folder / "hidden").mkdir(exist_ok=True)
     (folder / "hidden/sitecustomize.py").write_text(HIDDEN)
     environment = {**os.environ, "PYTHONPATH": f"{folder / 'hidden'}{os.pathsep}{PLACE}"}

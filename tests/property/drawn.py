@@ -14,5 +14,5 @@ FIXED: dict[str, Any] = {
 
 
 def examples(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator for a test with this number of random examples."""
+    """Return a decorator that runs a test with this number of random examples."""
     return settings(max_examples=count, **FIXED)

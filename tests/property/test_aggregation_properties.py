@@ -1,4 +1,4 @@
-"""Properties of aggregators that replace a mean hold for random rounds, sites and orders of arrival."""
+"""Test properties of the aggregators that replace a mean, with random rounds, sites and orders of arrival."""
 
 from collections.abc import Callable
 
@@ -138,7 +138,9 @@ def test_what_all_send_alike_is_the_result(kind: str, drawn: tuple) -> None:
 @examples(12)
 @given(drawn=rounds(least=5))
 def test_a_mixture_lies_between_what_was_sent_and_what_was_there(kind: str, drawn: tuple) -> None:
-    """Weights are not negative, and their sum is at most 1. A missing part counts as the initial zeros."""
+    """Weights are not negative, and their sum is at most 1. If the weights' sum is below 1, the initial zeros have the
+    missing weight.
+    """
     models, cases, order = drawn
     for own in played(EVERY[kind](), models, cases, order).values():
         for name, mixed in own.items():
@@ -153,7 +155,7 @@ def test_a_mixture_lies_between_what_was_sent_and_what_was_there(kind: str, draw
 @examples(12)
 @given(drawn=rounds(least=5), power=st.integers(10, 60))
 def test_a_mixture_does_not_know_the_unit_of_its_numbers(kind: str, drawn: tuple, power: int) -> None:
-    """Powers of two are exact in floating point."""
+    """The factor is a power of two, so that products are exact in floating point."""
     models, cases, order = drawn
     finer = {site: {name: own * 2.0**power for name, own in model.items()} for site, model in models.items()}
     one, other = (played(EVERY[kind](), sent, cases, order) for sent in (models, finer))
@@ -245,8 +247,8 @@ def test_late_shares(weights: dict[str, float], cap: float) -> None:
 @examples(12)
 @given(drawn=rounds(least=2), there=numbers)
 def test_a_server_that_is_sent_what_it_gave_stays(kind: str, drawn: tuple, there: float) -> None:
-    """Without a difference, the server makes no step. Scaffold's control variates are separate, and stay unchanged as
-    well.
+    """If the sites' models equal the server's model, the server makes no step. Scaffold's control variates are a
+    separate group of tensors, which also stays unchanged.
     """
     models, cases, order = drawn
     mixer = STEPS[kind]()

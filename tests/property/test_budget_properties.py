@@ -1,7 +1,7 @@
-"""Properties of a hospital's two budgets for any studies in any order, and for processes that die.
+"""Test properties of a hospital's two budgets with any studies in any order, and with processes that die.
 
-The budget is never overspent. A study keeps the budget at which the hospital admitted the study. Files are only added
-to, and a new process finds the earlier counts.
+The budget is never overspent. A study keeps the budget at which the hospital admitted the study. Files are only
+appended to, and a new process finds the earlier counts.
 """
 
 import shutil
@@ -22,21 +22,21 @@ from medsilo.site.query_budget import ANSWERS, QueryBudget, Requester
 from medsilo.site.settings import PrivacyRequirements, SiteSettings
 from tests.property.drawn import FIXED
 
-DELTA, NOISE = 1e-5, {"one": 10.0, "two": 20.0, "three": 12.5}  # of each study, for one answer
+DELTA, NOISE = 1e-5, {"one": 10.0, "two": 20.0, "three": 12.5}  # δ, and each study's noise for one answer
 studies = st.sampled_from([*NOISE])
 TORN = st.sampled_from([b"x", b'{"certified":""', b"\0" * 40, b"\0" * 40 + b'"}\n'])
 
 
 class Budget(RuleBasedStateMachine):
-    """The shared part of both budgets: a folder, running studies, and files that only grow."""
+    """The features that both budgets share: a folder, running studies, and files that only grow."""
 
     file: str
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="medsilo-budget-"))
-        self.running: dict[str, int] = {}  # each study's remaining answers
-        self.counted: Counter[str] = Counter()  # answers that left the hospital
+        self.running: dict[str, int] = {}  # number of answers that each study may still send
+        self.counted: Counter[str] = Counter()  # number of answers that left the hospital
         self.before = b""
         self.fresh()
 

@@ -1,4 +1,4 @@
-"""Fuzz all inputs from other parties: for any such input, a person reads one line.
+"""Fuzz all inputs from other parties: for any such input, a person reads a message of one line.
 
 No input causes a raw traceback, a delay or unlimited memory use.
 
@@ -56,7 +56,7 @@ MOST_SECONDS, MOST_MEMORY = 10, 1 << 30
 
 
 def hostile(share: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator for a test with its share of all inputs, the same in every run."""
+    """Return a decorator that runs a test with its part of all inputs; the inputs are the same in every run."""
     return settings(
         max_examples=max(1, int(share * INPUTS)),
         derandomize=True,
@@ -68,7 +68,9 @@ def hostile(share: float) -> Callable[[Callable[..., None]], Callable[..., None]
 
 @contextmanager
 def one_line_at_most() -> Iterator[None]:
-    """Assert that the block succeeds or raises medsilo's error of one line, within limits of time and memory."""
+    """Assert that the block succeeds or raises medsilo's error of one line, and that it keeps the limits of time and
+    memory.
+    """
     started, held = time.process_time(), most_held()
     try:
         yield
@@ -140,12 +142,12 @@ def changed(draw: st.DrawFn, whole: Any) -> Any:
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """Draw a variant of these bytes: cut off, changed, or with an insertion."""
+    """Draw a variant of these bytes that is cut off, changed, or longer by an insertion."""
     data = bytearray(content)
     for _ in range(draw(st.integers(1, 4))):
         if not data:
             break
-        # the header contains most of the meaning
+        # most inputs change the header
         place = draw(st.integers(0, min(len(data), draw(st.sampled_from([64, 400, len(data)]))) - 1))
         kind = draw(st.sampled_from(["cut", "flip", "flip", "put", "drop", "fill"]))
         if kind == "cut":
@@ -446,7 +448,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @hostile(0.02)
 @given(st.data())
 def test_reports_of_comparisons(place: Path, comparison: Path, data: st.DataObject) -> None:
-    """The damaged files are the data behind the page and the hospitals' sheets."""
+    """The damaged files contain the data from which the page and the hospitals' sheets are made."""
     with spoiled(comparison, place, data, ".json") as folder, one_line_at_most():
         told = io.StringIO()
         with pytest.MonkeyPatch.context() as patch:
@@ -498,7 +500,7 @@ def test_what_a_run_goes_on_from(place: Path, run: Path, data: st.DataObject) ->
 
 @pytest.mark.long
 def test_twenty_thousand_inputs(root: Path) -> None:
-    """Repeat all tests of this file with that number of inputs."""
+    """Repeat all tests of this file with twenty thousand inputs."""
     if INPUTS > 1000:
         pytest.skip("this run already has many inputs")
     patch = {"HOSTILE_INPUTS": "20000", "MOST_SECONDS": "3600"}

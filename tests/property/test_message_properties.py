@@ -1,6 +1,4 @@
-"""Properties of messages and plans: valid input returns unchanged, and all other input is rejected quickly in one
-line.
-"""
+"""Valid messages and plans return unchanged; all other input is rejected quickly with a message of one line."""
 
 import json
 import random
@@ -71,7 +69,7 @@ def assert_same(one: StudyMessage, other: StudyMessage) -> None:
 
 
 def refused_soon(read: Any, *given_to: Any) -> None:
-    """Assert that input is accepted, or rejected in one line, within a short time."""
+    """Assert that the block accepts its input, or rejects it with a message of one line, within a short time."""
     started = time.process_time()
     try:
         read(*given_to)
@@ -97,7 +95,7 @@ def test_a_parcel_of_a_training_script_comes_back_as_it_went(parcel: StudyMessag
 
 
 def test_large_tensors_of_a_training_script_are_not_copied() -> None:
-    """In pieces, a round with 29 M weights took twice the time of NVFlare's method."""
+    """When messages were cut into pieces, a round with 29 M weights took twice the time of NVFlare's method."""
     large = StudyMessage({"model": {"w": torch.zeros(3 << 20), "scalar": torch.tensor(1.0)}}, {})
     tensors, meta = flat(large)
     assert list(tensors) == ["model/w", "model/scalar"]
@@ -194,7 +192,7 @@ def test_a_number_that_its_type_can_not_hold_does_not_become_another(
 @examples(100)
 @given(parcels, st.data())
 def test_damaged_bytes_are_no_answer(parcel: StudyMessage, data: st.DataObject) -> None:
-    """NVFlare may decode damaged bytes in any way. The package receives a message, or rejects the bytes."""
+    """NVFlare may decode damaged bytes to anything. The package receives a message, or rejects the bytes."""
     let_tensors_travel(plainly=True)
     content = bytearray(fobs.dumps(to_shareable(parcel)))
     for place in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=4)):

@@ -1,4 +1,4 @@
-"""Properties of every aggregator for random sites, weights, shapes and types, from fixed seeds."""
+"""Test properties of every aggregator with random sites, weights, shapes and types from fixed seeds."""
 
 import random
 from itertools import pairwise
@@ -80,7 +80,7 @@ class Study:
 
 
 def play(mixer, study, models, initial=None):
-    """Play one round in random order; return the results of the sites that answered."""
+    """Run one round in which sites answer in random order; return the results of the sites that answered."""
     order = list(models)
     study.draw.shuffle(order)
     mixer.start(study.draw.sample(study.sites, len(study.sites)), initial)
@@ -91,7 +91,7 @@ def play(mixer, study, models, initial=None):
 
 @pytest.fixture(params=["usual sizes", "tiny blocks, all on disk"])
 def sizes(request, monkeypatch):
-    """Repeat a test with tensors that are cut into many blocks, and with waiting tensors on the disk."""
+    """Also run a test with tensors that are cut into many blocks, and with waiting tensors that are on the disk."""
     if request.param != "usual sizes":
         monkeypatch.setattr(layout, "BLOCK", 7)
         monkeypatch.setattr(layout, "NARROWEST", 2)
@@ -142,7 +142,7 @@ def test_resuming_after_any_round_changes_no_bit(seed, kind):
 @every_study
 @pytest.mark.parametrize("width", [1, 4, 7, 1000])
 def test_blocks_are_all_numbers_in_order_and_none_is_wider_than_asked(seed, width):
-    """Neighbouring numbers share a block if there is room for both."""
+    """Two neighbouring values are in one block if the block has room for both."""
     study = Study(seed)
     shapes = {name: torch.Size(shape) for name, (shape, _) in study.shapes.items()}
     section = layout.TypeSection(torch.float32, shapes)
@@ -179,7 +179,7 @@ def drawn(hard, dtype):
 
 
 def mean_of(models, counts):
-    """Return the mean by m ← m + a (θ - m) for one site after the other, in single precision."""
+    """Return the mean that m ← m + a (θ - m) gives for one site after the other, in single precision."""
     (first, *others), (total, *counts) = models, counts
     mean = {name: tensor.float() for name, tensor in first.items()}
     for own, count in zip(others, counts, strict=True):
@@ -215,7 +215,7 @@ def test_a_mean_is_the_same_whatever_came_when(dtype, hard, sizes):
 
 
 def test_a_mean_of_many_is_nearly_as_close_as_with_steps_in_double_precision():
-    """The reference rounds each step to single precision, like stored numbers."""
+    """The reference rounds each step to single precision, in which values are stored."""
     generator = torch.Generator().manual_seed(7)
     sent = [0.05 * torch.randn(20_000, generator=generator) for _ in range(100)]
     true = sum(count * own.double() for count, own in enumerate(sent, 1)) / sum(range(1, 101))

@@ -1,7 +1,7 @@
-"""Federations over mutual TLS that the tests of several files share, each in one process.
+"""Federations over mutual TLS for the tests of several files; all tests of a federation run in one process.
 
-The first has two teaching hospitals and, between them, a strict hospital. The second is a pair. The third federation
-has three hospitals, two of them behind relays.
+The first federation has two teaching hospitals and, between them, a strict hospital. The second federation has two
+teaching hospitals. The third federation has three hospitals, two of them behind relays.
 
 Teaching hospitals train in their job's own process. The strict hospital trains in another process, which is the
 default.
@@ -53,14 +53,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 
 @pytest.fixture(scope="session")
 def relayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    """Start two hospitals behind a relay that is itself behind another, and a hospital that connects to the server."""
+    """Start two hospitals behind a relay, which connects to the server through another relay, and a hospital without a
+    relay.
+    """
     relays = {"country": ["city"], "city": SITES[:2]}
     yield from running("relayed", dict.fromkeys(SITES, TEACHING), tmp_path_factory, relays)
 
 
 @pytest.fixture(scope="session")
 def whole(relayed: Consortium, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a finished study of the three hospitals, with every party's results."""
+    """Return a finished study of the three hospitals, with the results of every party."""
     folder = tmp_path_factory.mktemp("whole")
     write_job(folder / "job", make_plan("ditto"), study="whole")
     assert relayed.run(folder / "job") == "FINISHED:COMPLETED"

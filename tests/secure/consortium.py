@@ -28,8 +28,8 @@ TAKEN: list[socket.socket] = []
 def free_port() -> int:
     """Return a port that no other test uses, in any process of this machine, until this process ends.
 
-    The system gives ports of a higher range to other sockets, so nobody takes a server's port while it is restarted.
-    Linux's abstract names say which ports are taken.
+    The port is below the range from which the system serves other sockets, so no socket takes a server's port while the
+    server restarts. An abstract Unix socket marks each port that a test uses.
     """
     for port in PORTS:
         taken = socket.socket(socket.AF_UNIX)
@@ -106,7 +106,9 @@ class Consortium:
         return self.root / "kits" / party
 
     def _settle(self, hospital: str) -> None:
-        """Set the example's folders, and that this machine has no GPU, as a hospital's administrator would."""
+        """Change the example's settings as a hospital's administrator would: set the folders, and state that this
+        machine has no GPU.
+        """
         local = self.kit(hospital) / "local"
         (local / "medsilo.yaml").write_text("device: cpu\n")
         if self.policies[hospital] == CODE:
@@ -133,7 +135,7 @@ class Consortium:
             session.close()
 
     def wait_for_log(self, name: str, words: str, since: int = 0) -> str:
-        """Wait for these words in a log after the offset `since`; return the text after them."""
+        """Wait until the log after the offset `since` contains these words; return the log after this offset."""
         wait_until(lambda: words in self.log(name)[since:], 600, f"{words!r} in the log of {name}")
         return self.log(name)[since:]
 
@@ -152,7 +154,9 @@ class Consortium:
                 yield
 
     def start_party(self, party: str, kit: Path | None = None, **environment: object) -> subprocess.Popen:
-        """Start the server or a hospital, from its own or another kit. `environment` adds environment variables."""
+        """Start the server or a hospital from its own kit or from another kit. `environment` adds environment
+        variables.
+        """
         kit = kit or self.kit(party)
         is_server = party == SERVER
         kind = "server" if is_server else "relay" if party in self.relays else "client"
@@ -173,11 +177,13 @@ class Consortium:
         return self.processes[kit.name]
 
     def family(self, party: str, word: str = "") -> list[psutil.Process]:
-        """Return a party's processes, children first, or those whose command line contains `word`."""
+        """Return a party's processes, children first; if `word` is given, return only processes with it in their
+        command line.
+        """
         parent = psutil.Process(self.processes[party].pid)
         found = []
         for member in (*parent.children(recursive=True), parent):
-            with suppress(psutil.NoSuchProcess):  # it has just ended
+            with suppress(psutil.NoSuchProcess):  # the process has just ended
                 if any(word in part for part in member.cmdline()):
                     found.append(member)
         return found
@@ -196,7 +202,7 @@ class Consortium:
         self.wait_for_log(hospital, REGISTERED, before)
 
     def session(self) -> Session:
-        """Return the lead's session with the server, as soon as it answers."""
+        """Return the lead's session with the server as soon as the server answers."""
         deadline = time.monotonic() + 600
         while True:
             try:

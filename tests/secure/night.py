@@ -1,13 +1,14 @@
 """Run four hospitals unattended for a night, over mutual TLS, on small disks: python -m tests.secure.night --seed 0.
 
-Each party's kit and results are on a separate small disk. FedBN, AdaFed and a script with a recipe train one after
-another, and a seed determines the disturbances.
+Each party has a separate small disk for its kit and results. FedBN, AdaFed and a script with a recipe train one after
+another. A seed determines all disturbances.
 
 Machines stop, processes die, connections break, disks fill, clocks are wrong, and certificates expire or are renewed.
 Unknown clients hold connections open, the webhook dies, and the server is restored from a backup in another folder.
 
-Each study must end with the tensors of the undisturbed run. The table lists each disturbance with its party, its length
-and the lost answers. It also lists the time until the study continued, and the messages to the webhook.
+Each study must end with the tensors of the undisturbed run. The program prints a table of each disturbance with its
+party, its length and the lost answers. The table also has the time until the study continued, and the messages to the
+webhook.
 """
 
 import argparse
@@ -107,7 +108,7 @@ PROCESSES = {  # from a kind to a word in the command lines of the processes tha
 
 
 class Webhook:
-    """A web server that records each message with its time and sender. It answers 503 while it is stopped."""
+    """A web server that records each message with its time and sender. A stopped web server answers 503."""
 
     def __init__(self) -> None:
         self.told: list[tuple[float, str, str]] = []
@@ -210,7 +211,7 @@ class Machines(Consortium):
     @staticmethod
     def _make(file: Path, kits: Path) -> None:
         values = yaml.safe_load(file.read_text())
-        # the server's storage is on its small disk, so that two nights share no jobs
+        # the server stores jobs on its small disk, so that two nights share no jobs
         values["server"]["storage"] = str(kits / SERVER / "storage")
         file.write_text(yaml.safe_dump(values, sort_keys=False))
         provision(file, kits)
@@ -399,7 +400,7 @@ class Night:
 
     @contextmanager
     def _hello(self, half: bool = False) -> Iterator[None]:
-        """Open a connection that sends a TLS hello, or half of it, and then nothing."""
+        """Open a connection that sends a TLS hello, or half of a TLS hello, and then nothing."""
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         with suppress(ssl.SSLWantReadError):
             ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname=SERVER).do_handshake()
@@ -416,7 +417,7 @@ class Night:
         dice: random.Random,
         began: float,
     ) -> Iterator[Row]:
-        """Cause these disturbances in a study; yield each after it has ended and was reported."""
+        """Cause these disturbances in a study, and yield each disturbance after it has ended and was reported."""
 
         def goes_on(rounds: int, what: str) -> None:
             wanted = len(record().rounds()) + rounds
@@ -438,7 +439,7 @@ class Night:
 
 
 def drawn(dice: random.Random) -> list[tuple[str, str]]:
-    """Return each kind of disturbance once, in a random order and with a random party."""
+    """Return the kinds of disturbance in a random order, each with a random party."""
     return [(kind, dice.choice(KINDS[kind].whom)) for kind in dice.sample(sorted(KINDS), len(KINDS))]
 
 
@@ -494,7 +495,7 @@ def _script(
     """Run the same script twice with FedBN's recipe, without and with disturbances."""
     ends = []
     for disturbed in (False, True):
-        rounds = ROUNDS * len(kinds) // 2  # each takes three seconds
+        rounds = ROUNDS * len(kinds) // 2  # each round takes three seconds
         job = exported(root, folder / f"script-{disturbed}", "FedBN", rounds, SITES, [ISOLATED])
         server = night.machines.kit(SERVER) / "medsilo"
         before = {path.name for path in server.iterdir()} if server.exists() else set()

@@ -1,6 +1,6 @@
 """A TCP relay on this machine between a kit and the server.
 
-A test can cut it, slow it down and make it lose packets.
+A test can cut the relay, slow it down and make it lose packets.
 """
 
 import contextlib
@@ -18,19 +18,19 @@ from typing import Self
 
 SEGMENT = 1448  # bytes of payload in one packet
 PIECE = 11 * SEGMENT  # bytes that the relay forwards at once
-AHEAD = 64  # most pieces in flight
+AHEAD = 64  # most pieces that are sent and have not arrived
 
 
 @dataclass(frozen=True)
 class Line:
-    """The quality of a network connection, in each direction.
+    """The quality of a network connection, which is the same in both directions.
 
     A lost packet costs one more round trip, and all later packets wait for it, as in TCP.
     """
 
     rate: float = math.inf  # bytes a second
     delay: float = 0.0  # seconds that a byte takes from one end to the other
-    loss: float = 0.0  # share of lost packets
+    loss: float = 0.0  # fraction of lost packets
 
 
 class _Direction:
@@ -42,7 +42,7 @@ class _Direction:
         self.passes.set()
 
     def arrival(self, size: int) -> float:
-        """Return the time at which bytes that are sent now reach the other end."""
+        """Return the time at which this number of bytes, sent now, reaches the other end."""
         with self.lock:
             packets = -(-size // SEGMENT)
             lost = sum(self.dice.random() < self.line.loss for _ in range(packets))
@@ -61,7 +61,7 @@ def _pass(source: socket.socket, sink: socket.socket, direction: _Direction) -> 
 
 
 def _arrive(on_their_way: Queue[tuple[float, bytes]], sink: socket.socket, direction: _Direction) -> None:
-    """Write the arriving data until the stream ends. Drop the data if the other end is gone."""
+    """Write data to the other end when they arrive, until the stream ends. Drop the data if the other end is gone."""
     gone = False
     while (piece := on_their_way.get())[1]:
         arrives, data = piece
@@ -131,7 +131,7 @@ class Relay:
         self.open.clear()
 
     def hush(self) -> None:
-        """Forward no data, but keep connections open, like a failing VPN."""
+        """Forward no data but keep connections open, as a failing VPN does."""
         for way in (self.up, self.down):
             way.passes.clear()
 

@@ -6,8 +6,9 @@ resumes ended studies.
 Every study must end with the tensors of the undisturbed run, and the memory of no server process may grow. The same
 seed gives the same events.
 
-Studies alternate: in one, jobs end and are resumed; in the next, a job survives all events. After the given hours, the
-last study ends without further events. SIGTERM ends the program at once with a report.
+Studies alternate between two kinds: in the first, jobs end and are resumed; in the second, a job survives all events.
+After the given hours, the program lets the last study end without further events. At SIGTERM, the program prints its
+report and ends at once.
 """
 
 import argparse
@@ -54,7 +55,7 @@ ROUGH = (*GENTLE, "site's job killed", "server's job killed", "server rebooted",
 
 @dataclass(frozen=True)
 class Event:
-    """A disturbance, a number of rounds after the previous disturbance."""
+    """A disturbance, and the number of rounds between it and the previous disturbance."""
 
     after: int
     kind: str
@@ -93,7 +94,7 @@ class Curve:
     started: float = field(default_factory=time.monotonic)
 
     def look(self, consortium: Consortium, lap: int) -> None:
-        """Add the current values."""
+        """Record the current values of all processes."""
         minute = round((time.monotonic() - self.started) / 60, 2)
         new = []
         for party in [SERVER, *consortium.hospitals]:
@@ -146,7 +147,8 @@ class Growth:
 
 
 def growths(looks: Sequence[CaseFacts]) -> list[Growth]:
-    """Return the growth of every process with enough measurements, from its first to its last warm quarter.
+    """For every process with enough measurements, return the growth from the first to the last quarter of the
+    measurements after its warm-up.
 
     For memory, the median of a quarter counts. For handles and threads, the minimum of a quarter counts, because thread
     pools vary with the work.
@@ -205,7 +207,7 @@ class Soak:
         return self.patiently(lambda: lead.status(self.kit, self.job).jobs[0].status)
 
     def patiently(self, work: Callable[[], str]) -> str:
-        """Repeat a function that needs the server and the hospitals, until it succeeds."""
+        """Repeat a function that needs the server and the hospitals until the function succeeds."""
         deadline = time.monotonic() + STALLED
         while True:
             try:
@@ -275,7 +277,9 @@ class Soak:
 
     # ------------------------------------------------------------------ laps
     def run_lap(self, lap: int, only: str | None, between: Sequence[int]) -> None:
-        """Run one disturbed study to its end. Raises AssertionError unless it has the undisturbed run's tensors."""
+        """Run one disturbed study to its end. Raises AssertionError if the study's tensors differ from those of the
+        undisturbed run.
+        """
         self.lap = lap
         study = f"lap-{lap}"
         write_job(self.folder / "jobs" / study, self.plan, study=study)

@@ -1,4 +1,6 @@
-"""A lead's script gives the same result at hospitals that demand the airlock over mutual TLS, and runs nowhere else."""
+"""Over mutual TLS, a lead's script gives the same result in the airlock of hospitals that demand one, and runs nowhere
+else.
+"""
 
 import json
 import shutil
@@ -40,7 +42,7 @@ torch.manual_seed(1)
 model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
 FedAvgRecipe(name="hostile", model=model, min_clients=1, num_rounds=1, train_script="client.py").export("jobs")
 """
-# records the process that runs the code; the airlock cannot write to this file
+# the code records its process in this file, to which the airlock cannot write
 MARK = "open({mark!r}, 'a').write(open('/proc/self/cmdline').read())"
 
 
@@ -64,7 +66,9 @@ def folder_of(consortium: Consortium, site: str, study: str) -> Path:
 
 
 def test_a_stock_job_runs_in_rooms_and_nothing_of_it_elsewhere(guarded: Consortium, root: Path, tmp_path: Path) -> None:
-    """Any recipe makes such a job. The test adds code at the place from which NVFlare's own process would run it."""
+    """The job's format is that of any NVFlare recipe. The test adds code to the folder from which NVFlare's own process
+    would run the code.
+    """
     before = studies(guarded)
     job = exported(root, tmp_path / "work", "FedBN", 2, HOSPITALS)
     mark = tmp_path / "ran"
@@ -98,7 +102,7 @@ def test_a_study_of_medsilos_own_trains_in_rooms(guarded: Consortium, tmp_path: 
 @pytest.mark.long
 @pytest.mark.parametrize("name", TRIED)
 def test_a_hostile_script_over_tls(name: str, guarded: Consortium, tmp_path: Path) -> None:
-    """The script ends as in the airlock without NVFlare."""
+    """The script ends in the same way as in an airlock without NVFlare."""
     before, case, site, kit = studies(guarded), CASES[name], HOSPITALS[0], guarded.kit(HOSPITALS[0])
     shutil.copy(HOSTILE / f"{name}.py", tmp_path / "client.py")
     subprocess.run([sys.executable, "-c", EXPORTS], cwd=tmp_path, check=True, timeout=600)

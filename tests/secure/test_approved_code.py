@@ -1,4 +1,4 @@
-"""A training script at a hospital that approves plans, over mutual TLS, from the lead's job to a model."""
+"""A hospital that approves plans runs a lead's training script over mutual TLS, from the job to the model."""
 
 import json
 from pathlib import Path
@@ -19,8 +19,8 @@ ONE = "hospital-1"
 def test_a_script_runs_over_tls_once_its_code_is_approved(
     airlock: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The hospital rejects the script when it is submitted, runs it after `approve`, and rejects it again after one
-    byte changed. `status` and `canary` report this.
+    """The hospital rejects the submitted script, runs it after `approve`, and rejects it again after a change of one
+    byte. `status` and `canary` report these decisions.
     """
     if airlock == "required" and not ability().works:
         pytest.skip("no bubblewrap, or no user namespaces")

@@ -1,6 +1,4 @@
-"""A hospital's budget and minimum counts over mutual TLS: the limits of a lead, and the settings that a plan can't
-lower.
-"""
+"""Over mutual TLS, a hospital's budget limits a lead, and no plan can lower a hospital's minimum counts."""
 
 from pathlib import Path
 
@@ -69,4 +67,4 @@ def test_a_plan_that_offers_noise_lowers_no_floor_of_a_hospital(pair: Consortium
     assert all(count % 5 == 0 for count in few.cases.values())
     scores = [score for score in few.validation if score is not None]
     assert scores and all(score == pytest.approx(round(score / 0.2) * 0.2) for score in scores)  # scores of 16 patients
-    assert set(near.validation) == {None}  # validation data with one patient more than in the previous study
+    assert set(near.validation) == {None}  # the validation data have one patient more than in the previous study

@@ -44,7 +44,9 @@ def nvflare(consortium: Consortium, *arguments: object) -> dict[str, Any]:
 
 
 def test_the_containers_entry_point_runs_a_kit(consortium: Consortium, root: Path) -> None:
-    """Runs the container image's entry point without the image. The hospital registers, and ends on request."""
+    """Runs the entry point of the container image on this machine. The hospital registers, and its process ends on
+    request.
+    """
     site, entry = SITES[2], root / "provisioning/containers/entrypoint.sh"
     consortium.end(consortium.processes[site])
     before = len(consortium.log(site))

@@ -1,4 +1,4 @@
-"""A canary to real hospitals over mutual TLS reports within two minutes which of them are ready."""
+"""Over mutual TLS, a canary reports within two minutes which real hospitals are ready."""
 
 import json
 import time

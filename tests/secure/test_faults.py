@@ -1,4 +1,4 @@
-"""A study over mutual TLS succeeds despite a wrong clock and a full disk at a hospital."""
+"""A study over mutual TLS succeeds even if a hospital has a wrong clock or a full disk."""
 
 import os
 import shutil
@@ -57,7 +57,7 @@ def test_a_hospital_whose_clock_is_wrong(pair: Consortium, tmp_path: Path) -> No
 
 @contextmanager
 def on_a_small_disk(pair: Consortium, hospital: str) -> Iterator[Path]:
-    """Move a hospital's kit, with the files of its jobs, onto a separate disk."""
+    """Move a hospital's kit and the files of the hospital's jobs onto a separate disk."""
     kit, aside = pair.kit(hospital), pair.root / f"{hospital}-aside"
     pair.end(pair.processes[hospital])
     kit.rename(aside)
@@ -104,7 +104,9 @@ def full(disk: Path) -> Iterator[None]:
 @pytest.mark.long
 @alone
 def test_a_full_disk_at_a_hospital_pauses_the_study(pair: Consortium, tmp_path: Path) -> None:
-    """Logs and audit of the job are on the full disk, too. The study does not continue by itself."""
+    """The job's logs and audit files are on the full disk, too. The study does not continue until the test frees space
+    on the disk.
+    """
     plan = make_plan("fedbn", "training.rounds=12", "participation.when_missing=wait", sites=[A, B])
     inprocess.run(plan, folder=tmp_path / "loop")
     write_job(tmp_path / "full", plan, study="full")

@@ -47,7 +47,7 @@ ELSEWHERE = (  # commands that other tests run
 
 
 def printed(page: Path, part: str = "") -> Iterator[str]:
-    """Yield each command of a page, or of a part of it, that begins with one of these words."""
+    """Yield each command of a page, or of a section of the page, that begins with one of these words."""
     fenced, text = False, joined(page.read_text())
     if part:
         text = text.partition(f"\n## {part}\n")[2].partition("\n## ")[0]
@@ -109,7 +109,7 @@ class Guided(Consortium):
 
 @pytest.fixture(scope="module")
 def guided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guided]:
-    """Run a checkout's kits after its lead has edited the consortium's file, provisioned, and distributed the kits."""
+    """Edit the consortium's file, make the kits and distribute them as the lead does; then run the kits."""
     root, folder = Path(__file__).resolve().parents[2], tmp_path_factory.mktemp("guided")
     for name in ("jobs", "site_configs"):
         (folder / name).symlink_to(root / name)
@@ -125,7 +125,7 @@ def guided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guided]:
         assert kits.is_dir()
 
     consortium = Guided(folder, HOSPITALS, provision)
-    for name in HOSPITALS:  # the hospital's page asks for these folders of data and results
+    for name in HOSPITALS:  # the commands of the hospital's page need these folders for data and results
         settings = {"data": str(folder / "data"), "output": str(folder / "results" / name), "device": "cpu"}
         (consortium.kit(name) / "local/medsilo.yaml").write_text(yaml.safe_dump(settings))
     (folder / "data").mkdir()

@@ -72,7 +72,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(consortium: Consortium, never_began: str, tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    """Submit a study and watch it. It is long enough to request its results too early.
+    """Submit a study and watch it. The study runs long enough for the test to request results before its end.
 
     One hospital does not share its personal model.
     """
@@ -110,7 +110,7 @@ def test_a_study_that_could_not_start_leaves_its_name_free(
 ) -> None:
     """After a rejected start, all hospitals can start the same study under another plan.
 
-    A third job finds the name taken, and shows no rounds of the other study.
+    A third job with this name is rejected, and its status shows no rounds of the running study.
     """
     kit, summary = consortium.kit(LEAD), read_summary(consortium.kit(SERVER) / "medsilo" / watched.study)
     assert summary.finished and summary.method == "fedsm"
@@ -151,7 +151,7 @@ def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
 
     gave_back = [
         [one for one in find_in_kit(consortium.kit(party), 1e-9) if job in one.path.name] for party in (SERVER, *SITES)
-    ]  # the lead's downloads at the server, and the job's folder at hospitals
+    ]  # the files that the server keeps for the lead's download, and the job's folder at hospitals
     assert [len(old) for old in gave_back] == [1, 1, 0, 1] and all(remove(old) > 0 for old in gave_back if old)
     code, _, err = medsilo("download", job, "--kit", kit, "--out", tmp_path / "again")
     assert code == 1 and len(err) == 1 and job in err[0]
@@ -226,7 +226,7 @@ def test_a_study_is_resumed_at_once_after_its_job_was_aborted(consortium: Consor
         (new,) = resumed or [job]
         assert (
             lead.cancel(new, kit, print) == lead.cancel(new, kit, print) == "FINISHED:ABORTED"
-        )  # includes a run that has ended
+        )  # the list includes a run that has ended
 
 
 def test_a_poll_is_cheap_and_reads_no_other_folder(
@@ -234,7 +234,7 @@ def test_a_poll_is_cheap_and_reads_no_other_folder(
 ) -> None:
     """One poll uses about 0.5 s of processor time; the limit has a margin for slow and loaded machines.
 
-    By default, NVFlare searches the current folder for its files.
+    Without medsilo, NVFlare would search the current folder for its files.
     """
     (tmp_path / "another-kit").mkdir()
     (tmp_path / "another-kit/comm_config.json").write_text("{")

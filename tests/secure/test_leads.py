@@ -1,4 +1,4 @@
-"""A study belongs to its submitter over mutual TLS, with two leads and a member in one consortium."""
+"""Over mutual TLS, a study belongs to its submitter, in a consortium with two leads and a member."""
 
 import hashlib
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def statistics(consortium: Consortium, who: str, job: str) -> str:
 
 
 def watched(consortium: Consortium, who: str, job: str) -> list[str]:
-    """Return the first lines that a person sees when watching a running job."""
+    """Return the first lines that a person sees when this person watches a running job."""
     heard: list[str] = []
     with lead.connected(consortium.kit(who)) as session:
         watching = lead._Watching(job, lambda line, study: heard.append(f"round {line.round}"), heard.append)
@@ -61,7 +61,7 @@ def test_a_study_is_its_submitters(
     job, record = unfinished
     mine, theirs, members = (consortium.kit(who) for who in (LEAD, RIVAL, MEMBER))
 
-    # The lead can watch the running study. Others learn neither its name nor its rounds.
+    # The lead can watch the running study. Other people see neither the study's name nor its rounds.
     with lead.connected(mine) as session:
         told = lead._so_far(session, job, after=1)
         assert told and told.study == "mine" and told.rounds[0].round == 2

@@ -66,7 +66,9 @@ def start(pair: Consortium, plan: Plan, folder: Path, study: str) -> tuple[str, 
 
 
 def check(pair: Consortium, job: str, record: Record, folder: Path) -> None:
-    """Wait for the study's end; assert that no site missed a round and the tensors equal the undisturbed run's."""
+    """Wait for the study's end; assert that no site missed a round and that the tensors equal those of the undisturbed
+    run.
+    """
     wait_until(lambda: record.summary() is not None, 1200, "the study's end")
     assert ended(pair.kit(LEAD), job) == "FINISHED:COMPLETED"
     assert all(site.missed == {} for site in record.summary().sites.values())
@@ -75,7 +77,9 @@ def check(pair: Consortium, job: str, record: Record, folder: Path) -> None:
 
 @pytest.mark.parametrize("closes", [False, True], ids=["silent", "closed"])
 def test_a_line_that_is_down_for_six_minutes(pair: Consortium, closes: bool, tmp_path: Path) -> None:
-    """With default settings, a connection loses all data without closing, as in a failing VPN, or closes."""
+    """The connection either closes, or stays open and loses all data, as in a failing VPN; all settings have their
+    defaults.
+    """
     plan = make_plan("fedbn", "training.rounds=30", "participation.timeout=600", sites=[A, B])
     with through(pair, Line(), tmp_path) as relay:
         job, record = start(pair, plan, tmp_path, f"down-{closes}")
@@ -88,7 +92,7 @@ def test_a_line_that_is_down_for_six_minutes(pair: Consortium, closes: bool, tmp
 
 
 def test_a_slow_lossy_line_from_far_away(pair: Consortium, tmp_path: Path) -> None:
-    """A model of 0.8 MB takes 15 s in each direction, and the connection is interrupted meanwhile."""
+    """A model of 0.8 MB takes 15 s in each direction, and the connection breaks during this time."""
     changes = ["training.rounds=2", "network.hidden=4096", "participation.timeout=900"]
     plan = make_plan("fedbn", *changes, sites=[A, B])
     with through(pair, VPN, tmp_path) as relay:
@@ -102,9 +106,10 @@ def test_a_slow_lossy_line_from_far_away(pair: Consortium, tmp_path: Path) -> No
 
 
 def test_a_frozen_network_travels_once_over_a_line_that_breaks(pair: Consortium, tmp_path: Path) -> None:
-    """The server and hospital A have the frozen network, and hospital B does not.
+    """The server and hospital A already have the frozen network; hospital B does not have it.
 
-    After an interruption, received pieces are not sent again. A second study sends only the trained weights.
+    After an interruption, the server does not send the received pieces again. A second study sends only the trained
+    weights.
     """
     vit = {"name": "vit", "size": 32, "patch": 8, "width": WIDTH, "depth": DEPTH}
     plain = tuned_plan(of=vit, network={"train": "all"}, seed=7).build_networks()["model"]
@@ -151,5 +156,5 @@ def test_a_frozen_network_travels_once_over_a_line_that_breaks(pair: Consortium,
         assert again < 0.05 * size
         assert (
             size < once - again < 1.03 * size + 2 * line.rate
-        )  # data of two seconds were in flight; a restart would send 1.6 times the network
+        )  # two seconds of data are lost; a restarted transfer would send 1.6 times the network
         assert DOWN + seconds < 1.05 * (size / line.rate + DOWN) + BACK

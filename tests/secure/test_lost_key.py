@@ -1,4 +1,4 @@
-"""Somebody copies a hospital's kit, and the study continues without the hospital, over mutual TLS."""
+"""Somebody steals a copy of a hospital's kit, and the study over mutual TLS continues without this hospital."""
 
 import shutil
 import time
@@ -42,8 +42,8 @@ def test_a_kit_that_somebody_copied_is_of_no_use_to_anybody(behind: dict[str, li
         stolen = tmp_path / "stolen" / LOST  # Tuesday
         for part in ("startup", "local"):
             shutil.copytree(consortium.kit(LOST) / part, stolen / part)
-        assert cli.main(["kits", "revoke", LOST, "--kits", str(kits)]) == 0  # the lead revokes it
-        for party in (SERVER, *behind):  # the administrators of server and relay, while both run
+        assert cli.main(["kits", "revoke", LOST, "--kits", str(kits)]) == 0  # the lead revokes the stolen certificate
+        for party in (SERVER, *behind):  # the administrators install the revocation at the running server and relay
             shutil.copy(kits / LIST, consortium.kit(party) / LIST)
 
         wait_until(lambda: answered_by(STAYS, ALSO), 120, "a round without it")

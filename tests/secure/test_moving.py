@@ -1,4 +1,6 @@
-"""A server restored from its backup in another folder has its studies, and excluded hospitals stay excluded."""
+"""A server that is restored from its backup in another folder still has its studies, and still excludes the excluded
+hospitals.
+"""
 
 import json
 import shutil
@@ -95,10 +97,10 @@ def test_a_restored_server_has_its_studies_and_keeps_expelled_hospitals_out(
 def test_a_hospital_that_is_expelled_is_out_of_the_running_study_at_once(
     behind: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    """The expelled hospital receives and sends nothing more. The others are informed, and the study continues according
-    to its plan.
+    """An expelled hospital receives and sends nothing more. All other hospitals are informed, and the study continues
+    according to its plan.
 
-    This holds for a hospital behind a relay, too.
+    A hospital behind a relay can be expelled in the same way.
     """
     consortium = Consortium(tmp_path, dict.fromkeys((STAYS, GOES), TEACHING), with_admin, behind)
     server, goes = consortium.kit(SERVER), consortium.kit(GOES)
@@ -160,7 +162,9 @@ def losing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 def test_a_study_goes_on_in_a_server_that_was_restored_in_its_middle(
     method: str, losing: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The backup is of round 10, and the hospitals are ahead. They return to round 10, and report this."""
+    """The server's backup is of round 10, and the hospitals have trained later rounds. The hospitals return to round
+    10, and report this return.
+    """
     server, lead, rounds = losing.kit(SERVER), losing.kit(LEAD), 30
     plan = make_plan(method, "task.persons=6", f"training.rounds={rounds}", sites=losing.hospitals)
     inprocess.run(plan, folder=tmp_path / "loop")
@@ -175,7 +179,7 @@ def test_a_study_goes_on_in_a_server_that_was_restored_in_its_middle(
 
     wait_until(lambda: done() >= 10, 240, "the tenth round", every=0.01)
     (process,) = losing.family(SERVER, "runner_process")
-    process.suspend()  # suspended, so that the nightly backup is of one moment
+    process.suspend()  # the server is suspended, so that all files of the nightly backup are of one moment
     assert done() == 10 and main(["kits", "backup", str(server), "-o", str(tmp_path / "night.zip")]) == 0
     process.resume()
     wait_until(lambda: done() >= 14, 240, "some rounds more", every=0.01)
@@ -282,7 +286,7 @@ def test_a_restored_server_lies_in_the_folders_that_were_named(outside: bool, se
         unit = f"WorkingDirectory={kit}\nReadWritePaths={kit} {storage}\n"
         assert (kit / "medsilo.service").read_text() == unit
         assert studies_of(kit).is_relative_to(kit) and (studies_of(kit) / "study/rounds.json").exists()
-        again = tmp_path / f"again-{kit.name}"  # backs up the restored server, too
+        again = tmp_path / f"again-{kit.name}"  # also makes a backup of the restored server
         assert main(["kits", "backup", str(kit), "-o", str(tmp_path / f"{kit.name}.zip")]) == 0
         assert main(["kits", "restore", str(tmp_path / f"{kit.name}.zip"), "--kit", str(again)]) == 0
         assert (again / "storage/jobs/one/meta").exists() and (studies_of(again) / "study/rounds.json").exists()
@@ -293,7 +297,7 @@ def test_a_restored_server_lies_in_the_folders_that_were_named(outside: bool, se
 def test_only_hospitals_that_the_backup_knows_are_expelled(
     server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A mistyped name would leave the hospital admitted."""
+    """If a mistyped name were accepted, the hospital would stay admitted."""
     assert main(["kits", "backup", str(server), "-o", str(tmp_path / "b.zip")]) == 0
     restored = ["kits", "restore", str(tmp_path / "b.zip"), "--kit", str(tmp_path / "new")]
     for wrong in ("st-ana", "server"):

@@ -28,7 +28,7 @@ def gathered(consortium: Consortium, study: str, sites: list[str], folder: Path)
 def run_both_ways(
     consortium: Consortium, methods: Sequence[str], sites: list[str], folder: Path, *changes: str
 ) -> None:
-    """Run methods at once over TLS, each as a separate job, and in one process."""
+    """Run each method as a separate job over TLS, all jobs at the same time, and run each method in one process."""
     for method in methods:
         plan = make_plan(method, *changes, sites=sites)
         inprocess.run(plan, folder=folder / method / "loop")
@@ -47,8 +47,8 @@ def run_both_ways(
 @pytest.mark.slow
 @pytest.mark.xdist_group("pair")
 def test_over_tls_equals_the_loop(pair: Consortium, tmp_path: Path) -> None:
-    """Two studies run at once. A strict hospital takes part with default settings and sends only models."""
-    run_both_ways(pair, ["fedbn", "fedprox"], SITES[:2], tmp_path, "training.rounds=12")  # neither ends too early
+    """Two studies run at the same time. A strict hospital takes part with default settings and sends only models."""
+    run_both_ways(pair, ["fedbn", "fedprox"], SITES[:2], tmp_path, "training.rounds=12")  # both run at once
 
 
 @pytest.mark.long
@@ -61,7 +61,9 @@ def test_all_else_over_tls_equals_the_loop(consortium: Consortium, tmp_path: Pat
 @pytest.mark.long
 @pytest.mark.xdist_group("relays")
 def test_fedmap_over_tls_equals_the_loop(relayed: Consortium, tmp_path: Path) -> None:
-    """Three hospitals that let contributions out. The server learns the prior, which travels with the shared model."""
+    """Three hospitals that allow sending contributions. The server learns the prior, which it sends together with the
+    shared model.
+    """
     run_both_ways(relayed, ["fedmap"], SITES, tmp_path)
 
 

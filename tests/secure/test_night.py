@@ -1,4 +1,4 @@
-"""All kinds of disturbances during one unattended night, in which each message comes once.
+"""All kinds of disturbances happen during one unattended night, and each message comes only once.
 
 SEED=7 draws another night.
 """

@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 
 # -------------------------------------------------------------------------------------------- connections
 def knock(consortium: Consortium, certificate: Path, patience: float = 60.0) -> str:
-    """Do a TLS handshake with the server, with this certificate and key; return the error, or an empty text if none
-    comes.
+    """Do a TLS handshake with the server using this certificate and key; return the error's text, or "" without an
+    error.
     """
     context = ssl.create_default_context(cafile=consortium.kit(SITES[0]) / "startup/rootCA.pem")
     context.check_hostname = False
@@ -66,7 +66,7 @@ def expired(kit: Path, root: Path) -> bytes:
 
 
 def test_a_certificate_of_another_root_or_an_expired_one_is_not_let_in(consortium: Consortium, tmp_path: Path) -> None:
-    """NVFlare's server does not log the rejection. The rejected side learns it from TLS."""
+    """NVFlare's server does not log the rejection. The rejected client learns of the rejection from TLS."""
     write_consortium(tmp_path / "consortium.yaml", {SITES[0]: "teaching-hospital"}, consortium.port)
     provision = ["kits", "make", str(tmp_path / "consortium.yaml"), "-o", str(tmp_path / "kits")]
     assert cli.main(provision) == 0
@@ -81,7 +81,7 @@ def test_a_certificate_of_another_root_or_an_expired_one_is_not_let_in(consortiu
 
 
 def test_a_wrong_name_or_an_edited_kit_is_not_let_in(consortium: Consortium) -> None:
-    """One party uses another hospital's name, and another party has changed the server's address in its kit."""
+    """One party uses another hospital's name; a second party has changed the server's address in its own kit."""
     for name in ("wrong-name", "edited"):
         shutil.copytree(consortium.kit(SITES[0]) / "startup", consortium.root / name / "startup")
         shutil.copytree(consortium.kit(SITES[0]) / "local", consortium.root / name / "local")
@@ -191,6 +191,6 @@ def test_who_may_not_submit(consortium: Consortium, tmp_path: Path) -> None:
             session.submit_job(str(tmp_path / "job"))
     finally:
         session.close()
-    written = audit(consortium, SERVER)  # NVFlare audits a permission check before the action
+    written = audit(consortium, SERVER)  # NVFlare writes an audit entry for the permission check, before the action
     assert f"[A:_cert_login {MEMBER}]" in written
     assert not any(MEMBER in line and "submit_job" in line for line in written.splitlines())

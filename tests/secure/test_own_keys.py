@@ -1,4 +1,4 @@
-"""A hospital makes its own key with NVFlare's own commands, from the files of 'provision --requests'."""
+"""With NVFlare's own commands and the files of 'provision --requests', a hospital makes its own key."""
 
 import json
 import os

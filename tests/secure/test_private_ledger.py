@@ -1,6 +1,6 @@
-"""Over mutual TLS, the privacy ledger has the same entries as in one process, even if processes die.
+"""A privacy ledger has the same entries over mutual TLS as in one process, even if processes die.
 
-The kit's key signs it.
+The kit's key signs the ledger.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Studies with hospitals behind relays give the same numbers over mutual TLS, and a relay's failure only costs time."""
+"""Over mutual TLS, studies with and without relays give the same numbers, and a relay's failure only costs time."""
 
 from pathlib import Path
 

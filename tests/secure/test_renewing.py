@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
 
 
 def renew(pair: Consortium, name: str, *how: str) -> None:
-    """Renew a certificate as the lead does. The command changes the running kits."""
+    """Renew a certificate as the lead does. The lead's command changes the kits that are running."""
     own = pair.kit(name) / "startup" / ("server.crt" if name == SERVER else "client.crt")
     before = x509.load_pem_x509_certificate(own.read_bytes())
     made = ["kits", "make", str(pair.root / "consortium.yaml"), "-o", str(pair.root / "kits"), "--renew", name]
@@ -104,7 +104,9 @@ def let_end(kit: Path, state: Path, seconds: float) -> None:
 
 @pytest.mark.long
 def test_a_certificate_that_ends_makes_the_study_wait(tmp_path: Path) -> None:
-    """A process that dies cannot return until the kit is renewed. The study uses none of its automatic restarts."""
+    """After its certificate has expired, a process that dies cannot return until the kit is renewed. The study uses
+    none of its automatic restarts.
+    """
     began, lasting = time.time(), 100.0
     own = Consortium(tmp_path, dict.fromkeys((A, B), "teaching-hospital"), lasts(lasting, B))
     changes = ["training.rounds=400", "participation.when_missing=wait", "participation.resume=3"]

@@ -1,4 +1,6 @@
-"""After real processes were killed over mutual TLS, a study continues with the numbers of an undisturbed run."""
+"""After processes of a federation over mutual TLS were killed, a study continues with the numbers of an undisturbed
+run.
+"""
 
 import threading
 import time
@@ -43,8 +45,8 @@ def status_of(kit: Path, job: str) -> str:
 
 
 def prepared(pair: Consortium, plan: Plan, tmp_path: Path, study: str) -> tuple[Record, Callable[[int], None]]:
-    """Run a plan undisturbed, and write its job; return the server's record of the study, and a function that waits for
-    a round.
+    """Run a plan undisturbed and write its job; return the server's record of the study and a function that waits for a
+    round.
     """
     inprocess.run(plan, folder=tmp_path / "loop")
     write_job(tmp_path / "job", plan, study=study)
@@ -79,7 +81,7 @@ def test_killed_servers_cost_no_finished_round(pair: Consortium, tmp_path: Path,
     assert ended(kit, first) in ("FINISHED:ABNORMAL", "FINISHED:EXECUTION_EXCEPTION")
     capsys.readouterr()
     assert cli.main(["status", first, "--watch", "--kit", str(kit)]) == 1
-    # the reason is reported, though no process of the job can send it
+    # the server reports the reason, although no process of the job can send it
     assert "process" in capsys.readouterr().out.splitlines()[-3]
     done = record.load_checkpoint()[1]["round"]
     assert 3 <= done < 40
@@ -210,7 +212,7 @@ def test_a_study_goes_on_by_itself_when_its_job_and_its_server_died(pair: Consor
 def test_hospitals_are_back_at_once_when_their_killed_server_is(
     pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """The server is killed three times in one study, for three lengths of time.
+    """The server is killed three times in one study, and stays away for three different times.
 
     Before, a hospital waited ten seconds to reconnect, and reported at its next heartbeat.
     """
@@ -275,7 +277,7 @@ def test_a_job_that_is_cancelled_while_it_starts_does_not_run(pair: Consortium, 
     with lead.connected(pair.kit(LEAD)) as session:
         job = session.submit_job(str(tmp_path / "job"))
         wait_until((folder / job).exists, 60, "its files at the hospital", every=0.002)
-        assert session.get_job_meta(job)["status"] in ("SUBMITTED", "DISPATCHED")  # it starts
+        assert session.get_job_meta(job)["status"] in ("SUBMITTED", "DISPATCHED")  # the job is starting
         assert lead.cancel_in(session, job) == "FINISHED:ABORTED"
         time.sleep(15)
         rounds = len(record.rounds()) if record.folder.exists() else 0

@@ -112,7 +112,7 @@ def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
 def _a_second_registered(pair: Consortium) -> bool:
     """Return True if a second process of the hospital registered, and kill it.
 
-    The first process may reconnect before, which ends the second process.
+    The first process may reconnect before the second registers; then the second process ends.
     """
     first, before = pair.processes[B], len(pair.log(B))
     second = pair.start_party(B)
@@ -149,7 +149,9 @@ def test_a_kit_that_was_started_twice_works_again_when_its_second_process_has_di
 def test_who_stands_still_is_away_before_half_a_minute_is_over(
     stands: str, tells: str, who: str, pair: Consortium
 ) -> None:
-    """The stopped hospital's connection stays open. A message waits some seconds for further problems."""
+    """The stopped hospital's connection stays open. The watch waits some seconds for further problems before it sends a
+    message.
+    """
 
     def told() -> list[str]:
         return [line.split("\t")[2] for line in event_reading.read(pair.kit(tells)) if line.split("\t")[3] == who]
@@ -183,15 +185,15 @@ def test_a_process_that_died_at_a_hospital_is_told_at_the_server(
 
         def told() -> list[str]:
             lines = (line.split("\t") for line in event_reading.read(pair.kit(SERVER), record.folder.name))
-            return [columns[2] for columns in lines if columns[3] == B and columns[2] != "slow"]  # as a loaded machine
+            return [columns[2] for columns in lines if columns[3] == B and columns[2] != "slow"]  # slow machine
 
         def asks() -> int:
             """Return the round for which the server asks, or 0 between rounds."""
             turns = read_now(Turns, record.folder)
             return turns.round if turns and turns.task == "round" else 0
 
-        # The process dies during a round: it is stopped first, until the study waits for its answer. An answer that was
-        # on its way ends one more round.
+        # The process must die during a round, so it is stopped until the study waits for its answer, and then killed.
+        # An answer that the process sent before may end one more round.
         stopped = pair.family(B, process)
         for member in stopped:
             member.suspend()

@@ -1,4 +1,4 @@
-"""A hospital that dies and returns does not change a training script's results, over mutual TLS."""
+"""Over mutual TLS, a training script's results do not change if a hospital's processes die and return."""
 
 import json
 import shutil
@@ -76,7 +76,7 @@ def is_after(study: Path, earlier: set[str]) -> bool:
 
 @pytest.fixture(scope="module")
 def undisturbed(teaching: Consortium, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return an undisturbed study."""
+    """Run a study without disturbances, and return its name."""
     job = exported(Path(__file__).parents[2], tmp_path_factory.mktemp("undisturbed") / "work", "FedBN", ROUNDS)
     assert teaching.run(job) == "FINISHED:COMPLETED"
     (study,) = studies(teaching)

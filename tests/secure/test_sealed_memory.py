@@ -1,6 +1,6 @@
 """Search the memory, disk and logs of a running server for the hospitals' models over TLS.
 
-With secure aggregation they are absent, and without it they are present.
+With secure aggregation, the search finds no model; without it, the search finds models.
 """
 
 import os
@@ -30,7 +30,7 @@ LEAST_LOOKS, BETWEEN, MOST_LOOKS = (
     1.5,
     4,
 )  # fewest memory images, seconds between two images, and images between two rounds
-Image = dict[tuple[int, int], bytes]  # from process and address to content
+Image = dict[tuple[int, int], bytes]  # by process and address: the content of the memory
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def teaching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 
 
 def memory_of(process: psutil.Process) -> Image:
-    """Return the writable memory of a process, while it is stopped."""
+    """Stop a process, and return its writable memory."""
     found: Image = {}
     pid = process.pid
     os.kill(pid, signal.SIGSTOP)
@@ -66,12 +66,12 @@ def memory_of(process: psutil.Process) -> Image:
 
 
 class Watch:
-    """Reads the memory of all server processes after each round, and in between."""
+    """Reads the memory of all server processes after each round and during rounds."""
 
     def __init__(self, consortium: Consortium, lines: Path) -> None:
         self.consortium, self.lines = consortium, lines
         self.first: Image = {}  # the memory before any model arrived
-        self.changed: set[bytes] = set()  # contents that differ from the first image
+        self.changed: set[bytes] = set()  # contents of memory that differ from the first image
         self.looks = 0
 
     def until_it_ends(self) -> None:
@@ -88,7 +88,7 @@ class Watch:
     def look(self) -> None:
         image: Image = {}
         for process in self.consortium.family(SERVER):
-            with suppress(OSError, psutil.Error):  # it has ended
+            with suppress(OSError, psutil.Error):  # the process has ended
                 image |= memory_of(process)
         if not self.first:
             self.first = image
@@ -121,8 +121,8 @@ def written_since(consortium: Consortium, start: float) -> list[bytes]:
 
 
 def models_of(consortium: Consortium, plan: Plan, study: str) -> tuple[dict[str, Numbers], Numbers, Numbers]:
-    """Return the largest weights of the hospitals' final personal models. With secure aggregation, these include the
-    trained models.
+    """Return the largest weights of the hospitals' final personal models. With secure aggregation, the final personal
+    models include the trained models.
 
     Also returns the weights of the initial model and of the global model.
     """
@@ -153,7 +153,7 @@ def test_a_server_holds_no_model_that_a_study_seals(teaching: Consortium, seed: 
         *WIDE,
         "algorithm.selector_sync=server-adam",
         f"seed={seed}",
-        "training.rounds=1",  # the averages of more rounds would reveal a little more
+        "training.rounds=1",  # with more rounds, their averages would reveal a little more
         "training.local_epochs=60",
         "algorithm.pull=0.95",
         f"secure_aggregation.mode={mode}",

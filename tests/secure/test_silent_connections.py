@@ -1,4 +1,4 @@
-"""Hold hundreds of silent connections to the server for SECONDS (60), and renew those that end."""
+"""Hold hundreds of silent connections to the server for SECONDS (60), and replace connections that end."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ GROWTH = 40e6  # most bytes by which the server's own process may grow
 
 @contextmanager
 def held(port: int, many: int) -> Iterator[list[int]]:
-    """Hold `many` silent connections; the list counts the renewals."""
+    """Hold `many` silent connections, and yield a list that contains the number of replaced connections."""
     over, made = threading.Event(), [0]
 
     def hold(own: int) -> None:

@@ -1,4 +1,4 @@
-"""A hospital's page over mutual TLS: a study waits for its approval, and stops when the approval is withdrawn."""
+"""Over mutual TLS, a study waits for an approval on a hospital's page, and stops when the approval is withdrawn."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_approve_and_withdraw_while_it_runs(consortium: Consortium, tmp_path: Pa
             tab.do("Page.navigate", url=f"{own}/study/approved")
             wait_for(tab, "document.querySelectorAll('#rows tr').length >= 3")
             many = tab.ask("document.querySelectorAll('#rows tr').length")
-            wait_for(tab, f"document.querySelectorAll('#rows tr').length > {many}")  # they come by themselves
+            wait_for(tab, f"document.querySelectorAll('#rows tr').length > {many}")  # new rows appear without a reload
             follow(tab, "#stop")
             status = "document.body.innerText.includes('has withdrawn its approval of this plan')"
             assert tab.ask(status)
@@ -100,7 +100,9 @@ def test_the_trainer_s_death_and_its_reason_are_on_the_page(consortium: Consorti
             visitor.begin()
 
             def dies() -> bool:
-                """Kill the trainer until it dies during a round. Between two rounds, only events.log reports it."""
+                """Kill the trainer until it dies during a round. If the trainer dies between two rounds, only
+                events.log reports its death.
+                """
                 for trainer in consortium.family(ISOLATED, "medsilo.federation.process.worker"):
                     with suppress(psutil.NoSuchProcess):
                         trainer.kill()

@@ -95,7 +95,7 @@ def test_jobs_that_try_to_loosen_it(consortium: Consortium, tmp_path: Path) -> N
     kit = consortium.kit(STRICT)
     written = (kit / ids["amplitude"] / "audit.log").read_text()
     assert "not let amplitude out" in written
-    # audit.log has the person who deployed each job; the log has the reason for its end
+    # audit.log has the person who deployed each job; the log has the reason why each job ended
     written = (kit / "audit.log").read_text()
     assert written.count(f"[U:{LEAD}][A:train.deploy]") >= len(ids)
     assert SITES[0] in json.loads((consortium.kit(SERVER) / "medsilo/amplitude/rounds.jsonl").read_text())["answered"]

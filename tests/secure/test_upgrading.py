@@ -1,4 +1,6 @@
-"""A consortium upgrades the package during a study: outdated hospitals are named, and no number changes."""
+"""If a consortium upgrades the package during a study, messages name the outdated hospitals, and the study's numbers do
+not change.
+"""
 
 import shutil
 from pathlib import Path
@@ -23,7 +25,7 @@ pytestmark = [pytest.mark.long, pytest.mark.xdist_group("pair")]
 def test_a_consortium_is_upgraded_between_rounds(
     pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """The test follows docs/start/install.md, and shows the effect of another order: a hospital first, then all
+    """The test follows docs/start/install.md. It also shows what happens if a hospital upgrades before all other
     parties.
     """
     plan = make_plan("fedbn", "training.rounds=40", sites=TWO)

@@ -8,7 +8,7 @@ def grows(model, metrics) -> None:
 
     [optimizer] = [own for own in gc.get_objects() if isinstance(own, torch.optim.SGD)]
     for own in model.parameters():
-        optimizer.state[own]["momentum_buffer"] = torch.zeros(32 << 20)  # 128 MiB instead of 32 bytes
+        optimizer.state[own]["momentum_buffer"] = torch.zeros(32 << 20)  # a tensor of 128 MiB instead of 32 bytes
 
 
 learn(grows)

@@ -41,7 +41,7 @@ def learn(does: Callable[[Any, dict[str, Any]], None] = lambda model, metrics: N
 
 
 def door() -> Any:
-    """Return the socket at the room's exit, without medsilo's side of the protocol."""
+    """Return the socket at the room's exit, which is used without medsilo's code for the protocol."""
     from nvflare.client.api_spec import CLIENT_API_KEY
     from nvflare.fuel.data_event.data_bus import DataBus
 
