@@ -115,9 +115,7 @@ def test_our_classes_are_where_the_lists_say() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_no_example_lists_more_than_single_classes(example: str, root: Path) -> None:
-    """No example lets jobs bring code without a decision: both approve plans, and approving a plan does not limit
-    code.
-    """
+    """All examples require approvals, because no list of allowed classes limits the code of an approved plan."""
     folder = root / "site_configs" / example
     assert not [*ways_around(folder)] and SiteSettings.read(folder).approval == "required"
 
@@ -128,7 +126,7 @@ def test_no_example_lists_more_than_single_classes(example: str, root: Path) -> 
         ([EXECUTOR, *HARMLESS], False),
         (None, True),
         ([EXECUTOR, "*"], True),
-        ([EXECUTOR, WIDGET], True),  # an NVFlare class that may be harmful
+        ([EXECUTOR, WIDGET], True),  # an NVFlare class that could do harm
         (["nvflare"], True),
         (["medsilo.flare"], True),
         (["medsilo.flare._Hidden"], False),
@@ -171,7 +169,7 @@ def test_whoever_nvflare_lets_send_code_is_found(rights: Any, sends: bool, tmp_p
     person = Person("somebody@clinic.org", "clinic", "lead")
     allowed = FLAuthorizer("clinic", policy).authorize(AuthzContext(user=person, submitter=person, right="byoc"))[0]
     assert allowed is sends and bool(ways_around(tmp_path)) is sends
-    # NVFlare reads the default file if there is no other
+    # NVFlare reads its default file if this file is missing
     (tmp_path / "authorization.json").rename(tmp_path / "authorization.json.default")
     assert bool(ways_around(tmp_path)) is sends
 
