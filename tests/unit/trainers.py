@@ -13,7 +13,7 @@ from medsilo.learning.compute import Stop
 from medsilo.schedule.phase import Phase
 from medsilo.tasks.site_data import SiteData
 
-WHEN = 2  # the round in which it happens
+WHEN = 2  # the number of the round in which the trainer fails
 
 
 class FragileTrainer(Trainer):

@@ -140,12 +140,12 @@ def parts(data: object) -> list:
     "arguments",
     [
         ["nowhere"],
-        ["JOB"],  # the site is missing from the command
+        ["JOB"],  # this command lacks the site
         ["JOB", "--site", "a/b"],
         ["JOB", "--site", "hospital-a", "--kit", "EMPTY"],
         ["JOB", "--site", "hospital-a", "--settings", "nowhere"],
         ["JOB", "--site", "hospital-a", "--set", "training.rounds=0"],
-        ["--set", "training.rounds=2"],  # the plan is missing from the command
+        ["--set", "training.rounds=2"],  # this command lacks the plan
         ["--plan", "nowhere.yaml", "--site", "hospital-a"],
         ["--unknown"],
         ["--kit", "EMPTY", "--settings", "EMPTY"],
@@ -248,7 +248,8 @@ def test_what_a_run_keeps_is_no_more_than_foretold(tmp_path: Path) -> None:
     inprocess.run(plan, folder=tmp_path, settings=CPU)
     files = list((tmp_path / "sites" / SITES[0]).rglob("*.safetensors"))
     assert len(files) >= 8
-    heads = sum(int.from_bytes(path.read_bytes()[:8], "little") + 8 for path in files)  # bytes of the files' headers
+    # the number of bytes that the headers of all files take
+    heads = sum(int.from_bytes(path.read_bytes()[:8], "little") + 8 for path in files)
     assert 0.2 * kept(plan) < sum(path.stat().st_size for path in files) - heads <= kept(plan)
 
 
@@ -262,7 +263,8 @@ def test_too_little_memory_stops_before_anything_is_tried(monkeypatch: pytest.Mo
 
 
 def test_the_sites_own_limit_counts_this_process(local: Path) -> None:
-    for limit, go in ((256, False), (100_000, True)):  # limits in MiB; torch alone needs more than 256 MiB
+    # memory limits in MiB, of which importing torch alone exceeds 256 MiB
+    for limit, go in ((256, False), (100_000, True)):
         (local / "medsilo.yaml").write_text(f"device: cpu\nmemory_limit: {limit}\n")
         report = check(visit(local=local))
         assert report.go is go and bool(found(report, "memory", "stops")) is not go
@@ -528,7 +530,7 @@ def test_the_server_at_the_other_end(tmp_path: Path) -> None:
 def test_the_whole_check_with_a_kit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # the check writes its private file into this folder
+    monkeypatch.chdir(tmp_path)  # the check writes a private file into the current folder
     job = job_of(tmp_path / "job")
     with serving(ROOT) as port:
         kit = kit_of(tmp_path / "kit", port=port)
@@ -546,7 +548,7 @@ def test_the_time_and_memory_of_a_round_by_hand() -> None:
     plan = make_plan("fedavg", "training.local_epochs=3", "training.batch_size=16", "training.rounds=5")
     one = Rehearsal("train", 5, 0.5, 0.1, 1000)
     cases = {"train": 40, "validation": 20, "test": 7}
-    # an epoch has batches of 16, 16 and 8 cases
+    # an epoch of 40 training cases has batches of 16, 16 and 8 cases
     assert round_seconds(one, plan, cases) == pytest.approx(3 * 3 * 0.5 + 20 * 0.1)
     memory, time = rehearsal_findings([one], plan, cases, 10_000)
     assert (memory.severity, time.severity) == ("ok", "ok") and "about 6.5 s" in time.what and "32 s" in time.what
@@ -612,7 +614,7 @@ def test_good_windows_go(tmp_path: Path) -> None:
     report = look(windows(tmp_path / "d"), WINDOWS, "hospital-a")
     assert report.go, [finding for finding in report.findings if finding.severity == "stops"]
     (finding,) = found(report, "data", "note")
-    # each site has the data of one person
+    # each site has the data of one person only
     assert "patients are in two parts" in finding.what and "has it so" in finding.remedy
 
 
@@ -705,7 +707,7 @@ def test_every_fault_of_a_folder_is_in_the_table_without_a_name(balls: Path, tmp
     notes = " | ".join(finding.what for finding in report.findings if finding.severity == "note")
     for words in ("damaged", "NaN", "masks are empty", "no label", "there twice", "lead out of it", "different sizes"):
         assert words in notes, (words, notes)
-    assert report.go  # seven patients have correct files
+    assert report.go  # the files of seven patients have no fault
     mailed = json.dumps(report.as_json(), ensure_ascii=False) + report.as_text()
     for name in ("Müller", "M\u00fcller", "Johann", "Geheim", "outside", str(tmp_path), ".nii"):
         assert name not in mailed, name
@@ -739,7 +741,7 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
         return check(visit(site="a", plan=plan, local=kit / "local"))
 
     before = looked()
-    assert before.go and not (kit / "medsilo").exists()  # the check leaves no file in the kit
+    assert before.go and not (kit / "medsilo").exists()  # the check leaves no file in the hospital's kit
     settings = SiteSettings.read(kit / "local")
     inprocess.run(plan, folder=kit / "medsilo/study", settings=settings)
     after = looked()
@@ -747,7 +749,7 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
     assert ["asks for 11 answers" in told[0], "asks for 1 answers" in told[1]] == [True, True]
     data = site_of(plan, "a", ["a"], settings, kit / "medsilo/study/sites/a").participant.disclosure.cases
     (cases,) = [table for table in after.tables if table.title == "Cases"]
-    assert {row[0]: row[1] for row in cases.rows} == data  # the check and the study use the same split
+    assert {row[0]: row[1] for row in cases.rows} == data  # the check and the study split the patients in the same way
     tight = replace(visit(site="a", local=kit / "local"), plan=plan.with_changes(["training.learning_rate=1e-7"]))
     (stop,) = found(check(tight), "quotas", "stops")
     assert "next to nothing" in stop.what
@@ -860,7 +862,7 @@ def test_the_hospital_s_guide_works_on_a_fresh_kit(
         Path(name).symlink_to(root / name)
     assert cli.main(["kits", "make", "provisioning/consortium.yaml", "-o", "kits"]) == 0
     write_balls(tmp_path / "data/kidney", NAMES[:20])
-    Path("st-anna").symlink_to("kits/st-anna")  # this folder is the unpacked kit
+    Path("st-anna").symlink_to("kits/st-anna")  # the current folder is the unpacked kit
     Path("job").symlink_to(root / "jobs/fedavg")
     settings = tmp_path / "kits/st-anna/local/medsilo.yaml"
     text = settings.read_text().replace("/srv/medsilo/data", str(tmp_path / "data/sets/kidney-2026"))

@@ -257,7 +257,7 @@ def test_help_names_every_command_whole(capsys: pytest.CaptureFixture) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     first = {name.partition(" ")[0] for name in NAMES}
-    most = 25  # the largest number of commands, without commands of plug-ins
+    most = 25  # the largest number of commands, not counting commands of plug-ins
     assert len(first - {"nnunet"}) <= most, (
         "too many commands: make the new command an action of another command (Command's `of`)"
     )
@@ -290,7 +290,7 @@ def test_names_are_completed(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         [sys.executable, "-m", "medsilo"], env={**os.environ, **environment}, capture_output=True, text=True
     )
     assert done.stdout.split() == ["plan"]
-    # The test may run without a shell as its parent process.
+    # The parent process of this test may be no shell.
     named = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     words = [sys.executable, "-m", "medsilo", "--show-completion", "bash"]
     shown = subprocess.run(words, env=named, capture_output=True)
@@ -351,7 +351,7 @@ def test_progress_knows_the_sites_and_the_time_left() -> None:
     now = [100.0]
     progress = StudyProgress(["a", "b", "c"], 5, "dice", lambda: now[0])
     assert progress.seconds_left() is None and progress.states["a"] == "waiting"
-    now[0] = 130.0  # the start took 20 s
+    now[0] = 130.0  # the start of the study took 20 s
     assert progress.add(record(1, 0.4)) == round_lines(record(1, 0.4), 5, "dice")
     assert progress.seconds_left() == 30 * 4
     for number, score in ((2, 0.6), (3, 0.5)):
@@ -379,7 +379,8 @@ def test_a_run_on_a_terminal_is_live(root: Path, tmp_path: Path) -> None:
         pass
     assert process.wait() == 0
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
-    text = re.sub(r"reading the plan of fedavg \(\d+ s\)\r\n", "", text)  # this line appears only on slow machines
+    # this line is printed only if reading the plan takes longer than a second
+    text = re.sub(r"reading the plan of fedavg \(\d+ s\)\r\n", "", text)
     assert re.match("reading the plan of fedavg\r\n.*3 hospitals, 2 rounds\r\n", text)
     assert all(f"round {number}/2  hospital-a  " in text for number in (1, 2)) and "report: " in text
     assert "still starting" in text or "round 1 of 2" in text  # the progress is printed below the other lines

@@ -23,7 +23,7 @@ FIRST = 5
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return the output of `medsilo docs`."""
+    """Return the output of the command `medsilo docs`."""
     assert main(["docs", *words]) == 0
     return capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""Check rules for the package's source code: allowed imports, forbidden calls, and required documentation."""
+"""Test rules for medsilo's source code: allowed imports, forbidden calls, and required docstrings."""
 
 import ast
 import importlib
@@ -33,13 +33,14 @@ from medsilo.tasks.task import Task
 from tests.rooms import BENEATH, DOCUMENT, PLUGINS, ROOMS, document, layers
 from tests.sources import tree_of
 
-pytestmark = pytest.mark.xdist_group("house rules")  # one process runs all these tests and reads each file once
+# the tests of this group run in one process, so that each file is read once
+pytestmark = pytest.mark.xdist_group("house rules")
 
 PACKAGE = Path(medsilo.__file__).parent
 
 # a class's name in the form that registries use, in any package
 CLASS_IN_TEXT = re.compile(r"(medsilo(?:\.\w+)+):(\w+)")
-# These modules load other modules by names that are not constants.
+# these modules load other modules by names that are not constants in the source code
 LOADERS = {
     "registry": "a class in the registry's table, or an entry point of an installed package",
     "federation.process.worker": "the participant's class, which the parent process chooses",
@@ -129,7 +130,7 @@ def test_the_course_knows_no_method() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- plug-ins
-MOST_NAMES, MOST_OF_METHODS, MOST_OF_NETWORKS = 34, 59, 4  # these limits may be lowered, but never raised
+MOST_NAMES, MOST_OF_METHODS, MOST_OF_NETWORKS = 34, 59, 4  # developers may lower these limits, but may not raise them
 FURTHER = {"methods": extend_methods, "networks": extend_networks}
 
 
@@ -254,7 +255,7 @@ def dotted(node: ast.expr) -> str:
 def modules_after(root: Path, *commands: list[str], code: int = 0) -> set[str]:
     """Run commands in one process, and return the modules that are loaded afterwards.
 
-    Each command must end with the given exit code.
+    Each command must end with the exit code `code`.
     """
     program = (
         "import json, runpy, sys\n"
@@ -271,7 +272,7 @@ def modules_after(root: Path, *commands: list[str], code: int = 0) -> set[str]:
 
 
 def test_help_answers_at_once(root: Path) -> None:
-    """`--help` loads no module that takes seconds to import."""
+    """The option `--help` imports no module that takes seconds to import."""
     heavy = [
         "torch",
         "nvflare",
@@ -349,7 +350,7 @@ def test_a_plan_is_read_without_torch_s_compiler(root: Path) -> None:
 
 @pytest.mark.slow
 def test_a_site_trains_without_torch_s_compiler(root: Path, tmp_path: Path) -> None:
-    """A training process does not load torch's compiler, which would take a second and 70 MB."""
+    """A training process does not import torch's compiler, which would take a second and 70 MB of memory."""
     sizes = (
         "task={name: synthetic-activity, persons: 6, windows: 6, steps: 32}",
         "training={rounds: 1, batch_size: 8}",
@@ -357,7 +358,7 @@ def test_a_site_trains_without_torch_s_compiler(root: Path, tmp_path: Path) -> N
     rest = ["--engine", "inprocess", "-o", str(tmp_path), *(part for size in sizes for part in ("--set", size))]
     loaded = modules_after(root, *(["run", method, *rest] for method in ("fedavg", "harmofl", "fedsm", "fedawa")))
     assert "torch.optim" in loaded and loaded & {"torch._dynamo", "sympy"} == set()
-    assert not any(name.startswith("medsilo_secagg") for name in loaded)  # the plan does not use secure aggregation
+    assert not any(name.startswith("medsilo_secagg") for name in loaded)  # this plan does not use secure aggregation
 
 
 # ----------------------------------------------------------------------------------------------------------- documented
@@ -374,7 +375,7 @@ def test_every_fault_of_the_page_has_tests_that_exist(root: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- small rules
 def test_nothing_is_committed_that_git_ignores(root: Path) -> None:
-    """The repository contains no file that git ignores, such as the private file of `medsilo check`."""
+    """The repository contains no file that .gitignore excludes, such as the private file of `medsilo check`."""
     assert "medsilo-check-private.txt" in (root / ".gitignore").read_text().splitlines()
     listed = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
     assert not subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout

@@ -280,7 +280,7 @@ def test_a_study_goes_on_from_the_greatest_round(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- full disks
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Limit the size of the files that this process writes."""
+    """Limit the size of files that this process can write during a with statement."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:

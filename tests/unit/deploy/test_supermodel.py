@@ -16,7 +16,7 @@ from medsilo.deploy.supermodel import Origin, SuperModel, assemble, tune
 from medsilo.models.architectures import SmallCnn
 from tests.conftest import make_plan
 
-SITES = ["a.b", "c", "d"]  # a site's name may contain dots
+SITES = ["a.b", "c", "d"]  # the name of a site may contain dots
 GLOBAL = "global"
 
 
@@ -80,7 +80,7 @@ def test_each_image_goes_where_alg_2_says(threshold: float, agreed: list[str]) -
     right = np.stack([of_conv(EXPERTS[name], x.numpy()[[i]])[0] for i, name in enumerate(expected)])
     np.testing.assert_allclose(model(x).detach(), right, rtol=0, atol=1e-12)
     if threshold == 0.5 and agreed == SITES:
-        assert set(names) == {GLOBAL, *SITES}  # the batch contains images for all models
+        assert set(names) == {GLOBAL, *SITES}  # the batch has images for which the selector chooses each model
 
 
 @pytest.mark.parametrize("rule", ["threshold", "argmax", "mixture"])
@@ -145,7 +145,8 @@ def test_the_mixture_mixes_probabilities(agreed: list[str]) -> None:
     )
     output = model(x)
     np.testing.assert_allclose(output.detach().exp(), mixed, rtol=0, atol=1e-12)
-    output[:, 1].sum().backward()  # Sec. 3.1.1 of the paper: the selector is trained through the mixture
+    # Sec. 3.1.1 of the paper: training changes the selector through the mixture of models
+    output[:, 1].sum().backward()
     assert model.selector[2].weight.grad.abs().max() > 0  # type: ignore[index,union-attr]
     model.selector.zero_grad()
 

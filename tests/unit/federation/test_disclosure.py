@@ -90,7 +90,8 @@ def test_a_field_of_an_answer_is_made_in_disclosure_alone(
     inprocess.run(parse_plan(STUDY), folder=tmp_path / "study", settings=settings)
     assert len(heard) == len(told) == 4
     for parcel, own in zip(heard, told, strict=True):
-        beside = {"ledger", "readiness"}  # the privacy ledger adds `ledger` to an answer, and a canary adds `readiness`
+        # the privacy ledger adds the field `ledger` to an answer, and a canary adds the field `readiness`
+        beside = {"ledger", "readiness"}
         assert set(ANSWERS[parcel.facts["task"]].model_fields) == own | MACHINE | beside
 
 

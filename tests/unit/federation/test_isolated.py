@@ -179,7 +179,7 @@ def test_stops_hangs_and_failures(tmp_path: Path, isolated_site: Sites, monkeypa
     site.answer(server.ask("join", 0))
     assert site.process
     first = site.process.pid
-    with pytest.raises(Aborted):  # an abort during training ends the current batch, and the process continues
+    with pytest.raises(Aborted):  # an abort during training ends the current batch, but not the process
         site.answer(server.ask("round", 1), stop_after(0.5))
     site.answer(server.ask("join", 0))
     assert site.process.pid == first
@@ -189,17 +189,17 @@ def test_stops_hangs_and_failures(tmp_path: Path, isolated_site: Sites, monkeypa
         site.answer(server.ask("round", 2), stop_after(0.5))
     assert not psutil.pid_exists(first)
 
-    with pytest.raises(Refused) as caught:  # a new process answers the next request
+    with pytest.raises(Refused) as caught:  # a new process answers the request
         site.answer(server.ask("round", 3))
     assert str(caught.value).startswith("ValueError; errors.log") or "ValueError in" in str(caught.value)
     assert "MUELLER" not in str(caught.value) and "MUELLER" in caught.value.private
 
-    os.kill(site.process.pid, signal.SIGSEGV)  # the process dies between two rounds
+    os.kill(site.process.pid, signal.SIGSEGV)  # the process dies between two requests
     site.process.wait()
     monkeypatch.setattr(isolated, "STALL", 3.0)
     assert site.answer(server.ask("join", 0)).facts["task"] == "join"
 
-    os.kill(site.process.pid, signal.SIGSTOP)  # a stopped process does not receive the large message
+    os.kill(site.process.pid, signal.SIGSTOP)  # a process that was stopped does not receive a large message
     with pytest.raises(Refused, match="the training process died \\(it stalled\\)"):
         site.answer(server.ask("round", 3, {"model": {"w": torch.zeros(2**22)}}))
     assert site.answer(server.ask("join", 0)).facts["task"] == "join"

@@ -343,7 +343,7 @@ def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(
 
     def medsilo(*words: str) -> tuple[int, str, str]:
         streams = [io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True) for _ in range(2)]
-        # medsilo's commands change the umask and the signal handler
+        # these commands change the process's umask and its signal handler
         umask, handler = os.umask(0o022), signal.getsignal(signal.SIGTERM)
         try:
             with monkeypatch.context() as patch:

@@ -165,7 +165,7 @@ def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path, monk
     assert [(what, text.split()[0]) for what, text in columns(tmp_path, 2, 6)] == told
     now = executing.QUIET + 1
     study.on_answer("state-43.safetensors could not be written: the disk is full", passing=True)
-    assert len(columns(tmp_path, 1)) == 3  # no answer has succeeded in the meantime
+    assert len(columns(tmp_path, 1)) == 3  # no answer of the site has succeeded in the meantime
     now = 2 * events.AGAIN
     study.on_answer()
     study.on_answer("state-44.safetensors could not be written: the disk is full", passing=True)

@@ -170,7 +170,8 @@ def test_a_job_comes_with_medsilo(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_a_wheel_has_every_file_of_a_job(root: Path, tmp_path: Path) -> None:
     given = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["medsilo"]
-    shutil.copytree(JOBS, place := tmp_path / "medsilo/jobs")  # the build of the wheel makes the same copy
+    # the build of medsilo's wheel copies the jobs in the same way
+    shutil.copytree(JOBS, place := tmp_path / "medsilo/jobs")
     matched = {path for pattern in given for path in (tmp_path / "medsilo").glob(pattern)}
     assert {path for path in place.rglob("*") if path.is_file()} <= matched
 
@@ -223,7 +224,7 @@ def test_a_damaged_configuration_is_one_line(content: bytes, tmp_path: Path, cap
         job = pack(JOBS / "fedavg", folder / name.name)
         (job / name).write_bytes(content)
         if name == Path(META) and b"workflows" in content:
-            continue  # this key of meta.json belongs to NVFlare
+            continue  # NVFlare, and not medsilo, reads this key of meta.json
         if name != CONFIG / CLIENT or b'"x"' not in content:
             assert name.name in said_of(job, capsys, "submit", "-o", str(folder / f"out-{name.name}"))
 
@@ -243,7 +244,7 @@ def test_no_link_leads_out_of_a_job(name: str, tmp_path: Path, capsys: pytest.Ca
             assert Path(name).name in said_of(job, capsys, *command)
     (job / name).unlink()
     with (job / name).open("wb") as file:
-        file.truncate(LARGEST_FILE + 1)  # the file of zeros takes no space on the disk
+        file.truncate(LARGEST_FILE + 1)  # a sparse file of zeros takes no space on the disk
     assert Path(name).name in said_of(job, capsys, "disclosure")
 
 

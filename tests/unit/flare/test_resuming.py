@@ -219,7 +219,7 @@ def test_a_study_that_waits_to_go_on_can_be_cancelled(kit: Path, monkeypatch: py
 
 
 def test_nvflares_own_command_for_an_abort_tells_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    # monkeypatch restores this attribute after the test
+    # monkeypatch restores NVFlare's method after the test
     monkeypatch.setattr(JobCommandModule, "abort_job", JobCommandModule.abort_job)
     heard = list[tuple[str, str]]()
     hear_of_aborts(lambda job, who: heard.append((job, who)))
@@ -325,13 +325,13 @@ def test_whoever_watches_is_led_into_the_job_that_goes_on() -> None:
     assert watching.look(session) == "FINISHED:COMPLETED" and watching.job_id == "job-2"
     cancelled = lead._Watching("job-2", lambda line, study: None, said.append)
     jobs["job-2"]["status"] = "FINISHED:ABORTED"
-    assert cancelled.look(session) == "FINISHED:ABORTED"  # an aborted job ends the watch at once
+    assert cancelled.look(session) == "FINISHED:ABORTED"  # a command that watches an aborted job ends at once
     jobs["job-3"] = job("job-3", "SUBMITTED", cloned_from="job-2", submit_time=3.0)
     assert cancelled.look(session) is None and cancelled.job_id == "job-3"
 
 
 def test_status_lists_what_runs_first_and_says_when_a_study_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`medsilo status` lists a running job first, even if many newer jobs have ended."""
+    """`medsilo status` lists running jobs first, even if many newer jobs have ended."""
     waits = {"at": time.time() + 20, "turn": "2 of 30"}
     jobs = [job(f"done-{number}", "FINISHED:COMPLETED") for number in range(30)]
     jobs += [job("waits", goes_on=waits), job("went-on", goes_on=waits), job("long", "RUNNING")]
@@ -391,7 +391,7 @@ def test_a_hospital_that_is_slow_or_back_is_a_line_with_its_level(
     study.on_round(3, {"north": None, "south": None})
     assert [(level, what) for level, what, _ in told(tmp_path)] == [
         ("WARNING", "slow"),
-        ("INFO", "slow"),  # the slow hospital has answered
+        ("INFO", "slow"),  # this hospital, which was slow, has answered
         ("WARNING", "away"),
         ("INFO", "back"),
     ]

@@ -100,7 +100,7 @@ def test_monai_unet(residual: int) -> None:
     assert len([name for name in names if name.endswith("running_var")]) >= 4
     head = head_names(model)
     assert len(head) == 2
-    assert model.state_dict()[head[-1]].shape == (2,)  # one bias for each class
+    assert model.state_dict()[head[-1]].shape == (2,)  # the head has one bias for each class
     assert not set(head) & set(names)
     probe = torch.rand(1, 1, 16, 16)
     model.eval()

@@ -22,7 +22,7 @@ from tests.browser import Browser, chromium
 from tests.unit.medsilo_lab.test_report import SITES, round_line, save, summary_of
 from tests.unit.medsilo_lab.test_verdict import statistics_of, verdict_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("panels")]  # one study serves all tests
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("panels")]  # the tests of this group share one study
 
 PAGES = ["run", "study"]
 ENTER = ("Enter", 13, "\r")

@@ -85,7 +85,7 @@ def test_a_table_and_the_disk_serve_an_outside_format(hospital: Path, tmp_path: 
     assert len(kept) == 20
     before = [path.stat().st_mtime_ns for path in kept]
     task.survey("a", ["a"], 0, own)
-    assert [path.stat().st_mtime_ns for path in kept] == before  # the curves are read from the cache
+    assert [path.stat().st_mtime_ns for path in kept] == before  # the reader gets the curves from the cache
 
 
 def test_a_study_learns_from_an_outside_format(hospital: Path, tmp_path: Path) -> None:

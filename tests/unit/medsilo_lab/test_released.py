@@ -168,7 +168,7 @@ def page_at(ranked: Path, local: Path, capsys: pytest.CaptureFixture) -> tuple[d
 def test_a_page_has_each_class_with_its_cases_and_says_where_they_are_few(
     ranked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Of 84 patients, 7 are ill.
+    """In the hospital's table, 7 of 84 patients are ill.
 
     The marker is wrong for one ill patient and for 11 healthy patients; accuracy would hide the first error.
     """

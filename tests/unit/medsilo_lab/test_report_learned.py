@@ -122,8 +122,8 @@ def test_a_number_is_held_against_the_mean(tmp_path: Path) -> None:
     assert SiteTest.read(tmp_path, "hospital-a", "mae").mean is None
 
 
-# ---------------------------------------------------------------------------------------------------- lists that must
-# be empty if round 0 is selected
+# ---------------------------------------------------------------------------------------------------- one list
+# with this learning rate, the model of round 0 is selected
 UNTAUGHT = ["task.name=synthetic-activity", *SMALL, "training.rounds=1", "training.learning_rate=1e-5"]
 AS_OPTIONS = [word for change in UNTAUGHT for word in ("--set", change)]
 

@@ -134,7 +134,8 @@ def test_a_rounded_score_is_a_range_in_every_place(rounded: Path, capsys: pytest
     assert line["kind"] == "range" and f"{line['low']:g} to {line['high']:g}" == shown["a"] and line["n"] > 0
     assert line.isna()["accuracy"] and mean in repr(run)
 
-    before = round_lines(read_rounds(rounded)[1], 3, "accuracy")  # a progress line during the run
+    # the progress line of a round before the study has ended
+    before = round_lines(read_rounds(rounded)[1], 3, "accuracy")
     assert len(before) == 2 and all(re.search(r"accuracy before [\d.]+ to [\d.]+  loss", one) for one in before)
 
     card: dict[str, Any] = card_facts(Source.open(rounded, ""))  # the facts for others

@@ -240,7 +240,7 @@ def test_a_small_level_and_the_one_that_would_tell_it_stay(tmp_path: Path) -> No
         assert told["sex", "male"].score is None and told["sex", "male"].patients == 0
         assert told["sex", "female"].score is None, "it would tell that of few men"
         assert told["hospital", site].score is not None
-        members = subgroups.read_members(root / "runs/one", site)  # a comparison uses these scores
+        members = subgroups.read_members(root / "runs/one", site)  # a comparison of methods reads these scores
         assert not len(members["sex", "female"]) and not len(members["sex", "male"])
     frame = medsilo.Run(root / "runs/one").subgroups
     assert frame.loc["sex", "female"].kind == "suppressed"

@@ -142,7 +142,7 @@ def good() -> dict[str, Any]:
 
 
 def changed(path: Sequence[str | int], value: Any) -> dict[str, Any]:
-    """Return the fingerprint with one changed value."""
+    """Return the fingerprint of the function good() with one changed value."""
     sent = place = good()
     for key in path[:-1]:
         place = place[key]  # type: ignore[index]

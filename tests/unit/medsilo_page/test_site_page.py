@@ -179,7 +179,7 @@ def test_nobody_without_the_token_sees_or_changes_anything(served: Gate, home: H
             assert status == 403 and home.plan.hash not in text
         for verb in ("approve", "decline", "withdraw", "check"):
             assert stranger.post(f"{served.base}{path}/{verb}", {"word": served.word})[0] == 403
-    stranger.cookie = f"{COOKIE}={served.session}"  # the path is guessed wrongly
+    stranger.cookie = f"{COOKIE}={served.session}"  # the visitor guesses a wrong path
     assert stranger.get("/guess/")[0] == 403
     stranger.cookie = ""
     stranger.begin()
@@ -193,7 +193,7 @@ def test_nobody_without_the_token_sees_or_changes_anything(served: Gate, home: H
 def test_the_token_is_good_once_whoever_asks_at_the_same_time(served: Gate) -> None:
     visitors, split = [Visitor(served) for _ in range(16)], urlsplit(served.start)
     start = f"{split.path}?{split.query}"
-    # the token is still valid
+    # this token has not yet been used
     assert visitors[0].ask("HEAD", start, None, {})[0] == 501 and visitors[0].post(start, {})[0] == 403
     with ThreadPoolExecutor(len(visitors)) as pool:
         answers = list(pool.map(lambda one: one.get(start), visitors))
@@ -229,7 +229,7 @@ def test_what_another_page_sends_is_refused(visitor: Visitor, home: Home) -> Non
     assert visitor.post(path, word, **{"Sec-Fetch-Site": "cross-site"})[0] == 403
     for wrong in ({}, {"word": ""}, {"word": "x"}, {"word": visitor.gate.word[:-1]}):
         assert visitor.post(path, wrong)[0] == 403
-    assert visitor.get(f"{path}?{urlencode(word)}")[0] == 404  # a GET request changes nothing
+    assert visitor.get(f"{path}?{urlencode(word)}")[0] == 404  # a GET request must change nothing
     assert not home.approvals.decisions()
 
 

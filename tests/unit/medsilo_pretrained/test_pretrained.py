@@ -280,7 +280,7 @@ def test_checkpoints_of_others_are_read_without_code(tmp_path: Path) -> None:
     save_tensors(tmp_path / "a.safetensors", state)
     torch.save(state, tmp_path / "plain.pt")
     torch.save({"state_dict": under, "epoch": 3}, tmp_path / "wrapped.pt")
-    torch.save(  # nnU-Net and nnssl write checkpoints that contain numpy's numbers
+    torch.save(  # checkpoints of nnU-Net and nnssl also contain numbers of numpy
         {
             "network_weights": state,
             "init_args": plans,
@@ -494,7 +494,8 @@ def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
         assert (source.network(inputs) - drawn.eval()(inputs)).abs().max() > 1e-4
     assert main(["release", "export", str(tmp_path / "run"), "-o", str(tmp_path / "bundle")]) == 0
     weights = tmp_path / "bundle" / "models" / "model.safetensors"
-    assert load_file(weights).keys() == drawn.state_dict().keys()  # the exported file opens without medsilo
+    # torch can open the exported file without importing medsilo
+    assert load_file(weights).keys() == drawn.state_dict().keys()
 
 
 # ------------------------------------------------------------------------------------------------------------ sent once

@@ -835,13 +835,14 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
         recipe.execute(env)
     with pytest.raises(MedsiloError, match="min_clients: 2 is more than the 1 of"):
         recipe.execute(Simulator(num_clients=1, workspace_root="workspace"))
-    # NVFlare would empty the folder of the earlier run
+    # if the error were missing, NVFlare would empty the folder of the earlier run
     with pytest.raises(MedsiloError, match="name: 'again-earlier'"):
         recipes.FedAvgRecipe(name="again-earlier", model=nn.Linear(2, 2), min_clients=2, train_script="client.py")
     kept = tmp_path / "workspace/again-earlier/one"
     assert str(kept) in capsys.readouterr().out
     assert (kept / "server/medsilo/one" / paths.SUMMARY).is_file() and (kept / "site-1/medsilo/one/last").is_file()
-    env.left = {"site-1/log.txt": "2026-11-27 - INFO - KeyError: 'image'\n"}  # the log of a script in another process
+    # the log of a training script in a separate process
+    env.left = {"site-1/log.txt": "2026-11-27 - INFO - KeyError: 'image'\n"}
     with pytest.raises(MedsiloError, match="site-1: KeyError: 'image'"):
         recipe.execute(env)
     (tmp_path / "client.py").write_text("import nvflare.client as flare")
@@ -1285,7 +1286,7 @@ def test_a_copy_of_a_network_has_its_input_layer(tmp_path: Path) -> None:
     plan = plan_of_script(model, tmp_path, {"name": "harmofl"}, rounds=1, minimum=1, input_shape=own.task.shape)
     model_folders.look_in(tmp_path)
     passed: list[Tensor] = []
-    model.register_forward_pre_hook(lambda *_: None)  # a hook that belongs to the script
+    model.register_forward_pre_hook(lambda *_: None)  # a hook that the user's script has registered
     model.register_forward_hook(lambda _, inputs, __: passed.append(inputs[0]))
     site = Script(own, plan, SITES[0], tmp_path, False, {})
     started = ScriptSite(
@@ -1657,7 +1658,7 @@ def test_a_diverged_round_is_not_sent(tmp_path: Path) -> None:
     [
         ("import notthere", "No module named 'notthere'"),
         ("raise SystemExit('no data here')", "no data here"),
-        ("raise SystemExit(0)", "call send()"),  # a loop that ends too early
+        ("raise SystemExit(0)", "call send()"),  # a script that ends before its last round
     ],
 )
 def test_why_a_script_ended_is_in_the_sites_log(
@@ -1797,7 +1798,7 @@ def test_what_is_asked_to_repeat_repeats_at_each_site_with_numbers_of_its_own(tm
         assert work(place, 3, home) == work(place, 3, home) != work(place, 4, home)
         assert work(place, 3, home) != work(place, 3, home, "b")
     assert work("other", 3, PUBLIC) == work("True", 3, PUBLIC)  # the random numbers are the same on each machine
-    assert work("other", 3, REAL) != work("False", 3, REAL)  # the other hospital has another secret
+    assert work("other", 3, REAL) != work("False", 3, REAL)  # the second hospital has another secret
 
 
 @pytest.mark.parametrize(("approval", "runs"), [("required", False), ("except-canary", False), ("none", True)])

@@ -52,7 +52,7 @@ def same_models(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
-# ------------------------------------------------------------------------ all rounds, computed independently
+# ----------------------------------------------------------------------------------- all rounds, computed independently
 def pretrained_by_hand(plan: Plan, data: dict[str, SiteData]) -> torch.nn.Module:
     """Compute f-AdaFed's first model by two epochs over a fifth of each site's training cases, which are pooled."""
     from medsilo.learning.seeds import generator_for

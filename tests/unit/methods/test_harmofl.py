@@ -395,7 +395,7 @@ def test_sites_train_on_as_many_cases_as_the_smallest(tmp_path: Path) -> None:
     smallest = min(len(data.train) for data in load_data(plan).values())
     assert {line.sites[site].samples for line in coordinator.rounds for site in SITES} == {smallest}
     sizes = {facts.cases["train"] for facts in Record(tmp_path / "run").summary().sites.values()}
-    assert len(sizes) == 3  # each site still reports its own values
+    assert len(sizes) == 3  # each site still reports its own number of training cases
     cut = next(p for p in transport.participants.values() if p.participant.disclosure.cases["train"] > smallest)
     chosen = list(cut.participant.trainer.train.indices)
     cut.participant.trainer.truncate(None)

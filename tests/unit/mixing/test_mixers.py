@@ -160,7 +160,7 @@ def test_rows_of_different_sizes_wait_on_the_disk_in_places_of_their_own(monkeyp
     sent = {site: {"w": torch.full((size,), float(size))} for site, size in zip("abc", (10, 5000, 20), strict=True)}
     for site, own in sent.items():
         rows.put(site, own, own)
-    rows.drop("ab")  # the free space of a removed row may be too small for the next row
+    rows.drop("ab")  # the free space of the removed row may be too small for the row that is stored next
     sent |= {site: {"w": torch.full((5000,), number)} for site, number in (("a", 1.0), ("b", 2.0))}
     for site in "ab":
         rows.put(site, sent[site], sent[site])
@@ -436,7 +436,7 @@ print((most_held() - before) / PARCEL)
     [
         pytest.param(
             "WeightedMean", 12, 1 + 1 + 1, marks=pytest.mark.long
-        ),  # memory for the last mean, the running mean and the arriving message
+        ),  # memory for three models: the last mean, the running mean and the arriving message
         # the two vectors of the optimizer are on the disk
         pytest.param("FedAdam", 12, 1 + 1 + 1, marks=pytest.mark.long),
         pytest.param(

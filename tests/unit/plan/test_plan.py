@@ -407,7 +407,8 @@ def test_a_plan_leaves_torchs_generator_alone() -> None:
     plan.build_networks()
     plan.with_changes(["seed=5"]).build_networks()
     assert torch.equal(torch.rand(4), expected)
-    assert torch.tensor(0.0).device == torch.device("cpu")  # the check on the meta device has ended
+    # the default device is the CPU again after networks were checked on the meta device
+    assert torch.tensor(0.0).device == torch.device("cpu")
 
 
 def test_what_participation_requires() -> None:

@@ -221,8 +221,7 @@ def test_prices_check_and_cautions_say_so(photos: Path) -> None:
     assert any(one.severity == "stops" for one in privacy_findings(parse_plan(PRIVATE), own, None))
 
 
-# ----------------------------------------------------------------------------- the minimum group sizes of the plan and
-# of the hospital
+# ----------------------------------------------------------------------------- minimum group sizes of plan and hospital
 LOUD = {"epsilon": 1000.0, "delta": 1e-3, "scores": {"epsilon": 400.0}, "counts": {"epsilon": 400.0}}
 
 
@@ -261,7 +260,7 @@ def test_a_plans_noise_lowers_no_floor_of_a_hospital(private: dict | None, tmp_p
             "validation"
         ]
         == 3
-    )  # the hospital counts these answers
+    )  # the hospital's query budget counts these answers
 
 
 @pytest.mark.usefixtures("known_noise")

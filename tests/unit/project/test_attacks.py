@@ -85,7 +85,7 @@ def test_all_send_the_opposite_of_what_they_know(name: str, expected: list[float
 def test_a_little_is_enough() -> None:
     """The updates are (1, -1) and (3, 1), so their mean μ is (2, 0) and their standard deviation σ is (1, 1).
 
-    Therefore, all dishonest hospitals send (1, 2) + (2, 0) - 1.5 (1, 1).
+    Therefore, each dishonest hospital sends (1, 2) + (2, 0) - 1.5 (1, 1).
     """
     told = turn({A: [2.0, 1.0], B: [4.0, 3.0]})
     ATTACKS["a little is enough"]().forge(told)
@@ -111,7 +111,7 @@ def assert_held(attack: str, defence: str) -> None:
     undisturbed, undefended, defended = tiny(HONEST, PLAIN), tiny(attack, PLAIN), tiny(attack, defence)
     assert undisturbed.score is not None and undisturbed.score > 0.6
     assert undefended.score is None or undefended.score < 0.5
-    assert defended.score is not None and defended.score > 0.64  # 0.6445 on an AMD EPYC
+    assert defended.score is not None and defended.score > 0.64  # the score was 0.6445 on an AMD EPYC processor
     assert defended.score > (undefended.score or 0.0) + 0.3
 
 

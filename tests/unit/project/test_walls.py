@@ -88,8 +88,8 @@ def test_a_name_in_a_text_over_a_wall_is_seen(copy: Path) -> None:
     assert found.startswith("medsilo/site/kit.py:") and found.endswith("medsilo_server.requests:Retry")
 
 
-# ---------------------------------------------------------------------------------------------------- These names with
-# a leading underscore belong to other projects.
+# ---------------------------------------------------------------------------------------------------- privates
+# These names with a leading underscore belong to other projects.
 OF_OTHERS = {
     "_foreach_": "torch's operations over many tensors at once",
     "_BatchNorm": "torch's classes of layers, over their dimensions",

@@ -25,7 +25,7 @@ from tests.sites import CPU
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    before = os.umask(0o000)  # the most permissive file mode
+    before = os.umask(0o000)  # all accounts could read new files
     try:
         folder = tmp_path_factory.mktemp("clean") / "runs" / "one"
         inprocess.run(make_plan(), folder=folder, settings=CPU)

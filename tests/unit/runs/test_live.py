@@ -132,7 +132,7 @@ def test_turns_are_told_at_every_change_and_with_many_sites_seldom() -> None:
     keeper.begin("round", 4, [f"s{n}" for n in range(4000)])
     for n in range(4000):
         keeper.asked(f"s{n}")
-    assert len(told) == 1  # no time has passed between these requests
+    assert len(told) == 1  # the clock has not advanced between these requests
 
 
 def test_the_lead_is_told_nothing_that_only_a_site_knows() -> None:

@@ -97,7 +97,7 @@ def test_what_is_not_declared_public_is_not_told(photos: Path, tmp_path: Path) -
 def test_over_the_budget_is_refused_before_data_are_read(photos: Path, tmp_path: Path) -> None:
     place = write_photos(tmp_path / "photos", NAMES)
     run(tmp_path / "one", place, epsilon=2.5)
-    place.rename(tmp_path / "away")  # any code that reads the data would raise another error
+    place.rename(tmp_path / "away")  # without the folder, code that reads the data would raise another error
     with pytest.raises(Refused, match=r"costs ε = .* earlier studies .* allows 2.5"):
         run(tmp_path / "two", place, "seed=1", epsilon=2.5)
     (tmp_path / "away").rename(place)
@@ -192,7 +192,8 @@ def test_a_state_that_was_not_charged_is_not_used(photos: Path, tmp_path: Path, 
         patch.setattr(Ledger, "charge", interrupt)
         first.answer(request)
     assert first.participant.state.done == -1 and list(first.folder.glob("state-1.safetensors"))
-    assert site(tmp_path, photos).participant.state.restore_after(1, 1)  # the site's state for the round is missing
+    # the site did not store its state after the round
+    assert site(tmp_path, photos).participant.state.restore_after(1, 1)
     assert standing(tmp_path).epsilon(1e-3) == 0
     first.answer(request)
     later = site(tmp_path, photos)

@@ -225,7 +225,7 @@ def test_another_version_of_a_package_that_the_code_imports_asks_again(
 
     monkeypatch.syspath_prepend(tmp_path / "packages")
     hospital.script.write_text(f"import json, gait.steps as steps\n{SCRIPT}")
-    hospital.approve("--yes")  # the approvals' file does not exist yet
+    hospital.approve("--yes")  # the file of approvals does not exist yet
     install("1.0")
     assert "acme-gait no such package, and here is 1.0" in hospital.launch()
     hospital.approve("--yes")
@@ -242,7 +242,7 @@ def test_the_lead_reads_the_reason_from_what_is_deployed(hospital: Hospital) -> 
     assert "has not approved plan" in hospital.told and any(hospital.told in line for line in read(hospital.folder))
     hospital.approve("--yes", what=hospital.plan.hash[:12])
     assert hospital.launch(hospital.deploy(asking)) == ""
-    shutil.rmtree(hospital.app / "custom")  # as a job without code is sent
+    shutil.rmtree(hospital.app / "custom")  # a job without code has no folder custom/
     assert "byoc" not in hospital.deploy(asking) and hospital.told == ""
 
 

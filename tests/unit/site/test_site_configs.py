@@ -59,7 +59,7 @@ def test_the_commented_example_is_read_and_has_every_key(root: Path) -> None:
     SiteSettings.read(folder)
     text = (folder / "medsilo.yaml").read_text()
     assert [name for name in SiteSettings.model_fields if not re.search(rf"^#? ?{name}:", text, re.MULTILINE)] == []
-    of_a_set = {"data_set", "lineage"}  # these keys stand in the folder of a data set
+    of_a_set = {"data_set", "lineage"}  # these keys are not in medsilo.yaml, but in the file of a data set
     inner = [*(DataSource.model_fields.keys() - of_a_set), *PrivacyRequirements.model_fields]
     assert [name for name in inner if not re.search(rf"^# [# ]+{name}:", text, re.MULTILINE)] == []
     assert make_settings(load_yaml(text), "medsilo.yaml") == SiteSettings(), "the values are the defaults"

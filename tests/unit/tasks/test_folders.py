@@ -204,7 +204,7 @@ def test_photographs_are_resized_or_keep_their_size(squares: Path) -> None:
     kept = read(photos(resize=False), source(squares, **PHOTOS)).train
     inputs, target = kept[0]
     assert inputs.shape == (3, 30, 40)
-    assert target.sum() == 100  # a square of 10 by 10 pixels
+    assert target.sum() == 100  # the structure is a square of 10 by 10 pixels
     place = int(kept.held[0].entry.images[0].stem)
     pixels, _ = photograph(100 * PATIENTS.index(kept.patients[0]) + place)
     assert torch.equal(inputs, torch.from_numpy(pixels.transpose(2, 0, 1) / np.float32(255)).float())
@@ -399,7 +399,7 @@ def test_pieces_are_drawn_from_the_seed_and_hold_a_structure_when_they_should() 
     counts = [seen.count(start) for start in sorted(set(seen))]
     assert sorted(set(seen)) == [(0, 0, 0), (2, 3, 3), (4, 6, 6)]
     assert min(counts) > 70  # each voxel of the structure is drawn with the same probability
-    assert len(free) > 150  # of 5 x 7 x 7 positions
+    assert len(free) > 150  # a patch has 5 x 7 x 7 possible positions
     assert patch((image, labels * 0), size, 1.0, 3)[0].shape == (1, *size)  # there is no structure
 
 
