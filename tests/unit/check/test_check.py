@@ -838,7 +838,7 @@ def test_a_site_is_checked_with_its_own_settings(tmp_path: Path, capsys: pytest.
 
 
 def test_the_split_that_is_checked_is_the_one_that_runs(tmp_path: Path) -> None:
-    """If one person owns all sites, the check splits the patients by the plan.
+    """If one person owns all sites, the check splits the patients as the plan says.
 
     A hospital draws its own split once and keeps it, and the check uses this split.
     """
@@ -868,7 +868,7 @@ def test_the_hospital_s_guide_works_on_a_fresh_kit(
     text = settings.read_text().replace("/srv/medsilo/data", str(tmp_path / "data/sets/kidney-2026"))
     settings.write_text(text.replace("/srv/medsilo/results", str(tmp_path / "results")))
     typed = [line for line in dict.fromkeys(commands(root / "docs/study/join.md")) if "study/job" not in line]
-    # these commands also work without the hash of a waiting plan
+    # the commands of this list also work without the hash of a waiting plan
     asked = [line for line in typed if not re.match("approve [0-9a-f]{8}", line)]
     acts = ["data", "data", "check", "disclosure", "run", "predict", "ledger", "prune", "approve"]
     assert [line.partition(" ")[0] for line in asked] == acts and len(asked) + 2 == len(typed)

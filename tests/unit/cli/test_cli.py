@@ -103,9 +103,9 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.Capt
 def test_a_path_that_nvflare_would_tear_apart_is_told_before_anything_starts(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """medsilo rejects such a path, because NVFlare puts paths into command lines without quoting them.
+    """medsilo rejects paths with spaces, quotes or #, because NVFlare does not quote paths in command lines.
 
-    The engine in one process, which works without NVFlare, accepts these paths.
+    The engine in one process, which works without NVFlare, accepts paths with spaces and quotes.
     """
     told = one_line(capsys, 1, "run", "fedavg", "--out", tmp_path / name)
     assert "choose another --out, or give --engine inprocess" in told and str(tmp_path / name) in told

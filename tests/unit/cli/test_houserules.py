@@ -130,7 +130,8 @@ def test_the_course_knows_no_method() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- plug-ins
-MOST_NAMES, MOST_OF_METHODS, MOST_OF_NETWORKS = 34, 59, 4  # developers may lower these limits, but may not raise them
+# developers may lower these three limits, but may not raise them
+MOST_NAMES, MOST_OF_METHODS, MOST_OF_NETWORKS = 34, 59, 4
 FURTHER = {"methods": extend_methods, "networks": extend_networks}
 
 
@@ -309,7 +310,7 @@ def test_methods_are_listed_without_torch(root: Path) -> None:
 def test_a_lead_s_command_loads_nothing_that_trains(root: Path) -> None:
     """`medsilo status` and similar commands only send requests to a server, and load no package for training.
 
-    These commands take a fifth of the processor time because they do not import torch.
+    Without importing torch, commands that only send requests take a fifth of the processor time.
     """
     commands = (["status"], ["status", "job", "--watch"], ["cancel", "job"], ["download", "job"])
     loaded = modules_after(root, *([*command, "--kit", str(root)] for command in commands), code=1)

@@ -101,7 +101,7 @@ def assert_same_folder(one: Path, other: Path) -> None:
 def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: list[str], tmp_path: Path) -> None:
     """A site that missed rounds continues from its saved state, also in a new process.
 
-    If the method has local state, such a site gives other tensors than a new site.
+    If the method has local state, a site that missed rounds gives other tensors than a new site.
     """
     plan = planned(method, changes, rounds=6)
     server, sites = Server(plan), [made(plan, tmp_path / name) for name in "ab"]

@@ -505,7 +505,7 @@ def test_keys_that_a_source_does_not_say_are_left_to_the_class(tmp_path: Path, m
 def test_what_submit_needs_is_loaded_once_and_nvflare_first(here: Path, tmp_path: Path) -> None:
     """`medsilo submit` imports NVFlare before torch, and disables garbage collection during these imports.
 
-    NVFlare and the garbage collector would otherwise search torch's many modules and objects.
+    If torch were imported first, NVFlare and the garbage collector would search torch's many modules and objects.
     """
     program = (
         "import gc, sys; from medsilo import cli; looks = [];"

@@ -189,7 +189,7 @@ def test_counts_make_up_the_told_whole() -> None:
 def test_one_cases_loss_counts_for_no_more_than_most(asks: Asks, photos: Path, tmp_path: Path) -> None:
     """A lead could choose a network with an extreme loss for one patient, and see this loss despite the rounding.
 
-    Therefore, each loss is limited before it enters the mean.
+    The loss of each patient is limited before it enters the mean, so that no extreme loss is visible.
     """
     plan = parse_plan(STUDY)
     settings = make_settings({"device": "cpu", "data": photos}, "x")
@@ -263,7 +263,7 @@ def test_of_models_that_tie_by_rounding_the_last_is_kept_and_of_equal_ones_the_f
 def test_a_distance_that_is_rounded_to_nothing_is_withheld(far: float, told: bool) -> None:
     """A distance that rounds to 0 mm is suppressed, because it would claim a perfect mask.
 
-    In this case, the overlap is disclosed as 0, its worst value.
+    If the distance between surfaces is suppressed, the overlap is disclosed as 0, its worst value.
     """
     disclosure = object.__new__(Disclosure)
     names = [f"p{number}" for number in range(5)]

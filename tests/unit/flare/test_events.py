@@ -135,7 +135,7 @@ def test_a_study_tells_who_falls_out_and_is_back(tmp_path: Path) -> None:
 def test_who_is_asked_again_and_has_answered_is_told_for_a_few_times_an_hour(tmp_path: Path) -> None:
     """The log contains the start and the end of each problem of a hospital, but only a few of them per hour.
 
-    A training process that dies in each round therefore does not fill the log.
+    A training process that dies in each round does not fill the log.
     """
     study, full = StudyEvents(tmp_path, "job-1", "lungs"), {"a": "the disk is full"}
     for again in (full, full, {}, full, full | {"b": "killed"}):

@@ -280,7 +280,7 @@ def test_identifiers_are_told_by_their_elements_alone(
         write_study(tmp_path / f"s{number}", f"p{number}", number)
     library()  # pydicom also warns when it writes this date
     change(tmp_path / "s0/A/series/IM0000", PatientBirthDate="born to Jane Doe")  # this text is not a date
-    # NVFlare may call logging.config.dictConfig at any time, with the same effect
+    # NVFlare may call logging.config.dictConfig, which has the same effect, at any time
     logging.getLogger("pydicom").disabled = False
     logging.getLogger("pydicom").warning("Jane")
     survey = survey_of(tmp_path)
@@ -398,7 +398,7 @@ def test_intervals_follow_from_score_and_cases() -> None:
     assert interval_of("accuracy", Score.told(0.5, 10)) == (0.2366, 0.7634)  # Wilson 1927, computed separately
     assert interval_of("dice", Score.told(0.8, 50)) == (0.6079, 0.9921)  # ± sqrt(ln(40) / 100)
     assert interval_of("dice", Score.told(0.9, 2)) == (0.0, 1.0)
-    # a rounded score has one interval for both ends of its range
+    # a rounded score has one confidence interval, which covers both ends of its range
     assert interval_of("accuracy", Score.told(0.5, 10, 0.2))[0] < 0.2366
     assert interval_of("concordance", Score.told(0.7, 100)) is None and interval_of("dice", Score.told(0.5, 0)) is None
 

@@ -119,7 +119,7 @@ def test_a_comparison_that_is_killed_goes_on_to_the_same_numbers(plan: Path, tmp
 
 
 class Killed(BaseException):
-    """Ends a run without a summary, as the end of the process would."""
+    """Ends a run without a summary, as if its process had died."""
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ def test_each_hospital_may_give_its_own_frame() -> None:
 
 
 def test_a_column_that_may_name_patients_is_asked_about() -> None:
-    """In earlier versions, such a column became an input, and a patient's rows were in training and test data."""
+    """In earlier versions, a column that may name patients became an input, and a patient's rows were split."""
     own = frame(pid=range(100, 100 + COUNT)).drop(columns="who")
     with pytest.raises(DataError, match="does column 'pid' name the patient"):
         read(own, patient=None)
@@ -249,6 +249,6 @@ def test_a_folder_of_images_with_hospitals_is_run(tmp_path: Path) -> None:
 
 
 def test_what_is_given_as_data_is_sent_to_sites() -> None:
-    """In earlier versions, these data were read as a folder's description, with hospitals' names as keys."""
+    """In earlier versions, data that medsilo.data had read were taken for a description of a folder."""
     with pytest.raises(MedsiloError, match="give this object as sites="):
         medsilo.run("fedavg", data=read(frame()))  # type: ignore[arg-type]

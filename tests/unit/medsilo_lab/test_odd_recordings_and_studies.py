@@ -70,7 +70,7 @@ def test_studies_of_which_each_folder_is_one_patient_s_are_not_asked_about(tmp_p
 def test_patients_of_one_number_at_two_hospitals_are_asked_about(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In earlier versions, 24 patients became 12 if two hospitals both numbered their patients 1, 2, ..."""
+    """In earlier versions, 24 patients became 12 if two hospitals numbered their patients by the same numbers."""
     for visit in range(24):
         write_visit(tmp_path / f"export/Klinik {visit // 12}/study{visit}", f"{visit % 12 + 1}", visit)
     text = asked(tmp_path / "export", capsys)
@@ -131,7 +131,7 @@ def test_labels_in_a_table_without_names_of_columns_are_read(
 ) -> None:
     """PhysioNet's challenges list recordings in rows such as A0001,N without a header.
 
-    In earlier versions, the first row of such a table was read as its header.
+    In earlier versions, the first row of a table without a header was read as its header.
     """
     write_recordings(tmp_path / "ecg", ("record", "diagnosis"), named=False)
     (tmp_path / "ecg/records.csv").rename(tmp_path / "ecg/REFERENCE.csv")

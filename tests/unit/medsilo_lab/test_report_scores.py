@@ -44,7 +44,7 @@ def test_no_score_has_more_digits_than_its_step_and_patients_allow(
     """
     rounding = Resolution(1 / patients, 5 if rounds else 0, 5 if rounds else 1, size=patients)
     step = rounding.step(0, 1)
-    if step > 1:  # a score with such a coarse step is suppressed
+    if step > 1:  # a score is suppressed if its rounding step is larger than its range
         return
     score = Score.told(rounding.mean(truth, 0, 1), patients, step, trained=trained)
     text = str(score)

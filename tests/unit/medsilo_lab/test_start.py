@@ -199,7 +199,7 @@ def write_series(folder: Path, values: np.ndarray, number: int) -> Path:
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write photographs of two classes as files. Tests must not change these files."""
+    """Write photographs of two classes as files. Tests must not change the files of this fixture."""
     return write_classes(tmp_path_factory.mktemp("it's #1") / "data")
 
 

@@ -566,7 +566,7 @@ def survivals(path: Path, sites: Sequence[str], unlike: str = "") -> Path:
 def test_a_hospital_is_the_same_however_its_number_is_written(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """pandas writes the integers of a column as 3.0 if a value is missing.
 
-    The plan names the hospital "3.0" of such a table "3".
+    If pandas wrote the hospital 3 as 3.0, the plan still names the hospital 3.
     """
     survivals(tmp_path / "data/all.csv", ["3.0", "11.0"])
     assert begun(tmp_path / "data", tmp_path / "study", *LINES) == 0

@@ -105,7 +105,7 @@ def test_one_difference_has_one_interval_on_a_page(tmp_path: Path) -> None:
 def test_no_interval_that_is_shown_contradicts_its_verdict(tmp_path: Path) -> None:
     """An interval of a difference with p = 0.03 excludes zero, but the interval corrected for three hospitals does not.
 
-    The file has both intervals, and the page's title calls no hospital's difference significant.
+    The file has the plain and the corrected interval, and the page's title calls no hospital's difference significant.
     """
     random = np.random.default_rng(11)
     own = {site: 0.1 * random.normal(size=40) for site in SITES}

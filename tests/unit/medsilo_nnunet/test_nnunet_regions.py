@@ -166,7 +166,7 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
             assert torch.equal(image, same) and partial_labels.marks_in(target[None]) == [partial_labels.mark_of([2])]
             assert torch.equal(
                 partial_labels.labels_in(target), labels.clamp(min=0)
-            )  # both data sets give the same patches, with the same oversampling of structures
+            )  # the data sets with two and with three labels give the same patches
     # Moving probability from the background to the core, which is not annotated, changes the naive loss only.
     target = torch.stack([one[number][1] for number in range(2)])
     network = plan.build_networks()["model"].train()
@@ -186,7 +186,7 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
     merged = [torch.cat([one[:, [0, 2]].logsumexp(1, keepdim=True), one[:, [1, 3]]], 1) for one in outputs]
     labels = labels_of(target)
     assert torch.equal(loss, told.task.goal.loss(merged, torch.where(labels == 3, 2, labels)))  # type: ignore[arg-type]
-    # a whole study runs with these data
+    # a whole study runs with the data of these two hospitals
     known = {"public_data": True, "min_patients_per_metric": 1, "device": "cpu"}
     sites = {
         site: SiteSettings(**known, data=DataSource(folder=tmp_path, unannotated=absent))

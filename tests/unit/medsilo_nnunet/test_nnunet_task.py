@@ -216,7 +216,7 @@ def test_a_variant_of_the_trainer_has_its_loss_its_augmentation_and_its_mirrorin
     with pytest.raises(PlanError, match="trainer"):
         plan_of(hospitals, trainer="nnUNetTrainerAdam")
     volumes = plan_of(hospitals, configuration="3d_fullres")
-    assert volumes.task.tests_as(plan.task)  # `medsilo compare` can therefore choose between 2d and 3d configurations
+    assert volumes.task.tests_as(plan.task)  # `medsilo compare` can choose between 2d and 3d configurations
     assert not volumes.task.tests_as(plan_of(hospitals, fold={"number": 1, "of": 4}).task)
     changed = plan.with_changes(["task.configuration=3d_fullres", "network=null"])
     assert changed.network == volumes.network != plan.network

@@ -386,7 +386,7 @@ def test_fedsm_extra_of_a_script_that_sends_scores_and_has_no_evaluate_ends(
 ) -> None:
     """The last rounds train only the selector, so the models have no new scores in these rounds.
 
-    In earlier versions, sites had no best model after such a study.
+    In earlier versions, sites had no best model after a study whose last rounds train only the selector.
     """
     own, finish = make_plan("fedsm-extra", "training.rounds=3"), ScriptSite.finish
     monkeypatch.setattr(ScriptSite, "finish", lambda site: finish(site, {"accuracy": 0.5}))
@@ -685,7 +685,7 @@ def test_sites_whose_names_are_known_have_a_job_without_the_weights(
 
 
 def test_only_the_model_that_joined_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A view of the model's memory is another tensor than the model's tensor."""
+    """A view that shares memory with a tensor of the model is not the model's tensor."""
     known = words(tmp_path, monkeypatch)
     model = known["model"]
     client.join(model, known["optimizer"], known["loader"])
@@ -779,7 +779,7 @@ def test_a_model_of_more_layers_than_a_plan_can_name_is_told_where_the_recipe_is
 ) -> None:
     """A plan cannot name all layers of MONAI's DenseNet264.
 
-    In earlier versions, each site rejected such a plan after its job had started.
+    In earlier versions, each site rejected a plan with too many layers after the job had started.
     """
     monkeypatch.setattr(recipes, "LARGEST_YAML", 3000)
     small, large = (nn.Sequential(*(nn.Linear(1, 1) for _ in range(number))) for number in (3, 20))
@@ -900,7 +900,7 @@ def test_sites_have_their_own_arguments_of_the_script(tmp_path: Path, monkeypatc
 def test_what_a_script_logs_goes_to_the_servers_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tag of a logged number may be an enum, as in MONAI's TensorBoardStatsHandler.
 
-    In earlier versions, the server could not read such a tag.
+    In earlier versions, the server could not read a tag that is an enum.
     """
     told: list[tuple[str, Shareable]] = []
     plan = plan_of_script(nn.Linear(2, 2), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1, logs=["loss"])
@@ -1359,7 +1359,7 @@ def test_an_optimizer_that_did_not_join_is_refused_where_the_method_needs_its_st
 
 
 def test_a_loop_over_networks_that_trains_another_network_is_refused(tmp_path: Path) -> None:
-    """In earlier versions, such a loop silently left the shared model of Ditto or FedSM unchanged."""
+    """In earlier versions, a loop that trains another network left the shared model of Ditto or FedSM unchanged."""
     wrong: tuple[Callable[[nn.Module, torch.optim.Optimizer, nn.Module, torch.optim.Optimizer], None], ...] = (
         lambda net, optimizer, model, own: learn(model, optimizer),
         lambda net, optimizer, model, own: learn(net, own),
@@ -1438,7 +1438,7 @@ def test_layers_whose_weights_are_made_of_others_have_a_selector_and_a_head(tmp_
 
 
 def test_a_head_that_is_also_in_the_body_is_refused_where_the_two_part(tmp_path: Path) -> None:
-    """In earlier versions, FedPer averaged such a head, because it also has a name in the body."""
+    """In earlier versions, FedPer averaged a head whose weights also have a name in the body."""
     model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 4), nn.Linear(4, 3, bias=False))
     model[2].weight = model[0].weight
     with pytest.raises(MedsiloError, match="fedper separates head and body, but these share a weight"):
@@ -1487,7 +1487,7 @@ def test_what_fails_in_a_scripts_own_loss_is_told_with_its_line(tmp_path: Path) 
 
 
 def test_a_super_models_networks_return_one_tensor(tmp_path: Path) -> None:
-    """In earlier versions, such a study failed after its last round."""
+    """In earlier versions, the study failed after its last round if a network returned several tensors."""
 
     class Several(nn.Linear):
         def forward(self, inputs: Tensor) -> dict[str, Tensor]:

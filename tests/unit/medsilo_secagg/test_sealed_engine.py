@@ -338,7 +338,7 @@ def test_a_site_goes_on_with_no_keys_but_those_that_were_agreed_on_last(tmp_path
 def test_the_servers_disk_holds_no_model_of_a_site(tmp_path: Path) -> None:
     """No file of the server contains the weights of a site's personal model.
 
-    In a study without secure aggregation, the same search finds these weights.
+    In a study without secure aggregation, the same search finds the weights of personal models.
 
     The test subtracts the published mean of all models from each searched model.
     """

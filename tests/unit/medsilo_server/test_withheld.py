@@ -1,6 +1,6 @@
 """Scores and counts over too few cases do not leave the site, are reported as suppressed, and enter no mean.
 
-The study is otherwise the same.
+Suppressing scores and counts changes nothing else in the study.
 """
 
 from pathlib import Path

@@ -211,7 +211,7 @@ def away(participant: TrainingSite, number: int) -> None:
 def test_feddyns_h_counts_those_that_answered_among_all_sites(tmp_path: Path) -> None:
     """FedDyn's h is the mean of the sites' gradients g_k over all sites, including sites that did not answer.
 
-    The mean of the models that sites sent is then w + h/α, where w is the next global model.
+    The mean of the models that sites sent is w + h/α, where w is the next global model.
     """
     changes = ["training.rounds=3", "participation.minimum=2", "participation.when_missing=continue"]
     plan = make_plan("feddyn", *SMALL, *PLAIN_SGD, "model_selection.keep=last", "algorithm.alpha=0.1", *changes)

@@ -17,8 +17,8 @@ from tests.sites import sites_of
 from tests.unit.federation.test_protection import STUDY
 
 CASES = {"one": [1], "forty": [40], "fourteen": [14], "fifteen": [15], "mixed": [1, 2, 5, 10, 30]}
-# Disclosed counts are rounded to multiples of five times the largest number of cases of a patient. Half of such a
-# multiple is at most 1.6 % of the cases at each hospital.
+# Disclosed counts are rounded to multiples of five times the largest number of cases of a patient. Half of the unit to
+# which counts are rounded is at most 1.6 % of the cases at each hospital.
 PATIENTS = {"one": 903, "forty": 251, "fourteen": 402, "fifteen": 307, "mixed": 703}
 SLOPES = {"one": 0.2, "forty": 1.4, "fourteen": 0.5, "fifteen": 0.9, "mixed": -0.3}
 FURTHEST, SLOPE = 0.03, 0.02

@@ -68,7 +68,7 @@ def asked(port: int, host: str = "") -> int:
 def test_silent_connections_take_no_threads_and_close_nothing(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """300 connections send nothing or one letter at long intervals.
 
-    The endpoint still answers other requests while these connections are open.
+    The endpoint answers other requests while 300 silent connections are open.
     """
     monkeypatch.setattr(metrics, "trouble", lambda party: None)
     monkeypatch.setattr(metrics, "PATIENCE", 1.0)

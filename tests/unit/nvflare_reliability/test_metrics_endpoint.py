@@ -310,7 +310,7 @@ def test_a_full_disk_for_temporary_files_is_told(kits: Path, tmp_path: Path, mon
 
 
 def test_events_that_cannot_be_written_are_told(kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise, the webhook would get no messages, and nobody would learn the reason."""
+    """If the message about unwritable events were missing, nobody would learn why the webhook gets no messages."""
     monkeypatch.setattr(metrics, "trouble", lambda party: None)
     with mounted(tmp_path / "disk", "1m") as disk:
         kit = Path(shutil.copytree(kits / "localhost", disk / "kit"))

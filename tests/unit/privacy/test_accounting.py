@@ -70,7 +70,7 @@ def test_steps_that_lose_little_are_counted_on_a_finer_grid() -> None:
 def test_steps_over_all_units_are_releases() -> None:
     """A training step over all patients counts as a release with Gaussian noise.
 
-    A closed formula gives the privacy cost of several such releases.
+    A closed formula gives the privacy cost of several releases with Gaussian noise.
     """
     steps = charge(SampledGaussian(noise=4.0, rate=1.0, steps=3))
     assert epsilon([steps], 1e-5) == pytest.approx(get_epsilon_gaussian(4.0 / math.sqrt(3), 1e-5), rel=1e-12)

@@ -56,7 +56,8 @@ def test_loops_and_mixers_compute_the_same(bench: Bench) -> None:
     for name, (loop, mixer) in mixing.CASES.items():
         slow, fast = (play([mixing.make("LeNet", float(place)) for place in range(3)], 3) for play in (loop, mixer))
         if name == "UniformMean" or "reverse" in name:
-            assert len(slow) == len(fast) == 3  # both networks have the same number of weights, but different weights
+            # the two networks have the same number of weights, but different values of the weights
+            assert len(slow) == len(fast) == 3
             continue
         for one, other in zip(slow, fast, strict=True):
             assert all(torch.allclose(one[key], other[key], atol=1e-5) for key in one), name

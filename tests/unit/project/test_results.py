@@ -164,7 +164,7 @@ def test_every_plan_of_every_page_is_in_order(places: Places) -> None:
             comparison = Comparison.of(name, one, places)
             titles = {cell.row.title for cell in comparison.cells}
             assert {"local", part.baseline, *part.beside} <= titles
-            # a file contains both rows or none of them
+            # a results file contains both of these rows or none of them
             assert ("HarmoFL, whole" in titles) == ("HarmoFL, mean" in titles)
 
 

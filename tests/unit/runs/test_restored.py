@@ -48,7 +48,7 @@ def killed(after: int, run: Path, backup: Path | None = None) -> Iterator:
 def restored(method: str, backed_up: int, run: Path, backup: Path) -> None:
     """Run a study and copy the server's files, end the server later, restore the copy, and finish the study."""
     plan = plan_of(method)
-    # the last checkpoint in the copy is then that of round `backed_up`
+    # the last checkpoint in the server's copied files is that of round `backed_up`
     with killed(backed_up + 1, run, backup) as follow:
         inprocess.run(plan, folder=run, settings=CPU, on_round=follow)
     with killed(KILLED, run) as follow:

@@ -82,9 +82,7 @@ def test_a_data_set_says_who_is_a_patient_and_what_it_tells(tmp_path: Path) -> N
 
 
 def test_what_may_be_mailed_has_no_exact_number_of_patients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """If two versions of a data set differ by one patient, the shareable output of `medsilo check` is the same for
-    both.
-    """
+    """Two versions of a data set that differ by one patient have the same shareable output of `medsilo check`."""
     kit, out = hospital(tmp_path)
     own = DataSet.read(out)
     count = own.patients.count + 1

@@ -270,7 +270,7 @@ def check_history(root: Path, seed: int, demands: PrivacyRequirements | None = N
     drawn = [tuple(values) for job in history.jobs for values in job.left().values()]
     assert len(set(drawn)) == len(drawn)  # no two answers have the same noise, even after a process was forked
     unsent = [entry for attempt, entry in entered.items() if attempt not in left]
-    # a restarted process otherwise sends the answer that it has already charged
+    # a restarted process sends the answer that it has already charged, unless a new answer is requested
     assert len(unsent) <= history.asked_anew
     of = {job.study: job.of for job in history.jobs}
     charged = [Charge(what="left", of=job.of) for job in left.values()]

@@ -142,7 +142,7 @@ def patients_below_classes(to: Writer) -> None:
 def numbers_of_patients_begin_again_in_each_class(to: Writer) -> None:
     """It is unknown whether patient 3 of one class is also patient 3 of the other class.
 
-    If both are treated as one patient, no patient is in both training and test data.
+    If equal numbers in two classes mean one patient, no patient can be in both training and test data.
     """
     for label in CLASSES:
         for number in range(15):
