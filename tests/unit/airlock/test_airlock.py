@@ -69,7 +69,7 @@ def test_a_script_learns_in_a_room(tmp_path: Path) -> None:
 def test_a_new_room_goes_on_from_the_state_of_the_last(method: str, tmp_path: Path) -> None:
     """A study gives the same bits if the sandbox is killed between two answers and a new sandbox continues.
 
-    These three methods keep state tensors at the site between rounds.
+    The three methods fedbn, scaffold and ditto keep state tensors at the site between rounds.
     """
     loop = LEARNS.replace(
         "    for x, y in batches:", "    for model_, optimizer_ in flare.networks():\n      for x, y in batches:"

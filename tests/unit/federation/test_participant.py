@@ -333,7 +333,7 @@ def stop_after(number: int) -> Callable[[Round], None]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Plan], Path]:
-    """Return a function that gives the folder of a plan's uninterrupted run, which runs only once."""
+    """Return a function that runs a plan without interruption, once only, and returns the run's folder."""
     folders: dict[str, Path] = {}
 
     def of(plan: Plan) -> Path:

@@ -145,7 +145,7 @@ def test_one_patient_moves_a_told_mean_by_one_step_at_most_and_mostly_not_at_all
 
 @pytest.mark.parametrize("patients", [12, 17, 60])
 def test_differencing_told_means_is_off_by_up_to_two_ranges(patients: int) -> None:
-    """The attack computes a patient's loss from the rounded means of two groups that differ in this one patient.
+    """The attack computes a patient's loss from the rounded mean losses of two groups that differ only in this patient.
 
     The error of the attack is at most the theoretical bound.
     """

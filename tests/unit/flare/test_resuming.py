@@ -261,7 +261,8 @@ def test_it_waits_for_hospitals_and_for_room(kit: Path, monkeypatch: pytest.Monk
     books.here = SITES[:1]
     assert after(kit, books) == []
     monkeypatch.setattr(resuming, "GATHER", 0.0)
-    assert after(kit, books) == ["job-1+"]  # after this time, the plan lets the study continue with fewer hospitals
+    # after this number of seconds, the plan lets the study continue with fewer hospitals
+    assert after(kit, books) == ["job-1+"]
     monkeypatch.setattr(resuming.shutil, "disk_usage", lambda path: SimpleNamespace(free=resuming.LEAST_ROOM))
     assert after(kit, Books(job())) == []
 

@@ -491,7 +491,7 @@ def test_the_hash_follows_the_source_and_all_that_it_names(tmp_path: Path, monke
     (tmp_path / "modules.py").write_text(
         "Odd = type('Odd', (), {'f': eval('lambda self: 1')})"
     )  # a base without source
-    (tmp_path / "modules-1.0.dist-info").mkdir()  # as pip installs a package, in any folder of PYTHONPATH
+    (tmp_path / "modules-1.0.dist-info").mkdir()  # pip installs a package in this way, in any folder of PYTHONPATH
     monkeypatch.syspath_prepend(tmp_path)
     own = type("Own", (import_module("modules").Odd,), {"__module__": __name__, "g": doubled})
     assert source_hash(own)

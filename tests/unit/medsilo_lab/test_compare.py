@@ -100,7 +100,8 @@ def test_a_comparison_is_filled_once_and_says_what_failed(
 @pytest.mark.slow
 def test_a_comparison_that_is_killed_goes_on_to_the_same_numbers(plan: Path, tmp_path: Path) -> None:
     command = ["compare", "--plan", str(plan), "--methods", "local,fedavg,fedbn"]
-    command += ["--seeds", "0", "--at-once", "1", "--set", "training.rounds=12", "--out"]  # the kill comes within a run
+    # the process is killed within a run
+    command += ["--seeds", "0", "--at-once", "1", "--set", "training.rounds=12", "--out"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main([*command, str(whole)]) == 0
     started = [sys.executable, "-m", "medsilo", *command, str(killed)]

@@ -101,7 +101,7 @@ def test_each_verdict_is_given_where_it_holds(
     mean: float, spread: float, patients: int, seeds: int, word: str, begin: str, tmp_path: Path
 ) -> None:
     random = np.random.default_rng(1)
-    own = mean + spread * np.linspace(-1.6, 1.6, patients)  # the improvement of each patient, whose mean is exact
+    own = mean + spread * np.linspace(-1.6, 1.6, patients)  # the change of each patient's score, whose mean is exact
 
     def scores(title: str, seed: int, site: str) -> np.ndarray:
         luck = 0.002 * random.normal()

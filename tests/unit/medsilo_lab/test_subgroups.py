@@ -436,7 +436,10 @@ def test_a_damaged_list_of_subgroups_is_one_line(tmp_path: Path, own_run: Path) 
 
 # ----------------------------------------------------------------------------------------------------------- statistics
 def study_of(drawn: np.random.Generator, people: Sequence[int], gap: float, seeds: int = 4) -> list[dict[str, Any]]:
-    """Return scores for each level of one subgroup. A random shift in each seed makes all scores better or worse."""
+    """Return scores for each level of one subgroup.
+
+    The scores of all patients in a seed are shifted by the same random value.
+    """
     own = [drawn.normal(0.8 - gap * place, 0.06, size) for place, size in enumerate(people)]
     luck = drawn.normal(0, 0.01, seeds)
     study = []

@@ -254,7 +254,7 @@ def test_a_difference_that_rounds_to_nothing_is_not_below_it() -> None:
 
 
 def test_a_pilot_of_five_patients_is_told_to_be_too_few(tmp_path: Path) -> None:
-    """In earlier versions, the output did not say that five test patients are too few for a verdict."""
+    """In earlier versions, the verdict demanded 1,000 more patients, but did not say that five patients are too few."""
     random = np.random.default_rng(3)
     own = {site: 0.03 * random.normal(size=5) for site in SITES}
 

@@ -286,7 +286,7 @@ def test_silent_connections_do_not_close_the_page(visitor: Visitor, monkeypatch:
 
         monkeypatch.setattr(page_server, "PATIENCE", 600.0)
         silent(MOST_AT_ONCE + 8)
-        assert visitor.page("/")  # no connection has been closed yet
+        assert visitor.page("/")  # no silent connection has been closed yet
         monkeypatch.setattr(page_server, "PATIENCE", 1.0)
         for line in silent(8):
             with suppress(ConnectionError):

@@ -1633,8 +1633,8 @@ def test_a_metric_that_is_no_number_of_a_study_is_told(value: Any, tmp_path: Pat
 def test_what_a_recipe_can_not_run_is_refused_where_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In earlier versions, a missing script was found at the sites only, and cross-site evaluation raised NVFlare's
-    error.
+    """In earlier versions, only the sites reported a missing script, and cross-site evaluation raised an error of
+    NVFlare.
     """
     monkeypatch.chdir(tmp_path)
     recipe = recipes.FedAvgRecipe(name="it", model=nn.Linear(2, 3), min_clients=2, train_script="client.py")
@@ -1744,7 +1744,9 @@ REAL, PUBLIC = SiteSettings(device="cpu"), SiteSettings(device="cpu", public_dat
 def test_a_server_draws_a_scripts_noise_again_only_where_repetition_is_asked_for_and_data_are_public(
     seed: int | None, home: SiteSettings, found: bool, tmp_path: Path
 ) -> None:
-    """In earlier versions, plan, site and round, which the server knows, were the seed of all random generators."""
+    """In earlier versions, the seed of all random generators followed from plan, site and round, which the server
+    knows.
+    """
     torch.manual_seed(5)
     rows, classes = torch.randn(64, 4), torch.randint(0, 2, (64,))
     script = PrivateScript(torch.utils.data.TensorDataset(rows, classes))

@@ -157,7 +157,7 @@ def test_averaging_with_both_halves_is_harmofl_bit_for_bit() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", slow_but(["fedbn", "scaffold", "ditto"], OTHERS, ()))
 def test_every_method_takes_both_halves(method: str, tmp_path: Path) -> None:
-    """Images are harmonised from the first training round on.
+    """The images are harmonised in the first training round and in all later rounds.
 
     The model is different if either the harmonised images or the perturbation is missing.
     """

@@ -236,7 +236,7 @@ def test_a_saved_state_does_not_change_with_the_next_round(case: str) -> None:
 
 @pytest.mark.usefixtures("tiny_disk", "fresh_spills")
 def test_a_full_disk_ends_the_step_and_leaves_the_last_model(tiny_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk has space for the optimizer's vectors of one step, but not also for the vectors of the next step."""
+    """The disk has space for the optimizer's vectors of one step, but not for the vectors of two steps."""
     monkeypatch.setattr(tempfile, "tempdir", str(tiny_disk))
     mixer, large = FedAdam(0.1), {"w": torch.ones(80_000)}
     assert "w" in play(mixer, dict.fromkeys(SITES, large), large)

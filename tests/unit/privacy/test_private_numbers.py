@@ -266,7 +266,7 @@ def test_a_plans_noise_lowers_no_floor_of_a_hospital(private: dict | None, tmp_p
 @pytest.mark.usefixtures("known_noise")
 @pytest.mark.slow
 def test_noise_beside_rounding_can_not_be_averaged_away(tmp_path: Path) -> None:
-    """Requesting the same score many times and averaging the answers reveals only the rounded score."""
+    """Averaging the answers to many requests for the same score reveals only the rounded score."""
     plan = parse_plan(
         {**PRIVATE, "privacy": {**LOUD, "epsilon": 20.0, "scores": {"epsilon": 8.0}, "counts": {"epsilon": 1.0}}}
     )
@@ -305,7 +305,7 @@ def test_noise_that_the_hospital_demands_stands_in_the_place_of_its_floors(tmp_p
     told = offered(tmp_path / "study", photos, epsilon=8.0, privacy=demands)
     assert told.test and told.test["accuracy"] is not None
     exact = {"train": 40, "validation": 17, "test": 3}
-    # noise changes about one of five counts
+    # noise changes about one in five counts
     assert all(abs(told.cases[part] - count) <= 5 for part, count in exact.items())
     assert any(count % 5 for count in told.cases.values())  # counts are not rounded
 

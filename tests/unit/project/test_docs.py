@@ -124,7 +124,7 @@ def test_every_command_of_a_page_is_one(root: Path, tmp_path: Path, monkeypatch:
 
 
 def test_commands_of_pages_fit_into_a_line(root: Path) -> None:
-    """A command that is longer continues on the next line after a backslash."""
+    """A command that is longer than one line continues on the next line after a backslash."""
     long = []
     for page in (root / "README.md", *root.glob("docs/**/*.md")):
         code = re.findall(r"^```\w*\n(.*?)^```|^    (medsilo .*?)$", page.read_text("utf-8"), re.M | re.S)
@@ -371,8 +371,8 @@ class Tree:
         self.tops = {own[0] for own in parts if len(own) > 1 and own[0][0] != "."}
 
     def lacks(self, name: str, within: str) -> bool:
-        """Return True if no file has this path from the root, this path from the file `within`, or a path with this
-        end.
+        """Return True if the repository has no file with this path, relative to the root or to `within`, and no path
+        that ends so.
         """
         if name in self.places or normpath(PurePosixPath(within).parent / name) in self.places:
             return False

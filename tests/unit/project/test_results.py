@@ -249,7 +249,7 @@ def test_a_page_that_was_stopped_says_what_is_missing_and_goes_on(
     activity: tuple[Page, list[Comparison], Places],
 ) -> None:
     page, parts, own = activity
-    make(parts, own, time.monotonic())  # the time limit is over when the program starts
+    make(parts, own, time.monotonic())  # the program's time limit has passed when the program starts
     nothing = study("tiny", page, parts)
     assert "0 of 2 seeds; 0 of 8 runs" in nothing.header["runs"][0] and not nothing.tables
     assert nothing.header["unfinished"] == "0 of 8 runs"

@@ -44,7 +44,7 @@ def a_round(number: int, **seconds: float) -> Round:
 
 
 def turns(number: int, **sites: tuple[float | None, float | None]) -> Turns:
-    """Return an unfinished round; each site has the seconds since its request and until its answer."""
+    """Return an unfinished round in which each site has the seconds since its request and until its answer."""
     own = {site: SiteTurn(asked=asked, answered=answered) for site, (asked, answered) in sites.items()}
     return Turns(task="round", round=number, at=0.0, sites=own)
 

@@ -418,7 +418,7 @@ def test_without_a_kit_nothing_counts_as_approved(home: Home) -> None:
     with pytest.raises(Refused, match="no kit's key is here"):
         Permission(SiteContext(home.plan, A, SITES, WANTED, home.place))
     Permission(SiteContext(home.plan, A, SITES, SiteSettings(), home.place)).check()
-    own = settings_of("cpu", None, home.folder / "local")  # a run on one machine, whose owner needs no approval
+    own = settings_of("cpu", None, home.folder / "local")  # a run on one machine needs no approval
     Permission(SiteContext(home.plan, A, SITES, own, home.place)).check()
 
 

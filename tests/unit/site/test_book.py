@@ -1,4 +1,4 @@
-"""A hospital's query budget counts answers correctly even if a process dies, and for all processes together."""
+"""A hospital's query budget counts the answers of all its processes, even if a process dies."""
 
 import json
 import os
@@ -216,7 +216,7 @@ def test_studies_at_once_over_processes(photos: Path, tmp_path: Path) -> None:
             assert holder.stdout.readline() == "has it\n"
         with pytest.raises(Refused, match="works for 2.*2 at once"):
             run(tmp_path / "three", photos)
-        # two studies run although a dead process's child still holds the first study's files open
+        # two studies can run, although the child of a dead process still has the first study's files open
         run(tmp_path / "two", photos)
         assert holders[1].poll() is None
         holders[0].kill()

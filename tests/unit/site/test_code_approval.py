@@ -269,7 +269,7 @@ def test_a_hospital_without_the_demand_starts_any_code(hospital: Hospital) -> No
 
 
 def test_settings_that_changed_since_they_were_accepted_start_no_code(hospital: Hospital) -> None:
-    """A change of the setting "approval" to "none" starts no code either."""
+    """If the setting "approval" is changed to "none", the kit starts no code either."""
     hospital.approve("--yes")
     assert hospital.launch() == ""
     (hospital.folder / "local/medsilo.yaml").write_text("device: cpu\napproval: none\n")

@@ -186,7 +186,7 @@ def test_intensities_are_those_of_the_papers() -> None:
     assert np.abs(got[:, 0].numpy() - harmofl).max() < 1e-3
     fedsm = (np.clip(volume.astype(np.float64), 0, 2048) * 255 / 2048).astype(np.uint8) / 255
     got = TASKS["prostate"](size=16, slices=1, intensity="fixed").inputs_of(volume[None])
-    # the two roundings to 8 bits may differ by one step
+    # rounding to 8 bits twice may differ by one step
     assert np.abs(got[:, 0].numpy() - fedsm).max() < 1 / 255 + 1e-6
     assert np.abs(got[:, 0].numpy() - fedsm).mean() < 1e-3
     assert (

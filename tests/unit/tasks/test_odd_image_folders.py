@@ -68,7 +68,7 @@ class Export:
     write: Callable[[Writer], None]
     answers: dict[str, str] = field(default_factory=dict)  # answers to questions that --yes does not answer
     also: dict[str, str] = field(default_factory=dict)  # answers to questions for which --yes uses a safe default
-    # the number of patients, or of each hospital's patients if there are several hospitals
+    # the number of patients in the export, or of each hospital's patients if the export has several hospitals
     patients: int | dict[str, int] = 0
     cases: int | dict[str, int] = 0
     known: bool = True
