@@ -1,6 +1,4 @@
-"""Participants that die, use too much memory, hang or fail in their processes, for
-tests/unit/federation/test_isolated.py.
-"""
+"""Faulty trainers for tests/unit/federation/test_isolated.py, which die, hang, fail or use too much memory."""
 
 import os
 import signal
@@ -15,11 +13,11 @@ from medsilo.learning.compute import Stop
 from medsilo.schedule.phase import Phase
 from medsilo.tasks.site_data import SiteData
 
-WHEN = 2  # the round in which it happens
+WHEN = 2  # the number of the round in which the trainer fails
 
 
 class FragileTrainer(Trainer):
-    """Killed once in the middle of a round; the next process works."""
+    """Is killed once within a round; the trainer in the next process works."""
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         loss = super().work(number, phase, stop)
@@ -31,7 +29,7 @@ class FragileTrainer(Trainer):
 
 
 class HungryTrainer(Trainer):
-    """Needs a gigabyte in one round."""
+    """Needs a gigabyte of memory in one round."""
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         if number == WHEN:
@@ -40,9 +38,7 @@ class HungryTrainer(Trainer):
 
 
 class TroubledTrainer(Trainer):
-    """Trains forever in the first round, ignores requests in the second, and fails with a patient's name in the
-    third.
-    """
+    """Hangs in round 1, ignores an abort in round 2, and raises an error with a patient's name in round 3."""
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         while number == 1:
@@ -54,7 +50,7 @@ class TroubledTrainer(Trainer):
 
 
 class DeafTrainer(Trainer):
-    """Ignores requests in a batch that never ends."""
+    """Ignores an abort, because its batch never ends."""
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         time.sleep(3600)

@@ -1,4 +1,7 @@
-"""A canary is a test job that collects technical facts from each hospital for the lead. No patient data leave."""
+"""A canary is a test job that collects technical facts about each hospital for the lead.
+
+A canary sends no patient data.
+"""
 
 import os
 from contextlib import nullcontext
@@ -99,7 +102,7 @@ def test_a_canary_is_for_synthetic_data(tmp_path: Path) -> None:
 
 
 class TooLate:
-    """Replaces a server whose job did not end in time and was cancelled."""
+    """Replaces a server whose job has exceeded its time limit and was cancelled."""
 
     def __init__(self) -> None:
         self.aborted: list[str] = []
@@ -128,14 +131,16 @@ def test_a_canary_that_took_too_long_says_so_and_not_that_somebody_ended_it(
 
 
 def test_a_hospital_lets_canaries_in_by_one_line_and_nothing_else() -> None:
-    """A single setting lets a hospital run canaries without an approval. A study on synthetic data that claims to be a
-    canary still needs an approval.
+    """One setting allows a hospital's site to run canaries without an approval.
+
+    Another study on synthetic data still needs an approval if it pretends to be a canary.
     """
     canary = _plan_for(["a"], [])
     assert is_canary(canary)
     assert not is_canary(_plan_for(["a"], ["training.rounds=2"])) and not is_canary(make_plan("fedavg"))
     values = canary.resolved()
-    begun = {"file": "x.pt", "sha256": "0" * 64, "bytes": 1 << 30}  # a canary must not bring a file from the server
+    # a canary must not contain a file of weights from the server
+    begun = {"file": "x.pt", "sha256": "0" * 64, "bytes": 1 << 30}
     assert not is_canary(parse_plan({**values, "network": {"name": "tuned", "of": values["network"], "from": begun}}))
     asked = AskingPlan(plan=canary.resolved(), hash=canary.hash, at=0)
     assert asked.is_canary and not AskingPlan(plan={"layers": []}, hash=canary.hash, at=0).is_canary

@@ -1,6 +1,4 @@
-"""`medsilo check` finds every planted fault, accepts a good site, and prints no names in the text
-that may be mailed.
-"""
+"""`medsilo check` finds each planted fault, accepts a site without faults, and prints no names in shareable text."""
 
 import json
 import os
@@ -77,7 +75,7 @@ NOW = datetime.now(UTC)
 
 
 def visit(**changes: object) -> Visit:
-    """Return the check's input for a good site, with these changes."""
+    """Return the check's input for a site without faults, with these changed values."""
     good = Visit(
         SITES[0],
         PLAN,
@@ -94,7 +92,7 @@ def found(report: Report, where: str, severity: str) -> list[Finding]:
 
 @pytest.fixture
 def local(tmp_path: Path) -> Path:
-    """Return the folder of settings of a good site."""
+    """Return the folder of settings of a site without faults."""
     folder = tmp_path / "kit/local"
     folder.mkdir(parents=True)
     (folder / "medsilo.yaml").write_text("device: cpu\n")
@@ -142,12 +140,12 @@ def parts(data: object) -> list:
     "arguments",
     [
         ["nowhere"],
-        ["JOB"],  # the site is missing from the command
+        ["JOB"],  # this command lacks the site
         ["JOB", "--site", "a/b"],
         ["JOB", "--site", "hospital-a", "--kit", "EMPTY"],
         ["JOB", "--site", "hospital-a", "--settings", "nowhere"],
         ["JOB", "--site", "hospital-a", "--set", "training.rounds=0"],
-        ["--set", "training.rounds=2"],  # the plan is missing from the command
+        ["--set", "training.rounds=2"],  # this command lacks the plan
         ["--plan", "nowhere.yaml", "--site", "hospital-a"],
         ["--unknown"],
         ["--kit", "EMPTY", "--settings", "EMPTY"],
@@ -214,7 +212,7 @@ def test_packages_that_are_missing_or_others() -> None:
 
 
 def test_what_is_tested_is_among_what_may_be_there(root: Path) -> None:
-    """The list of exact versions and the list of version ranges name the same packages."""
+    """The list of tested versions and the list of allowed version ranges contain the same packages."""
     tested = required_versions()
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     bounds = [Requirement(line) for line in project["dependencies"]]
@@ -228,7 +226,9 @@ def test_what_is_tested_is_among_what_may_be_there(root: Path) -> None:
 
 @over_all("file", dependencies.WRITTEN)
 def test_each_version_is_said_once(file: str, root: Path) -> None:
-    """Each version is written only in pyproject.toml, and the other lists of versions are generated from this file."""
+    """Each version is written in pyproject.toml only, and all other lists of versions are generated from
+    pyproject.toml.
+    """
     assert (root / file).read_text("utf-8") == dependencies.text_of(file), "run: python tools/dependencies.py"
     pins = [line.partition("==")[0].lower() for line in dependencies.group_of("dev")]
     assert len(pins) == len(set(pins)) > 50
@@ -248,7 +248,8 @@ def test_what_a_run_keeps_is_no_more_than_foretold(tmp_path: Path) -> None:
     inprocess.run(plan, folder=tmp_path, settings=CPU)
     files = list((tmp_path / "sites" / SITES[0]).rglob("*.safetensors"))
     assert len(files) >= 8
-    heads = sum(int.from_bytes(path.read_bytes()[:8], "little") + 8 for path in files)  # bytes of the files' headers
+    # the number of bytes that the headers of all files take
+    heads = sum(int.from_bytes(path.read_bytes()[:8], "little") + 8 for path in files)
     assert 0.2 * kept(plan) < sum(path.stat().st_size for path in files) - heads <= kept(plan)
 
 
@@ -262,7 +263,8 @@ def test_too_little_memory_stops_before_anything_is_tried(monkeypatch: pytest.Mo
 
 
 def test_the_sites_own_limit_counts_this_process(local: Path) -> None:
-    for limit, go in ((256, False), (100_000, True)):  # limits in MiB; torch alone needs more than 256 MiB
+    # memory limits in MiB, of which importing torch alone exceeds 256 MiB
+    for limit, go in ((256, False), (100_000, True)):
         (local / "medsilo.yaml").write_text(f"device: cpu\nmemory_limit: {limit}\n")
         report = check(visit(local=local))
         assert report.go is go and bool(found(report, "memory", "stops")) is not go
@@ -334,9 +336,7 @@ def test_what_the_plan_and_the_policy_say_of_the_site(local: Path, root: Path) -
 )
 @pytest.mark.parametrize("promise", ["approval: required\n", "privacy: {epsilon: 3, delta: 1.0e-5}\n", ""])
 def test_a_list_that_makes_promises_void_stops(local: Path, name: str, values: dict, words: str, promise: str) -> None:
-    """NVFlare's MetricRelay deletes any file that a job names, even medsilo.yaml with the
-    hospital's privacy settings.
-    """
+    """NVFlare's MetricRelay could delete any file, even medsilo.yaml with the hospital's privacy settings."""
     (local / "medsilo.yaml").write_text(f"device: cpu\n{promise}")
     (local / f"{name}.json").write_text(json.dumps(values))
     stops = [one.what for one in found(check(visit(plan=None, local=local)), "policy", "stops")]
@@ -357,7 +357,7 @@ def test_an_average_of_too_few_images_stops(local: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- kits
 class Root:
-    """A certificate authority of a consortium for the tests."""
+    """A certificate authority for the kits of these tests."""
 
     def __init__(self) -> None:
         self.key = ec.generate_private_key(ec.SECP256R1())
@@ -389,7 +389,7 @@ def pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def kit_of(folder: Path, name: str = SITES[0], port: int = 1, root: Root = ROOT, **dates: datetime) -> Path:
-    """Make a hospital's startup kit in NVFlare's layout."""
+    """Make a hospital's startup kit with the files that NVFlare writes."""
     (folder / "startup").mkdir(parents=True)
     (folder / "local").mkdir()
     (folder / "local/medsilo.yaml").write_text("device: cpu\n")
@@ -530,7 +530,7 @@ def test_the_server_at_the_other_end(tmp_path: Path) -> None:
 def test_the_whole_check_with_a_kit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # the check writes its private file into this folder
+    monkeypatch.chdir(tmp_path)  # the check writes a private file into the current folder
     job = job_of(tmp_path / "job")
     with serving(ROOT) as port:
         kit = kit_of(tmp_path / "kit", port=port)
@@ -543,12 +543,13 @@ def test_the_whole_check_with_a_kit(
     assert "STOPS  environment   NVFlare starts nothing where a path has ' '" in capsys.readouterr().out
 
 
-# ------------------------------------------------------------------------------------- rehearsal with a few batches
+# ------------------------------------------------------------------------------------- a rehearsal trains only a few
+# batches
 def test_the_time_and_memory_of_a_round_by_hand() -> None:
     plan = make_plan("fedavg", "training.local_epochs=3", "training.batch_size=16", "training.rounds=5")
     one = Rehearsal("train", 5, 0.5, 0.1, 1000)
     cases = {"train": 40, "validation": 20, "test": 7}
-    # an epoch has batches of 16, 16 and 8 cases
+    # an epoch of 40 training cases has batches of 16, 16 and 8 cases
     assert round_seconds(one, plan, cases) == pytest.approx(3 * 3 * 0.5 + 20 * 0.1)
     memory, time = rehearsal_findings([one], plan, cases, 10_000)
     assert (memory.severity, time.severity) == ("ok", "ok") and "about 6.5 s" in time.what and "32 s" in time.what
@@ -564,8 +565,8 @@ def test_the_time_and_memory_of_a_round_by_hand() -> None:
 # ---------------------------------------------------------------------------------------------------- data
 def test_small_counts_are_not_told() -> None:
     assert shown_counts([10, 4, 3, 0], 5, exclusive=True) == [10, "fewer than 5", "fewer than 5", 0]
-    # If only one count were suppressed, it would follow from the total. Therefore, the next smallest count is
-    # suppressed, too.
+    # If only one count were suppressed, readers could compute this count from the total. Therefore, the next smallest
+    # count is also suppressed.
     assert shown_counts([10, 7, 3, 0], 5, exclusive=True) == [10, SUPPRESSED, "fewer than 5", 0]
     assert shown_counts([10, 7, 3], 5, exclusive=False) == [10, 7, "fewer than 5"]
     assert shown_counts([3], 5, exclusive=True) == ["fewer than 5"]
@@ -573,7 +574,7 @@ def test_small_counts_are_not_told() -> None:
 
 
 def test_few_patients_of_a_part_are_not_on_the_screen() -> None:
-    """The screen output may be mailed, so small numbers of patients are suppressed."""
+    """The text on the screen may be mailed to the lead, so numbers of few patients are suppressed."""
     plan = parse_plan({"algorithm": {"name": "fedavg"}, "task": BALLS, "participation": {"sites": ["a"]}})
     parts = {"train": (26, 24), "validation": (4, 4), "test": (30, 3)}
     survey = Survey({name: PartFacts(cases, patients, {}) for name, (cases, patients) in parts.items()})
@@ -585,7 +586,7 @@ def test_few_patients_of_a_part_are_not_on_the_screen() -> None:
 
 
 def windows(folder: Path, **changes: np.ndarray) -> Path:
-    """Write a site's windows of random numbers, since the check does not test whether values are plausible."""
+    """Write random sensor windows for a site, because the check does not test whether values are plausible."""
     random = np.random.default_rng(0)
     content = {
         "x_train": random.normal(size=(60, 9, 16)).astype(np.float32),
@@ -614,7 +615,7 @@ def test_good_windows_go(tmp_path: Path) -> None:
     report = look(windows(tmp_path / "d"), WINDOWS, "hospital-a")
     assert report.go, [finding for finding in report.findings if finding.severity == "stops"]
     (finding,) = found(report, "data", "note")
-    # each site has the data of one person
+    # each site has the data of one person only
     assert "patients are in two parts" in finding.what and "has it so" in finding.remedy
 
 
@@ -638,7 +639,7 @@ def test_faults_of_windows(changes: dict, severity: str, words: str, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize(("own", "counts"), [({}, []), ({"naevus": "benign"}, ["benign", "malignant"])])
 def test_labels_that_the_plan_lacks_are_no_class_of_it(own: dict, counts: list[str], tmp_path: Path) -> None:
-    """The check reports labels that the plan does not contain, but does not report which class has no patients."""
+    """The check reports labels that the plan lacks, but does not disclose which class has no patients."""
     folder = tmp_path / "photos"
     for number in range(40):
         path = folder / ("naevus" if number % 2 else "melanoma") / f"{number}.png"
@@ -662,7 +663,7 @@ SECRETS = [f"Müller Johann {number}" for number in range(12)]
 
 @pytest.fixture
 def balls(tmp_path: Path) -> Path:
-    """Write volumes of twelve patients, whose names are part of the file names."""
+    """Write volumes of twelve patients, whose file names contain the patients' names."""
     return write_balls(tmp_path / "Klinik Dr. Geheim", SECRETS)
 
 
@@ -684,7 +685,7 @@ def test_small_parts_are_said_to_be_small(patients: int, words: str) -> None:
 
 
 def spoil(folder: Path) -> None:
-    """Give each of the first patients a different fault."""
+    """Give each of the first few patients another fault."""
     images, labels = ([folder / kind / f"{name}.nii.gz" for name in SECRETS] for kind in ("images", "labels"))
     images[0].write_bytes(images[0].read_bytes()[:900])
     volume, mask = ball((12, 24, 20), (1.5, 1.5, 2.5), 1)
@@ -702,12 +703,12 @@ def spoil(folder: Path) -> None:
 
 def test_every_fault_of_a_folder_is_in_the_table_without_a_name(balls: Path, tmp_path: Path) -> None:
     spoil(balls)
-    # with another split, a part might contain only faulty cases
+    # another split might put only faulty cases into the test data
     report = look(balls, {**BALLS, "split": 1}, "hospital-a")
     notes = " | ".join(finding.what for finding in report.findings if finding.severity == "note")
     for words in ("damaged", "NaN", "masks are empty", "no label", "there twice", "lead out of it", "different sizes"):
         assert words in notes, (words, notes)
-    assert report.go  # seven patients have correct files
+    assert report.go  # the files of seven patients have no fault
     mailed = json.dumps(report.as_json(), ensure_ascii=False) + report.as_text()
     for name in ("Müller", "M\u00fcller", "Johann", "Geheim", "outside", str(tmp_path), ".nii"):
         assert name not in mailed, name
@@ -727,8 +728,9 @@ def test_a_hospital_with_too_few_patients_reads_what_to_do(balls: Path) -> None:
 
 @pytest.mark.slow
 def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
-    """The check reports a hospital's quotas and the remaining answers, before and after a study. A plan with almost no
-    training is rejected.
+    """The check reports a hospital's limits and its remaining answers, before and after a study.
+
+    The check rejects a plan that hardly trains.
     """
     photos, kit = write_photos(tmp_path / "photos", NAMES), tmp_path / "kit"
     (kit / "local").mkdir(parents=True)
@@ -740,7 +742,7 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
         return check(visit(site="a", plan=plan, local=kit / "local"))
 
     before = looked()
-    assert before.go and not (kit / "medsilo").exists()  # the check leaves no file in the kit
+    assert before.go and not (kit / "medsilo").exists()  # the check leaves no file in the hospital's kit
     settings = SiteSettings.read(kit / "local")
     inprocess.run(plan, folder=kit / "medsilo/study", settings=settings)
     after = looked()
@@ -748,7 +750,7 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
     assert ["asks for 11 answers" in told[0], "asks for 1 answers" in told[1]] == [True, True]
     data = site_of(plan, "a", ["a"], settings, kit / "medsilo/study/sites/a").participant.disclosure.cases
     (cases,) = [table for table in after.tables if table.title == "Cases"]
-    assert {row[0]: row[1] for row in cases.rows} == data  # the check and the study use the same split
+    assert {row[0]: row[1] for row in cases.rows} == data  # the check and the study split the patients in the same way
     tight = replace(visit(site="a", local=kit / "local"), plan=plan.with_changes(["training.learning_rate=1e-7"]))
     (stop,) = found(check(tight), "quotas", "stops")
     assert "next to nothing" in stop.what
@@ -817,7 +819,7 @@ def test_an_unexpected_error_tells_its_kind_alone(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_site_is_checked_with_its_own_settings(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """A site is checked with its own settings if the folder of settings has a subfolder for this site."""
+    """If the folder of settings has a subfolder with a site's name, the check uses this subfolder's settings."""
     for site in ("north", "south"):
         rows = [{"age": number, "label": number % 2, "patient": f"{site}{number}"} for number in range(30)]
         write_table(tmp_path / site / "own.csv", rows)
@@ -837,8 +839,9 @@ def test_a_site_is_checked_with_its_own_settings(tmp_path: Path, capsys: pytest.
 
 
 def test_the_split_that_is_checked_is_the_one_that_runs(tmp_path: Path) -> None:
-    """If one person owns all sites, the check uses the plan's split. A hospital uses its own split, which is drawn once
-    and then kept.
+    """If one person owns all sites, the check splits the patients as the plan says.
+
+    A hospital draws its own split once and keeps it, and the check uses this split.
     """
     plan = parse_plan(STUDY)
     settings = SiteSettings(data=tmp_path)
@@ -854,19 +857,19 @@ def test_the_split_that_is_checked_is_the_one_that_runs(tmp_path: Path) -> None:
 def test_the_hospital_s_guide_works_on_a_fresh_kit(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """All commands of the hospital's guide up to the study work as printed, once the data folder is set."""
+    """All commands of the hospital's guide up to the study work as printed, after the path of the data is changed."""
     monkeypatch.chdir(tmp_path)
     for name in ("jobs", "provisioning", "site_configs"):
         Path(name).symlink_to(root / name)
     assert cli.main(["kits", "make", "provisioning/consortium.yaml", "-o", "kits"]) == 0
     write_balls(tmp_path / "data/kidney", NAMES[:20])
-    Path("st-anna").symlink_to("kits/st-anna")  # this folder is the unpacked kit
+    Path("st-anna").symlink_to("kits/st-anna")  # the current folder is the unpacked kit
     Path("job").symlink_to(root / "jobs/fedavg")
     settings = tmp_path / "kits/st-anna/local/medsilo.yaml"
     text = settings.read_text().replace("/srv/medsilo/data", str(tmp_path / "data/sets/kidney-2026"))
     settings.write_text(text.replace("/srv/medsilo/results", str(tmp_path / "results")))
     typed = [line for line in dict.fromkeys(commands(root / "docs/study/join.md")) if "study/job" not in line]
-    # These commands do not need the hash of a waiting plan.
+    # the commands of this list also work without the hash of a waiting plan
     asked = [line for line in typed if not re.match("approve [0-9a-f]{8}", line)]
     acts = ["data", "data", "check", "disclosure", "run", "predict", "ledger", "prune", "approve"]
     assert [line.partition(" ")[0] for line in asked] == acts and len(asked) + 2 == len(typed)

@@ -1,4 +1,4 @@
-"""Test the command line: errors in one line with the remedy, JSON from --json, and complete and fast --help."""
+"""Test the command line: errors of one line that name the remedy, JSON from --json, and complete and fast --help."""
 
 import io
 import json
@@ -24,7 +24,7 @@ SMALL = ["--set", "task.patients=6", "--set", "task.size=32", "--set", "training
 
 
 def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> str:
-    """Run a command that must fail, and return its line on stderr."""
+    """Run a command that must fail, and return its single line on stderr."""
     assert main([str(argument) for argument in arguments]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("medsilo: ")
@@ -103,8 +103,9 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.Capt
 def test_a_path_that_nvflare_would_tear_apart_is_told_before_anything_starts(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """NVFlare puts paths into command lines without quotes, so such a path is rejected. The engine without NVFlare
-    accepts the path.
+    """medsilo rejects paths with spaces, quotes or #, because NVFlare does not quote paths in command lines.
+
+    The engine in one process, which works without NVFlare, accepts paths with spaces and quotes.
     """
     told = one_line(capsys, 1, "run", "fedavg", "--out", tmp_path / name)
     assert "choose another --out, or give --engine inprocess" in told and str(tmp_path / name) in told
@@ -114,8 +115,9 @@ def test_a_path_that_nvflare_would_tear_apart_is_told_before_anything_starts(
 
 @pytest.mark.parametrize("line", ["run fedavg", "submit fedavg --kit KIT", "kits make consortium.yaml -o kits"])
 def test_another_nvflare_is_told_with_what_to_install(line: str, root: Path, tmp_path: Path) -> None:
-    """With another version of NVFlare, the error names the version to install. A wrong version stays installed if
-    another package requires that version.
+    """If another version of NVFlare is installed, the error names the version to install.
+
+    pip keeps the wrong version if another installed package requires it.
     """
     told = tmp_path / "packages/nvflare-2.8.0.dist-info/METADATA"
     told.parent.mkdir(parents=True)
@@ -200,7 +202,10 @@ def place(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_wrong_lines_are_one_line_with_the_remedy(place: Path, capsys: pytest.CaptureFixture) -> None:
-    """A wrong command gives one line with the remedy, or a JSON document with --json. No file is written."""
+    """A wrong command prints one line with the remedy, or a JSON document if --json is given.
+
+    A wrong command writes no file.
+    """
     before = sorted(place.iterdir())
     for row in WRONG:
         line, _, wanted = row.partition(" | ")
@@ -252,7 +257,7 @@ def test_help_names_every_command_whole(capsys: pytest.CaptureFixture) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     first = {name.partition(" ")[0] for name in NAMES}
-    most = 25  # the largest number of commands, without commands of plug-ins
+    most = 25  # the largest number of commands, not counting commands of plug-ins
     assert len(first - {"nnunet"}) <= most, (
         "too many commands: make the new command an action of another command (Command's `of`)"
     )
@@ -270,8 +275,9 @@ def test_examples_of_help_are_right(root: Path, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
 def test_help_is_quick(arguments: list[str]) -> None:
-    """Help takes less than 0.3 s of processor time, as the best of three runs. The limit has a margin for slow
-    machines.
+    """The fastest of three runs prints the help within 0.3 s of processor time on an idle machine.
+
+    The limit in this test is higher, because machines differ in speed.
     """
     assert processor_seconds(arguments) < 0.6 * pace()
 
@@ -284,7 +290,7 @@ def test_names_are_completed(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         [sys.executable, "-m", "medsilo"], env={**os.environ, **environment}, capture_output=True, text=True
     )
     assert done.stdout.split() == ["plan"]
-    # The test may run without a shell as its parent process.
+    # The parent process of this test is possibly no shell.
     named = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     words = [sys.executable, "-m", "medsilo", "--show-completion", "bash"]
     shown = subprocess.run(words, env=named, capture_output=True)
@@ -345,7 +351,7 @@ def test_progress_knows_the_sites_and_the_time_left() -> None:
     now = [100.0]
     progress = StudyProgress(["a", "b", "c"], 5, "dice", lambda: now[0])
     assert progress.seconds_left() is None and progress.states["a"] == "waiting"
-    now[0] = 130.0  # the start took 20 s
+    now[0] = 130.0  # the start of the study took 20 s
     assert progress.add(record(1, 0.4)) == round_lines(record(1, 0.4), 5, "dice")
     assert progress.seconds_left() == 30 * 4
     for number, score in ((2, 0.6), (3, 0.5)):
@@ -357,7 +363,7 @@ def test_progress_knows_the_sites_and_the_time_left() -> None:
 
 @pytest.mark.slow
 def test_a_run_on_a_terminal_is_live(root: Path, tmp_path: Path) -> None:
-    """`medsilo run` on a pseudo-terminal prints its first words at once, and then each round and the progress."""
+    """On a pseudo-terminal, `medsilo run` prints its first words at once, and later each round and the progress."""
     import pty
 
     main_end, own_end = pty.openpty()
@@ -369,14 +375,15 @@ def test_a_run_on_a_terminal_is_live(root: Path, tmp_path: Path) -> None:
     try:
         while part := os.read(main_end, 4096):
             seen += part
-    except OSError:  # the process has closed the other end
+    except OSError:  # the other process has closed the terminal
         pass
     assert process.wait() == 0
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
-    text = re.sub(r"reading the plan of fedavg \(\d+ s\)\r\n", "", text)  # this line appears only on slow machines
+    # this line is printed only if reading the plan takes longer than a second
+    text = re.sub(r"reading the plan of fedavg \(\d+ s\)\r\n", "", text)
     assert re.match("reading the plan of fedavg\r\n.*3 hospitals, 2 rounds\r\n", text)
     assert all(f"round {number}/2  hospital-a  " in text for number in (1, 2)) and "report: " in text
-    assert "still starting" in text or "round 1 of 2" in text  # the progress is below the other lines
+    assert "still starting" in text or "round 1 of 2" in text  # the progress is printed below the other lines
 
 
 # ---------------------------------------------------------------------------------------------------- a shell

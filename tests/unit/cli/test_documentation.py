@@ -1,4 +1,4 @@
-"""`medsilo docs` prints the documentation of an installed package, also without the repository."""
+"""`medsilo docs` prints the documentation of an installed package, even if the repository is missing."""
 
 import json
 import os
@@ -17,12 +17,13 @@ from provisioning.wheels import write_pages
 from tools.words import helps, messages, templates
 
 PASSAGES = all_passages()
-TWO_CLICKS = 18  # at least 18 of 20 questions must be answered within the table of contents or the first search results
+# for at least 18 of 20 questions, the table of contents or the first search results name the right page
+TWO_CLICKS = 18
 FIRST = 5
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return the output of `medsilo docs`."""
+    """Return the output of the command `medsilo docs`."""
     assert main(["docs", *words]) == 0
     return capsys.readouterr().out
 
@@ -72,7 +73,7 @@ def test_formulas_are_readable_in_a_terminal() -> None:
 
 @pytest.mark.slow
 def test_each_pointer_of_the_program_is_to_a_page_that_is_there(root: Path) -> None:
-    """Errors, help and pages name `medsilo docs PLACE` as their reference, and never paths in the repository."""
+    """Errors, help and pages refer to `medsilo docs PLACE`, and never to paths in the repository."""
     texts = [one.text for one in (*helps(), *messages(), *templates())]
     code = [path.read_text("utf-8") for path in root.glob("custom/**/*.py")]
     pointers = {place for text in code for place in re.findall(r"medsilo docs ([a-z]+(?:[/#-][a-z-]+)*)", text)}
@@ -123,8 +124,9 @@ def test_each_place_of_an_answer_is_there(root: Path) -> None:
 
 @pytest.mark.slow
 def test_the_readme_s_python_runs(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The README's Python code runs unchanged, except that the test trains one round only. The README's recipe exists,
-    too.
+    """The README's Python code runs unchanged, except for the number of rounds.
+
+    The recipe that the README names exists.
     """
     import medsilo
     import medsilo.client

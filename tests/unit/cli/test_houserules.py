@@ -1,4 +1,4 @@
-"""Check rules for the package's source code: allowed imports, forbidden calls, and required documentation."""
+"""Test rules for medsilo's source code: allowed imports, forbidden calls, and required docstrings."""
 
 import ast
 import importlib
@@ -33,12 +33,14 @@ from medsilo.tasks.task import Task
 from tests.rooms import BENEATH, DOCUMENT, PLUGINS, ROOMS, document, layers
 from tests.sources import tree_of
 
-pytestmark = pytest.mark.xdist_group("house rules")  # one process runs all these tests and reads each file once
+# the tests of this group run in one process, so that each file is read once
+pytestmark = pytest.mark.xdist_group("house rules")
 
 PACKAGE = Path(medsilo.__file__).parent
 
-CLASS_IN_TEXT = re.compile(r"(medsilo(?:\.\w+)+):(\w+)")  # a class's name in the registry's form, in any package
-# These modules load other modules by names that are not constants.
+# a class's name in the form that registries use, in any package
+CLASS_IN_TEXT = re.compile(r"(medsilo(?:\.\w+)+):(\w+)")
+# these modules load other modules by names that are not constants in the source code
 LOADERS = {
     "registry": "a class in the registry's table, or an entry point of an installed package",
     "federation.process.worker": "the participant's class, which the parent process chooses",
@@ -97,14 +99,15 @@ def loads_a_module(call: ast.Call) -> bool:
 
 
 def loads_by_name(tree: ast.AST) -> bool:
-    """True if the code loads a module by a name that is not a constant."""
+    """Return True if the code loads a module whose name is not a constant."""
     loading = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and loads_a_module(node)]
     return any(not isinstance(node.args[0], ast.Constant) for node in loading)
 
 
 def test_who_may_import_whom(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The contracts on imports in pyproject.toml hold, also for imports inside functions. Each package of medsilo is
-    part of a contract.
+    """All imports follow the import contracts in pyproject.toml, including imports inside functions.
+
+    Each package of medsilo belongs to a contract.
     """
     monkeypatch.syspath_prepend(root)
     assert lint_imports(str(root / "pyproject.toml"), no_cache=True) == 0
@@ -117,8 +120,8 @@ def test_modules_are_loaded_by_name_in_few_places_only() -> None:
 
 
 def test_the_course_knows_no_method() -> None:
-    """The packages schedule, learning and mixing do not contain the name of any method, because methods declare their
-    own needs.
+    """The packages schedule, learning and mixing contain no name of a method, because each method declares what it
+    needs.
     """
     for path in sources():
         if part_of(path) in ("schedule", "learning", "mixing"):
@@ -127,7 +130,8 @@ def test_the_course_knows_no_method() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- plug-ins
-MOST_NAMES, MOST_OF_METHODS, MOST_OF_NETWORKS = 34, 59, 4  # these limits may be lowered, but never raised
+# developers may lower these three limits, but may not raise them
+MOST_NAMES, MOST_OF_METHODS, MOST_OF_NETWORKS = 34, 59, 4
 FURTHER = {"methods": extend_methods, "networks": extend_networks}
 
 
@@ -156,9 +160,9 @@ def test_extend_gives_few_names_and_loads_them_when_they_are_used() -> None:
 
 
 def test_a_task_is_three_things_and_overrides_none() -> None:
-    """A task consists of a source, an objective and an inference part without common attributes.
+    """A task consists of a source, an objective and an inference object, which have no attribute names in common.
 
-    No subclass overrides a method with an incompatible signature.
+    No subclass overrides a method by a method with an incompatible signature.
     """
 
     def members(kind: type) -> set[str]:
@@ -175,14 +179,14 @@ def test_contributing_tells_the_rooms() -> None:
 
 
 def test_no_text_stands_alone() -> None:
-    """A text outside of the parentheses of its message would be a statement without effect."""
+    """A string outside of the parentheses of its message would be a statement without effect."""
     alone = []
     for path in everything():
         for node in ast.walk(tree_of(path)):
             for name in ("body", "orelse", "finalbody"):
                 inner = getattr(node, name, None)
                 if isinstance(inner, list):
-                    own = inner[1:] if name == "body" else inner  # the first statement may be a docstring
+                    own = inner[1:] if name == "body" else inner  # the first statement of a body may be its docstring
                     alone += [f"{path.name}:{one.lineno}" for one in own if is_text(one)]
     assert alone == []
 
@@ -208,11 +212,11 @@ def imported_files(paths: Mapping[str, Path]) -> dict[str, set[str]]:
     return found
 
 
-MOST_IN_CIRCLE = 3  # the most files that may import each other in a circle
+MOST_IN_CIRCLE = 3  # the largest number of files that may import each other in a cycle
 
 
 def test_files_have_small_circles_within_a_folder_and_folders_none() -> None:
-    """At most three files of one folder import each other in a circle, counting imports in functions and for type
+    """At most three files of a folder import each other in a cycle, counting imports in functions and for type
     checkers.
     """
     known = {module_of(path): path for path in [PACKAGE / "__init__.py", *everything()]}
@@ -225,8 +229,9 @@ def test_files_have_small_circles_within_a_folder_and_folders_none() -> None:
 
 
 def test_folders_of_other_packages_have_no_circles() -> None:
-    """No folders of other packages import each other in a circle. A module beside folders, such as medsilo_lab.api,
-    counts as a folder.
+    """The folders of other packages do not import each other in a cycle.
+
+    A module in the same folder as these folders, such as medsilo_lab.api, counts as a folder.
     """
     known = {module_of(path): path for path in everything()}
     folders = {name.rpartition(".")[0] for name in known}
@@ -249,8 +254,9 @@ def dotted(node: ast.expr) -> str:
 
 # ---------------------------------------------------------------------------------------------------------- few imports
 def modules_after(root: Path, *commands: list[str], code: int = 0) -> set[str]:
-    """Run commands in one process, and return the modules that are then loaded. Each command must end with the given
-    exit code.
+    """Run commands in one process, and return the modules that are loaded afterwards.
+
+    Each command must end with the exit code `code`.
     """
     program = (
         "import json, runpy, sys\n"
@@ -267,7 +273,7 @@ def modules_after(root: Path, *commands: list[str], code: int = 0) -> set[str]:
 
 
 def test_help_answers_at_once(root: Path) -> None:
-    """`--help` loads no module that takes seconds to import."""
+    """The option `--help` imports no module that takes seconds to import."""
     heavy = [
         "torch",
         "nvflare",
@@ -290,9 +296,9 @@ def test_help_answers_at_once(root: Path) -> None:
 
 
 def test_methods_are_listed_without_torch(root: Path) -> None:
-    """`medsilo list` reads the titles of methods from the source code, without importing torch.
+    """`medsilo list` reads the methods' titles from source files, without importing torch.
 
-    The list and the error for a mistyped command take half a second.
+    Listing the methods and the error for a mistyped command take half a second.
     """
     assert modules_after(root, ["list"]) & {"torch", "monai", "numpy", "scipy", "nvflare", "medsilo.plan"} == set()
     assert (
@@ -304,7 +310,7 @@ def test_methods_are_listed_without_torch(root: Path) -> None:
 def test_a_lead_s_command_loads_nothing_that_trains(root: Path) -> None:
     """`medsilo status` and similar commands only send requests to a server, and load no package for training.
 
-    Without torch, these commands take a fifth of the processor time.
+    Without importing torch, commands that only send requests take a fifth of the processor time.
     """
     commands = (["status"], ["status", "job", "--watch"], ["cancel", "job"], ["download", "job"])
     loaded = modules_after(root, *([*command, "--kit", str(root)] for command in commands), code=1)
@@ -313,8 +319,9 @@ def test_a_lead_s_command_loads_nothing_that_trains(root: Path) -> None:
 
 
 def test_a_lead_s_command_looks_for_no_garbage_among_nvflare_s_modules(root: Path) -> None:
-    """A lead's command excludes NVFlare's modules from garbage collection, which took a tenth of the processor time.
-    Garbage collection of other objects stays enabled.
+    """A lead's command excludes NVFlare's modules from garbage collection, which saves a tenth of its processor time.
+
+    Other objects are still collected.
     """
     program = (
         "import gc\nfrom medsilo.cli import main\n"
@@ -327,8 +334,8 @@ def test_a_lead_s_command_looks_for_no_garbage_among_nvflare_s_modules(root: Pat
 
 
 def test_what_reads_a_hospital_s_files_loads_nothing_that_trains(root: Path, tmp_path: Path) -> None:
-    """Commands that only read a hospital's files load no package for training, and answer within half a second of
-    processor time.
+    """Commands that only read a hospital's files import no package for training, and take half a second of processor
+    time.
     """
     kit = ["--kit", str(tmp_path)]
     commands = (["approve", *kit], ["ledger", *kit], ["prune", str(tmp_path / "none")])
@@ -337,14 +344,14 @@ def test_what_reads_a_hospital_s_files_loads_nothing_that_trains(root: Path, tmp
 
 
 def test_a_plan_is_read_without_torch_s_compiler(root: Path) -> None:
-    """A plan is read without torch's compiler, which takes a second to load, and without MONAI, which takes three."""
+    """Reading a plan imports neither torch's compiler, which takes a second, nor MONAI, which takes three seconds."""
     loaded = modules_after(root, ["disclosure", str(root / "jobs/fedavg")])
     assert "medsilo.plan" in loaded and loaded & {"torch._dynamo", "sympy", "monai", "scipy.stats", "nvflare"} == set()
 
 
 @pytest.mark.slow
 def test_a_site_trains_without_torch_s_compiler(root: Path, tmp_path: Path) -> None:
-    """A training process does not load torch's compiler, which would take a second and 70 MB."""
+    """A training process does not import torch's compiler, which would take a second and 70 MB of memory."""
     sizes = (
         "task={name: synthetic-activity, persons: 6, windows: 6, steps: 32}",
         "training={rounds: 1, batch_size: 8}",
@@ -352,7 +359,7 @@ def test_a_site_trains_without_torch_s_compiler(root: Path, tmp_path: Path) -> N
     rest = ["--engine", "inprocess", "-o", str(tmp_path), *(part for size in sizes for part in ("--set", size))]
     loaded = modules_after(root, *(["run", method, *rest] for method in ("fedavg", "harmofl", "fedsm", "fedawa")))
     assert "torch.optim" in loaded and loaded & {"torch._dynamo", "sympy"} == set()
-    assert not any(name.startswith("medsilo_secagg") for name in loaded)  # the plan does not use secure aggregation
+    assert not any(name.startswith("medsilo_secagg") for name in loaded)  # this plan does not use secure aggregation
 
 
 # ----------------------------------------------------------------------------------------------------------- documented
@@ -369,19 +376,19 @@ def test_every_fault_of_the_page_has_tests_that_exist(root: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- small rules
 def test_nothing_is_committed_that_git_ignores(root: Path) -> None:
-    """The repository contains no file that git ignores, such as the private file of `medsilo check`."""
+    """The repository contains no file that .gitignore excludes, such as the private file of `medsilo check`."""
     assert "medsilo-check-private.txt" in (root / ".gitignore").read_text().splitlines()
     listed = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
     assert not subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout
 
 
 def test_every_error_of_ours_is_a_medsilo_error() -> None:
-    """Every error that the package raises on purpose is a MedsiloError, which the command line prints as one line."""
+    """Each error that the package raises on purpose is a MedsiloError, which the command line prints as one line."""
     allowed = {"ValueError", "TypeError", "typer.BadParameter", "PydanticCustomError", "KeyError", "AttributeError"}
     allowed |= {"SkipTest", "AssertionError"}  # medsilo_lab.testing raises these errors in tests
-    # These errors report a missing package, or nvflare_reliability turns them into one line.
+    # These errors report a missing package, or are turned into one line by nvflare_reliability.
     allowed |= {"ImportError", "Rejected"}
-    allowed |= {"UnsafeComponentError"}  # the only error with which a component ends NVFlare's start
+    allowed |= {"UnsafeComponentError"}  # NVFlare's start ends only if a component raises this error
     kinds = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
     own_errors = {name for name, kind in kinds.items() if issubclass(kind, MedsiloError)}
     paths = [*sources(), *plugin_sources()]

@@ -1,5 +1,6 @@
-"""Files are complete or absent, and file names are safe. A failed read or write gives an error of one line, also on a
-full disk.
+"""A file is written completely or not at all, and file names are safe.
+
+A failed read or write, also on a full disk, gives an error of one line.
 """
 
 import errno
@@ -69,7 +70,7 @@ def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
     tensors, read = load_tensors(path)
     assert_same(tensors, TENSORS)
     assert read == facts
-    assert read["best"][0] == 0.1 + 0.2  # the floating-point number is equal to the last bit
+    assert read["best"][0] == 0.1 + 0.2  # the floating-point number has the same bits after reading
 
 
 @pytest.mark.parametrize("dtype", list(TYPES))
@@ -105,7 +106,8 @@ def test_a_file_is_handed_on_when_nobody_reads_it_any_more_and_not_before() -> N
     number = file_of(one)
     part = one[500:]
     del one
-    (other,) = stored([torch.zeros(1000, dtype=torch.int64)])  # another tensor still uses a part of the first file
+    # another tensor still uses memory that is mapped from the first file
+    (other,) = stored([torch.zeros(1000, dtype=torch.int64)])
     assert file_of(other) != number and torch.equal(part, torch.arange(500, 1000))
     del part
     (third,) = stored([torch.full((10,), 7)])
@@ -175,9 +177,7 @@ def test_of_a_file_that_is_no_text_the_line_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
-    """A process that is killed during a write leaves the old or the new file, and a temporary file that is removed
-    later.
-    """
+    """A process killed during a write leaves the old or the new file, and a temporary file that is later removed."""
     script = (
         "import sys, torch; from pathlib import Path; from medsilo.core.files import save_tensors\n"
         "big = {'w': torch.zeros(4 << 20)}\n"
@@ -280,7 +280,7 @@ def test_a_study_goes_on_from_the_greatest_round(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- full disks
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Limit the size of the files that this process writes."""
+    """Limit the size of files that this process can write during a with statement."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -303,7 +303,7 @@ def test_a_disk_that_is_full_leaves_the_former_file(tiny_disk: Path) -> None:
 
 
 def test_a_disk_without_room_for_a_name(tiny_disk: Path) -> None:
-    """On a disk without any free block, even a small file gives the error for a full disk."""
+    """If the disk has no free block, writing even a small file raises the error for a full disk."""
     (tiny_disk / "filler").write_bytes(b"x" * resource.getpagesize() * (os.statvfs(tiny_disk).f_bavail))
     with pytest.raises(MedsiloError, match="the disk is full"):
         write_text(tiny_disk / "s.json", "x")
@@ -320,9 +320,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(folder: str) -> None:
 def test_a_line_that_cannot_be_added_says_whether_the_disk_is_full(
     why: int, raised: type[MedsiloError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failed write on a full disk raises a separate error, because a study waits for disk space but not after other
-    errors.
-    """
+    """A write that fails on a full disk raises a separate error, because the study waits only if the disk is full."""
 
     def fails(descriptor: int) -> None:
         raise OSError(why, "no")

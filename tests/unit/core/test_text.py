@@ -1,4 +1,4 @@
-"""Texts from other parties cannot control a terminal or fill it."""
+"""Texts from other parties cannot control a terminal, and their length is limited."""
 
 from pathlib import Path
 

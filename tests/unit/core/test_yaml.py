@@ -1,4 +1,4 @@
-"""Faulty YAML gives an error of one line, which names the fault, within seconds."""
+"""Faulty YAML gives within seconds an error of one line that names the fault."""
 
 import time
 from pathlib import Path

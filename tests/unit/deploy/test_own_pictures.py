@@ -1,4 +1,4 @@
-"""A hospital sees pictures of predicted structures in its own report and from `medsilo predict`."""
+"""A hospital gets pictures of predicted masks in its own report and from `medsilo predict`."""
 
 import base64
 import csv
@@ -24,7 +24,8 @@ from tests.hospital import photograph, write_balls, write_pixels
 from tests.unit.deploy.test_predict import write_run
 
 PATIENTS = [f"p{number}" for number in range(9)]
-pytestmark = pytest.mark.usefixtures("known_key")  # the test needs a fixed split, which depends on this key
+# the test needs a fixed split of the patients, which depends on this key
+pytestmark = pytest.mark.usefixtures("known_key")
 U_NET = {"name": "unet", "features": [4, 8]}
 TASKS = {
     "volumes": {"name": "nifti-folder", "labels": ["ball", "tumour"], "size": [16, 16, 8], "target_spacing": [2, 2, 3]},
@@ -66,7 +67,7 @@ def test_a_hospital_sees_its_best_median_and_worst_test_case(kind: str, tmp_path
     assert set(pictures) == {"test-best", "test-median", "test-worst"}
     for pixels in pictures.values():
         assert (pixels == THERE).all(2).any() and min(pixels.shape[:2]) >= 192
-    if kind != "slices":  # after one round, the network predicts nothing in slices
+    if kind != "slices":  # after one round, the network predicts no structure in single slices
         assert any((pixels == FOUND).all(2).any() for pixels in pictures.values())
     scores = read_measures(folder)[0]["dice"].sort().values
     page = write([tmp_path / "run"], tmp_path / "page.html", "A run").read_text()
@@ -101,7 +102,7 @@ def test_structures_have_their_names_everywhere(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.slow
 def test_masks_have_the_hospitals_own_values(tmp_path: Path) -> None:
-    """Predicted masks have the hospital's own pixel values, which may exceed 255."""
+    """Predicted masks have the pixel values that the hospital uses in its own masks, which may exceed 255."""
     data_of("volumes", tmp_path / "data")
     (tmp_path / "local").mkdir()
     (tmp_path / "local/medsilo.yaml").write_text("data: {folder: /x, label_map: {7: ball, 300: tumour, 301: tumour}}\n")
@@ -131,7 +132,8 @@ def test_a_tile_shows_the_fullest_slice_in_the_right_proportions() -> None:
     labels[3, 5:15, 10:30] = 1
     labels[1, 5:8, 10:12] = 2
     pixels = tile(values, labels, (1.0, 1.0, 5.0))
-    assert pixels.shape == (TILE, TILE, 3) and not pixels[: TILE // 4 - 1].any()  # the image is half as high as wide
+    # the image's height is half of its width
+    assert pixels.shape == (TILE, TILE, 3) and not pixels[: TILE // 4 - 1].any()
     places = np.argwhere((pixels == COLOURS[0]).all(2))
     assert np.abs(places.min(0) - [64 + 32, 64]).max() <= 2 and np.abs(places.max(0) - [64 + 95, 191]).max() <= 2
     assert not (pixels == COLOURS[1]).all(2).any()

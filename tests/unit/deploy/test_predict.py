@@ -1,5 +1,6 @@
-"""Predictions have the image's own grid and equal the network's direct output. A fault in one image does not affect
-other images.
+"""Predicted masks have the grid of their image, and equal the network's output that is computed directly.
+
+A fault in one image does not change the predictions for other images.
 """
 
 import csv
@@ -37,7 +38,7 @@ def small_plan(method="fedavg", *changes):
 
 
 def make_super_model() -> SuperModel:
-    """Return a super model with random weights, whose selector reacts to the brightness of a slice."""
+    """Return a super model with random weights, whose selector chooses by the brightness of a slice."""
     plan, section = small_plan(), SmallCnn(width=2, norm="group")
     torch.manual_seed(4)
 
@@ -59,7 +60,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def oblique(spacing, tilt=17.0, turn=8.0) -> np.ndarray:
-    """Return an affine matrix [4, 4] in LPS coordinates with rotations about two axes and a shifted origin."""
+    """Return an affine matrix [4, 4] in LPS coordinates, with rotations about two axes and a shifted origin."""
     a, b = np.deg2rad([tilt, turn])
     about_x = np.array([[1, 0, 0], [0, np.cos(a), -np.sin(a)], [0, np.sin(a), np.cos(a)]])
     about_z = np.array([[np.cos(b), -np.sin(b), 0], [np.sin(b), np.cos(b), 0], [0, 0, 1]])
@@ -79,7 +80,7 @@ def drawn(shape, seed=0) -> np.ndarray:
 GRIDS = [
     ((6, 32, 32), (0.6, 0.6, 3.0), "LPS"),
     ((5, 32, 32), (0.5, 0.7, 3.3), "RAS"),
-    ((19, 37, 41), (0.5, 0.8, 3.3), "PIR"),  # the volume has more slices than one batch
+    ((19, 37, 41), (0.5, 0.8, 3.3), "PIR"),  # the volume has more slices than a batch
     ((7, 25, 61), (0.7, 0.45, 2.5), "ASL"),
     ((1, 33, 29), (0.6, 0.6, 3.0), "SRA"),
 ]
@@ -107,7 +108,7 @@ def test_the_mask_is_the_models_and_lies_where_the_image_lies(shape, spacing, st
         output = functional.interpolate(output, shape[1:], mode="bilinear")
     expected = output.argmax(1).numpy()
     assert 0.02 < expected.mean() < 0.98
-    found = Scan.of_mask(tmp_path / "out" / "scan_mask.nii.gz").values[0]  # the mask is converted to LPS
+    found = Scan.of_mask(tmp_path / "out" / "scan_mask.nii.gz").values[0]  # the mask is converted to LPS coordinates
     assert np.array_equal(found, expected)
 
     (row,) = json.loads((tmp_path / "out" / "predictions.json").read_text())["cases"]
@@ -199,8 +200,9 @@ def test_bad_files_stop_no_other_and_no_name_reaches_the_screen(folder, tmp_path
 
 
 def test_a_broken_image_is_refused_in_training_too(tmp_path) -> None:
-    """A truncated image is rejected in training, too. SimpleITK would read the missing part as
-    zeros without an error.
+    """A truncated image is rejected in prediction and in training.
+
+    SimpleITK alone would silently read the missing voxels as zeros.
     """
     for name in ("cut.nii", "cut.nii.gz"):
         write_volume(tmp_path / name, Volume(drawn((6, 32, 32)), np.eye(4)))
@@ -230,8 +232,8 @@ def write_run(folder: Path, plan, file: str):
     [
         ("fedavg", "global/best.safetensors", []),
         ("fedbn", "sites/hospital-b/best.safetensors", ["--site", "hospital-b"]),
-        ("harmofl", "global/best.safetensors", []),  # this file contains the method's input layer
-        ("fedbn", "best.safetensors", []),  # the hospital predicts with the folder in its own kit
+        ("harmofl", "global/best.safetensors", []),  # this file contains the input layer of the method
+        ("fedbn", "best.safetensors", []),  # the hospital predicts with the run folder in its own kit
     ],
 )
 def test_every_methods_model_predicts(method, file, options, tmp_path) -> None:
@@ -262,7 +264,7 @@ def test_a_models_test_score_stands_beside_what_it_predicts(tmp_path, capsys) ->
 
 @pytest.mark.parametrize("there", ["scan_mask.nii", "predictions.csv"])
 def test_masks_that_are_there_stay(there: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """`medsilo predict` never overwrites existing masks, because an expert's masks often have the same name."""
+    """`medsilo predict` never overwrites existing masks, because experts' masks often have the same names."""
     write_run(tmp_path / "run", small_plan("fedavg"), "global/best.safetensors")
     write_volume(tmp_path / "scan.nii", Volume(drawn((6, 32, 32)), oblique((0.6, 0.6, 3.0))), "PIR")
     out = tmp_path / "masks"

@@ -1,5 +1,6 @@
-"""The super model's choice of a model for each image is compared with separate computations. A saved super model is
-restored unchanged.
+"""The super model's choice of a model for each image equals separate computations.
+
+A super model that is saved and read again is unchanged.
 """
 
 import json
@@ -15,18 +16,18 @@ from medsilo.deploy.supermodel import Origin, SuperModel, assemble, tune
 from medsilo.models.architectures import SmallCnn
 from tests.conftest import make_plan
 
-SITES = ["a.b", "c", "d"]  # a site's name may contain dots
+SITES = ["a.b", "c", "d"]  # the name of a site may contain dots
 GLOBAL = "global"
 
 
 def line(channels: int, classes: int, seed: int) -> nn.Conv2d:
-    """Return a 1x1 convolution in double precision, which numpy can compute."""
+    """Return a 1x1 convolution in double precision, whose output numpy can compute."""
     torch.manual_seed(seed)
     return nn.Conv2d(channels, classes, 1).double()
 
 
 def selector(outputs: int, scale: float = 1.0) -> nn.Sequential:
-    """Return a selector in which every output is the largest for some images."""
+    """Return a selector for which each output is the largest output for some images."""
     angles = 2 * torch.pi * torch.arange(outputs) / outputs + 0.1
     linear = nn.Linear(2, outputs).double()
     linear.weight.data = scale * torch.stack([angles.cos(), angles.sin()], 1).double()
@@ -79,7 +80,7 @@ def test_each_image_goes_where_alg_2_says(threshold: float, agreed: list[str]) -
     right = np.stack([of_conv(EXPERTS[name], x.numpy()[[i]])[0] for i, name in enumerate(expected)])
     np.testing.assert_allclose(model(x).detach(), right, rtol=0, atol=1e-12)
     if threshold == 0.5 and agreed == SITES:
-        assert set(names) == {GLOBAL, *SITES}  # the batch contains images for all models
+        assert set(names) == {GLOBAL, *SITES}  # the batch has images for which the selector chooses each model
 
 
 @pytest.mark.parametrize("rule", ["threshold", "argmax", "mixture"])
@@ -102,7 +103,7 @@ def test_every_network_runs_at_most_once_a_batch(rule: str) -> None:
 
 
 def fixed(*scores: float) -> nn.Module:
-    """Return a selector with the same scores for every image."""
+    """Return a selector that gives the same scores for each image."""
     network = selector(len(scores), 0.0)
     network[2].bias = nn.Parameter(torch.tensor(scores, dtype=torch.float32))
     return network.float()
@@ -111,10 +112,10 @@ def fixed(*scores: float) -> nn.Module:
 @pytest.mark.parametrize(
     ("scores", "threshold", "chosen"),
     [
-        ((0.0, 120.0, 0.0), 1.0, GLOBAL),  # a probability of exactly 1 is not above 1
+        ((0.0, 120.0, 0.0), 1.0, GLOBAL),  # the probability is exactly 1, which is not above the threshold 1
         ((0.0, 120.0, 0.0), 0.99999999, "c"),
-        ((0.0, 0.0, 0.0), 0.0, "a.b"),  # 1/3 is above 0
-        ((7.0, 7.0, -1e30), 0.5, GLOBAL),  # exactly 0.5 is not above 0.5
+        ((0.0, 0.0, 0.0), 0.0, "a.b"),  # the probability 1/3 is above the threshold 0
+        ((7.0, 7.0, -1e30), 0.5, GLOBAL),  # the probability is exactly 0.5, which is not above the threshold 0.5
         ((7.0, 7.0, -1e30), 0.4999999, "a.b"),
     ],
 )
@@ -123,7 +124,7 @@ def test_above_the_threshold_is_strictly_above(scores: tuple[float, ...], thresh
     model = SuperModel(line(2, 3, 0).float(), experts, fixed(*scores), threshold)
     assert model.choose(images(2).float())[0] == [chosen, chosen]
     if scores[1] == 120.0:
-        # the probability is exactly 1, so only a strict comparison is right
+        # the probability is exactly 1, so the code must compare by > and not by >=
         assert torch.tensor(scores).softmax(0)[1] == 1.0
 
 
@@ -144,7 +145,8 @@ def test_the_mixture_mixes_probabilities(agreed: list[str]) -> None:
     )
     output = model(x)
     np.testing.assert_allclose(output.detach().exp(), mixed, rtol=0, atol=1e-12)
-    output[:, 1].sum().backward()  # Sec. 3.1.1 of the paper: the selector is trained through the mixture
+    # Sec. 3.1.1 of the paper: training changes the selector through the mixture of models
+    output[:, 1].sum().backward()
     assert model.selector[2].weight.grad.abs().max() > 0  # type: ignore[index,union-attr]
     model.selector.zero_grad()
 
@@ -178,7 +180,7 @@ def test_a_selector_of_other_sites_or_without_numbers_is_refused() -> None:
 # -------------------------------------------------------------------------------------- the threshold gamma
 def test_gamma_is_the_middle_of_the_widest_plateau() -> None:
     tuning = tune({1.0: (8, 5.0), 0.0: (8, 6.0), 0.9: (8, 6.0), 0.5: (8, 5.5)})
-    # each plateau has one value, and the larger value wins
+    # each plateau consists of one threshold, and the higher threshold wins
     assert (tuning.threshold, tuning.plateau) == (0.9, (0.9, 0.9))
     assert tuning.curve == ((0.0, 8, 0.75), (0.5, 8, 0.6875), (0.9, 8, 0.75), (1.0, 8, 0.625))
     assert tune({0.0: (1, 0.2), 1.0: (1, 0.1)}).threshold == 0.0

@@ -1,4 +1,4 @@
-"""A site's invalid answer is rejected, and the study continues without effects on any other site."""
+"""The server rejects a site's invalid answer, and the other sites' results do not change."""
 
 import random
 from collections.abc import Callable
@@ -43,7 +43,8 @@ A, B, C = SITES
 LONG = "x" * 30_000_000
 STEERS = "\x1b[2J\x1b]0;owned\x07\r\n"
 METHODS = ["fedavg", "fedsm"]
-pytestmark = pytest.mark.xdist_group("hostile-answers")  # tests in one group share the results of honest studies
+# tests of one group share the results of studies without faults
+pytestmark = pytest.mark.xdist_group("hostile-answers")
 Falsify = Callable[[StudyMessage], Any]
 Key = tuple[str, str, int]
 
@@ -54,7 +55,7 @@ def planned(method: str) -> Any:
 
 @cache
 def honest_answers(method: str) -> dict[Key, StudyMessage]:
-    """Return the three sites' answers in an undisturbed study."""
+    """Return the answers of three sites in a study without faults."""
     kept: dict[Key, StudyMessage] = {}
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -68,7 +69,7 @@ def honest_answers(method: str) -> dict[Key, StudyMessage]:
 def again(
     method: str, folder: Path, change: Callable[[str, str, int, StudyMessage], StudyMessage | Missing]
 ) -> list[str]:
-    """Repeat a study with recorded answers, some of which are changed on their way, and return the rejections."""
+    """Repeat a study with recorded answers, change some of these answers, and return the rejections."""
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         task, number = task_and_round(asked)
@@ -84,14 +85,14 @@ def again(
 
 @cache
 def without(method: str, task: str) -> Path:
-    """Run a study in which all answers of site C to one kind of request are lost, and return its folder."""
+    """Run a study in which all answers of site C to one kind of request are lost; return the study's folder."""
     folder = Path(mkdtemp()) / "run"
     again(method, folder, lambda site, asked, number, reply: LOST if (site, asked) == (C, task) else reply)
     return folder
 
 
 def numbers(summary: Summary) -> dict[str, Any]:
-    """Return a summary's values without durations, memory and the reasons for C's absence."""
+    """Return a summary's values, except durations, memory and the reasons why site C was absent."""
     values = summary.as_json()
     for name in ("seconds", "memory", "started", "ended"):
         del values[name]
@@ -101,7 +102,7 @@ def numbers(summary: Summary) -> dict[str, Any]:
 
 
 def assert_sound(folder: Path) -> Summary:
-    """Assert that a finished study has all files, and that its texts are short and have only printable characters."""
+    """Assert that a finished study has all files, and that its texts are short and printable."""
     summary = read_summary(folder)
     assert summary.status == "finished"
     assert [summary.sites[site].contributed for site in (A, B)] == [2, 2]
@@ -131,7 +132,7 @@ def outcome(**changes: Any) -> Falsify:
 
 
 def both(cases: dict[str, Any], **changes: Any) -> Falsify:
-    """Return a function that changes numbers of cases, and also other facts so that both agree."""
+    """Return a function that changes numbers of cases, and makes other facts of the answer agree with them."""
 
     def falsify(reply: StudyMessage) -> None:
         reply.facts["cases"].update(cases)
@@ -140,11 +141,11 @@ def both(cases: dict[str, Any], **changes: Any) -> Falsify:
     return falsify
 
 
-LAST, COUNTER = "6.weight", "0.1.num_batches_tracked"  # names of a tensor and of a counter in the model
+LAST, COUNTER = "6.weight", "0.1.num_batches_tracked"  # the names of a tensor and of a counter in the model
 
 
 def tensor(change: Callable[[Any], Any], name: str = LAST) -> Falsify:
-    """Return a function that changes one tensor in each group that contains it."""
+    """Return a function that changes one tensor in each group of an answer that contains the tensor."""
 
     def falsify(reply: StudyMessage) -> None:
         for own in reply.groups.values():
@@ -155,7 +156,7 @@ def tensor(change: Callable[[Any], Any], name: str = LAST) -> Falsify:
 
 
 def names(change: Callable[[dict[str, Any]], Any]) -> Falsify:
-    """Return a function that changes the tensors of the first group."""
+    """Return a function that changes the tensors in the first group of an answer."""
     return lambda reply: change(next(iter(reply.groups.values())))
 
 
@@ -166,7 +167,7 @@ def nested(depth: int) -> Any:
     return value
 
 
-DEEP = nested(5_000)  # the nesting exceeds Python's recursion limit
+DEEP = nested(5_000)  # the JSON is nested more deeply than Python's recursion limit
 
 
 UNTOLD = {"train": None, "validation": None, "test": None}
@@ -329,7 +330,7 @@ SUPER_TEST = {
     "a stranger": (outcome(chosen={"nobody": 3}), "'nobody', which is not a site of the study"),
     "sums": (outcome(sums=[0.0] * len(THRESHOLDS)), "it does not give 0 sums of scores"),
 }
-TABLES = [JOIN, ROUND, DELIVER, TEST]  # tests of the second method run only before a release
+TABLES = [JOIN, ROUND, DELIVER, TEST]  # the second method is tested only before a release
 HOSTILE = [
     pytest.param(
         method,
@@ -407,8 +408,9 @@ def test_a_refusal_that_is_no_text_is_one_all_the_same(reason: Any) -> None:
 
 @pytest.mark.parametrize("code", [ReturnCode.TASK_ABORTED, ReturnCode.EXECUTION_EXCEPTION])
 def test_a_training_that_stops_without_an_answer_is_told_as_such(code: str) -> None:
-    """If training ends without an answer, the error says so. An error of NVFlare, such as a full disk, may pass, but an
-    error in a training script is final.
+    """If a training script ends without an answer, the server's error says this.
+
+    A failure in NVFlare, such as a full disk, can be retried, but an error in the training script is final.
     """
     for of_script in (True, False):
         with pytest.raises(Refused, match="training (stopped|ended).*log") as caught:

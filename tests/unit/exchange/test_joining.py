@@ -1,4 +1,4 @@
-"""'medsilo submit' and 'medsilo resume' wait until the sites of a study have joined."""
+"""'medsilo submit' and 'medsilo resume' wait until all sites of a study have joined."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ GO_ON = ["participation.when_missing=continue", "participation.minimum=2"]
 
 
 class LossyLoop(Loop):
-    """An engine that loses the first answers of some sites, which answer the request to join."""
+    """An engine that loses the first answer of some sites to the request to join."""
 
     def __init__(self, participants: dict[str, TrainingSite], gone: list[str]) -> None:
         super().__init__(participants)
@@ -36,7 +36,7 @@ class LossyLoop(Loop):
 
 
 class OtherMachine(Loop):
-    """An engine in which the last site reports another version of torch."""
+    """An engine that changes the version of torch in the last site's answer."""
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         def changed(site: str, reply: StudyMessage) -> str | None:

@@ -1,6 +1,4 @@
-"""Every number that a site sends passes through the class Disclosure, so no message contains an
-exact score or count.
-"""
+"""Only the class Disclosure discloses numbers from patients' data, so messages contain no exact scores and counts."""
 
 import math
 from collections.abc import Iterator
@@ -21,9 +19,10 @@ from tests.hospital import NAMES, write_photos
 from tests.unit.exchange.test_leaks import Listening
 from tests.unit.federation.test_protection import STUDY
 
-LOSS, SCORE, EACH = 0.7310585786, 0.6180339887, 0.5772156649  # values that occur nowhere else in the messages
+LOSS, SCORE, EACH = 0.7310585786, 0.6180339887, 0.5772156649  # numbers that occur nowhere else in messages
 pytestmark = pytest.mark.usefixtures("known_key")
-MACHINE = {"seconds", "memory", "packages", "task", "round", "study"}  # fields of an answer that depend on no patient
+# fields of an answer that no patient's data change
+MACHINE = {"seconds", "memory", "packages", "task", "round", "study"}
 
 
 def numbers(told: Any, name: str = "") -> Iterator[tuple[str, float]]:
@@ -44,7 +43,7 @@ def hospital(folder: Path) -> SiteSettings:
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[StudyMessage]:
-    """Record all answers of the sites, whose scores and losses are replaced by known exact numbers."""
+    """Record all answers of the sites, after exact scores and losses are replaced by numbers that a test can search."""
     evaluate, heard = Evaluation.evaluate, []
 
     def exact(self: Evaluation, *given: Any, **more: Any) -> Any:
@@ -77,7 +76,7 @@ def test_no_exact_number_is_in_any_message(heard: list[StudyMessage], tmp_path: 
 def test_a_field_of_an_answer_is_made_in_disclosure_alone(
     heard: list[StudyMessage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The class Disclosure writes every field of an answer, except fields that depend on no patient."""
+    """The class Disclosure writes each field of an answer, except fields that no patient's data change."""
     told: list[set[str]] = []
     tell = Disclosure.disclose
 
@@ -91,10 +90,11 @@ def test_a_field_of_an_answer_is_made_in_disclosure_alone(
     inprocess.run(parse_plan(STUDY), folder=tmp_path / "study", settings=settings)
     assert len(heard) == len(told) == 4
     for parcel, own in zip(heard, told, strict=True):
-        beside = {"ledger", "readiness"}  # the privacy ledger adds `ledger` to an answer, and a canary adds `readiness`
+        # the privacy ledger adds the field `ledger` to an answer, and a canary adds the field `readiness`
+        beside = {"ledger", "readiness"}
         assert set(ANSWERS[parcel.facts["task"]].model_fields) == own | MACHINE | beside
 
 
 def test_no_message_is_forgotten() -> None:
-    """The test of exact numbers covers each kind of answer, except the messages of secure aggregation."""
+    """The test that searches exact numbers covers all kinds of answers, except the messages of secure aggregation."""
     assert set(ANSWERS) == {"join", "round", "deliver", "test", *LETTERED}

@@ -1,4 +1,4 @@
-"""A plan must respect medsilo's general limits and a hospital's limits."""
+"""medsilo rejects a plan that exceeds its general limits or the limits of a hospital."""
 
 import time
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ def test_parameters_are_those_of_the_networks() -> None:
 PLAN = make_plan("fedavg", "participation.timeout=600", "training.rounds=12", "training.batch_size=32")
 ASKED = [
     ("MOST_MINUTES", 10, 9, r"participation\.timeout"),
-    ("MOST_DISK", 40_800, 38_600, "smaller network"),  # bytes on the disk for a network of 1000 parameters
+    ("MOST_DISK", 40_800, 38_600, "smaller network"),  # bytes on the disk for a network with 1000 parameters
 ]
 
 
@@ -119,7 +119,7 @@ GO_ON = ["participation.when_missing=continue", "participation.minimum=1", "part
 
 
 def study(folder: Path, on_round: OnRound, *changes: str):
-    """Run a study that continues if a hospital drops out."""
+    """Run a study that continues without a hospital that drops out."""
     plan, settings = make_plan("fedavg", *SMALL, *GO_ON, *changes), SiteSettings(device="cpu")
     sites = {site: site_of(plan, site, SITES, settings, folder / "sites" / site) for site in SITES}
     return Coordinator(plan, SITES, Loop(sites), Record(folder), "in-process", on_round).run()
@@ -140,7 +140,7 @@ def test_a_round_that_takes_too_long_is_stopped_and_harms_nobody_else(tmp_path: 
 
 
 class Hurried(Loop):
-    """An engine that gives hospital-a little time once the study has begun; the round would take minutes."""
+    """An engine that limits the time of hospital-a to less than a round takes."""
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         for site in sites:
@@ -151,7 +151,7 @@ class Hurried(Loop):
 
 @pytest.mark.slow
 def test_a_trainer_that_hears_nothing_is_ended_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A separate training process whose batch never ends is ended at the hospital's time limit."""
+    """A separate training process whose batch never ends is killed at the hospital's time limit."""
     monkeypatch.setattr(isolated, "STOP_LIMIT", 0.5)
     plan = make_plan("fedavg", *SMALL, "training.rounds=1", sites=["hospital-a"])
     settings = SiteSettings(device="cpu")
@@ -205,7 +205,7 @@ def test_a_disk_cache_has_its_bound_and_all_cases_are_there(tmp_path: Path, monk
 
 def test_the_memory_has_a_limit_by_default() -> None:
     machine = psutil.virtual_memory().total
-    # the default limit lets two studies run at the same time
+    # by default, two studies can run on the machine at the same time
     assert SiteSettings().most_memory == pytest.approx(0.4 * machine, rel=0.01)
     assert SiteSettings(studies=1).most_memory == pytest.approx(0.8 * machine, rel=0.01)
     assert SiteSettings(memory_limit=1024).most_memory == 2**30

@@ -1,5 +1,6 @@
-"""A site's state survives a restart of its process. Requests for a round can be repeated, and a resumed study gives the
-same numbers as an uninterrupted study.
+"""The state of a site survives a restart of its process.
+
+A request for a round can be repeated, and a resumed study gives the same models as an uninterrupted study.
 """
 
 import csv
@@ -34,8 +35,8 @@ from tests.sites import CPU, site_of, sites_of
 from tests.unit.core.test_files import files_of_at_most
 
 A = SITES[0]
-# The tests of this file use three kinds of methods. The tests of methods check that the state of every method is
-# complete.
+# The tests of this file use methods of three kinds. The tests in the folder tests/unit/methods check for each method
+# that its state is complete.
 KINDS: list[tuple[str, list[str]]] = [("fedavg", []), ("apfl", ["algorithm.adaptive=true"]), ("scaffold", [])]
 every_kind = pytest.mark.parametrize(("method", "changes"), KINDS, ids=lambda part: str(part)[:40])
 
@@ -49,7 +50,7 @@ def made(plan: Plan, folder: Path, data: SiteData | None = None) -> TrainingSite
 
 
 class Server:
-    """A server that sends synthetic tensors: the initial model, and then each returned model with a small change."""
+    """A server that sends random tensors first, and later sends each returned model with a small change."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -72,7 +73,7 @@ class Server:
 
 
 def content(reply: StudyMessage) -> dict[str, Any]:
-    """Return all facts of a reply except its duration and its memory."""
+    """Return all facts of an answer, except its duration and its memory."""
     return {key: value for key, value in reply.facts.items() if key not in ("seconds", "memory")}
 
 
@@ -98,8 +99,9 @@ def assert_same_folder(one: Path, other: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ away, or killed
 @every_kind
 def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: list[str], tmp_path: Path) -> None:
-    """A site that missed rounds continues from its saved state, even in a new process. A site with local state
-    therefore differs from a new site.
+    """A site that missed rounds continues from its saved state, also in a new process.
+
+    If the method has local state, a site that missed rounds gives other tensors than a new site.
     """
     plan = planned(method, changes, rounds=6)
     server, sites = Server(plan), [made(plan, tmp_path / name) for name in "ab"]
@@ -110,14 +112,14 @@ def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: l
     asked = server.ask("round", 5)
     reply = sites[0].answer(asked)
     assert_same_reply(reply, made(plan, tmp_path / "b").answer(asked))
-    if method == "harmofl":  # a site that missed rounds needs their results in the next request
+    if method == "harmofl":  # a site that missed a round needs the missed results in its next request
         with pytest.raises(Refused, match="lost the amplitude"):
             made(plan, tmp_path / "fresh").answer(asked)
         return
     fresh = made(plan, tmp_path / "fresh").answer(asked)
     keeps_optimizer = (
         plan.training.optimizer_state == "keep" and method != "fednova"
-    )  # otherwise, the momentum starts at zero
+    )  # with a reset, the momentum starts at zero
     keeps = method in ("fedbn", "silobn", "fedper", "local") or keeps_optimizer or changes
     same = all(torch.equal(t, fresh.groups[g][n]) for g, group in reply.groups.items() for n, t in group.items())
     assert same == (not keeps) or method == "local"
@@ -128,7 +130,7 @@ def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: l
 @every_kind
 @pytest.mark.parametrize("after", [1, 2, 6])
 def test_a_crash_inside_a_round_leaves_no_trace(method: str, changes: list[str], after: int, tmp_path: Path) -> None:
-    """A site that stops in validation or training repeats the round with equal results, also in a new process."""
+    """A site that stops during validation or training gives the same answer when the round is repeated."""
     plan = planned(method, [*changes, "training.batch_size=4"])
     server, steady = Server(plan), made(plan, tmp_path / "steady")
     same, rebuilt = made(plan, tmp_path / "same"), made(plan, tmp_path / "rebuilt")
@@ -192,9 +194,7 @@ def test_only_what_the_server_will_not_send_again_is_kept(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("wrong", ["missing", "surplus", "shape", "group"])
 def test_a_payload_that_does_not_fit_is_refused(wrong: str, tmp_path: Path) -> None:
-    """A site rejects a message with missing or additional tensors, for example after a hospital's filter removed a
-    part.
-    """
+    """A site rejects a message that lacks tensors or has additional tensors, for example because of a filter."""
     plan = planned("fedavg", [])
     server = Server(plan)
     groups = {"model": dict(server.groups["model"])}
@@ -322,7 +322,7 @@ def test_a_damaged_state_is_refused_and_not_forgotten(tmp_path: Path) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- resume
 def stop_after(number: int) -> Callable[[Round], None]:
-    """Stop a study within a round, after all sites have answered and before the server has saved the round."""
+    """Stop a study after all sites have answered in a round, and before the server has saved this round."""
 
     def on_round(record: Round) -> None:
         if record.round == number:
@@ -333,7 +333,7 @@ def stop_after(number: int) -> Callable[[Round], None]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Plan], Path]:
-    """Return the folder of a plan's uninterrupted run, and run every plan only once."""
+    """Return a function that runs a plan without interruption, once only, and returns the run's folder."""
     folders: dict[str, Path] = {}
 
     def of(plan: Plan) -> Path:
@@ -392,7 +392,7 @@ def test_a_torn_line_of_rounds_is_forgotten(tmp_path: Path, whole: Callable[[Pla
 
 # ---------------------------------------------------------------------------------------------------------- a full disk
 def test_a_checkpoint_that_does_not_fit_costs_only_its_round(tmp_path: Path, whole: Callable[[Plan], Path]) -> None:
-    """From round 2 on, the disk accepts the sites' files, but not the server's larger checkpoint."""
+    """From round 2 on, the disk has space for the sites' files, but not for the server's checkpoint."""
     plan = planned("fedavg", ["training.optimizer_state=reset"])
     folder = tmp_path / "run"
     size = (whole(plan) / "checkpoints" / "round-4.safetensors").stat().st_size
@@ -435,9 +435,7 @@ def test_a_learning_rate_at_which_training_diverges_ends_with_the_remedy(method:
 
 
 def test_waiting_in_one_process_does_not_train_again_and_again(tmp_path: Path) -> None:
-    """A site's rejection in a one-process study ends the study at once, because a repeated request would have the same
-    result.
-    """
+    """In one process, a site's rejection ends the study at once, because a repetition would have the same result."""
     changes = ["training.learning_rate=1000", "training.rounds=30", "participation.when_missing=wait"]
     plan = planned("local", [*changes, "participation.retry_timeout=6"])
     asked: list[str] = []
@@ -452,5 +450,5 @@ def test_waiting_in_one_process_does_not_train_again_and_again(tmp_path: Path) -
     participants = sites_of(plan, tmp_path / "run")
     with pytest.raises(MedsiloError, match="diverged"):
         Coordinator(plan, SITES, Counting(participants), Record(tmp_path / "run"), "in-process").run()
-    # requests for the join and the rounds, and a few repetitions
+    # requests for the join, for the rounds, and for a few repetitions
     assert len(asked) <= 1 + Record(tmp_path / "run").summary().rounds.done + 3

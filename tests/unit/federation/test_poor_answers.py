@@ -1,4 +1,4 @@
-"""Errors for wrong input name the fault, its place and the remedy before any computation starts."""
+"""An error about wrong input names the fault, its place and the remedy, before the computation starts."""
 
 import io
 import json
@@ -40,7 +40,7 @@ NINE = "participation.sites=[a, b, c, d, e, f, g, h, i]"
 
 @pytest.fixture
 def here(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Change into a folder that contains only the jobs."""
+    """Change into a folder that contains no other files than medsilo's jobs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs").symlink_to(root / "jobs")
     return tmp_path
@@ -135,7 +135,7 @@ def test_the_start_is_never_silent_for_long(tmp_path: Path) -> None:
     old = paths.site_folder(tmp_path, "b") / paths.DIARY
     old.parent.mkdir(parents=True)
     old.touch()
-    os.utime(old, (1, 1))  # this file belongs to an earlier part of a resumed run
+    os.utime(old, (1, 1))  # this file belongs to the run before it was resumed
     starting = Starting(record, ["a", "b"], said.append, lambda: now[0])
     for now[0] in range(0, 20):
         starting.look()
@@ -208,7 +208,7 @@ def test_as_many_sites_work_at_once_as_memory_has_room_for() -> None:
     ],
 )
 def test_the_first_hour(here: Path, line: str, code: int, words: list[str], capsys: pytest.CaptureFixture) -> None:
-    """Frequent wrong commands of new users give an error with the cause and the remedy."""
+    """The first wrong commands of new users give an error with the cause and the remedy."""
     (here / "study/fedavg-0").mkdir(parents=True)
     (here / "done").mkdir()
     for file in ("study/verdict.json", "study/fedavg-0/plan.yaml", "done/predictions.csv", "blank.csv"):
@@ -225,7 +225,7 @@ def test_the_first_hour(here: Path, line: str, code: int, words: list[str], caps
 def test_a_server_that_is_silent_is_named_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A command prints the server's address before it waits for the server, also if its output is a file or a pipe."""
+    """A command prints the server's address before it waits for the server, also into a file or a pipe."""
     (kit := tmp_path / "lead@x.org").mkdir()
     (kit / "startup").mkdir()
     files = {"client_cert": "client.crt", "client_key": "client.key", "ca_cert": "rootCA.pem"}
@@ -246,7 +246,7 @@ def test_a_server_that_is_silent_is_named_at_once(
 def test_a_server_that_answers_too_late_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare's error for a late answer ends in "timeout:" and does not name the server."""
+    """NVFlare's own error about a late answer ends with "timeout:" and names no server."""
     monkeypatch.setattr("medsilo_lab.consortium.lead.read_kit", lambda *_: SimpleNamespace(name="l", host="h", port=1))
     late = FLCommunicationError("failed to challenge server: timeout: ")
     monkeypatch.setattr("medsilo_lab.consortium.lead.connect", Mock(side_effect=late))
@@ -257,7 +257,7 @@ def test_a_server_that_answers_too_late_is_named(
 def test_a_server_that_fell_silent_after_it_was_reached_is_not_taken_for_one_that_is_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server without enough memory for a submitted job does not answer, although the lead was connected before."""
+    """The error says that a connected server stopped answering, possibly for lack of memory."""
     monkeypatch.setattr("medsilo_lab.consortium.lead.read_kit", lambda *_: SimpleNamespace(name="l", host="h", port=1))
     monkeypatch.setattr("medsilo_lab.consortium.lead.connect", Mock())
     with pytest.raises(lead.Unreachable, match="h:1 does not answer any more.*full"), lead.connected(tmp_path):
@@ -266,8 +266,9 @@ def test_a_server_that_fell_silent_after_it_was_reached_is_not_taken_for_one_tha
 
 @pytest.mark.parametrize("over", [True, False])
 def test_an_abort_waits_for_the_jobs_end_but_not_for_ever(over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVFlare's abort returns while the job is still RUNNING. The lead's command therefore waits, because NVFlare
-    rejects `resume` until the job has ended.
+    """NVFlare's abort of a job returns before the job has ended.
+
+    The lead's command waits for the job's end, because the server rejects `resume` before.
     """
     states = iter(["RUNNING", "RUNNING", "FINISHED:ABORTED"] if over else repeat("RUNNING"))
     asked = list[Any]()
@@ -291,12 +292,14 @@ def test_an_abort_waits_for_the_jobs_end_but_not_for_ever(over: bool, monkeypatc
             lead.cancel("the-job", Path(), said.append)
     (line,) = said
     assert "the-job" in line
-    # the lead's name is sent before the abort
+    # the lead's name must be sent before the abort
     assert asked == [("the-job", "medsilo.progress", {"cancels": "lead@clinic"}), "the-job"]
 
 
 def test_a_download_goes_on_into_its_own_folder_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A resumed study is downloaded into its earlier folder, but another study never overwrites this folder."""
+    """The download of a resumed study is written into the study's earlier folder, but another study never overwrites
+    it.
+    """
     left = "job-1"
 
     def bring(job: str, folder: str) -> str:
@@ -334,13 +337,13 @@ def test_help_and_version_in_every_spelling(line: str, capsys: pytest.CaptureFix
 def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The check prints its arrow as ASCII on a terminal without Unicode, and a file above the size limit gives an error
-    of one line.
+    """On a terminal without Unicode, the check prints an arrow in ASCII, and a file above the size limit gives one
+    line.
     """
 
     def medsilo(*words: str) -> tuple[int, str, str]:
         streams = [io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True) for _ in range(2)]
-        # medsilo's commands change the umask and the signal handler
+        # these commands change the process's umask and its signal handler
         umask, handler = os.umask(0o022), signal.getsignal(signal.SIGTERM)
         try:
             with monkeypatch.context() as patch:
@@ -355,7 +358,7 @@ def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(
 
     code, out, err = medsilo("check", "--data", "nowhere")
     assert code == 1 and "-> " in out and "Traceback" not in err
-    code, _, err = medsilo("approve", "--kit", "x" * 300)  # no file can have a name of this length
+    code, _, err = medsilo("approve", "--kit", "x" * 300)  # file names must not have this length
     assert code == 1 and err.startswith("medsilo: ") and "Traceback" not in err
     save = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9)); from medsilo_lab.report.template"
     code = f"{save} import save; from pathlib import Path; save('x' * 99, Path('page.html'))"
@@ -390,8 +393,9 @@ def test_what_is_typed_in_the_first_hour_gets_the_command_that_was_meant(
 
 
 def test_a_folder_of_anything_is_not_walked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`prune` searches only a few levels of a folder, and never the whole machine. The command finds the runs of a
-    comparison and of a kit.
+    """`prune` searches only a few levels of folders below the given folder.
+
+    The command still finds the runs of a comparison and of a kit.
     """
     walked = list[str]()
     monkeypatch.setattr("medsilo.runs.clean.os.walk", lambda folder: walked.append(folder) or iter(()))
@@ -446,14 +450,14 @@ def test_a_key_of_another_method_than_the_plans_is_refused_before_torch_is_loade
 
 
 def _refused(folder: Path, command: str, code: int = 1) -> str:
-    """Return the error of a command that is rejected quickly, without importing torch or NVFlare."""
+    """Return the error of a command that is rejected quickly, before torch or NVFlare is imported."""
     program = (
         f"import sys, time; from medsilo import cli; code = cli.main({command.split()!r});"
         "print(code, 'torch' in sys.modules, 'nvflare' in sys.modules, time.process_time())"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=folder, timeout=600)
     *found, spent = ended.stdout.split()
-    # The command takes 0.3 s of processor time on an idle machine.
+    # the command takes 0.3 s of processor time on an idle machine
     assert found == [str(code), "False", "False"] and float(spent) < 3, ended.stdout + ended.stderr
     return ended.stderr
 
@@ -462,7 +466,7 @@ def test_keys_that_are_read_in_sources_are_those_of_the_classes() -> None:
     named = {table.written_in(name): table[name] for table in (*TABLES.values(), LAYERS) for name in table.ours}
     for place, kind in {PLAN_CLASS: Plan, SETTINGS: SiteSettings, **named}.items():
         found = keys_in_source(place)
-        if kind not in (Tuned, FrozenNetwork):  # these classes have a key `from`, which cannot be an attribute's name
+        if kind not in (Tuned, FrozenNetwork):  # the key `from` of these classes cannot be the name of an attribute
             assert found and [*found.keys] == [*kind.model_fields], place
         for key in found.keys if found else ():
             within = found and found.below([key])
@@ -499,8 +503,9 @@ def test_keys_that_a_source_does_not_say_are_left_to_the_class(tmp_path: Path, m
 
 
 def test_what_submit_needs_is_loaded_once_and_nvflare_first(here: Path, tmp_path: Path) -> None:
-    """`medsilo submit` imports NVFlare before torch, and without garbage collection. In the other order, both would
-    search torch's many modules and objects.
+    """`medsilo submit` imports NVFlare before torch, and disables garbage collection during these imports.
+
+    If torch were imported first, NVFlare and the garbage collector would search torch's many modules and objects.
     """
     program = (
         "import gc, sys; from medsilo import cli; looks = [];"

@@ -1,4 +1,4 @@
-"""A curious lead attacks one patient's data by comparing two studies, by many requests, and by unusual splits."""
+"""A curious lead tries to learn one patient's data from two studies, from many requests, and from unusual splits."""
 
 import json
 from collections.abc import Callable
@@ -38,8 +38,9 @@ Asks = Callable[..., Summary]
 
 @pytest.fixture
 def asks(tmp_path: Path) -> Asks:
-    """Return a function that runs a lead's study at one hospital. The hospital's query budget is beside the studies'
-    folders.
+    """Return a function that runs a lead's study at one hospital.
+
+    The studies share the hospital's query budget, which is stored next to the folders of the studies.
     """
 
     def study(name: str, data: Path | dict, *changes: str, **settings: object) -> Summary:
@@ -57,13 +58,15 @@ def validated(shares: str) -> set[str]:
 
 
 def two_shares() -> tuple[str, str]:
-    """Return two values of `task.shares`. With the first value, the validation part has one patient more."""
+    """Return two values of `task.shares`, of which the first value gives one more validation patient."""
     texts = [f"[{train:.6f},{0.8 - train:.6f},0.2]" for train in np.arange(0.4, 0.7, 0.001)]
     return next(pair for pair in pairwise(texts) if len(validated(pair[0]) - validated(pair[1])) == 1)
 
 
 def attack(asks: Asks, photos: Path, root: Path, **settings: object) -> tuple[list[float], int]:
-    """Return the initial network's losses in two studies, and the number of validation patients in the first study."""
+    """Return the initial network's disclosed losses in two studies, and the first study's number of validation
+    patients.
+    """
     for name, shares in zip(("one", "other"), two_shares(), strict=True):
         asks(name, photos, f"task.shares={shares}", **settings)
     told = [Record(root / name).rounds()[0].sites["a"].validation_loss for name in ("one", "other")]
@@ -71,7 +74,7 @@ def attack(asks: Asks, photos: Path, root: Path, **settings: object) -> tuple[li
 
 
 def true_loss(photos: Path) -> float:
-    """Return the initial network's loss on the image of the patient who is in only one of the two validation parts."""
+    """Return the initial network's loss on the one patient who is a validation patient in only one of the studies."""
     (patient,) = validated(two_shares()[0]) - validated(two_shares()[1])
     plan = parse_plan(STUDY)
     model = plan.algorithm.whole(plan.build_networks()).eval()
@@ -101,7 +104,7 @@ def test_by_default_both_studies_tell_of_the_same_patients(asks: Asks, photos: P
 def test_exact_numbers_and_another_seed_move_nobody_either(
     asks: Asks, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hospital's split depends neither on the rounding of scores nor on the plan."""
+    """A hospital's split of its patients depends on neither the rounding of scores nor the plan."""
     monkeypatch.setattr("medsilo.site.settings.SCORE_ROUNDING", 0)
     (one, other), _ = attack(asks, photos, tmp_path, min_patients_per_metric=1)
     asks("third", photos, "task.split=7", "seed=0", min_patients_per_metric=1)
@@ -123,8 +126,8 @@ def test_another_hospital_has_another_split(photos: Path, tmp_path: Path) -> Non
 # ------------------------------------------------------------------------------------------------------------- rounding
 @pytest.mark.parametrize("patients", [5, 12, 17, 60, 400])
 def test_one_patient_moves_a_told_mean_by_one_step_at_most_and_mostly_not_at_all(patients: int) -> None:
-    """If one patient's value changes, the exact mean moves by half a rounding step at most, and the disclosed mean by
-    one step at most.
+    """If one patient's value changes, the exact mean moves by at most half a rounding step, and the disclosed mean by
+    at most one.
     """
     random = np.random.default_rng(patients)
     told = Resolution(1 / patients, 2)
@@ -136,14 +139,15 @@ def test_one_patient_moves_a_told_mean_by_one_step_at_most_and_mostly_not_at_all
         least, most = (told.mean((others + value) / patients, 0, 1) for value in (0.0, 1.0))
         assert most - least <= step * 1.000001
         moved += least != most
-    # one patient changes the mean by at most half a step, so about half of the rounded means change
+    # one patient changes the mean by at most half a rounding step, so about half of the rounded means change
     assert moved / 400 < 0.58
 
 
 @pytest.mark.parametrize("patients", [12, 17, 60])
 def test_differencing_told_means_is_off_by_up_to_two_ranges(patients: int) -> None:
-    """The attack computes one patient's loss from the rounded means of two groups that differ in this patient. The
-    error of the attack stays within the theoretical bound.
+    """The attack computes a patient's loss from the rounded mean losses of two groups that differ only in this patient.
+
+    The error of the attack is at most the theoretical bound.
     """
     random = np.random.default_rng(0)
     larger, smaller = Resolution(1 / patients, 2), Resolution(1 / (patients - 1), 2)
@@ -155,7 +159,7 @@ def test_differencing_told_means_is_off_by_up_to_two_ranges(patients: int) -> No
         told = larger.mean(values.mean(), 0, MOST), smaller.mean(values[1:].mean(), 0, MOST)
         errors.append(patients * told[0] - (patients - 1) * told[1] - values[0])
     assert max(map(abs, errors)) <= bound + 1e-9
-    assert np.std(errors) > MOST / np.sqrt(12)  # a uniform guess within the range has a smaller error
+    assert np.std(errors) > MOST / np.sqrt(12)  # a uniformly random guess within the range has a smaller error
 
 
 def test_a_patient_with_many_images_makes_steps_larger() -> None:
@@ -183,8 +187,9 @@ def test_counts_make_up_the_told_whole() -> None:
 
 
 def test_one_cases_loss_counts_for_no_more_than_most(asks: Asks, photos: Path, tmp_path: Path) -> None:
-    """A lead could choose a network with an extreme loss for one patient, which would be visible through any rounding.
-    Therefore, every loss has an upper limit.
+    """A lead could choose a network with an extreme loss for one patient, and see this loss despite the rounding.
+
+    The loss of each patient is limited before it enters the mean, so that no extreme loss is visible.
     """
     plan = parse_plan(STUDY)
     settings = make_settings({"device": "cpu", "data": photos}, "x")
@@ -201,7 +206,7 @@ def test_one_cases_loss_counts_for_no_more_than_most(asks: Asks, photos: Path, t
 # ---------------------------------------------------------------------------------------------------- disclosed numbers
 @pytest.mark.slow
 def test_told_figures_are_right_within_their_step(asks: Asks, tmp_path: Path) -> None:
-    """The hospital's table fixes the parts, so exact and rounded numbers describe the same patients."""
+    """The hospital's table assigns the patients to the split, so exact and rounded scores are of the same patients."""
     parts = {f"p{number}": ("train", "train", "validation", "test", "test")[number % 5] for number in range(240)}
     data = {"folder": str(write_photos(tmp_path / "photos", [*parts], parts))}
     changes = ["training.learning_rate=0.05", "training.rounds=2"]
@@ -226,7 +231,7 @@ def test_a_part_of_few_patients_tells_nothing_however_many_images(tmp_path: Path
     for number in range(60):
         write_pixels(folder / f"images/{number}.png", photograph(number)[0])
         part = ("train", "validation", "test")[number % 3]
-        patient = f"{part} {number % (12 if part == 'validation' else 60)}"  # the validation part has 4 patients
+        patient = f"{part} {number % (12 if part == 'validation' else 60)}"  # there are 4 validation patients
         rows.append({"image": f"images/{number}.png", "label": number % 2, "patient": patient, "part": part})
     write_table(folder / "cases.csv", rows)
     settings = make_settings({"device": "cpu", "data": folder}, "x")
@@ -242,8 +247,9 @@ def test_a_part_of_few_patients_tells_nothing_however_many_images(tmp_path: Path
 def test_of_models_that_tie_by_rounding_the_last_is_kept_and_of_equal_ones_the_first(
     asks: Asks, photos: Path, tmp_path: Path
 ) -> None:
-    """The models do not change, so all rounds have the same score. A hospital with rounded scores reports its rounding
-    step and selects the last round.
+    """The models hardly change, so all rounds have the same rounded score.
+
+    A hospital that rounds scores reports the rounding step, and selects the last round.
     """
     still = ("training.rounds=3", "training.learning_rate=1e-5")
     coarse, exact = asks("coarse", photos, *still), asks("exact", photos, *still, public_data=True)
@@ -255,8 +261,9 @@ def test_of_models_that_tie_by_rounding_the_last_is_kept_and_of_equal_ones_the_f
 
 @pytest.mark.parametrize(("far", "told"), [(3.0, False), (60.0, True)])
 def test_a_distance_that_is_rounded_to_nothing_is_withheld(far: float, told: bool) -> None:
-    """A rounded distance of 0 mm would claim a perfect outline, so it is suppressed. The disclosed overlap is then 0,
-    the worst value.
+    """A distance that rounds to 0 mm is suppressed, because it would claim a perfect mask.
+
+    If the distance between surfaces is suppressed, the overlap is disclosed as 0, its worst value.
     """
     disclosure = object.__new__(Disclosure)
     names = [f"p{number}" for number in range(5)]
@@ -279,7 +286,7 @@ def test_a_super_model_is_found_from_coarse_counts(asks: Asks, photos: Path) -> 
 
 # ----------------------------------------------------------------------------------------------------------- neighbours
 def test_groups_that_differ_in_a_few_patients_do_not_both_tell(asks: Asks, tmp_path: Path) -> None:
-    """A hospital suppresses scores if its table moved fewer than 5 patients since an earlier study."""
+    """A hospital suppresses scores if one to four patients have changed parts of the split since an earlier study."""
     parts = {name: ("train", "validation", "test")[number % 3] for number, name in enumerate(NAMES)}
     photos = write_photos(tmp_path / "photos", NAMES, parts)
 
@@ -290,7 +297,7 @@ def test_groups_that_differ_in_a_few_patients_do_not_both_tell(asks: Asks, tmp_p
     first, second, third = study("first", 0), study("second", 1), study("third", 5)
     assert first.sites["a"].validation != [None, None] and not first.sites["a"].warnings
     assert second.sites["a"].validation == [None, None]
-    assert second.sites["a"].test["accuracy"] is not None  # the test part has the same patients as before
+    assert second.sites["a"].test["accuracy"] is not None  # the test patients are the same as before
     assert Record(tmp_path / "second").rounds()[0].sites["a"].train_loss is None
     assert any("fewer than 5 patients" in line for line in second.sites["a"].warnings["join"])
     assert None not in third.sites["a"].validation
@@ -331,15 +338,16 @@ def test_synthetic_hospitals_are_as_before() -> None:
 
 # ------------------------------------------------------------------------------------------------------------ newcomers
 def parts_at(data: Path, study: Path) -> dict[str, str]:
-    """Return each patient's part in a study at this hospital."""
+    """Return the part of the split (training, validation or test) of each patient in a study at this hospital."""
     settings = make_settings({"device": "cpu", "data": data, "answers": 20_000}, "x")
     site = site_of(parse_plan(STUDY), "a", ["a"], settings, study / "sites/a")
     return {name: part for part, names in site.participant.disclosure.patients.items() for name in names}
 
 
 def test_patients_who_come_later_move_nobody(tmp_path: Path) -> None:
-    """New patients change nobody's part, so no patient moves from the test part into training. The hospital's file of
-    parts contains no names.
+    """New patients do not change the split of earlier patients, so no test patient becomes a training patient.
+
+    The hospital's file of the split contains no patient's name.
     """
     place = tmp_path / "photos"
     first = parts_at(write_photos(place, NAMES[:25]), tmp_path / "first")
@@ -348,15 +356,16 @@ def test_patients_who_come_later_move_nobody(tmp_path: Path) -> None:
     assert all(later[name] == part for name, part in first.items())
     assert [list(later.values()).count(part) for part in ("train", "validation", "test")] == [36, 12, 12]
     kept = tmp_path / "_hospital/a/parts.jsonl"
-    kept.write_bytes(kept.read_bytes() + b'{"parts": {"a')  # a power failure left an incomplete line
+    kept.write_bytes(kept.read_bytes() + b'{"parts": {"a')  # a power failure cut off the last line
     fewer = parts_at(write_photos(place, NAMES[10:]), tmp_path / "fewer")
     assert all(later[name] == part for name, part in fewer.items())
     assert kept.stat().st_mode & 0o077 == 0 and not any(name in kept.read_text() for name in NAMES)
 
 
 def test_a_study_that_is_refused_draws_nothing_for_good(tmp_path: Path) -> None:
-    """A hospital that rejects a plan stores no parts. The plan's labels do not fit, or the hospital has too few
-    patients.
+    """A hospital that rejects a plan does not store the split.
+
+    The hospital rejects plans with other labels, and plans for which it has too few patients.
     """
     place = write_photos(tmp_path / "photos", NAMES)
     settings = make_settings({"device": "cpu", "data": place}, "x")

@@ -1,4 +1,4 @@
-"""The server rejects a job for hospitals that do not exist, and `status` names the hospitals for which a job waits."""
+"""The server rejects a job for unknown hospitals, and `status` names the hospitals for which a job waits."""
 
 import json
 from contextlib import contextmanager
@@ -74,8 +74,9 @@ def test_status_says_for_whom_a_job_waits(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_hospital_whose_heartbeats_end_is_not_connected() -> None:
-    """A hospital without recent heartbeats counts as not connected, although the server still lists the hospital. Ages
-    are measured on the server's clock, because the lead's clock may be wrong.
+    """A hospital whose last heartbeat was long ago counts as not connected, even if NVFlare's server lists it.
+
+    The server's clock measures the age of a heartbeat, because the lead's clock may be wrong.
     """
     clients = [SimpleNamespace(name=name, last_connect_time=at) for name, at in (("a", 9e9), ("b", 9e9 - SILENCE + 1))]
     clients.append(SimpleNamespace(name="c", last_connect_time=9e9 - SILENCE))

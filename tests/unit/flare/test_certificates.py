@@ -1,5 +1,6 @@
-"""The server warns before a certificate expires and when it has expired, and repeats no warning after a restart. A
-hospital can report only its own certificate.
+"""The server warns once before a certificate expires and once after it has expired, even if the server restarts.
+
+A hospital cannot report the dates of another hospital's certificate.
 """
 
 import time
@@ -25,7 +26,7 @@ def ends_in(days: float, name: str, signs: Any = None) -> str:
 
 @pytest.fixture
 def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a server's kit whose root certificate outlasts all dates in the tests."""
+    """Make a server's kit whose root certificate is valid at all dates in the tests."""
     now = datetime.now(UTC)
     key = fresh()
     lasting = certificate("root", key, "root", key, ca=True, dates=(now - timedelta(500), now + timedelta(900)))
@@ -59,7 +60,7 @@ def test_an_end_is_told_30_and_7_and_1_days_before_and_when_it_has_come(kit: Pat
     assert ends.ended(["north"], now + 110 * DAY) == []
     assert [(who, text[:14]) for who, text in told(ends, now + 110 * DAY)] == [("north", "it was renewed")]
     assert told(ends, now + 110 * DAY) == []
-    assert [who for who, _ in told(ends, now + 290 * DAY)] == [""]  # the server's own certificate expires next
+    assert [who for who, _ in told(ends, now + 290 * DAY)] == [""]  # the certificate of the server itself expires next
     (kit / KEPT).write_text("{damaged")
     assert CertificateEnds(kit).ended(["north"], now) == []
 
@@ -74,7 +75,7 @@ def test_a_hospital_says_nothing_of_others_and_nothing_that_the_root_did_not_sig
         "no text": 7,
         "no certificate": "-----BEGIN CERTIFICATE-----",
         "too long": ends_in(-1, "north") + "x" * 1_000_000,
-        "earlier": ends_in(-1, "north"),  # the hospital's earlier certificate, which somebody recorded
+        "earlier": ends_in(-1, "north"),  # an earlier certificate of the hospital, which somebody has recorded
     }[wrong]
     ends.heard("north", said)
     assert ends.ended(["north", "south"], time.time()) == [] and told(ends, time.time()) == []
@@ -86,7 +87,7 @@ def test_a_hospital_says_why_a_jobs_process_could_not_run(kit: Path) -> None:
     log = job / "error_log.txt"
     assert reason_of_failure(kit, "job") == ""
     log.write_text("FileNotFoundError: /data/jane-doe.nii\n")
-    assert reason_of_failure(kit, "job") == ""  # a site never sends the text of other errors
+    assert reason_of_failure(kit, "job") == ""  # the texts of other errors never leave a site
     log.write_text("UnsafeComponentError: Component 'a.b.C' at config path 'executors.#1' is not in allow_list\n")
     assert reason_of_failure(kit, "job").startswith("its policies refuse the job: a.b.C is not in its class_allow_list")
     (kit / "startup/server.crt").write_text(ends_in(-1, "server"))

@@ -1,4 +1,7 @@
-"""Several processes of a kit write events.log, which has a limited size. `medsilo logs` prints this log."""
+"""Several processes of a kit write to the same file events.log, whose size is limited.
+
+`medsilo logs` prints the entries of events.log.
+"""
 
 import hashlib
 import json
@@ -61,7 +64,7 @@ def test_who_joins_goes_away_and_comes_back_is_told_once() -> None:
         look(now, north=Seen(True, now), relayed=Seen(False, now))
     assert told == [("joined", "north", False), ("joined", "relayed", False)]
     told.clear()
-    look(4.0, north=Seen(False, 2.0), relayed=Seen(False, 2.0))  # a broken connection often returns within seconds
+    look(4.0, north=Seen(False, 2.0), relayed=Seen(False, 2.0))  # a connection that broke often returns within seconds
     look(6.0, north=Seen(True, 2.0), relayed=Seen(False, 2.0))
     assert told == []
     for now in (8.0, 9.0 + GRACE, 10.0 + GRACE, 3.0 + SILENCE, 4.0 + SILENCE):
@@ -69,13 +72,14 @@ def test_who_joins_goes_away_and_comes_back_is_told_once() -> None:
     assert told == [("away", "north", True), ("away", "relayed", True)]
     told.clear()
     look(200.0, north=Seen(True, 200.0), relayed=Seen(False, 200.0))
-    look(202.0, north=Seen(True, 200.0, "another"))  # the hospital's new processes register
+    look(202.0, north=Seen(True, 200.0, "another"))  # the server registers the hospital's new processes
     look(204.0, north=Seen(True, 200.0, "another"))
     assert [what for what, *_ in told] == ["back", "back", "away"]
     look(270.0, north=Seen(True, 200.0, "a third"))
     assert told.pop() == ("back", "north", False)
     told.clear()
-    for now in (272.0, 201.0 + SILENCE, 203.0 + SILENCE):  # the hospital's machine stopped, but the connection remains
+    # the hospital's machine has stopped, but its connection is still open
+    for now in (272.0, 201.0 + SILENCE, 203.0 + SILENCE):
         look(now, north=Seen(True, 200.0, "a third"))
     look(300.0, north=Seen(True, 300.0, "a third"))
     assert told == [("away", "north", True), ("back", "north", False)]
@@ -87,11 +91,14 @@ def test_who_is_silent_is_called_and_away_where_it_does_not_answer() -> None:
     assert not attendance.late(seen, 2.0 + LATE)
     assert attendance.late(seen, 2.1 + LATE) == {"north": "relay.north", "south": "relay.south"}
     assert [one.who for one in attendance.look(seen, 3.0 + LATE, deaf=["south"])] == ["south"]
-    assert [one.what for one in attendance.look(seen, 5.0 + LATE)] == ["back"]  # the hospital has answered another call
+    # the hospital has answered another call in the meantime
+    assert [one.what for one in attendance.look(seen, 5.0 + LATE)] == ["back"]
 
 
 def test_a_clock_that_is_set_makes_nobody_away_and_hides_nobody() -> None:
-    """A change of NVFlare's clock by two hours makes no hospital absent, and does not hide an absent hospital."""
+    """If NVFlare's clock is changed by two hours, a present hospital does not become absent, nor an absent hospital
+    present.
+    """
     attendance, told = Attendance(), list[tuple[str, str]]()
     for now, heard, connected in (
         (0.0, 5000.0, True),
@@ -126,13 +133,14 @@ def test_a_study_tells_who_falls_out_and_is_back(tmp_path: Path) -> None:
 
 
 def test_who_is_asked_again_and_has_answered_is_told_for_a_few_times_an_hour(tmp_path: Path) -> None:
-    """The log reports each problem of a hospital and its end, but only a few times an hour. A trainer that dies in each
-    round therefore does not fill the log.
+    """The log contains the start and the end of each problem of a hospital, but only a few of them per hour.
+
+    A training process that dies in each round does not fill the log.
     """
     study, full = StudyEvents(tmp_path, "job-1", "lungs"), {"a": "the disk is full"}
     for again in (full, full, {}, full, full | {"b": "killed"}):
         study.on_asking(again)
-    study.on_round(7, {"a": "refused: the disk is full"})  # the hospital did not recover within the retry time
+    study.on_round(7, {"a": "refused: the disk is full"})  # the hospital has not recovered within the time for retries
     study.on_asking({})
     told = [("refused", "a"), ("back", "a"), ("refused", "a"), ("refused", "b"), ("refused", "a"), ("back", "b")]
     assert columns(tmp_path, 2, 3) == told
@@ -143,9 +151,7 @@ def test_who_is_asked_again_and_has_answered_is_told_for_a_few_times_an_hour(tmp
 
 
 def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site reports a full disk only once, although another file fails each time, and some writes
-    succeed in between.
-    """
+    """A site reports a full disk once only, although different files fail and some writes succeed in between."""
     study, now = SiteEvents(tmp_path, "job-1", "lungs"), 0.0
     monkeypatch.setattr(executing.time, "monotonic", lambda: now)
     monkeypatch.setattr(executing.time, "time", lambda: 1e9 + now)
@@ -159,7 +165,7 @@ def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path, monk
     assert [(what, text.split()[0]) for what, text in columns(tmp_path, 2, 6)] == told
     now = executing.QUIET + 1
     study.on_answer("state-43.safetensors could not be written: the disk is full", passing=True)
-    assert len(columns(tmp_path, 1)) == 3  # no answer has succeeded in the meantime
+    assert len(columns(tmp_path, 1)) == 3  # no answer of the site has succeeded in the meantime
     now = 2 * events.AGAIN
     study.on_answer()
     study.on_answer("state-44.safetensors could not be written: the disk is full", passing=True)
@@ -168,7 +174,7 @@ def test_a_site_that_is_asked_again_says_once_what_is_wrong(tmp_path: Path, monk
 
 
 def test_a_server_that_provokes_many_errors_does_not_fill_the_log(tmp_path: Path) -> None:
-    """A server that provokes many errors cannot remove the evidence of earlier requests from a site's log."""
+    """A server that causes many errors at a site cannot push earlier requests out of the site's log."""
     study = SiteEvents(tmp_path, "job-1", "lungs")
     for number in range(1000):
         study.on_answer(f"the surplus tensor {chr(97 + number % 26) * (1 + number // 26)}")
@@ -188,7 +194,7 @@ def test_a_site_says_once_that_its_part_is_over_also_where_the_study_was_cancell
         executor, back = MedsiloExecutor(), list[int]()
         executor.events = SiteEvents(tmp_path, f"job-{answered}", "lungs")
         executor.folder = tmp_path / f"site-{answered}"  # the hospital's page shows the log in this folder
-        executor.handle_event(EventType.END_RUN, FLContext())  # a rejected job ends without an entry
+        executor.handle_event(EventType.END_RUN, FLContext())  # a job that was rejected has no entry about its end
         executor.give_back = lambda back=back: back.append(1)
         executor.events.begin("FedAvg")
         if answered:
@@ -226,7 +232,7 @@ def test_a_kit_that_was_started_twice_is_told_and_goes_on_when_one_process_ends(
     engine: Any = SimpleNamespace(get_clients=lambda: list(known.clients.values()), server=server)
 
     def heartbeat(token: str, at: float) -> bool:
-        """Send a heartbeat, and return True if the server registers the process as new."""
+        """Send a heartbeat, and return True if the server registers the sender as a new process."""
         now[0], said = at, FLContext()
         said.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(tmp_path)), private=True, sticky=False)
         monkeypatch.setattr(said, "get_engine", lambda: engine)
@@ -237,13 +243,13 @@ def test_a_kit_that_was_started_twice_is_told_and_goes_on_when_one_process_ends(
     assert heartbeat("second", 0.0)
     own.attendance.there["north"] = True
     assert not any(heartbeat("first", at) for at in (1.0, 11.0))
-    # two processes on different days are no duplicate
+    # equal entries of two processes on different days are not duplicates
     assert not any(heartbeat("first", at) for at in range(100, 100 + int(TWICE)))
     assert columns(tmp_path, 1, 2) == []
     assert not any(heartbeat("first", 105.0 + TWICE + at) for at in range(9))
     ((level, what, text),) = columns(tmp_path, 1, 2, 6)
     assert (level, what) == ("WARNING", "refused") and "kit of north" in text
-    own.attendance.there["north"] = False  # the second process is silent
+    own.attendance.there["north"] = False  # the second process writes nothing
     assert not heartbeat("first", 200.0) and heartbeat("first", 210.0)
 
 
@@ -256,7 +262,7 @@ def test_processes_write_one_after_the_other_and_the_file_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "LARGEST", 4000)
-    fork = get_context("fork")  # a forked child keeps the small size limit of this test
+    fork = get_context("fork")  # a forked process keeps this test's small limit on the size
     started = [fork.Process(target=_write_many, args=(str(tmp_path), number)) for number in range(3)]
     for process in started:
         process.start()
@@ -268,13 +274,13 @@ def test_processes_write_one_after_the_other_and_the_file_is_bounded(
     assert (tmp_path / "events.log").stat().st_mode & 0o077 == 0
     lines = list(event_reading.read(tmp_path))
     assert len(lines) > 50 and all(line.count("\t") == 7 and line.split("\t")[6].endswith("x" * 100) for line in lines)
-    for number in range(3):  # each process's newest lines remain in order
+    for number in range(3):  # the newest lines of each process are still in order
         own = [int(words[1]) for line in lines if (words := line.split("\t")[6].split())[0] == str(number)]
         assert own == sorted(own)
 
 
 def job_of(kit: Path, lead: str, named: str) -> FLContext:
-    """Return the context of a job in the server's process; the lead submits the job for the named hospital."""
+    """Return the context of a job in the server's process, which a lead has submitted for one hospital."""
     said, engine = FLContext(), SimpleNamespace(get_clients=list)
     said.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(kit)), private=True, sticky=False)
     meta = {"deploy_map": {"app": ["server", named]}, "submitter_name": lead}
@@ -284,10 +290,10 @@ def job_of(kit: Path, lead: str, named: str) -> FLContext:
 
 
 def test_many_refused_jobs_push_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many rejected jobs of one lead do not remove older entries from the log, neither at the server nor at a hospital.
+    """Many rejected jobs of a lead push no earlier entries out of the log, neither at the server nor at a hospital.
 
-    The log contains the first rejection, and then their number at most once a minute. Another lead's rejection is
-    logged at once.
+    The log contains the lead's first rejected job, and at most once a minute the number of further rejected jobs. The
+    first rejected job of another lead is logged at once.
     """
     monkeypatch.setattr(events, "LARGEST", 4000)
     for kit in (tmp_path / "server", tmp_path / "hospital"):
@@ -314,7 +320,7 @@ def test_many_refused_jobs_push_nothing_out(tmp_path: Path, monkeypatch: pytest.
 def test_a_party_that_is_refused_for_ever_new_reasons_pushes_nothing_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lead whose jobs are rejected all day does not fill the log, even with changing reasons and changing names."""
+    """A lead whose jobs are rejected all day does not fill the log, even if the reasons and the jobs' names change."""
     now = [1e9]
     monkeypatch.setattr(events.time, "time", lambda: now[0])
     for number in range(300):
@@ -326,7 +332,7 @@ def test_a_party_that_is_refused_for_ever_new_reasons_pushes_nothing_out(
 
 # ---------------------------------------------------------------------------------------- signatures of the log
 def findings_of(home: Home, *more: str) -> list[str]:
-    """Return the findings of 'medsilo check --kit' about events.log."""
+    """Return the findings about events.log that `medsilo check --kit` reports."""
     given = ["check", "--kit", str(home.folder), "--private", str(home.folder / "private.txt"), "--json", *more]
     with redirect_stdout(StringIO()) as out:
         main(given)
@@ -340,9 +346,7 @@ def told(home: Home, *texts: str) -> None:
 
 
 def test_a_changed_log_is_noticed(tmp_path: Path) -> None:
-    """The check finds every changed, removed, exchanged or added line of a signed log, and a missing or forged
-    signature file.
-    """
+    """The check finds each changed, removed, moved or added line of a signed log, and a missing or forged signature."""
     home = Home(tmp_path / "kit")
     assert findings_of(home) == []
     chain = EventChain(home.kit)
@@ -364,7 +368,8 @@ def test_a_changed_log_is_noticed(tmp_path: Path) -> None:
         head.unlink() if kept is None else head.write_bytes(kept)
         with pytest.raises(MedsiloError):
             chain.check()
-        for process in (chain, EventChain(home.kit)):  # neither this process nor a later process signs the changed log
+        # neither this process nor a later process signs a log that was changed
+        for process in (chain, EventChain(home.kit)):
             with pytest.raises(MedsiloError):
                 process.sign()
     (found,) = findings_of(home)
@@ -394,9 +399,7 @@ def test_a_chain_goes_on_when_files_are_set_aside_and_processes_die(
 
 @pytest.mark.parametrize("how", ["signal", "stop_fl.sh", "console"])
 def test_a_kit_that_stops_signs_what_it_wrote(tmp_path: Path, how: str) -> None:
-    """An engineer stops a kit by a signal, by NVFlare's stop script or by the console, and the log is signed at the
-    end.
-    """
+    """Whether a signal, NVFlare's stop script or the console stops a kit, the kit signs its log at the end."""
     home = Home(tmp_path / "kit")
     reading, writing = os.pipe()
     child = os.fork()

@@ -1,4 +1,4 @@
-"""medsilo's filters are correct for every dtype, and NVFlare's filters keep messages intact."""
+"""medsilo's filters are correct for each data type, and NVFlare's filters pass medsilo's messages on correctly."""
 
 import sys
 from collections.abc import Callable
@@ -22,7 +22,7 @@ FACTS = {"round": 3, "task": "round", "packages": {"medsilo": {"version": "1"}}}
 
 
 def parcel(dtype: torch.dtype = torch.float32, samples: int = 20) -> StudyMessage:
-    """Return a message with a model, which contains a counter, and with an amplitude."""
+    """Return a message with the tensors of a model, including a counter of integers, and with an amplitude spectrum."""
     chance = torch.Generator().manual_seed(0)
     model = {
         "weight": torch.randn(40, 5, generator=chance).to(dtype),
@@ -42,8 +42,9 @@ def through(sent: StudyMessage, *filters: Filter) -> StudyMessage:
 
 # ---------------------------------------------------------------------------------------------------- NVFlare's
 def quantising(monkeypatch: pytest.MonkeyPatch, back: bool) -> list[Filter]:
-    """Return NVFlare's filters for float16 quantisation. The unused package bitsandbytes is replaced by an empty
-    module.
+    """Return NVFlare's filters that convert tensors to float16, or back.
+
+    An empty module replaces the package bitsandbytes, which float16 does not need.
     """
     unused = ("QuantState", "dequantize_4bit", "dequantize_blockwise", "quantize_4bit", "quantize_blockwise")
     absent = SimpleNamespace(**dict.fromkeys(unused))
@@ -71,7 +72,8 @@ def test_a_parcel_stays_a_parcel_under_nvflares_filters(
 ) -> None:
     theirs = make(monkeypatch)
     sent = parcel()
-    if any(type(one).__name__ == "ModelQuantizer" for one in theirs):  # this filter raises an error for integers
+    # this filter raises an error for tensors of integers
+    if any(type(one).__name__ == "ModelQuantizer" for one in theirs):
         del sent.groups["model"]["bn.num_batches_tracked"]
     before = {name: tensor.clone() for name, tensor in sent.groups["model"].items()}
     got = through(sent, *theirs)

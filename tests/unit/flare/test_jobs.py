@@ -1,4 +1,4 @@
-"""Test how medsilo finds jobs, packs jobs with and without code, and rejects damaged jobs."""
+"""Test how medsilo finds jobs, packs them with and without code, and rejects damaged jobs."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def test_the_files_of_each_job_are_its_plans(tmp_path: Path) -> None:
 
 
 def test_who_edits_the_plan_of_a_job_has_edited_the_job(tmp_path: Path) -> None:
-    """In a checkout, a job's name and a job's folder both mean the edited plan."""
+    """In a checkout of the repository, a job's name and the path of the job's folder both mean the same edited plan."""
     checkout = tmp_path / "checkout"
     for name in ("custom", "jobs"):
         shutil.copytree(JOBS.parent / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -88,7 +88,7 @@ def test_a_job_s_further_plans_load_and_are_of_its_method(path: Path) -> None:
 
 
 def pack(job: Path, destination: Path, changes: Sequence[str] = ()) -> Path:
-    """Write the job's folder as `medsilo submit` does, and return the folder."""
+    """Write a job's folder as `medsilo submit` writes it, and return the folder."""
     write_job(destination, plan_of(job, changes), job)
     return destination
 
@@ -170,7 +170,8 @@ def test_a_job_comes_with_medsilo(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_a_wheel_has_every_file_of_a_job(root: Path, tmp_path: Path) -> None:
     given = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["medsilo"]
-    shutil.copytree(JOBS, place := tmp_path / "medsilo/jobs")  # the build of the wheel makes the same copy
+    # the build of medsilo's wheel copies the jobs in the same way
+    shutil.copytree(JOBS, place := tmp_path / "medsilo/jobs")
     matched = {path for pattern in given for path in (tmp_path / "medsilo").glob(pattern)}
     assert {path for path in place.rglob("*") if path.is_file()} <= matched
 
@@ -209,7 +210,7 @@ def test_a_component_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
 
 
 def said_of(job: Path, capsys: pytest.CaptureFixture, *command: str) -> str:
-    """Return the error of a command that rejects a job."""
+    """Return the error of a command that rejects this job."""
     assert cli.main([command[0], str(job), *command[1:]]) == 1
     told = capsys.readouterr().err.strip().splitlines()[-1]
     assert told.startswith("medsilo: ") and "Traceback" not in told
@@ -223,14 +224,14 @@ def test_a_damaged_configuration_is_one_line(content: bytes, tmp_path: Path, cap
         job = pack(JOBS / "fedavg", folder / name.name)
         (job / name).write_bytes(content)
         if name == Path(META) and b"workflows" in content:
-            continue  # this key of meta.json belongs to NVFlare
+            continue  # NVFlare, and not medsilo, reads this key of meta.json
         if name != CONFIG / CLIENT or b'"x"' not in content:
             assert name.name in said_of(job, capsys, "submit", "-o", str(folder / f"out-{name.name}"))
 
 
 @over_all("name", ["meta.json", "app/config/plan.yaml", "app/config/config_fed_server.json", "app/custom/own.py", "x"])
 def test_no_link_leads_out_of_a_job(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """A job must not contain links to other folders or to devices, pipes, or files above the size limit."""
+    """A job's folder must not contain links to other folders or devices, pipes, or files above the size limit."""
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
     job, kept = pack(JOBS / "fedavg", folder / "job"), folder / "secret"
     kept.write_text("{}")
@@ -243,7 +244,7 @@ def test_no_link_leads_out_of_a_job(name: str, tmp_path: Path, capsys: pytest.Ca
             assert Path(name).name in said_of(job, capsys, *command)
     (job / name).unlink()
     with (job / name).open("wb") as file:
-        file.truncate(LARGEST_FILE + 1)  # the file of zeros takes no space on the disk
+        file.truncate(LARGEST_FILE + 1)  # a sparse file of zeros takes no space on the disk
     assert Path(name).name in said_of(job, capsys, "disclosure")
 
 
@@ -254,7 +255,7 @@ def test_a_link_within_a_job_is_none_out_of_it(tmp_path: Path) -> None:
 
 
 def test_a_recipe_s_job_is_submitted_with_its_first_model(tmp_path: Path) -> None:
-    """A job that a recipe exports is submitted with all its files, including the initial model."""
+    """A job that a recipe exports is submitted with all of its files, including the initial weights."""
     (tmp_path / "client.py").write_text("import medsilo.client as flare\n")
     script, model = str(tmp_path / "client.py"), torch.nn.Linear(4, 2)
     recipe = FedAvgRecipe(name="mine", model=model, min_clients=2, num_rounds=1, train_script=script)

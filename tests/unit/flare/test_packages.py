@@ -1,5 +1,6 @@
-"""Each package has a hash. A change in a package that the plan uses invalidates the approval and stops the join, but a
-change in another package has no effect.
+"""Each package has a hash, which an approval covers and which a site compares when it joins.
+
+A changed package that the plan uses invalidates the approval and stops the join; other packages have no effect.
 """
 
 import importlib
@@ -32,7 +33,7 @@ from tests.conftest import SITES, make_plan
 from tests.unit.site.test_approvals import Home
 
 SMALL = ("task.patients=4", "task.slices=3", "training.batch_size=2")
-USED = {*ALWAYS, "medsilo_papers"}  # packages of a plan with a network of medsilo_papers
+USED = {*ALWAYS, "medsilo_papers"}  # the packages of a plan that uses a network of medsilo_papers
 
 
 def plan_with_a_plug_in() -> Plan:
@@ -41,9 +42,7 @@ def plan_with_a_plug_in() -> Plan:
 
 # ------------------------------------------------------------------------------------------------------ another process
 def joining(home: Home, code: dict[str, dict[str, str]]) -> str:
-    """Return the hospital's reason to reject a study whose server has these package hashes, or "" if the hospital
-    joins.
-    """
+    """Return the hospital's reason to reject a study whose server has these package hashes, or "" if it joins."""
     kit = Workspace(str(home.folder), site_name=SITES[0])
     context = FLContext()
     context.set_prop(FLContextKey.WORKSPACE_OBJECT, kit)
@@ -58,7 +57,7 @@ def joining(home: Home, code: dict[str, dict[str, str]]) -> str:
 
 
 def walk(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Change each package by one byte, and yield its name with the rejections of a join and of an approval."""
+    """Change each package by one byte; yield the package's name with the reasons why join and approval are rejected."""
     home = Home(folder)
     home.plan = plan_with_a_plug_in()
     config = Path(Workspace(str(folder), site_name=SITES[0]).get_app_config_dir("job"))
@@ -80,7 +79,7 @@ def walk(folder: Path) -> Iterator[tuple[str, str, str]]:
 # ---------------------------------------------------------------------------------------------------- required packages
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
-    """Return the rejections of a join and of an approval for each changed package."""
+    """Return for each changed package the reasons why join and approval are rejected."""
     folder = tmp_path_factory.mktemp("changed")
     tree = shutil.copytree(PLACE, folder / "tree", ignore=shutil.ignore_patterns("__pycache__"))
     for name in USED:
@@ -113,7 +112,7 @@ def test_a_byte_in_a_package_that_the_plan_uses_voids_approval_and_join(told: di
 
 
 def test_a_plan_names_the_packages_of_its_parts() -> None:
-    """A plan lists the packages whose code defines its method, task and network."""
+    """A plan lists the packages that define its method, its task and its network."""
     plain, own = make_plan("fedavg"), plan_with_a_plug_in()
     assert {"medsilo"} == plain.code.keys() - {"nvflare_reliability"}
     assert own.code.keys() - plain.code.keys() == {"medsilo_papers"}
@@ -133,7 +132,7 @@ def test_the_first_difference_is_medsilos_own() -> None:
 # ------------------------------------------------------------------------------------------------------- loaded modules
 @pytest.fixture
 def spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Make an importable medsilo package with one module."""
+    """Make a medsilo package with one module, and make it importable."""
     folder = tmp_path / "medsilo_spare"
     folder.mkdir()
     for name, text in (("__init__.py", ""), ("rule.py", "LIMIT = 5\n"), ("page.js", "//"), ("page.css", "p {}")):
@@ -153,7 +152,7 @@ def hash_now(name: str = "medsilo_spare") -> str:
 
 
 def test_what_python_or_a_browser_loads_is_in_the_hash(spare: Path) -> None:
-    """The hash of a package covers machine code, bytecode without a source, and the files of its web page."""
+    """A package's hash includes machine code, bytecode without a source, and files of its web page."""
     before = hash_now()
     for name in (f"rule{EXTENSION_SUFFIXES[0]}", "more.so", "more.pyd", "more.pyc", "page.js", "page.css"):
         file = spare / name
@@ -165,9 +164,7 @@ def test_what_python_or_a_browser_loads_is_in_the_hash(spare: Path) -> None:
 
 
 def test_bytecode_of_something_else_is_refused(spare: Path) -> None:
-    """Bytecode that does not belong to its source is rejected, because Python would load the bytecode without reading
-    the source.
-    """
+    """Bytecode that does not belong to its source is rejected, because Python would run it instead of the source."""
     source = spare / "rule.py"
     true, before = Path(cache_from_source(str(source))), hash_now()
     (spare.parent / "rule.py").write_text("LIMIT = 500\n")
@@ -186,17 +183,19 @@ def test_bytecode_of_something_else_is_refused(spare: Path) -> None:
         true.write_bytes(good[:20])
         with pytest.raises(MedsiloError, match="bytecode"):
             hash_now()
-        true.write_bytes(b"\0\0\0\0" + bad[4:])  # this bytecode belongs to another version of Python
+        true.write_bytes(b"\0\0\0\0" + bad[4:])  # this bytecode was compiled by another version of Python
         assert hash_now() == before
         true.unlink()
     py_compile.compile(str(source), doraise=True)
-    # Python compiles the source again, because this bytecode belongs to an older source
+    # Python compiles the source again, because the source is newer than this bytecode
     true.write_bytes(true.read_bytes()[:8] + b"\0" * 8 + other)
     assert hash_now() == before
 
 
 def test_what_hides_a_source_of_another_package_is_in_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hash of another package covers a compiled module or a folder that hides a listed source file."""
+    """The hash of another package includes a compiled module or a folder that Python would import instead of a source
+    file.
+    """
     (tmp_path / "acme").mkdir()
     (tmp_path / "acme/rule.py").write_text("LIMIT = 5\n")
     (tmp_path / "acme_gait-1.0.dist-info").mkdir()

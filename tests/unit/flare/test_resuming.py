@@ -1,5 +1,6 @@
-"""A study resumes automatically after its job died. The tests check the times, the number of resumptions, and the
-entries of events.log.
+"""A study resumes automatically if the process of its job has died.
+
+The tests check when and how often a study resumes, and the entries in events.log.
 """
 
 import json
@@ -39,7 +40,7 @@ TINY = ("training.rounds=2", "participation.resume=2")
 
 
 class Server:
-    """A server that reports its shutdown after `looks` queries."""
+    """A server that reports its shutdown after it was queried `looks` times."""
 
     looks = sys.maxsize
 
@@ -50,7 +51,7 @@ class Server:
 
 
 class Books:
-    """Replaces the engine and the job manager of an NVFlare server."""
+    """Replaces the engine and the job manager of NVFlare's server."""
 
     def __init__(self, *jobs: dict[str, Any]) -> None:
         self.jobs = {job["job_id"]: SimpleNamespace(job_id=job["job_id"], meta=job) for job in jobs}
@@ -93,7 +94,7 @@ def job(of: str = "job-1", status: str = DEAD, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a server's kit with a study whose job was killed in round 2."""
+    """Make a server's kit that contains a study whose job was killed in round 2."""
     monkeypatch.setattr(resuming, "LOOK", 0.01)
     monkeypatch.setattr(resuming, "PAUSE", 0.0)
     plan, study = make_plan("fedavg", *TINY), tmp_path / "medsilo/lungs"
@@ -106,7 +107,7 @@ def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def begun(own: Resuming) -> threading.Thread:
-    """Start the component, and return its thread."""
+    """Start the component that resumes studies, and return its thread."""
     before = {*threading.enumerate()}
     own.begin()
     (watching,) = {*threading.enumerate()} - before
@@ -114,7 +115,7 @@ def begun(own: Resuming) -> threading.Thread:
 
 
 def after(kit: Path, books: Books) -> list[str]:
-    """Start a server with these jobs; return the jobs that it submits at its first three checks."""
+    """Start a server with these jobs, and return the jobs that it has submitted after three checks."""
     known, books.server = set(books.jobs), Server()
     watching = begun(Resuming(books, kit, kit / "medsilo"))
     books.server.looks = 3
@@ -128,7 +129,7 @@ def told(kit: Path) -> list[tuple[str, str, str]]:
 
 
 def failed(kit: Path, passing: bool) -> None:
-    """Write a summary of a failed study that is newer than the start of its job."""
+    """Write the summary of a failed study, with a later time than the start of the study's job."""
     values = {"schema": 1, "status": "failed", "reason": "why", "metric": "accuracy", "method": "fedavg"}
     values |= {"title": "FedAvg", "rounds": {"planned": 2, "done": 1}, "sites": {}, "passing": passing}
     (kit / "medsilo/lungs/summary.json").write_text(json.dumps(values))
@@ -142,12 +143,12 @@ def test_a_study_whose_server_died_goes_on_under_the_same_lead(kit: Path) -> Non
     [(at, done)] = new["resumed"]
     assert abs(at - time.time()) < 60 and done == 0
     assert not {"job_clients", "schedule_history", "goes_on"} & set(new)
-    # a command that watches the study waits for the new job
+    # a command that watches the study waits until the new job runs
     assert books.jobs["job-1"].meta["goes_on"]["turn"] == "1 of 2"
     level, what, text = told(kit)[-1]
     assert (level, what) == ("INFO", "failed") and "1 of 2" in text
     assert after(kit, books) == []  # the new job still waits for its hospitals
-    # a lead wrote an invalid value into the job's meta.json
+    # a lead has written an invalid value into the file meta.json of the job
     for wrong in (-1_000_000, "x", [[None, 1]], [7], {"at": 1}):
         books = Books(job(resumed=wrong))
         assert after(kit, books) == ["job-1+"] and len(books.jobs["job-1+"].meta["resumed"]) == 1
@@ -173,7 +174,7 @@ def test_it_goes_on_so_many_times_and_then_somebody_is_told(kit: Path) -> None:
     level, what, text = told(kit)[-1]
     assert (level, what) == ("WARNING", "failed") and "2 times within a day" in text
     before = told(kit)
-    # the server reports the end only once, also after another start
+    # the server reports the end of the study only once, also after a restart
     assert after(kit, Books(job(), *dead)) == [] and told(kit) == before
     # A lead resumed the study by `medsilo resume`, so the earlier automatic resumptions no longer count.
     by_hand = job("job-4", submit_time=4.0, cloned_from="job-3")
@@ -185,7 +186,7 @@ def test_what_a_person_has_to_mend_or_ended_does_not_go_on(kit: Path) -> None:
     failed(kit, passing=False)
     assert after(kit, Books(job())) == []
     old = time.time() - 60
-    os.utime(kit / "medsilo/lungs/summary.json", (old, old))  # this summary belongs to the job before
+    os.utime(kit / "medsilo/lungs/summary.json", (old, old))  # this summary belongs to the study's previous job
     assert after(kit, Books(job())) == ["job-1+"]
     failed(kit, passing=True)
     assert after(kit, Books(job())) == ["job-1+"]
@@ -204,7 +205,7 @@ def test_a_study_that_waits_to_go_on_can_be_cancelled(kit: Path, monkeypatch: py
     own = Resuming(books, kit, kit / "medsilo")
     watching = begun(own)
     assert "goes on in" in lead.waits_to_go_on(books.jobs["job-1"].meta)
-    own.cancel("job-2", "somebody")  # the server does not know this job
+    own.cancel("job-2", "somebody")  # the server does not know a job of this name
     own.cancel("job-1", "lead@clinic")
     later = time.monotonic() + 601.0
     monkeypatch.setattr(resuming.time, "monotonic", lambda: later)
@@ -214,11 +215,11 @@ def test_a_study_that_waits_to_go_on_can_be_cancelled(kit: Path, monkeypatch: py
     assert list(books.jobs) == ["job-1"] and books.jobs["job-1"].meta["status"] == "FINISHED:ABORTED"
     assert not lead.waits_to_go_on(books.jobs["job-1"].meta)
     assert told(kit)[-1] == ("INFO", "ended", "lead@clinic cancelled it while it waited to go on")
-    assert after(kit, books) == []  # the cancelled study stays cancelled after the server's next start
+    assert after(kit, books) == []  # a study that a lead has cancelled stays cancelled when the server starts again
 
 
 def test_nvflares_own_command_for_an_abort_tells_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    # monkeypatch restores this attribute after the test
+    # monkeypatch restores NVFlare's method after the test
     monkeypatch.setattr(JobCommandModule, "abort_job", JobCommandModule.abort_job)
     heard = list[tuple[str, str]]()
     hear_of_aborts(lambda job, who: heard.append((job, who)))
@@ -246,7 +247,7 @@ def test_a_job_that_dies_is_told_once_unless_its_study_said_so(kit: Path) -> Non
 
 
 def test_a_study_that_waits_says_what_ended_it(kit: Path) -> None:
-    """The log gives the study's own reason, a full disk, because NVFlare only knows that a process died."""
+    """The log contains the study's reason (a full disk), because NVFlare knows only that the process died."""
     events.write(kit, events.Event("failed", "the disk is full", study="lungs", job="job-1", needs_somebody=True))
     own = Resuming(Books(job()), kit, kit / "medsilo")
     for _ in range(2):
@@ -260,7 +261,8 @@ def test_it_waits_for_hospitals_and_for_room(kit: Path, monkeypatch: pytest.Monk
     books.here = SITES[:1]
     assert after(kit, books) == []
     monkeypatch.setattr(resuming, "GATHER", 0.0)
-    assert after(kit, books) == ["job-1+"]  # after this time, the plan allows fewer hospitals
+    # after this number of seconds, the plan lets the study continue with fewer hospitals
+    assert after(kit, books) == ["job-1+"]
     monkeypatch.setattr(resuming.shutil, "disk_usage", lambda path: SimpleNamespace(free=resuming.LEAST_ROOM))
     assert after(kit, Books(job())) == []
 
@@ -273,8 +275,9 @@ def test_a_job_that_never_led_goes_on_with_the_study_it_was_for(kit: Path) -> No
 
 
 def test_a_time_counts_for_a_day_and_until_ten_more_rounds_are_done(kit: Path) -> None:
-    """An automatic resumption counts for a day, or until ten more rounds are complete. A study without progress ends,
-    but a long study survives many interruptions.
+    """An automatic resumption counts until a day has passed or ten more rounds are complete.
+
+    A study without progress ends after some resumptions, while a long study survives many interruptions.
     """
 
     def with_rounds(number: int) -> None:
@@ -323,13 +326,13 @@ def test_whoever_watches_is_led_into_the_job_that_goes_on() -> None:
     assert watching.look(session) == "FINISHED:COMPLETED" and watching.job_id == "job-2"
     cancelled = lead._Watching("job-2", lambda line, study: None, said.append)
     jobs["job-2"]["status"] = "FINISHED:ABORTED"
-    assert cancelled.look(session) == "FINISHED:ABORTED"  # an aborted job ends the watch at once
+    assert cancelled.look(session) == "FINISHED:ABORTED"  # a command that watches an aborted job ends at once
     jobs["job-3"] = job("job-3", "SUBMITTED", cloned_from="job-2", submit_time=3.0)
     assert cancelled.look(session) is None and cancelled.job_id == "job-3"
 
 
 def test_status_lists_what_runs_first_and_says_when_a_study_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`medsilo status` lists a running job first, even if many newer jobs have ended."""
+    """`medsilo status` lists running jobs first, even if many newer jobs have ended."""
     waits = {"at": time.time() + 20, "turn": "2 of 30"}
     jobs = [job(f"done-{number}", "FINISHED:COMPLETED") for number in range(30)]
     jobs += [job("waits", goes_on=waits), job("went-on", goes_on=waits), job("long", "RUNNING")]
@@ -380,7 +383,7 @@ def test_a_hospital_that_is_slow_or_back_is_a_line_with_its_level(
     caplog.set_level("INFO")
     study = StudyEvents(tmp_path, "job-1", "lungs")
     sites = SlowSites(study)
-    sites.look(turns(1, north=(500.0, None), south=(500.0, None)), [])  # the usual duration of a round is still unknown
+    sites.look(turns(1, north=(500.0, None), south=(500.0, None)), [])  # the usual duration of a round is not yet known
     sites.look(turns(1, north=(60.0, None), south=(61.0, 20.0)), [])
     for seconds in (61.0, 300.0):
         sites.look(turns(1, north=(seconds, None), south=(seconds, 20.0)), [])
@@ -389,7 +392,7 @@ def test_a_hospital_that_is_slow_or_back_is_a_line_with_its_level(
     study.on_round(3, {"north": None, "south": None})
     assert [(level, what) for level, what, _ in told(tmp_path)] == [
         ("WARNING", "slow"),
-        ("INFO", "slow"),  # the slow hospital has answered
+        ("INFO", "slow"),  # this hospital, which was slow, has answered
         ("WARNING", "away"),
         ("INFO", "back"),
     ]

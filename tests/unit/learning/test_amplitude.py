@@ -1,4 +1,4 @@
-"""Compare AmplitudeNorm with the paper's equations, which numpy computes image by image in double precision."""
+"""The output of AmplitudeNorm equals the paper's equations, which numpy computes in double precision for each image."""
 
 from itertools import product
 
@@ -15,19 +15,19 @@ TOLERANCE = {"rtol": 0, "atol": 1e-6}
 
 
 def amplitude_by_hand(batch: np.ndarray) -> np.ndarray:
-    """Return the batch's mean of |F(x)| for the whole spectrum, with the shape [C, ...]."""
+    """Return the mean over the batch of |F(x)|, the absolute values of the whole spectrum, with the shape [C, ...]."""
     return np.mean([[np.abs(np.fft.fftn(channel)) for channel in image] for image in batch], axis=0)
 
 
 def low(size: tuple[int, ...], band: float | None) -> np.ndarray:
-    """Return a mask of the spectrum's frequencies that get the shared amplitude."""
+    """Return a mask of the frequencies whose amplitude is replaced by the shared amplitude."""
     reach = max(size) if band is None else np.floor(min(size) * band)
     frequencies = np.meshgrid(*(np.fft.fftfreq(length) * length for length in size), indexing="ij")
     return np.all([np.abs(frequency) <= reach for frequency in frequencies], axis=0)
 
 
 def normalise_by_hand(batch: np.ndarray, amplitude: np.ndarray, band: float | None) -> np.ndarray:
-    """Compute the paper's Eq. 4, Re F⁻¹(A exp(j P))."""
+    """Compute Eq. 4 of the paper, Re F⁻¹(A exp(j P))."""
     mask = low(batch.shape[2:], band)
     out = np.empty_like(batch)
     for number, image in enumerate(batch):
@@ -39,7 +39,7 @@ def normalise_by_hand(batch: np.ndarray, amplitude: np.ndarray, band: float | No
 
 
 def half(amplitude: np.ndarray) -> torch.Tensor:
-    """Convert a whole spectrum to the layout of rfftn."""
+    """Return the half of a spectrum that rfftn computes."""
     return torch.from_numpy(amplitude[..., : amplitude.shape[-1] // 2 + 1].copy())
 
 
@@ -84,7 +84,7 @@ def test_evaluation_never_updates_and_passes_images_unchanged_before_the_first_b
     before = norm.amplitude.clone()
     other = norm.eval()(images + 1)
     assert torch.equal(norm.amplitude, before)
-    assert not torch.equal(other, images + 1)  # outside of training, an image is normalised with the running average
+    assert not torch.equal(other, images + 1)  # in evaluation mode, an image is normalised with the running average
 
 
 def test_frozen_survives_saving_and_freezes_what_is_given() -> None:
@@ -115,7 +115,7 @@ def test_constant_and_empty_images_give_finite_output(value: float, band: float 
 
 
 def test_a_frequency_without_amplitude_has_phase_zero() -> None:
-    """The phase of a zero is 0, as in numpy, so the output for an empty image is the inverse transform of A."""
+    """A zero has the phase 0, as in numpy, so the output for an image of zeros is the inverse transform of A."""
     norm = AmplitudeNorm((1, 6, 6)).double()
     batch = draw((1, 6, 6))[0]
     norm(torch.from_numpy(batch))
@@ -126,7 +126,7 @@ def test_a_frequency_without_amplitude_has_phase_zero() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_transforms_in_single_precision(dtype: torch.dtype) -> None:
-    images = (torch.rand(2, 1, 64, 64) + 30).to(dtype)  # the sum over an image exceeds the range of float16
+    images = (torch.rand(2, 1, 64, 64) + 30).to(dtype)  # the sum of the image's values is too large for float16
     norm, wide = AmplitudeNorm((1, 64, 64)), AmplitudeNorm((1, 64, 64))
     with torch.autocast("cpu", torch.bfloat16):
         out = norm(images)
@@ -189,7 +189,7 @@ def test_wrong_numbers_are_refused(wrong: dict) -> None:
 @pytest.mark.parametrize("start", ["batch", "zero"])
 @pytest.mark.parametrize("decay", [0.0, 0.1, 0.5, 1.0])
 def test_how_many_images_an_average_covers(images: int, batch: int, epochs: int, decay: float, start: str) -> None:
-    """The expected number is 1 / Σ share², where each share is the weight of one image in the running average."""
+    """The expected number of images is 1 / Σ w², where w is the weight of an image in the running average."""
     whole = [list(range(place, min(place + batch, images))) for place in range(0, images, batch)]
     whole = [one for one in whole if len(one) > 1 or images <= batch] * epochs
     shares: list[float] = []

@@ -1,6 +1,4 @@
-"""FedRDN's statistics, random draws and rounds are compared with separate computations, and unsuitable plans are
-rejected.
-"""
+"""FedRDN's statistics, random draws and rounds equal separate computations, and unsuitable plans are rejected."""
 
 import numpy as np
 import pytest
@@ -20,7 +18,7 @@ PLAN = make_plan("fedrdn", *SMALL)
 
 
 def measured(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean and the standard deviation of each channel, both averaged over the images."""
+    """Return each channel's mean and standard deviation, computed in each image and averaged over the images."""
     flat = images.reshape(*images.shape[:2], -1)
     return flat.mean(2).mean(0), flat.std(2, ddof=1).mean(0)
 

@@ -1,4 +1,4 @@
-"""Layers are identified by their type, also with misleading names, nesting, shared layers and wrappers."""
+"""Batch norms and heads are found by the type of a layer, also with misleading names, nesting, sharing and wrappers."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def full(*layers: str, parts: tuple[str, ...] = PARTS) -> list[str]:
 
 
 class Misleading(nn.Module):
-    """A network in which the names of layers contradict their types."""
+    """A network in which the name of each layer suggests another type of layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def test_a_network_without_the_layers() -> None:
 
 
 class Shared(nn.Module):
-    """A network whose batch norm and linear layer have two names each, both of which are in the state dict."""
+    """A network whose batch norm and linear layer each have two names in the state dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def test_a_convolution_may_be_the_head(layer: type[nn.Module]) -> None:
 
 
 def by_hand(model: nn.Module) -> set[str]:
-    """Return the names of all tensors that belong to a batch norm, found by the identity of the tensors."""
+    """Return the names of all tensors that belong to a batch norm, by comparing the tensor objects."""
     held = set()
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
@@ -96,11 +96,11 @@ def test_monai_unet(residual: int) -> None:
     model = UNet(2, 1, 2, channels=(4, 8, 16), strides=(2, 2), num_res_units=residual, norm="BATCH")
     names = batch_norm_names(model)
     assert set(names) == by_hand(model)
-    assert names == [name for name in model.state_dict() if name in names]  # names are in the order of the state dict
+    assert names == [name for name in model.state_dict() if name in names]  # the names have the order of the state dict
     assert len([name for name in names if name.endswith("running_var")]) >= 4
     head = head_names(model)
     assert len(head) == 2
-    assert model.state_dict()[head[-1]].shape == (2,)  # one bias for each class
+    assert model.state_dict()[head[-1]].shape == (2,)  # the head has one bias for each class
     assert not set(head) & set(names)
     probe = torch.rand(1, 1, 16, 16)
     model.eval()

@@ -1,6 +1,4 @@
-"""Compare the training loop with separate loops, and the proximal step with numpy. Check the choice
-of a site's device.
-"""
+"""Training equals separate loops, the proximal step equals numpy's, and a site chooses the right device."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -26,9 +24,7 @@ CPU = Compute()
 
 
 class Listed(Dataset):
-    """A data set that returns its cases one by one, unlike a TensorDataset, from which the loader
-    reads whole batches.
-    """
+    """A data set that returns single cases; from a TensorDataset, the loader would read whole batches."""
 
     def __init__(self, tensors: TensorDataset) -> None:
         self.tensors = tensors
@@ -115,7 +111,8 @@ def test_the_loop_equals_one_written_by_hand(training: Training, kind: type) -> 
     for epoch in range(2):
         order = torch.randperm(19, generator=generator_for(0, "shuffle", epoch))
         total.zero_()
-        for start in (0, 6, 12):  # training leaves out the 19th case, which would be alone in a batch
+        # the 19th case is left out in training, because it would be the only case of its batch
+        for start in (0, 6, 12):
             inputs, targets = data[order[start : start + 6]]
             own.zero_grad()
             loss = functional.cross_entropy(mine(inputs), targets)
@@ -175,8 +172,9 @@ def test_with_batches_of_one_no_case_is_left_out() -> None:
 
 
 def test_seeds_are_the_same_on_every_machine() -> None:
-    """The expected seeds come from `printf '0\\x1finitial weights' | sha256sum`. Any change of a seed would change all
-    published numbers.
+    """The expected seeds were computed by `printf '0\\x1finitial weights' | sha256sum`.
+
+    A change of these seeds would change all published results.
     """
     assert seed_for(0, "initial weights") == 5343337840799183452
     assert seed_for(7, "hospital-a", "shuffle", 3, 0) == 4985410627636056251
@@ -312,7 +310,8 @@ def test_every_lesson_learns_from_the_same_batches_which_are_loaded_once() -> No
 def test_a_large_gradient_is_scaled_down_to_its_bound() -> None:
     weights = nn.Parameter(torch.zeros(2))
     optimizer = Training(learning_rate=0.5, clip=2.0).make_optimizer([weights])
-    for gradient, moved in (([3.0, 4.0], [-0.6, -0.8]), ([0.3, 0.4], [-0.15, -0.2])):  # gradients of norm 5, and 0.5
+    # gradients of norm 5 are clipped, and gradients of norm 0.5 stay
+    for gradient, moved in (([3.0, 4.0], [-0.6, -0.8]), ([0.3, 0.4], [-0.15, -0.2])):
         weights.data.zero_()
         weights.grad = torch.tensor(gradient)
         optimizer.step()
@@ -333,7 +332,7 @@ def test_the_learning_rate_of_a_round_does_not_depend_on_those_before() -> None:
 
 
 def rates(training: Training, order: Sequence[int]) -> dict[int, float]:
-    """Return each round's learning rate if the rounds are requested in this order."""
+    """Return the learning rate of each round, if the rounds are requested in the order `order`."""
     optimizer, found = training.make_optimizer([nn.Parameter(torch.zeros(1))]), {}
     for number in order:
         begin_round(training, optimizer, number, training.rounds)
@@ -347,7 +346,7 @@ def test_schedules_are_torchs(schedule: str, warmup: int) -> None:
     rounds, rate = 8, 0.2
     training = Training(rounds=rounds, learning_rate=rate, schedule=schedule, warmup=warmup)
     with catch_warnings():
-        simplefilter("ignore")  # torch warns if a scheduler steps without its optimizer
+        simplefilter("ignore")  # torch warns if a scheduler steps and its optimizer does not
         own = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=rate)
         after = {
             "constant": lambda: torch.optim.lr_scheduler.ConstantLR(own, 1.0),

@@ -1,6 +1,4 @@
-"""Compare every step of FedRep, FedBABU, FedRoD and FedALA, which divide a model into parts, and of
-FedDyn, with numpy.
-"""
+"""Compare each step of FedRep, FedBABU, FedRoD, FedALA and FedDyn with an implementation in numpy."""
 
 import math
 from collections.abc import Callable
@@ -39,12 +37,12 @@ from tests.unit.methods.test_personal import (
 )
 from tests.unit.tasks import test_table as table
 
-Theta = list[Array]  # W1, b1, W2, b2 of the network tanh(x W1 + b1) W2 + b2, whose head is W2 and b2
+Theta = list[Array]  # W1, b1, W2 and b2 of the network tanh(x W1 + b1) W2 + b2, whose head consists of W2 and b2
 
 
 # --------------------------------------------------------------------------------------- the methods in numpy
 def gradients(theta: Theta, batch: tuple[Array, Array], shift: Array | float = 0.0) -> tuple[Theta, float]:
-    """Return the gradients and the value of the mean cross entropy, after `shift` is added to the scores."""
+    """Return the mean cross entropy and its gradients, after `shift` was added to the network's scores."""
     (w1, b1, w2, b2), (x, y) = theta, batch
     h = np.tanh(x @ w1.T + b1)
     z = h @ w2.T + b2 + shift
@@ -57,9 +55,7 @@ def gradients(theta: Theta, batch: tuple[Array, Array], shift: Array | float = 0
 
 @dataclass
 class ByHand:
-    """One site in numpy: its model, the received tensors, the optimizer's state of each tensor, and
-    the method's state.
-    """
+    """A site in numpy, with its model, the received tensors, the optimizer's state, and the method's state."""
 
     data: Batches
     model: Theta
@@ -201,7 +197,7 @@ class FedDyn:
 
 @dataclass(frozen=True)
 class Case:
-    """A method with its settings, and a function that creates the same method in numpy."""
+    """A method with its settings, and a function that creates the method's implementation in numpy."""
 
     name: str
     numbers: dict[str, Any]
@@ -227,8 +223,9 @@ CASES = [
 
 
 def study_by_hand(case: Case, start: Theta) -> tuple[list[dict[str, Theta]], dict[str, ByHand]]:
-    """Compute a study in numpy. The list has each site's evaluated model and the shared tensors
-    after 0, 1, ... rounds.
+    """Compute a whole study in numpy.
+
+    The returned list has the evaluated models of all sites and the shared tensors, before and after each round.
     """
     method = case.by_hand()
     sites = {site: ByHand(data_of(site), start, start) for site in SIZES}
@@ -250,7 +247,7 @@ def study_by_hand(case: Case, start: Theta) -> tuple[list[dict[str, Theta]], dic
 
 # ---------------------------------------------------------------------------------- the methods in medsilo
 def two_layers(start: Theta, *between: nn.Module) -> Callable[[], nn.Module]:
-    """Return a function that builds a network of two layers, whose input is averaged over time."""
+    """Return a function that builds a network of two layers, which averages its input over time first."""
 
     def build() -> nn.Module:
         first, head = nn.Linear(4, 5), nn.Linear(5, 3)
@@ -286,7 +283,8 @@ def test_two_rounds_at_three_sites_are_those_of_the_equations(case: Case, start:
             for one, other in zip(own[name], right[name], strict=False):
                 np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
     ends = [np.concatenate([part.ravel() for part in expected[-1][site]]) for site in SIZES]
-    different = case.name != "feddyn"  # the sites' models must differ, so that the test would find exchanged models
+    # the sites' models must differ, because otherwise the test would not find exchanged models
+    different = case.name != "feddyn"
     assert all((np.abs(one - other).max() > 1e-3) == different for i, one in enumerate(ends) for other in ends[:i])
     if case.name == "fedala":
         moved = np.concatenate([w.ravel() for site in by_hand.values() for w in site.memory["w"].values()])
@@ -340,7 +338,7 @@ def test_balanced_softmax_knows_classes_that_a_site_lacks_and_a_single_score_of_
 
 # ---------------------------------------------------------------------------------------------------- in the engine
 def test_fedala_takes_over_each_mean_once_whether_it_is_validated_or_not() -> None:
-    """FedALA equals FedAvg if its weights W stay at 1, also if only some rounds are validated."""
+    """FedALA equals FedAvg if its weights W stay at 1, even if only some rounds are validated."""
     changes = [*SMALL, "training.rounds=3", "model_selection.validate_every=2"]
     mine = inprocess.run(make_plan("fedala", *changes, "algorithm.step=1e-30")).models
     average = inprocess.run(make_plan("fedavg", *changes)).models
@@ -376,8 +374,9 @@ def test_plans_that_make_no_sense_are_refused(method: str, changes: list[str], s
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedrep", "feddyn", "fedala", "fedbabu", "fedrod"])
 def test_they_learn_from_a_table(method: str, tmp_path: Path) -> None:
-    """Five methods reach an AUROC above 0.75 on a table. FedALA and FedDyn are also tested with a
-    network of one layer.
+    """Each of five methods reaches an AUROC above 0.75 on a table.
+
+    FedALA and FedDyn are also tested with a network of a single layer.
     """
     for number, site in enumerate(table.SITES):
         table.write(tmp_path / site, table.lines(seed=number))

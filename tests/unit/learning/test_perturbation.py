@@ -1,4 +1,7 @@
-"""Test the state and the hooks of PerturbedOptimizer. The tests of HarmoFL compare its equations 6 and 7."""
+"""Test the state and the hooks of PerturbedOptimizer.
+
+The tests of HarmoFL compare the optimizer with Eq. 6 and 7 of the HarmoFL paper.
+"""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -50,7 +53,7 @@ def test_state_goes_there_and_back(name: str) -> None:
         own.step(closure_of(one, own))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     plain = make(linear().parameters())
-    plain.load_state_dict(optimizer.state_dict())  # the base optimizer can load this state
+    plain.load_state_dict(optimizer.state_dict())  # the state of PerturbedOptimizer can be loaded by its base optimizer
     assert twin.param_groups is twin.base.param_groups and twin.state is twin.base.state
 
 
@@ -78,7 +81,7 @@ def test_parameters_without_gradient_stay_out_and_in_place() -> None:
 
 
 class WithoutTruth(nn.Sequential):
-    """A network that raises an error if code asks for its truth value, as a compiled network does."""
+    """A network whose truth value raises an error, as that of a compiled network does."""
 
     def __bool__(self) -> bool:
         raise TypeError
@@ -90,7 +93,7 @@ def test_running_statistics_see_the_first_pass_only(kind: type[nn.Sequential]) -
     model, other = (kind(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double() for _ in range(2))
     other.load_state_dict(model.state_dict())
     inputs = torch.from_numpy(X)
-    other(inputs)  # one pass with the unperturbed weights
+    other(inputs)  # one forward pass with unperturbed weights
     optimizer = PerturbedOptimizer(BASES["sgd"](model.parameters()), ALPHA, module=model)
     passes = []
 

@@ -1,4 +1,4 @@
-"""Compare the statistics of layers' inputs with numpy, which uses all activations at once in double precision."""
+"""Compare statistics of layers' inputs with numpy, which computes them from all activations in double precision."""
 
 import numpy as np
 import pytest
@@ -12,9 +12,7 @@ from medsilo.registry import NETWORKS
 
 
 class Mixed(nn.Module):
-    """A network whose batch norms have three, two and one dimensions. The forward pass uses one of
-    these layers twice.
-    """
+    """A network with batch norms for three, two and one dimensions, of which one layer is used twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +42,7 @@ def mixed_data(samples: int = 37) -> tuple[Mixed, Tensor]:
 
 
 def by_numpy(model: nn.Module, layers: list[nn.Module], inputs: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Compute the mean and the variance of each layer's inputs over all cases in double precision."""
+    """Compute the mean and the variance of each layer's inputs over all cases, in double precision."""
     seen: dict[nn.Module, list[np.ndarray]] = {layer: [] for layer in layers}
     model = model.double().eval()
     hooks = [
@@ -138,9 +136,7 @@ def test_no_samples_and_unused_layers_are_refused() -> None:
 
 
 def test_nothing_of_a_batch_is_kept() -> None:
-    """The stored statistics have a fixed size, which depends on the number of channels but not on
-    the number of cases.
-    """
+    """The size of the stored statistics depends on the number of channels, but not on the number of cases."""
     own = ChannelMoments()
     for _ in range(3):
         own.add(torch.randn(50, 4, 7))

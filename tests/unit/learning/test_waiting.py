@@ -1,7 +1,7 @@
-"""Test on a machine without a GPU that training does not wait for a GPU, and which GPU a site chooses.
+"""Test without a GPU that training never waits for a GPU, and which GPU a site chooses.
 
-torch's meta device replaces the GPU. Tensors on the meta device have no values, so code that reads a value raises an
-error.
+The meta device of torch replaces the GPU. A tensor on the meta device has no values, so code that reads a value raises
+an error.
 """
 
 import os
@@ -40,7 +40,7 @@ META = torch.device("meta")
 
 
 class Waiting(TorchDispatchMode):
-    """Raises an error if code waits for a copy to the meta device, because the same code would wait for a GPU."""
+    """Raises an error if code waits for a copy to the meta device, because such code would also wait for a GPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -55,7 +55,7 @@ def on_card(labels: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------- no batch waits
 def test_no_loss_asks_a_card_for_its_labels() -> None:
-    """No loss for masks or classes reads the values of its labels, with or without class weights."""
+    """No loss for masks or classes reads values of the labels in Python, with or without class weights."""
     masks, classes = torch.randint(2, (3, 8, 8)), torch.randint(2, (3,))
     goal = make_plan("fedavg", "task.name=synthetic-prostate").task.goal
     output = torch.rand(3, 2, 8, 8, device=META)
@@ -95,8 +95,9 @@ def test_no_step_asks_a_card(perturbed: bool) -> None:
 
 @pytest.mark.parametrize("private", [False, True])
 def test_batches_for_a_card_are_the_same_cases(private: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches lie in pinned memory, which the GPU reads directly. A copy from other memory would wait for the running
-    computation.
+    """Batches are in pinned memory, from which a GPU copies while it computes.
+
+    A copy from unpinned memory would first wait for the running computation.
     """
     empty, pinned = torch.empty, []
 
@@ -121,7 +122,10 @@ def test_batches_for_a_card_are_the_same_cases(private: bool, monkeypatch: pytes
 
 
 def test_a_card_adds_the_same_loss_up_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sum over a mask's pixels has a fixed order. On a GPU, torch's mean adds the pixels in a changing order."""
+    """The loss adds a mask's pixels in a fixed order.
+
+    On a GPU, the order of additions in torch's own mean would vary.
+    """
     output, labels = torch.rand(3, 2, 8, 8), torch.randint(2, (3, 8, 8))
     expected, seen = dice_and_entropy(output, labels), []
 
@@ -133,7 +137,7 @@ def test_a_card_adds_the_same_loss_up_in_one_order(monkeypatch: pytest.MonkeyPat
 
     with Sums():
         dice_and_entropy(output.to(META), labels.to(META))
-    assert seen == [0]  # 0 means that torch computes no mean
+    assert seen == [0]  # torch's own mean over the pixels is never called
     card = type("Output", (Tensor,), {"device": property(lambda _: META)})
     assert torch.isclose(dice_and_entropy(output.as_subclass(card), labels).as_subclass(Tensor), expected)
 
@@ -150,7 +154,7 @@ def test_a_study_that_ended_holds_no_networks() -> None:
 
 
 def test_what_a_card_found_wrong_is_told_when_the_pass_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU counts invalid pixels during a pass, and the error is raised when the pass ends."""
+    """A GPU counts invalid pixels during a pass over the data, and the error is raised at the end of the pass."""
     norm, passed = AmplitudeNorm((1, 4, 4)), []
     images = torch.rand(2, 1, 4, 4)
     data = iter([(images, torch.zeros(2))] * 2)
@@ -169,7 +173,7 @@ def test_what_a_card_found_wrong_is_told_when_the_pass_ends(monkeypatch: pytest.
 
 # --------------------------------------------------------------------------------------------- choice of the GPU
 class Card:
-    """Replaces torch's CUDA functions, and records which GPUs are used."""
+    """Replaces torch's CUDA functions, and records the GPUs that the code uses."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.touched: list[Any] = []
@@ -204,7 +208,7 @@ def test_a_site_touches_its_own_card_alone(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv(compute.ONE_WORKSPACE[0], raising=False)
     own = Compute.choose("cuda:2")
     with own.reproducible(0):
-        assert torch.get_deterministic_debug_mode() == 1  # torch warns of operations without a fixed order of sums
+        assert torch.get_deterministic_debug_mode() == 1  # torch warns about operations that add in a varying order
         assert not torch.utils.deterministic.fill_uninitialized_memory
     assert set(card.touched) == {own.device} and card.emptied == 1
     assert torch.get_deterministic_debug_mode() == 0 and torch.utils.deterministic.fill_uninitialized_memory
@@ -215,8 +219,9 @@ def test_a_site_touches_its_own_card_alone(monkeypatch: pytest.MonkeyPatch) -> N
 def test_studies_take_a_card_each_where_they_ask_for_its_memory(
     memory: int, given: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare assigns a hospital's two GPUs to jobs by the memory that each job requests. Only the output of nvidia-smi
-    is simulated.
+    """NVFlare assigns two GPUs of a hospital to jobs by the memory that each job requests.
+
+    The test simulates the output of nvidia-smi only.
     """
     monkeypatch.setattr(gpu_resource_consumer, "get_host_gpu_ids", lambda: [0, 1])
     monkeypatch.setattr(gpu_resource_consumer, "get_host_gpu_memory_free", lambda unit: [49152, 49152])
@@ -233,7 +238,7 @@ def test_studies_take_a_card_each_where_they_ask_for_its_memory(
     assert seen == given
     Card(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    # torch sees only the GPU that NVFlare assigned to the job
+    # torch finds only the GPU that NVFlare assigned to the job
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert Compute.choose("auto").device == torch.device("cuda")
     with pytest.raises(MedsiloError, match=r"cuda:1.* 1 CUDA devices.* cpu or auto"):

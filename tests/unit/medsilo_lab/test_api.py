@@ -1,4 +1,4 @@
-"""The Python interface: its names and signatures, its cost, and the texts of its objects."""
+"""Test the Python interface: its names and signatures, its time to import, and the texts of its objects."""
 
 import ast
 import inspect
@@ -208,9 +208,9 @@ def test_a_run_goes_on_and_predicts_a_dataset(tmp_path: Path) -> None:
 
 
 def test_each_class_of_a_hospital_has_its_cases_its_rates_and_its_area(small: medsilo.Run) -> None:
-    """scikit-learn computes the expected rates from probabilities in 200 bins.
+    """The expected rates come from scikit-learn, with probabilities rounded to 200 bins.
 
-    A hospital's area is the mean over its classes.
+    The area under the ROC curve of a hospital is the mean of its classes' areas.
     """
     classes, cases = small.classes, small.cases
     assert classes.index.names == ["site", "class"] and list(classes.columns) == [
@@ -253,7 +253,7 @@ def test_central_gives_every_site_the_one_model() -> None:
 
 @pytest.mark.parametrize(("method", "file"), [("central", "pooled"), ("fedbn", SITES[0])])
 def test_a_model_of_another_study_is_refused_though_it_fits(method: str, file: str, tmp_path: Path) -> None:
-    """A checkpoint with the same tensor shapes would run, and its scores would look plausible."""
+    """Without the check, another study's checkpoint with equal tensor shapes would load and give plausible scores."""
     plan = make_plan(method, *SMALL, "training.rounds=1")
     runs = [
         medsilo.run(plan.with_changes([f"seed={seed}"]), folder=tmp_path / f"{seed}", device="cpu") for seed in (0, 1)
@@ -290,7 +290,7 @@ def looks_too_far(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 class Breaks(torch.utils.data.Dataset):
-    """A program's own data set with a case without a label."""
+    """A user's data set that contains one case without a label."""
 
     def __len__(self) -> int:
         return 9
@@ -300,7 +300,7 @@ class Breaks(torch.utils.data.Dataset):
 
 
 class Named(nn.Linear):
-    """A network that returns a dictionary, as those of several libraries do."""
+    """A network that returns its logits in a dictionary, as networks of several libraries do."""
 
     def forward(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
         return {"logits": super().forward(inputs)}
@@ -390,7 +390,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, small: medsilo.Run, monkeypat
 
 
 def test_a_selector_that_cannot_read_the_cases_is_refused_before_anything_starts() -> None:
-    """The selector uses convolutions, so it cannot read tables."""
+    """The selector's convolutions cannot read the rows of a table."""
     sites = {site: (torch.zeros(10, 1, 4, 4), [0, 1] * 5) for site in "ab"}
     flat = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
     with pytest.raises(MedsiloError, match=r"algorithm\.selector:.*\[1, 4, 4\].*larger cases"):
@@ -402,7 +402,7 @@ WIDTH = 8
 
 
 class Windows(Dataset):
-    """Cases of a site: two of each patient, with their sum as the target."""
+    """A site's data set with two cases for each patient, whose target is the sum of the inputs."""
 
     def __init__(self, seed: int) -> None:
         self.values = torch.randn(40, 4, generator=torch.Generator().manual_seed(seed))
@@ -425,7 +425,7 @@ class Net(nn.Module):
 
 
 class HeadStays(Algorithm):
-    """A method as a notebook may define it: all layers but the last are shared."""
+    """A method that a user could define in a notebook, which shares all layers except the last layer."""
 
     title = "Head stays"
     paper = "none"
@@ -460,10 +460,10 @@ def test_a_module_data_a_method_and_a_loss_of_ones_own_run_without_a_package(tmp
     run = medsilo.run(**OWN, task="classification", method=HeadStays, loss=doubled, changes=changes)
     assert run.summary.mean_test > 0.8
     first, second = (run.models[site].state_dict() for site in "ab")
-    assert not first["layers.2.weight"].equal(second["layers.2.weight"])  # the head was not shared
+    assert not first["layers.2.weight"].equal(second["layers.2.weight"])  # the selector's last layer was not shared
     assert {name.removeprefix("source-of-") for name in run.plan.packages} >= {"head-stays"}
     assert run.predict(OWN["sites"]["a"].values[:3], site="a").equal(run.models["a"](OWN["sites"]["a"].values[:3]))
-    # wrong shapes: no axis of cases, too few channels
+    # wrong shapes: no axis of cases, or too few channels
     for wrong in (OWN["sites"]["a"].values[0], OWN["sites"]["a"].values[:3, :1]):
         with pytest.raises(MedsiloError, match="the model reads"):
             run.predict(wrong, site="a")
@@ -491,7 +491,7 @@ def test_the_hash_follows_the_source_and_all_that_it_names(tmp_path: Path, monke
     (tmp_path / "modules.py").write_text(
         "Odd = type('Odd', (), {'f': eval('lambda self: 1')})"
     )  # a base without source
-    (tmp_path / "modules-1.0.dist-info").mkdir()  # pip installs like this, anywhere on PYTHONPATH
+    (tmp_path / "modules-1.0.dist-info").mkdir()  # pip installs a package in this way, in any folder of PYTHONPATH
     monkeypatch.syspath_prepend(tmp_path)
     own = type("Own", (import_module("modules").Odd,), {"__module__": __name__, "g": doubled})
     assert source_hash(own)
@@ -531,7 +531,7 @@ def test_frames_and_arrays_are_sites_too() -> None:
 
 # ---------------------------------------------------------------------------------------------------- as in MONAI
 def samples(seed: int, axes: int = 2, cases: int = 20) -> list[dict[str, Any]]:
-    """Return cases as MONAI's transforms make them: float labels of shape [1, ...], and tensors with file names."""
+    """Return cases as MONAI's transforms give them: MetaTensors with file names, and float labels of shape [1, ...]."""
     drawn = torch.Generator().manual_seed(seed)
     masks = torch.rand(cases, 1, *[16] * axes, generator=drawn).round()
     images = masks + 0.3 * torch.randn(masks.shape, generator=drawn)
@@ -588,7 +588,8 @@ def test_a_loss_object_gets_the_targets_that_it_can_take() -> None:
     with pytest.raises(MedsiloError, match="loss:.*shape .*different shape"):
         medsilo.run(sites={"a": with_axis}, model=net, loss=DiceLoss(softmax=True), **MASKS)
     numbers = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
-    for sums in (numbers.sum(1), numbers.sum(1, keepdim=True)):  # torch would broadcast [8] against [8, 1]
+    # without the error, torch would broadcast [8] against [8, 1]
+    for sums in (numbers.sum(1), numbers.sum(1, keepdim=True)):
         far = medsilo.run(task="regression", sites={"a": (numbers, sums)}, loss=nn.MSELoss(), device="cpu")
         assert far.summary.mean_test > 0.7
     tasks = [in_memory.task("segmentation", {"a": without}, loss)["name"] for loss in (both, DiceCELoss(softmax=True))]
@@ -654,9 +655,7 @@ def test_a_new_package_works_as_it_is_written(kind: str, tmp_path: Path) -> None
 
 # ---------------------------------------------------------------------------------------------------- a comparison
 def test_python_and_the_command_line_have_one_word_and_one_default() -> None:
-    """Before, `--baseline` was `against=`, `--settings` was `site_config=`, and Python's comparison ran one seed
-    instead of four.
-    """
+    """In earlier versions, options of the command line had other names and another default value in Python."""
     python, command = (signature(does).parameters for does in (medsilo.compare, comparing.compare))
     assert {"seeds", "folds", "baseline", "task", "plan", "methods", "data", "device"} <= python.keys() & command.keys()
     seeds = comparing.seeds_of(command["seeds"].default)
@@ -722,7 +721,7 @@ def test_the_pages_code_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> No
 
 @pytest.mark.slow
 def test_the_notebook_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    import nbformat  # the import takes four seconds, and only this test needs it
+    import nbformat  # importing nbformat takes four seconds, and only this test needs nbformat
     from nbclient import NotebookClient
 
     notebook = nbformat.read(root / "docs/notebook.ipynb", as_version=4)

@@ -1,6 +1,6 @@
 """Check medsilo's HTML pages in a real browser.
 
-They open without errors, fit a phone, print, and are readable in dark mode. axe-core finds no violation.
+Each page opens without errors, fits a phone's screen, can be printed, and passes axe-core, also in dark mode.
 """
 
 import base64
@@ -22,7 +22,7 @@ from tests.browser import Browser, chromium
 from tests.unit.medsilo_lab.test_report import SITES, round_line, save, summary_of
 from tests.unit.medsilo_lab.test_verdict import statistics_of, verdict_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("panels")]  # one study serves all tests
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("panels")]  # the tests of this group share one study
 
 PAGES = ["run", "study"]
 ENTER = ("Enter", 13, "\r")
@@ -30,7 +30,7 @@ ENTER = ("Enter", 13, "\r")
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory, panels_study: Study) -> dict[str, Path]:
-    """Write the pages of a run with a rejected site, and of a study with panels."""
+    """Write the page of a run that rejected a site, and the page of a study with panels of pictures."""
     folder = tmp_path_factory.mktemp("pages")
     names = list(SITES)
     scores = {"fedavg": (0.9, 0.8, 0.7), "fedbn": (0.85, 0.95, None), "local": (0.6, 0.9, 0.8)}
@@ -48,7 +48,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory, panels_study: Study) -> dict
 
 
 def others(folder: Path, study: Study) -> dict[str, Path]:
-    """Write the other kinds of pages: a comparison with every verdict, its decision sheet, the demo, a check."""
+    """Write pages of other kinds: a comparison with each verdict, its decision sheet, the demo and a check."""
     shown = folder / "gains"
     shutil.copytree(study.folder, shown)
     gain = PairedDifference(mean=0.1, low=-0.05, high=0.2, p=0.1, seeds=3, patients=9, adjusted=0.3, sure=False)
@@ -93,7 +93,7 @@ def test_it_opens_without_a_complaint(kind: str, pages: dict[str, Path], tab: Br
     assert len(tab.complaints) == 1
 
 
-# The most sheets of paper for each page, printed as it opens.
+# The highest number of printed sheets for each page, without opening closed sections.
 PRINTED = {"sheet": 1, "run": 2, "one": 2, "study": 3, "gains": 3, "demo": 3}
 
 
@@ -101,9 +101,9 @@ PRINTED = {"sheet": 1, "run": 2, "one": 2, "study": 3, "gains": 3, "demo": 3}
 def test_a_page_prints_on_few_sheets(
     paper: tuple[float, float], pages: dict[str, Path], tab: Browser, subtests: pytest.Subtests
 ) -> None:
-    """The paper is Letter or A4, with the browser's own margins.
+    """The paper's size is Letter or A4, and the margins are those of the browser.
 
-    Before, the demo needed ten sheets, four of them for a list of runs.
+    In earlier versions, the printed demo needed ten sheets of paper, four of which listed runs.
     """
     for kind, most in PRINTED.items():
         with subtests.test(kind=kind):
@@ -125,9 +125,9 @@ def test_the_list_of_runs_is_never_printed(pages: dict[str, Path], tab: Browser)
 
 
 def test_each_hospital_s_three_scores_stand_on_one_scale(tmp_path: Path, tab: Browser) -> None:
-    """The scores are single-site, federated and pooled.
+    """The picture shows the single-site, the federated and the pooled score of each hospital.
 
-    The axis is on top, and all of it is on the first screen, also on a phone.
+    The score's axis is at the picture's top, and the first screen shows the whole axis, also on a phone.
     """
     levels = {"local": 0.6, "fedavg": 0.7, "central": 0.9}
 
@@ -160,14 +160,17 @@ AXIS = f"[...document.querySelectorAll('thead .drawn text')].map(t => [t.textCon
 
 
 def test_links_of_a_page_work_in_a_mail(pages: dict[str, Path]) -> None:
-    """Each link stays within the page. For the documentation, the page names the command that prints it."""
+    """Each link leads to an anchor on the same page.
+
+    The page names the command that prints the documentation instead of a link.
+    """
     for kind, path in pages.items():
         for address in re.findall(r'href="([^"]+)"', path.read_text("utf-8")):
             assert address.startswith("#") or address == "data:,", (kind, address)
     assert "medsilo docs " in pages["demo"].read_text("utf-8")
 
 
-# Width and colour scheme are independent, so each value is tested once, and all pairs before a release.
+# The page's width and colour scheme have separate effects, so only the tests before a release use all pairs.
 @pytest.mark.parametrize(
     ("width", "scheme"),
     [

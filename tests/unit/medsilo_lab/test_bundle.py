@@ -1,4 +1,4 @@
-"""MONAI's own runner predicts the same masks from a MONAI Bundle as `medsilo predict`."""
+"""MONAI's bundle runner predicts the same masks from an exported bundle as `medsilo predict`."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def make_images(folder: Path) -> None:
         write_volume(folder / f"scan{number}{suffix}", Volume(drawn(shape, number), oblique(spacing)), stored_as)
 
 
-# Start MONAI's runner once, because its import takes five seconds, and run each bundle in a child process.
+# MONAI's runner is imported once, which takes five seconds, and each bundle runs in a forked process.
 RUNNER = """
 import json, os, runpy, sys, traceback
 import monai.bundle, monai.data, monai.inferers, monai.transforms
@@ -58,8 +58,9 @@ in_monai = pytest.mark.xdist_group("bundle")
 
 @pytest.fixture(scope="session")
 def run_bundle() -> Iterator[RunBundle]:
-    """Run a bundle as its docs/README.md describes. The arguments are a bundle, images, the masks' folder, and
-    whether medsilo is hidden.
+    """Return a function that runs a bundle as described in the bundle's docs/README.md.
+
+    The function's arguments are the bundle, the images, the folder for masks, and whether to hide medsilo.
     """
     with ExitStack() as stack:
 
@@ -129,12 +130,12 @@ def test_the_bundle_has_what_monai_asks_for(tmp_path: Path, monkeypatch: pytest.
         bundle_root=str(tmp_path / "bundle"),
     )
     workflow.initialize()
-    assert not workflow.check_properties()  # no reference is missing, and all targets are right
+    assert not workflow.check_properties()  # each reference in the bundle's configuration leads to a value
     parser = ConfigParser(json.loads((configs / "inference.json").read_text()))
     parser.read_meta(str(configs / "metadata.json"))
     assert all(parser.get(entry["id"]) is not None for entry in MetaProperties.values())
 
-    # The specification's mandatory keys.
+    # the keys that MONAI's specification requires
     metadata = json.loads((configs / "metadata.json").read_text())
     assert {
         "version", "monai_version", "pytorch_version", "numpy_version", "required_packages_version", "task",

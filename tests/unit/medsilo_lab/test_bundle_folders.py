@@ -1,4 +1,4 @@
-"""From a bundle for a hospital's own data, MONAI's runner predicts the same as `medsilo predict`, without medsilo."""
+"""MONAI's runner predicts the same from an exported bundle as `medsilo predict`, without importing medsilo."""
 
 import csv
 import json
@@ -33,19 +33,17 @@ U_NET = ["network.name=unet", "network.features=[4,8]"]
 
 
 def before_a_release(slow: list[str], kinds: Iterable[str]) -> list[Any]:
-    """Return a parameter's cases, and mark those that are not slow for the tests before a release."""
+    """Return the values of a test's parameter, and mark values outside of `slow` for the tests before a release."""
     return [pytest.param(kind, marks=pytest.mark.slow if kind in slow else pytest.mark.long) for kind in kinds]
 
 
 def whole(task: list[str], own: list[str], network: list[str]) -> list[str]:
-    """Join the changes of a plan; later changes win."""
+    """Join changes of a plan in this order, so that a later change of a key wins."""
     return [*task, *network, *own]
 
 
 def export(tmp_path: Path, changes: list[str]) -> tuple[Path, Path]:
-    """Predict with a network with random weights and export it; return the folders of the predictions and of the
-    bundle.
-    """
+    """Predict with random weights and export them as a bundle; return the folders of predictions and of the bundle."""
     torch.manual_seed(7)
     write_run(tmp_path / "run", make_plan("fedavg", *changes), "global/best.safetensors")
     assert main(["predict", str(tmp_path / "run"), str(tmp_path / "images"), "-o", str(tmp_path / "ours")]) == 0
@@ -57,7 +55,7 @@ def values_of(folder: Path, name: str) -> np.ndarray:
     return SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(*folder.glob(f"{name}_mask.*"))))
 
 
-# Each case runs once in the slow tests, and all pairs before a release.
+# Each value of a parameter runs in the slow tests, and all pairs of values run before a release.
 @pytest.mark.long
 @pytest.mark.parametrize("kind", before_a_release(["volumes in windows", "slices resized"], SEGMENTS))
 def test_masks_of_volumes_are_the_same_voxel_by_voxel(kind: str, tmp_path: Path, run_bundle: RunBundle) -> None:
@@ -83,7 +81,7 @@ def test_masks_of_volumes_are_the_same_voxel_by_voxel(kind: str, tmp_path: Path,
 @pytest.mark.long
 @pytest.mark.parametrize("kind", before_a_release(["rgb resized", "grey cut"], PICTURES))
 def test_masks_of_photographs_are_the_same_pixel_by_pixel(kind: str, tmp_path: Path, run_bundle: RunBundle) -> None:
-    """The photographs include an opaque alpha channel, grey with 16 bits, and grey among colours."""
+    """The photographs include opaque alpha channels, grey images of 16 bits, and grey images among colour images."""
     colours, fit = kind.split()
     for number in range(4):
         pixels = photograph(number, (30 + 7 * number, 41 - 5 * number))[0]
@@ -140,7 +138,7 @@ def test_classes_have_the_same_probabilities(kind: str, tmp_path: Path, run_bund
 
 @pytest.mark.slow
 def test_several_channels_lie_in_folders_of_their_own(tmp_path: Path, run_bundle: RunBundle) -> None:
-    """`predict` gets the channels as one file, and MONAI's runner gets one file per channel."""
+    """`predict` reads one file with all channels, and MONAI's runner reads one file for each channel."""
     (tmp_path / "images").mkdir()
     for place, channel in enumerate(("t1", "t2")):
         (tmp_path / channel).mkdir()

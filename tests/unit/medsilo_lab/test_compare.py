@@ -1,4 +1,4 @@
-"""Comparisons: rows, kept results, reported failures, and a kill during a run."""
+"""Test comparisons: their rows, runs that are used again, reported failures, and a kill during a run."""
 
 import json
 import os
@@ -100,7 +100,8 @@ def test_a_comparison_is_filled_once_and_says_what_failed(
 @pytest.mark.slow
 def test_a_comparison_that_is_killed_goes_on_to_the_same_numbers(plan: Path, tmp_path: Path) -> None:
     command = ["compare", "--plan", str(plan), "--methods", "local,fedavg,fedbn"]
-    command += ["--seeds", "0", "--at-once", "1", "--set", "training.rounds=12", "--out"]  # the kill comes in a run
+    # the process is killed within a run
+    command += ["--seeds", "0", "--at-once", "1", "--set", "training.rounds=12", "--out"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main([*command, str(whole)]) == 0
     started = [sys.executable, "-m", "medsilo", *command, str(killed)]
@@ -119,7 +120,7 @@ def test_a_comparison_that_is_killed_goes_on_to_the_same_numbers(plan: Path, tmp
 
 
 class Killed(BaseException):
-    """Stops a process like a kill: it writes no summary."""
+    """Ends a run without a summary, as if its process had died."""
 
 
 @pytest.mark.slow
@@ -190,7 +191,7 @@ def everything_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run a comparison of two rows; beside it are the command's plan and two folders of settings."""
+    """Run a comparison of two rows, and write the plan and two folders of settings into the same folder."""
     place = tmp_path_factory.mktemp("finished")
     (place / "plan.yaml").write_text(make_plan("fedavg", *SMALL).to_yaml())
     for name, threads in (("one", 1), ("two", 2)):
@@ -208,9 +209,9 @@ def compared(place: Path, methods: str = "fedavg,local", settings: str = "one") 
 def test_a_finished_comparison_is_never_replaced(
     finished: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second comparison has another plan, other settings, fewer rows or another medsilo version.
+    """The second comparison in a folder uses another plan, other settings, fewer rows or another version of medsilo.
 
-    The error names the differences.
+    The error names the differences from the first comparison.
     """
     before = everything_in(finished / "study")
     assert json.loads(before["comparison.json"])["settings"]["device"] == "cpu"
@@ -232,9 +233,12 @@ def test_a_finished_comparison_is_never_replaced(
 
 
 def test_power_is_told_before_a_comparison_and_after_it(finished: Path, capsys: pytest.CaptureFixture) -> None:
-    """The command trains nothing. Before a comparison, it names its assumptions; afterwards, it uses the scores."""
+    """The option --power trains no model.
+
+    Before a comparison, the statistical power follows from assumptions; afterwards, it follows from the scores.
+    """
     before = everything_in(finished / "study")
-    assert main(["compare", *compared(finished), "--power", "--difference", "5"]) == 1  # the runs have two seeds
+    assert main(["compare", *compared(finished), "--power", "--difference", "5"]) == 1  # these runs have only two seeds
     assert "repetitions differ" in capsys.readouterr().err
     changes = ["--set", "task.persons=40", "--seeds", "0,1,2,3,4"]
     command = ["compare", "--task", "synthetic-activity", "--methods", "local,fedavg", *changes, "--power"]
@@ -248,7 +252,10 @@ def test_power_is_told_before_a_comparison_and_after_it(finished: Path, capsys: 
 
 
 def test_power_before_a_comparison_is_the_same_in_python(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """The number of test patients comes from the data. The same number as an argument gives the same result."""
+    """Without an argument, `medsilo compare` counts the test patients in the data.
+
+    If the same number of test patients is given as an argument, the result is the same.
+    """
     changes = ["task.persons=40", "task.windows=5"]
     command = ["compare", "--task", "synthetic-activity", "--methods", "local,fedavg", "--seeds", "0,1,2,3", "--power"]
     asked = [*command, *(word for one in changes for word in ("--set", one)), "-o", str(tmp_path / "none"), "--json"]
@@ -288,7 +295,7 @@ def test_a_comparison_again_is_written_beside(finished: Path) -> None:
     assert main(["compare", *compared(finished), "--set", "training.learning_rate=0.02", "--again"]) == 0
     assert everything_in(finished / "study") == before
     assert read_verdict(finished / "study-2").about.cells == 2
-    # After the first comparison's own command, no run starts and no file changes.
+    # The first comparison's command, given again, starts no run and changes no other file.
     assert main(["compare", *compared(finished)]) == 0
     assert {name for name, content in everything_in(finished / "study").items() if before[name] != content} <= {
         "verdict.json",
@@ -307,7 +314,7 @@ def test_a_folder_of_other_things_is_no_comparisons(tmp_path: Path, capsys: pyte
 
 
 def test_a_run_of_another_plan_is_never_removed(tmp_path: Path) -> None:
-    """The protected runs include unfinished runs and the command for a single run."""
+    """Neither a comparison nor the command for a single run removes another plan's unfinished run."""
     settings, changes = SiteSettings(device="cpu"), ["training.rounds=3"]
     (cell,) = cells_of(make_plan("fedavg", *SMALL), [Row.parse("fedavg")], [0], changes, tmp_path)
 
@@ -339,9 +346,9 @@ with alone(Path(sys.argv[1]), "x"):
 
 @pytest.mark.slow
 def test_two_comparisons_never_work_in_one_folder(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """The second comparison stops with an error at once.
+    """The second comparison in the same folder ends at once with an error.
 
-    When the first comparison is killed, the system releases its lock.
+    If the first comparison is killed, the operating system releases its lock on the folder.
     """
     out = tmp_path / "study"
     command = ["compare", "--plan", str(plan), "--methods", "local", "--seeds", "0", "--out", str(out)]
@@ -367,7 +374,7 @@ def test_two_comparisons_never_work_in_one_folder(plan: Path, tmp_path: Path, ca
 def test_images_are_read_once_for_all_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The output names this step, the scores are the same as without it, and it leaves no file."""
+    """The output announces that images are read once for all runs, which changes no score and leaves no file."""
     for site in SITES:
         for number in range(12):
             for kind, pixels in zip(("images", "labels"), photograph(number), strict=True):

@@ -1,4 +1,4 @@
-"""An error in the consortium's file is one line that names the key and the remedy."""
+"""A fault in the consortium's file gives an error of one line, which names the key and the remedy."""
 
 import copy
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def write(folder: Path, change: Callable[[dict[str, Any]], None] = lambda values
 
 
 def put(*path: Any) -> Callable[[dict[str, Any]], None]:
-    """Return a function that sets a key of the file; the last item of `path` is the value."""
+    """Return a function that sets a key of the consortium's file; the last item of `path` is the key's new value."""
 
     def change(values: Any) -> None:
         for key in path[:-2]:
@@ -106,7 +106,7 @@ def test_the_example_is_right(root: Path) -> None:
 
 
 def test_the_examples_of_policies_need_no_checkout(tmp_path: Path) -> None:
-    """A lead who has only the wheels can use the names on the page."""
+    """A lead who installed medsilo from wheels can name the example policies as the documentation does."""
     file = write(tmp_path, put("hospitals", 0, "policies", "site_configs/strict-hospital"))
     first, other = (hospital.policies for hospital in read_consortium(file).hospitals)
     assert (first / "privacy.json").is_file() and other == tmp_path / "policies"

@@ -1,4 +1,4 @@
-"""The page for accepting a data set: cases with their masks, columns, and copies."""
+"""The page for accepting a data set shows cases with their masks, columns, and duplicate images."""
 
 import re
 import stat

@@ -1,4 +1,4 @@
-"""Decisions and calibration on a run's page, and decision sheets."""
+"""Test the decisions and the calibration on a run's page, and the decision sheets."""
 
 import re
 import shutil
@@ -21,9 +21,9 @@ A, B, C = "hospital-a", "hospital-b", "hospital-c"
 
 
 def decisions(yes: int, no: int, threshold: float | None = 0.35, certain: bool = True) -> Decisions:
-    """Return the decisions for 20 positive and 20 negative cases; `yes` and `no` are the numbers of correct decisions.
+    """Return the decisions for 20 cases of each class, of which `yes` positive and `no` negative cases are correct.
 
-    All probabilities are 0.15 or 0.85.
+    Each case has the probability 0.15 or 0.85.
     """
     places = [(0, 0, 0.0)] * 10
     places[1], places[8] = (20, 2, 3.0), (20, 17, 17.0)
@@ -62,7 +62,10 @@ def test_a_runs_page_shows_decisions_confusion_and_reliability(tmp_path: Path) -
 
 
 def test_roc_and_net_benefit_follow_from_the_told_places(tmp_path: Path) -> None:
-    """19 of 40 cases are ill. The threshold 0.8 gives 17 true and 3 false alarms; at 0.1, all 40 cases are alarms."""
+    """Of 40 cases, 19 are ill.
+
+    The threshold 0.8 gives 17 true and 3 false alarms, and the threshold 0.1 gives 40 alarms.
+    """
     text = rendered([save(tmp_path, summary())])[0]
     for title in (
         "hospital-a, after 0.1429 of 1 − specificity: 0.895",
@@ -108,7 +111,7 @@ def test_several_classes_have_no_threshold(tmp_path: Path) -> None:
 
 
 def test_each_hospital_has_its_classes_with_their_cases_beside_the_mean_of_their_areas(tmp_path: Path) -> None:
-    """The mean area ranks a hospital without class 2 first, and a hospital with two cases of class 2 last."""
+    """A mean area alone would rank a hospital without class 2 first, and a hospital with two cases of class 2 last."""
     folder = save(tmp_path, several_classes())
     text, parsed = rendered([folder])
     assert parsed.row(f"{B} class 2", "decisions")[1:] == ["0.501 of 2", "1.0020 of 20", "0.10"]

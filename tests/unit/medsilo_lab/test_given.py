@@ -1,4 +1,4 @@
-"""A program's own data as hospitals: data frames with text labels and hospitals, survival data, one logit."""
+"""Test a user's own data as hospitals: data frames with labels and hospitals as text, survival data, and one logit."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ ONCE = {"training.rounds": 2, "training.batch_size": 16}
 
 
 def frame(**more: Any) -> pandas.DataFrame:
-    """Return a data frame with sixty rows of twenty patients at two hospitals."""
+    """Return a data frame of sixty rows, which belong to twenty patients at two hospitals."""
     drawn = np.random.default_rng(0)
     x = drawn.normal(size=COUNT)
     whose = [f"p{number // 3}" for number in range(COUNT)]
@@ -63,7 +63,7 @@ def test_survival_is_a_time_and_an_event_of_a_frame_or_of_arrays() -> None:
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_survival_arrays_of_other_libraries_are_read(swapped: bool) -> None:
-    """Before, scikit-survival's structured array was read as a label, and each time became a separate class."""
+    """In earlier versions, scikit-survival's structured array was read as labels, and each time became a class."""
     drawn = np.random.default_rng(1)
     x, time, event = drawn.normal(size=(COUNT, 2)), drawn.exponential(9, COUNT), drawn.integers(0, 2, COUNT) == 1
     kinds: list[tuple[str, type]] = [("event", bool), ("time", float)]
@@ -79,9 +79,7 @@ FINDINGS = ("effusion", "cardiac oedema", "nodule")
 
 
 def findings() -> pandas.DataFrame:
-    """Return a data frame of 300 rows with three binary labels: x predicts one, age predicts another, and the third
-    never occurs.
-    """
+    """Return 300 rows with three binary labels: one depends on x, another depends on age, and the third is always 0."""
     drawn = np.random.default_rng(3)
     x, age, count = drawn.normal(size=300), drawn.normal(size=300), np.arange(300)
     whose = {"who": count // 3, "clinic": np.where(count // 3 % 2, "north", "south")}
@@ -90,14 +88,14 @@ def findings() -> pandas.DataFrame:
 
 
 def test_several_labels_of_a_case_are_learned_together() -> None:
-    """Before, several labels were rejected, and two columns of 0 and 1 were read as a time and an event."""
+    """In earlier versions, several labels were rejected, or two binary columns were read as a time and an event."""
     own = read(findings(), target=FINDINGS)
     assert isinstance(own.goal, Findings) and own.goal.label_names == FINDINGS
     assert isinstance(read(findings().drop(columns="nodule"), target=FINDINGS[:2]).goal, Findings)
     changes = {"training.rounds": 20, "training.learning_rate": 1.0, "training.batch_size": 8}
     done = medsilo.run(sites=own, changes=changes, device="cpu")
     cases = done.cases
-    for site in ("north", "south"):  # each rate is computed again from the cases that stay at the site
+    for site in ("north", "south"):  # each rate is computed again from the test cases at the site
         test = done.summary.sites[site].test or {}
         here, own_cases = cases.loc[site], done.summary.sites[site].figures
         for name in FINDINGS[:2]:
@@ -124,7 +122,10 @@ def test_several_labels_are_learned_however_they_are_given(form: str) -> None:
 
 
 def test_each_hospital_may_give_its_own_frame() -> None:
-    """Before, a dictionary of hospitals raised KeyError: 'train'. Hospitals may order their columns differently."""
+    """In earlier versions, a dictionary of hospitals raised KeyError: 'train'.
+
+    Each hospital may order its columns differently.
+    """
     whole = frame()
     alone = {site: part.drop(columns="clinic") for site, part in whole.groupby("clinic")}
     alone["south"] = alone["south"][["diagnosis", "who", "x", "age"]]
@@ -143,7 +144,7 @@ def test_each_hospital_may_give_its_own_frame() -> None:
 
 
 def test_a_column_that_may_name_patients_is_asked_about() -> None:
-    """Before, such a column was an input, and one patient's rows were in training and test data."""
+    """In earlier versions, a column that may name patients became an input, and a patient's rows were split."""
     own = frame(pid=range(100, 100 + COUNT)).drop(columns="who")
     with pytest.raises(DataError, match="does column 'pid' name the patient"):
         read(own, patient=None)
@@ -152,7 +153,7 @@ def test_a_column_that_may_name_patients_is_asked_about() -> None:
 
 
 def test_codes_from_one_on_are_classes_by_themselves() -> None:
-    """Before, the labels 1 and 2 gave three classes, and a model with two outputs was rejected."""
+    """In earlier versions, the labels 1 and 2 became three classes, so a model with two outputs was rejected."""
     x = np.random.default_rng(0).normal(size=(COUNT, 2))
     own = medsilo.data((x, (x[:, 0] > 0) + 1))
     assert own.goal.label_names == ("1", "2")  # type: ignore[union-attr]
@@ -160,7 +161,7 @@ def test_codes_from_one_on_are_classes_by_themselves() -> None:
 
 
 def test_a_model_with_one_logit_learns_by_its_usual_loss() -> None:
-    """Before, BCEWithLogitsLoss rejected integer labels."""
+    """In earlier versions, BCEWithLogitsLoss rejected integer labels."""
     how: dict[str, Any] = {"model": nn.Linear(2, 1), "loss": nn.BCEWithLogitsLoss()}
     assert medsilo.run(sites=read(frame()), **how, changes=ONCE, device="cpu").summary.status == "finished"
 
@@ -206,7 +207,7 @@ def test_what_can_not_be_learned_is_said_in_a_line(given: Any, how: dict[str, An
 
 # ---------------------------------------------------------------------------------------------------- folders
 def test_a_table_s_file_is_read_as_medsilo_data_reads_it(tmp_path: Path) -> None:
-    """Before, `data` gave a wrong hint for a folder, and `run` also needed a plan and further keys."""
+    """In earlier versions, `data` gave a wrong hint about a folder, and `run` also demanded a plan."""
     clinics = [["north", "south"][number // 3 % 2] for number in range(COUNT)]
     frame(clinic=clinics).to_csv(tmp_path / "export.csv", index=False)
     with pytest.raises(DataError, match=r"nothing names the patient.*answers=\{'patients': ...\}"):
@@ -248,6 +249,6 @@ def test_a_folder_of_images_with_hospitals_is_run(tmp_path: Path) -> None:
 
 
 def test_what_is_given_as_data_is_sent_to_sites() -> None:
-    """Before, the data were read as a description of a folder, with the hospitals' names as its keys."""
+    """In earlier versions, data that medsilo.data had read were taken for a description of a folder."""
     with pytest.raises(MedsiloError, match="give this object as sites="):
         medsilo.run("fedavg", data=read(frame()))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Cases by class: the sites' disclosed counts, the server's checks, and the picture in the report."""
+"""Test the numbers of cases by class: their disclosure, the server's checks, and the picture in the report."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""medsilo init reads folders with unusual layouts as people have them."""
+"""`medsilo init` reads folders with unusual layouts from real hospitals."""
 
 import csv
 import json
@@ -31,26 +31,29 @@ EACH = {"patients": "each image is a patient"}
 
 
 def read_by(study: Path) -> dict[str, Any]:
-    """Return the `data` settings of the data set that init wrote."""
+    """Return the `data` settings of the data set that `medsilo init` wrote."""
     return DataSet.read(study / "data-set").reading
 
 
 def written(folder: Path, said: Mapping[str, str] = EACH, **asked: Any) -> tuple[Plan, dict[str, Any]]:
-    """Return the plan that init writes before its check, and the data set's `data` settings."""
+    """Return the plan that `medsilo init` writes before it checks the data, and the `data` settings of the data set."""
     made = make_each(DatasetLayout(folder, "hospital-a", "cpu", **asked), stop_at_questions, said=said)
     plan = write_start(folder.parent / "study", made.sight.choices, made.sets)
     return plan, next(iter(made.sets.values())).data_set.reading
 
 
 def drafted(folder: Path, *more: str, said: Mapping[str, str] = EACH) -> tuple[Plan, dict[str, Any]]:
-    """Return the plan that init writes, and the data set's `data` settings. The check reads all data and prints GO."""
+    """Return the plan and the `data` settings that `medsilo init` writes.
+
+    `medsilo init` reads all data, and its check gives the result GO.
+    """
     study, each = folder.parent / "study", [f"--set={key}={answer}" for key, answer in said.items()]
     assert main(["init", str(folder), "-o", str(study), "--no-train", "--device", "cpu", *each, *more]) == 0
     return load_plan(study / "job/app/config/plan.yaml"), read_by(study)
 
 
 def refused(folder: Path, capsys: pytest.CaptureFixture, *more: str) -> str:
-    """Return the one-line error of init."""
+    """Return the error of `medsilo init`, which is one line."""
     assert main(["init", str(folder), "-o", str(folder.parent / "study"), "--no-train", *more]) == 1
     return capsys.readouterr().err.splitlines()[-1]
 
@@ -90,7 +93,7 @@ def photographs(folder: Path, count: int = 24) -> list[str]:
 
 
 def test_a_table_beside_images_has_their_labels(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """ISIC and Kaggle publish such tables, with file names without suffixes and many columns."""
+    """ISIC and Kaggle publish tables with many columns, in which file names have no suffix."""
     names = photographs(tmp_path / "data" / "images")
     lines = [[name, 40 + place % 30, ["nevus", "melanoma"][place % 2]] for place, name in enumerate(names)]
     write_csv(tmp_path / "data" / "metadata.csv", ["isic_id", "age_approx", "kind"], lines)
@@ -100,11 +103,11 @@ def test_a_table_beside_images_has_their_labels(tmp_path: Path, capsys: pytest.C
     assert plan.task.labels == ("melanoma", "nevus")  # type: ignore[attr-defined]
     cases = (tmp_path / "study/data-set/private/cases.csv").read_text().splitlines()
     assert cases[1] == "images/ISIC_0000.png,nevus,images/ISIC_0000.png" and len(cases) == 25
-    assert "table" not in data  # the list of cases comes from the images
+    assert "table" not in data  # medsilo lists the cases by the images, and not by a table
 
 
 def test_classes_and_folders_may_be_spelt_otherwise(tmp_path: Path) -> None:
-    """The two hospitals differ in upper and lower case, and their folder names have spaces and umlauts."""
+    """The hospitals write class names with different capitals, and their folders' names have spaces and umlauts."""
     for site, classes in (("Süd Klinik", ("benign", "Malignant")), ("nord", ("Benign", "malignant"))):
         for label, name in enumerate(classes):
             for number in range(12):
@@ -125,7 +128,7 @@ def test_classes_and_folders_may_be_spelt_otherwise(tmp_path: Path) -> None:
 
 
 def test_a_class_in_other_letters_is_spelt_as_a_hospital_is(tmp_path: Path) -> None:
-    """Before, two spellings of the same class became two classes."""
+    """In earlier versions, a class that hospitals spelt in two ways became two classes."""
     for label, name in enumerate(("Gutartig", "bösartig")):
         for number in range(12):
             write_pixels(tmp_path / "data" / name / f"{label}{number}.png", photograph(number)[0])
@@ -166,7 +169,7 @@ def test_two_recordings_of_a_patient_are_one_patient_s(tmp_path: Path) -> None:
 
 
 def test_recordings_beside_a_table_are_recordings(tmp_path: Path) -> None:
-    """No row of the table is read as a patient's numbers, and no file name enters the plan."""
+    """The table's rows do not become patients' values, and the plan contains no file name."""
     edf = pytest.importorskip("pyedflib", reason="needs medsilo[edf]")
     (tmp_path / "data").mkdir()
     random, lines = np.random.default_rng(0), []
@@ -217,7 +220,7 @@ def test_only_a_column_that_names_files_makes_a_table_of_files(tmp_path: Path) -
 
 
 def test_slices_of_volumes_are_one_option(tmp_path: Path) -> None:
-    """All keys of a plan that depend on the number of dimensions change with this option."""
+    """The option by_slices changes all keys of a plan that depend on the number of dimensions."""
     write_balls(tmp_path / "data", [f"p{number:02}" for number in range(12)], shape=(20, 24, 20))
     assert written(tmp_path / "data")[0].task.axes == 3  # type: ignore[attr-defined]
     (tmp_path / "again").mkdir()
@@ -230,7 +233,7 @@ def test_slices_of_volumes_are_one_option(tmp_path: Path) -> None:
 def test_a_table_beside_images_and_masks_that_is_not_read_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As of white cells: masks, and a table of classes that names '1' what is 001.png."""
+    """As in a public data set of white cells, the table names the image 001.png by the number 1."""
     for site, first in (("north", 0), ("south", 100)):
         for number in range(24):
             image, mask = photograph(number + first)

@@ -1,4 +1,4 @@
-"""A predictor and a dataset probe of another package handle a kind of data that medsilo does not know."""
+"""Another package's predictor and dataset probe handle a kind of data that medsilo does not know."""
 
 import csv
 import json
@@ -74,7 +74,7 @@ def test_predict_goes_through_an_outside_predictor(
     released = [str(tmp_path / "release"), "--as", "elsewhere", "-o", str(tmp_path / "validation"), "--device", "cpu"]
     assert main(["release", "make", str(run.folder), "-o", released[0]]) == 0
     released += ["--lead", lead_of(released[0])]
-    # A lead's plan cannot use a package that the hospital does not allow.
+    # a lead's plan cannot use a package that the hospital does not allow
     for allowed in ("", "packages: [outside-notes]\n"):
         (tmp_path / "medsilo.yaml").write_text(f"data: {{folder: {notes}}}\n{allowed}")
         assert main(["release", "test", *released, "--settings", str(tmp_path)]) == (0 if allowed else 1)

@@ -1,4 +1,4 @@
-"""A reader of another package reads a hospital's files in a format that medsilo does not know."""
+"""Another package's reader reads a hospital's files in a format that medsilo does not know."""
 
 import random
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tests.conftest import SITES, make_plan
 from tests.outside import installed_as
 
 ENTRIES = "[medsilo.tasks]\ncurves = curves:Curves\n"
-STEPS = 40  # steps of a curve: two windows of 16, and the remainder
+STEPS = 40  # each curve has two windows of 16 steps, and further steps that fill no window
 
 
 installed = installed_as("outside-curves", ENTRIES)
@@ -29,7 +29,7 @@ def curve(wild: float, seed: str) -> str:
 
 @pytest.fixture
 def hospital(tmp_path: Path) -> Path:
-    """Write ten patients with two curves each in differently named folders, and two files that are not curves."""
+    """Write two curves for each of ten patients, in folders named after the classes, and two files of other kinds."""
     for number in range(10):
         kind = "calm" if number % 2 else "uneven"
         (tmp_path / "data" / kind).mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def test_a_table_and_the_disk_serve_an_outside_format(hospital: Path, tmp_path: 
     assert len(kept) == 20
     before = [path.stat().st_mtime_ns for path in kept]
     task.survey("a", ["a"], 0, own)
-    assert [path.stat().st_mtime_ns for path in kept] == before  # the curves are read from the cache
+    assert [path.stat().st_mtime_ns for path in kept] == before  # the reader gets the curves from the cache
 
 
 def test_a_study_learns_from_an_outside_format(hospital: Path, tmp_path: Path) -> None:
@@ -97,11 +97,12 @@ def test_a_study_learns_from_an_outside_format(hospital: Path, tmp_path: Path) -
     plan = make_plan("fedavg", "task.name=curves", "training.rounds=2", "training.batch_size=8")
     run = medsilo.run(plan, folder=tmp_path / "run", data=tmp_path / "all", device="cpu", engine="inprocess")
     assert run.plan.packages["outside-curves"].version == "1.0" and run.plan.network.name == "activity-cnn"
-    assert run.plan.task.not_private == ""  # the reader declares that other patients have no effect
+    # the reader declares that a patient's inputs do not depend on other patients
+    assert run.plan.task.not_private == ""
 
 
 class Stored(VolumeFolder):
-    """Volumes and masks that numpy wrote."""
+    """A reader of volumes and masks that were saved by numpy."""
 
     name: str = "stored"
 

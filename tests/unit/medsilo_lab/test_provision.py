@@ -1,4 +1,4 @@
-"""Kits are signed by one root, complete and private, and do not change when a party is added."""
+"""One root certificate signs all kits, each kit is complete and private, and adding a party changes no other kit."""
 
 import json
 import shutil
@@ -40,12 +40,12 @@ def kits_of(folder: Path, *changes: Any, renew: tuple[str, ...] = (), new_key: b
 
 
 def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
-    """Return every file with its bytes and mode."""
+    """Return the bytes and the mode of each file in a folder."""
     return {path: (path.read_bytes(), path.stat().st_mode) for path in folder.rglob("*") if path.is_file()}
 
 
 def without_seals(files: dict[Path, tuple[bytes, int]]) -> dict[Path, tuple[bytes, int]]:
-    """Leave out the signatures, which are random and differ each time."""
+    """Leave out the files of signatures, which are random and differ each time."""
     return {path: content for path, content in files.items() if path.name != "signature.json"}
 
 
@@ -104,11 +104,11 @@ def test_policies_and_storage_are_in_place(tmp_path: Path) -> None:
 def test_a_job_waits_a_week_for_its_hospital_and_is_tried_twice_a_minute(
     ours: bool, tries: int, pause: int, tried: bool, over: bool, tmp_path: Path
 ) -> None:
-    """NVFlare's own scheduler runs the server's kit, and no hospital is connected."""
+    """NVFlare's own job scheduler runs with the settings of the server's kit, while no hospital is connected."""
     kits_of(tmp_path)
     server = json.loads((tmp_path / "kits/localhost/local/resources.json").read_text())
     given = next(own["args"] for own in server["components"] if own["id"] == "job_scheduler")
-    assert given["max_jobs"] > 1  # NVFlare's other settings stay
+    assert given["max_jobs"] > 1  # NVFlare's other settings stay unchanged
     context, ended = FLContext(), []
     engine = SimpleNamespace(get_clients=list, new_context=lambda: nullcontext(context))
     context.get_engine = lambda: engine
@@ -146,7 +146,7 @@ def test_the_server_gets_further_names_with_a_renewed_certificate(tmp_path: Path
 
 
 def test_a_changed_kit_of_a_person_does_not_connect(tmp_path: Path) -> None:
-    """NVFlare itself checks the kit of a person."""
+    """NVFlare checks the files of a person's kit by their signatures."""
     kits_of(tmp_path)
     kit = tmp_path / "kits/lead@clinic.org"
     path = kit / "startup/fed_admin.json"
@@ -159,7 +159,7 @@ def test_a_changed_kit_of_a_person_does_not_connect(tmp_path: Path) -> None:
 def test_a_newcomer_leaves_the_others_kits_untouched(tmp_path: Path) -> None:
     kits_of(tmp_path)
     kits = tmp_path / "kits"
-    (kits / "north/local/medsilo.yaml").write_text("device: cpu\nthreads: 2\n")  # the hospital has changed its file
+    (kits / "north/local/medsilo.yaml").write_text("device: cpu\nthreads: 2\n")  # the hospital has changed this file
     before = {name: contents(kits / name) for name in ("localhost", "st-anna", "north", "lead@clinic.org")}
     assert kits_of(tmp_path, lambda values: values["hospitals"].append(SOUTH)) == ["south"]
     assert before == {name: contents(kits / name) for name in before}
@@ -179,7 +179,7 @@ def test_a_kit_that_was_sent_and_deleted_is_made_again_the_same(tmp_path: Path) 
 
 
 def test_renewal_gives_a_new_certificate_and_keeps_the_rest(tmp_path: Path) -> None:
-    """The key stays the same, so its signatures remain valid."""
+    """The renewed certificate is for the same key, so the key's earlier signatures remain valid."""
     everybody = ("localhost", "north", "lead@clinic.org")
     kits_of(tmp_path)
     kits = tmp_path / "kits"
@@ -194,7 +194,7 @@ def test_renewal_gives_a_new_certificate_and_keeps_the_rest(tmp_path: Path) -> N
         assert [one.oid for one in new.extensions] == [one.oid for one in old[name].extensions]
         new.verify_directly_issued_by(root_of(kits / "st-anna"))
         private = read_pair_of(kits / name)[1]
-        # a key that does not match the certificate would have raised an error
+        # a key that does not fit the certificate would raise an error
         assert public_text(private) == public_text(keys[name])
         party = read_kit(kits / name)
         assert {one.severity for one in [*check_certificates(party), *check_seal(party)]} == {"ok"}
@@ -297,7 +297,9 @@ def test_requests_hold_no_key_and_no_project_admin(tmp_path: Path) -> None:
 
 
 def test_a_hospital_behind_relays_knows_the_nearest_and_trusts_the_root(tmp_path: Path) -> None:
-    """A relay has one certificate for its own connection, and another for connections to it."""
+    """A relay has one certificate for its connection to the server, and another for hospitals that connect to the
+    relay.
+    """
     assert kits_of(tmp_path, put("relays", [NORTH, TOP]))[:3] == ["localhost", "relay-n", "relay-top"]
     kits = tmp_path / "kits"
     for name, host in (("relay-n", "relay.north.org"), ("relay-top", "relay.top.org")):

@@ -1,4 +1,4 @@
-"""`make release` writes a release with a temporary key, and `make verify-release` checks it."""
+"""`make release` writes a release that a temporary key signs, and `make verify-release` checks the release."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-
 
 
 def small_wheel(folder: Path, name: str, *needs: str) -> Path:
-    """Write a wheel of one empty module."""
+    """Write a wheel that contains one empty module."""
     folder.mkdir(parents=True, exist_ok=True)
     path, info = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n" + "".join(f"Requires-Dist: {n}\n" for n in needs)
@@ -42,7 +42,7 @@ def release(root: Path, *given: Path | str, place: Path | None = None) -> subpro
     return subprocess.run(command, cwd=root, env=offline, capture_output=True, text=True)
 
 
-OFFLINE = ["unshare", "--map-root-user", "--net"]  # a network without other machines
+OFFLINE = ["unshare", "--map-root-user", "--net"]  # a network namespace in which no other machine is reachable
 needs_a_namespace = pytest.mark.skipif(
     shutil.which("unshare") is None or subprocess.run([*OFFLINE, "true"], capture_output=True).returncode != 0,
     reason="this account may make no network namespace",
@@ -50,7 +50,7 @@ needs_a_namespace = pytest.mark.skipif(
 
 
 def installed_offline(folder: Path, house: Path) -> Path:
-    """Create an environment and install a wheelhouse in it without a network; return its folder of programs."""
+    """Install a wheelhouse into a new environment without a network; return the environment's folder of programs."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
     install = ["pip", "install", "--quiet", "--no-index", "--find-links", house, "--require-hashes", "-r"]
     for command in (
@@ -83,7 +83,7 @@ def test_a_wheelhouse_is_installed_without_a_network_and_only_as_it_was_made(roo
 @pytest.mark.long
 @needs_a_namespace
 def test_medsilo_runs_without_a_network_from_its_wheelhouse(root: Path, tmp_path: Path) -> None:
-    """The wheelhouse lacks torch, because all requirements together have gigabytes."""
+    """The wheelhouse contains only small requirements, because torch and other large packages take gigabytes."""
     light = ("typer", "rich", "pydantic", "PyYAML", "Jinja2", "psutil", "filelock", "cryptography", "numpy")
     pins = [line for line in (root / "custom/medsilo/tested.txt").read_text().splitlines() if line.startswith(light)]
     (tmp_path / "light.txt").write_text("\n".join(pins))

@@ -1,4 +1,4 @@
-"""A released model is tested at hospitals that did not train it, and altered releases are rejected."""
+"""Hospitals that did not train a released model test it, and reject an altered release."""
 
 import json
 import random
@@ -91,9 +91,9 @@ def test_all_cases_of_a_hospital_that_did_not_join_are_tested(
 def test_several_kinds_of_models_are_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """The models are a super model, a hospital's own model, and an ensemble of two runs.
+    """The models are a super model, the personal model of a hospital, and an ensemble of two runs.
 
-    Each predicts the same in its release as in its run.
+    Each model predicts the same from its release as from its run.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -123,7 +123,7 @@ def test_a_model_of_round_0_is_not_released(finished: tuple[Plan, Path], tmp_pat
 
 @pytest.fixture(scope="module")
 def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a release of a model that predicts the outcome from a marker in a table."""
+    """Make a release of a model that predicts a binary outcome from one column of a table."""
     root = tmp_path_factory.mktemp("ranked")
     study = marked(root / "study-data", 80)
     settings = make_settings({**ALL_MINE, "data": {"folder": study, "table": "cases.csv"}, "device": "cpu"}, "test")
@@ -136,7 +136,10 @@ def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def marked(folder: Path, patients: int, ill: str = "1", well: str = "0", each: int = 2) -> Path:
-    """Write a hospital's table in which one of `each` patients is ill. The marker is wrong for one patient in seven."""
+    """Write a hospital's table in which every patient with a number divisible by `each` is ill.
+
+    For one patient in seven, the marker contradicts the outcome.
+    """
     folder.mkdir()
     sick = [number % each == 0 for number in range(patients)]
     markers = [one != (number % 7 == 0) for number, one in enumerate(sick)]
@@ -165,7 +168,10 @@ def page_at(ranked: Path, local: Path, capsys: pytest.CaptureFixture) -> tuple[d
 def test_a_page_has_each_class_with_its_cases_and_says_where_they_are_few(
     ranked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Of 84 patients, 7 are ill. The marker is wrong for one of them and for 11 of the others, which accuracy hides."""
+    """In the hospital's table, 7 of 84 patients are ill.
+
+    The marker is wrong for one ill patient and for 11 healthy patients; accuracy would hide the first error.
+    """
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     _, text, parsed = page_at(ranked, marked(tmp_path / "hospital", 84, each=12), capsys)
     assert parsed.row("release no", "classes")[1:3] == ["0.8666 of 77", "0.866 of 7"]
@@ -181,7 +187,7 @@ def test_a_page_has_each_class_with_its_cases_and_says_where_they_are_few(
 def test_a_model_that_does_no_better_than_guessing_is_named_before_its_score(
     ranked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """A hospital that codes the classes the other way round gets such a result."""
+    """A hospital that swaps the codes of the two classes gets an AUROC below one half."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     _, text, _ = page_at(ranked, marked(tmp_path / "hospital", 70), capsys)
     assert "Not learned" not in text
@@ -204,7 +210,7 @@ def test_a_second_validation_leaves_nothing_of_the_first(here: Path, capsys: pyt
 def test_a_release_from_a_key_that_nobody_told_of_is_not_tested(
     lead: list[str], words: str, here: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """A signature proves nothing to a hospital that did not know the key before."""
+    """A valid signature is not enough for a hospital that did not know the signer's key before."""
     assert cli.main(["release", "test", "release", "--as", "x", "-o", "out", "--device", "cpu", *lead]) != 0
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1 and not (here / "out").exists()
@@ -216,7 +222,7 @@ def table_of(folder: Path, patients: int) -> Path:
     lines = [f"{n},{drawn.random():.3f},{drawn.random():.3f},{n % 2}" for n in range(patients)]
     (folder / "cases.csv").write_text("\n".join(["patient,age,marker,outcome", *lines]) + "\n")
     text = f"data:\n  folder: {folder}\n  table: cases.csv\n  columns: {{patient: patient}}\n  outcome: [outcome]\n"
-    text += "  label_map: {0: 'no', 1: 'yes'}\n"  # three patients' labels are read as well
+    text += "  label_map: {0: 'no', 1: 'yes'}\n"  # the labels of three patients are also read
     (folder / "medsilo.yaml").write_text(text)
     return folder
 
@@ -250,7 +256,7 @@ def test_a_release_that_was_touched_is_refused(here: Path) -> None:
         for changed in (kept[:-1], bytes([kept[0] ^ 1]) + kept[1:], kept + b"\n", b""):
             path.write_bytes(changed)
             if path.name == "release.json" and changed.strip() == kept.strip():
-                continue  # blank lines have no meaning in JSON
+                continue  # JSON ignores these blank lines
             with pytest.raises(MedsiloError):
                 Release.open(folder)
         path.write_bytes(kept)
@@ -279,7 +285,7 @@ def test_a_release_of_somebody_else_is_refused_where_the_leads_key_is_known(made
 
 
 def altered(kept: bytes, drawn: random.Random, number: int) -> bytes:
-    """Flip one bit, truncate, duplicate or swap parts, or put an odd value into the JSON."""
+    """Return the bytes with a random change: a flipped bit, a missing or repeated block, or an odd value in JSON."""
     changed = bytearray(kept)
     if number % 3 == 0 and kept.startswith(b"{"):
         whole = json.loads(kept)
@@ -301,7 +307,7 @@ def altered(kept: bytes, drawn: random.Random, number: int) -> bytes:
 
 @pytest.mark.parametrize("times", [400, pytest.param(5000, marks=pytest.mark.long)])
 def test_no_altered_release_is_believed(here: Path, times: int) -> None:
-    """Each altered release is rejected with a reason, and no other error occurs."""
+    """Each altered release is rejected with a reason, and causes no other error."""
     release, drawn = Release.open(here / "release"), random.Random(0)
     files = sorted(path for path in (here / "release").rglob("*") if path.is_file())
     counts = {"refused": 0, "the same": 0}

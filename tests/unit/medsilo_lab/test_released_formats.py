@@ -1,4 +1,7 @@
-"""Models for NIfTI, DICOM, series and tables are validated without a kit. The training patients show no drift."""
+"""Released models for NIfTI, DICOM, time series and tables are tested without a kit.
+
+The report of drift finds no drift in the training patients.
+"""
 
 import json
 import random
@@ -53,7 +56,7 @@ def series(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
 
 
 def table(folder: Path, patients: int, seed: int, shift: float = 0.0) -> Path:
-    """Write a table of patients in which ill patients have a greater marker."""
+    """Write a table of patients in which ill patients have a greater value in the column "marker" on average."""
     drawn, lines = random.Random(seed), ["patient,age,marker,outcome"]
     for number in range(patients):
         sick = drawn.randrange(2)
@@ -81,7 +84,7 @@ def test_a_hospital_without_a_kit_validates_and_predicts(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     study, data, files = kind(tmp_path / "patients")
-    # a model that has not learned
+    # this model was trained for one round only
     own = {"training": {"rounds": 1, "batch_size": 8}, "model_selection": {"keep": "last"}}
     plan = parse_plan({"algorithm": {"name": "fedavg"}, "participation": {"sites": ["a"]}, **own, **study})
     settings = make_settings({**ALL_MINE, "data": data, "device": "cpu"}, "a test")

@@ -1,4 +1,4 @@
-"""A report repeats the numbers and failures of the run folders, and contains no active code."""
+"""A report contains the scores and failures of the runs' files, and no active code."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def summary_of(
     by_site: Mapping[str, Mapping[str, Any]] | None = None,
     **changes: Any,
 ) -> Summary:
-    """Return the summary of a run with two rounds and all sites, with these changes."""
+    """Return the summary of a run of two rounds at all sites, with these changed values."""
     known = [score for score in scores.values() if score is not None]
     sites = {
         name: SiteResult(
@@ -79,12 +79,12 @@ def summary_of(
 
 
 def round_line(number: int, sites: list[str], **changes: Any) -> Round:
-    """Return a round that all sites answered, with changes."""
+    """Return a round that all its sites answered, with these changed values."""
     return Round(round=number, phase="train", seconds=1.8, asked=sites, answered=sites).changed(**changes)
 
 
 def save(root: Path, summary: Summary, rounds: list[Round] | None = None) -> Path:
-    """Write a run folder with this summary. Without `rounds`, all sites answered each round."""
+    """Write a run folder with this summary. Without the argument `rounds`, all sites answered each round."""
     record = Record(root / f"{summary.method}-seed{summary.seed}")
     record.folder.mkdir(parents=True)
     record.write_summary(summary)
@@ -98,7 +98,7 @@ def save(root: Path, summary: Summary, rounds: list[Round] | None = None) -> Pat
 
 
 def spoil(folder: Path, *path: str, value: Any) -> Path:
-    """Change a value in a run's summary.json."""
+    """Change one value in the file summary.json of a run."""
     file = folder / paths.SUMMARY
     part = content = json.loads(file.read_text())
     for key in path[:-1]:
@@ -110,7 +110,7 @@ def spoil(folder: Path, *path: str, value: Any) -> Path:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
-    """Write runs of Local, FedAvg, FedBN with a lost round, AdaFed failed, and Central."""
+    """Write runs of Local, FedAvg, FedBN with a lost round, a failed AdaFed, and Central."""
 
     def scores(*values: float | None) -> dict[str, float | None]:
         return dict(zip(SITES, values, strict=True))
@@ -130,7 +130,7 @@ def folders(tmp_path: Path) -> list[Path]:
 
 
 class Page(HTMLParser):
-    """An HTML parser that checks that every element is closed in order."""
+    """An HTML parser that checks that each element is closed, and in the right order."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -173,7 +173,7 @@ class Page(HTMLParser):
             self.rows[-1][-1] += data
 
     def row(self, start: str, section: str = "") -> list[str]:
-        """Return the first table row whose first cell begins with `start`."""
+        """Return the first row of a table whose first cell begins with `start`."""
         rows = [row for row, own in zip(self.rows, self.sections, strict=True) if section in ("", own)]
         return next(row for row in rows if row and row[0].strip().startswith(start))
 
@@ -195,7 +195,7 @@ def test_the_table_holds_the_numbers_of_the_summaries(folders: list[Path]) -> No
 
 
 def captions(text: str) -> list[str]:
-    """Return the captions of a page's tables and figures, as text."""
+    """Return the captions of a page's tables and figures without HTML tags."""
     found = re.findall(r"<(caption|figcaption)>(.*?)</\1>", text, re.DOTALL)
     return [re.sub(r"<[^>]*>", "", words) for _, words in found]
 
@@ -250,7 +250,7 @@ def test_single_runs_side_by_side_are_not_ranked(folders: list[Path]) -> None:
 
 
 def test_runs_of_several_seeds_tell_how_methods_differ_by_seed(tmp_path: Path) -> None:
-    """Before, the page named one seed, and omitted the others."""
+    """In earlier versions, the page showed the runs of one seed only."""
     means = {("FedAvg", 0): 0.5, ("FedAvg", 1): 0.7, ("FedBN", 0): 0.8, ("FedBN", 1): 0.9}
     told = [
         summary_of(title.lower(), title, {"a": mean, "b": mean}, seed=seed, task="script", study=f"{title}-{seed}")

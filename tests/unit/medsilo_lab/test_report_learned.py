@@ -1,4 +1,4 @@
-"""The pages' sentences about learning, differences, colours and headings."""
+"""Test which sentences, colours and headings the pages show for learned and for untrained models."""
 
 import json
 import re
@@ -30,7 +30,7 @@ SITES = ("hospital-a", "hospital-b")
 
 # ---------------------------------------------------------------------------------------------------- learned or not
 def page_of(folder: Path, metric: str, score: float, curve: list[float]) -> str:
-    """Return the top of a run's page, for this score and validation curve at each site."""
+    """Return the top of a run's page for this test score and validation curve at each site."""
     one = {
         "validation": curve,
         "test": {metric: score, "loss": 0.3, "cases": 40},
@@ -42,9 +42,9 @@ def page_of(folder: Path, metric: str, score: float, curve: list[float]) -> str:
 
 
 def test_rounded_scores_are_said_to_be_so_and_nothing_is_concluded_from_them(tmp_path: Path) -> None:
-    """The Dice of five patients, 0.06, is rounded to 0.
+    """The Dice of the five patients is 0.06, which is rounded to 0.
 
-    The page says 0 to 0.25, and names neither a lowest hospital nor a best round.
+    The page shows the range 0 to 0.25, and names no lowest hospital and no best round.
     """
     few = {"validation": [0.0] * 8, "steps": {"validation": 0.5, "test": 0.5}}
     one = few | {"test": {"dice": 0.0, "loss": 0.3, "cases": 20}}
@@ -64,7 +64,7 @@ def test_rounded_scores_are_said_to_be_so_and_nothing_is_concluded_from_them(tmp
     ("metric", "score", "said"),
     [
         ("accuracy", 0.9, ""),
-        ("accuracy", 0.62, "has not learned"),  # the most frequent class has a share of 0.6
+        ("accuracy", 0.62, "has not learned"),  # the most frequent class has 60 % of the cases
         ("accuracy", 0.5, "is below guessing"),
         ("dice", 0.5, ""),
         ("dice", 0.11, "has not learned"),
@@ -98,7 +98,7 @@ def test_the_headline_says_whether_training_ended_too_early(curve: list[float], 
 
 @pytest.mark.parametrize("rounds", [6, 12, 30])
 def test_a_curve_that_scatters_is_seldom_called_rising(rounds: int, tmp_path: Path) -> None:
-    """300 converged curves and 300 rising curves have the same scatter."""
+    """300 curves that have converged and 300 curves that still rise have the same random scatter."""
     save(tmp_path, summary_of("fedavg", "FedAvg", {"hospital-a": 0.9}))
     run, random = read_all([tmp_path / "fedavg-seed0"])[0], np.random.default_rng(rounds)
 
@@ -113,7 +113,7 @@ def test_a_curve_that_scatters_is_seldom_called_rising(rounds: int, tmp_path: Pa
 
 
 def test_a_number_is_held_against_the_mean(tmp_path: Path) -> None:
-    """The errors are a fifth of the errors of predicting the mean: a closeness of 0.9 instead of 0.5."""
+    """The model's errors are a fifth of those of predicting the mean, so the closeness is 0.9 and not 0.5."""
     folder = tmp_path / "sites/hospital-a"
     values = torch.tensor([0.0, 10.0, 0.0, 10.0], dtype=torch.float64)
     measures = {"closeness": torch.full((4,), 0.9), "mae": torch.ones(4), "value": values}
@@ -123,7 +123,7 @@ def test_a_number_is_held_against_the_mean(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- one list
-# round 0 is selected
+# with this learning rate, the model of round 0 is selected
 UNTAUGHT = ["task.name=synthetic-activity", *SMALL, "training.rounds=1", "training.learning_rate=1e-5"]
 AS_OPTIONS = [word for change in UNTAUGHT for word in ("--set", change)]
 
@@ -133,9 +133,9 @@ def lines_of(notices: list[Notice]) -> list[str]:
 
 
 def test_a_run_says_everywhere_that_its_model_was_not_trained(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Before, `run fedavg --set algorithm.name=fedbn ...` only printed scores.
+    """In earlier versions, `run fedavg --set algorithm.name=fedbn ...` printed scores without a warning about training.
 
-    Now terminal, page, JSON and Python report that the model is untrained.
+    The terminal, the page, JSON and Python report that the model is untrained.
     """
     out = ["-o", str(tmp_path), "--name", "run", "--engine", "inprocess", "--json"]
     assert main(["run", "fedavg", *AS_OPTIONS, *out]) == 0
@@ -155,7 +155,7 @@ def test_a_run_says_everywhere_that_its_model_was_not_trained(tmp_path: Path, ca
 def test_a_comparison_says_everywhere_that_its_models_were_not_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """Before, every seed tested the untrained model of round 0, and headline, terminal and JSON did not mention it."""
+    """In earlier versions, each seed tested the untrained model of round 0, and the headline did not say so."""
     command = ["compare", "--methods", "local,fedavg", "--seeds", "0,1", *AS_OPTIONS, "--at-once", "1"]
     assert main([*command, "-o", str(tmp_path / "c"), "--json"]) == 0
     said = capsys.readouterr()
@@ -175,7 +175,7 @@ def test_a_comparison_says_everywhere_that_its_models_were_not_trained(
 def test_an_accuracy_no_better_than_the_most_frequent_class_is_said_to_be_so(
     auroc: float, says: str, tmp_path: Path
 ) -> None:
-    """If 7 % of a registry's patients die, every method has an accuracy of .93, the share of survivors."""
+    """If 7 % of a registry's patients die, a model without any skill has an accuracy of 0.93."""
     one = {"test": {"accuracy": 0.93, "loss": 0.3, "cases": 43}, "classes": {"train": None, "test": [40, 3]}}
     told = dict.fromkeys(SITES, 0.93), dict.fromkeys(SITES, one)
     run = read_all([save(tmp_path, summary_of("fedavg", "FedAvg", *told, pooled={"auroc": auroc}))])[0]

@@ -1,4 +1,4 @@
-"""A rounded score appears as a range everywhere, and no number has more digits than it can have."""
+"""Pages and outputs show a rounded score as a range, and no score with more digits than its patients allow."""
 
 import json
 import re
@@ -38,13 +38,13 @@ def digits_in(text: str) -> list[int]:
 def test_no_score_has_more_digits_than_its_step_and_patients_allow(
     truth: float, patients: int, rounds: bool, trained: bool
 ) -> None:
-    """A score of 100 patients has three digits, and a score of fewer patients two.
+    """A score of 100 patients is shown with three digits, and a score of fewer patients with two digits.
 
-    A rounded score has the digits of half its rounding step.
+    A rounded score has as many digits as half of its rounding step.
     """
     rounding = Resolution(1 / patients, 5 if rounds else 0, 5 if rounds else 1, size=patients)
     step = rounding.step(0, 1)
-    if step > 1:  # such a score is suppressed
+    if step > 1:  # a score is suppressed if its rounding step is larger than its range
         return
     score = Score.told(rounding.mean(truth, 0, 1), patients, step, trained=trained)
     text = str(score)
@@ -73,7 +73,7 @@ def test_a_range_or_what_is_suppressed_is_never_a_number() -> None:
 # ---------------------------------------------------------------------------------------------------- everywhere
 @pytest.fixture(scope="module")
 def rounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run a study of hospitals that have few patients and round their scores."""
+    """Run a study at hospitals that have few patients and round their scores."""
     root = tmp_path_factory.mktemp("rounded")
     data = {
         "folder": marked(root / "data", 300),
@@ -90,7 +90,7 @@ def rounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def concluded(run: Path) -> Console:
-    """Return the command's last output lines about the run."""
+    """Return the screen with the last lines that a command prints about this run."""
     screen = Console()
     conclude(screen, run)
     screen.end()
@@ -102,9 +102,7 @@ def truth_of(run: Path, site: str) -> float:
 
 
 def test_a_rounded_score_is_a_range_in_every_place(rounded: Path, capsys: pytest.CaptureFixture) -> None:
-    """Before, two hospitals ended with "test dice 1.000 / 1.000 / mean 1.000", while the true scores were .921 and
-    .902.
-    """
+    """In earlier versions, the output had a Dice of 1.000 for two hospitals whose scores were .921 and .902."""
     summary = read_summary(rounded)
     shown = {site: str(summary.score_at(site)) for site in "ab"}
     for site, text in shown.items():
@@ -136,7 +134,8 @@ def test_a_rounded_score_is_a_range_in_every_place(rounded: Path, capsys: pytest
     assert line["kind"] == "range" and f"{line['low']:g} to {line['high']:g}" == shown["a"] and line["n"] > 0
     assert line.isna()["accuracy"] and mean in repr(run)
 
-    before = round_lines(read_rounds(rounded)[1], 3, "accuracy")  # a progress line during the run
+    # the progress line of a round before the study has ended
+    before = round_lines(read_rounds(rounded)[1], 3, "accuracy")
     assert len(before) == 2 and all(re.search(r"accuracy before [\d.]+ to [\d.]+  loss", one) for one in before)
 
     card: dict[str, Any] = card_facts(Source.open(rounded, ""))  # the facts for others
@@ -146,7 +145,7 @@ def test_a_rounded_score_is_a_range_in_every_place(rounded: Path, capsys: pytest
 
 
 def test_what_follows_from_rounded_counts_is_called_about(rounded: Path) -> None:
-    """Areas and shares of classes are computed from rounded counts of patients."""
+    """Areas under the ROC curve and class frequencies are computed from rounded counts of patients."""
     concluded(rounded)
     page = Page((rounded / "report.html").read_text("utf-8"))
     names, own = page.row("Method", "figures"), page.row("FedAvg a", "figures")

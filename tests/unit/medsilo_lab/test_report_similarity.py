@@ -1,4 +1,4 @@
-"""AdaFed's similarity matrix on the page has the sites' names."""
+"""AdaFed's similarity matrix on a run's page has a row and a column for each site."""
 
 from pathlib import Path
 

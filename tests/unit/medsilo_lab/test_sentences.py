@@ -1,4 +1,4 @@
-"""Sentences that a page includes or omits, with a case for each."""
+"""Test for each conditional sentence of a page when the page includes it."""
 
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ FEW = Needed(of="test patients", number=1000, difference=0.076)
         (in_patients("accuracy", 0.004), "1,000 test cases, 4 more"),
         (in_patients("accuracy", 0.0), "1,000 test cases, as many"),
         (in_patients("concordance", 0.03), "100 pairs of patients, 3 more"),
-        (in_patients("dice", 0.3), ""),  # a Dice of 0.3 is not a share of countable items
+        (in_patients("dice", 0.3), ""),  # a Dice of 0.3 is not a fraction of cases
         (verdict_in_words(gain("inconclusive", needed=FEW)), "1,000 test patients"),
         (needed_in_words(FEW.changed(number=None)), "cannot be settled here: neither 300 test patients nor 30"),
         (needed_in_words(FEW.changed(number=None, hospitals=3)), "another score, or more hospitals, may"),
@@ -85,7 +85,7 @@ def test_a_gain_s_numbers(said: str, numbers: str) -> None:
     assert numbers in said and bool(said) == bool(numbers)
 
 
-# From FedAvg's difference at each hospital, its spread, patients and seeds to the verdict and the headline.
+# Test how FedAvg's differences at hospitals, their spread, patients and seeds lead to the verdict and the headline.
 VERDICTS = [
     (0.2, 0.05, 40, 4, "better", "Federated training with fedavg is better: mean test accuracy is "),
     (-0.2, 0.05, 40, 4, "worse", "Federated training with fedavg is worse: mean test accuracy is "),
@@ -101,7 +101,7 @@ def test_each_verdict_is_given_where_it_holds(
     mean: float, spread: float, patients: int, seeds: int, word: str, begin: str, tmp_path: Path
 ) -> None:
     random = np.random.default_rng(1)
-    own = mean + spread * np.linspace(-1.6, 1.6, patients)  # the improvement of each patient, with an exact mean
+    own = mean + spread * np.linspace(-1.6, 1.6, patients)  # the change of each patient's score, whose mean is exact
 
     def scores(title: str, seed: int, site: str) -> np.ndarray:
         luck = 0.002 * random.normal()
@@ -116,7 +116,7 @@ def test_each_verdict_is_given_where_it_holds(
         if one.needed:
             assert seeds >= LEAST_SEEDS or one.needed.of == "seeds"
             assert one.needed.number is None or one.needed.number > (seeds if seeds < LEAST_SEEDS else patients)
-        # No verdict contradicts its interval.
+        # No verdict contradicts its confidence interval.
         assert word == (
             "better"
             if one.difference.sure and one.difference.interval[0] > 0
@@ -127,7 +127,9 @@ def test_each_verdict_is_given_where_it_holds(
 
 
 def test_as_many_patients_as_are_needed_find_the_difference() -> None:
-    """With the stated number of patients, 80 % of simulated studies find the difference; with half of it, fewer do."""
+    """The stated number of patients finds the difference in 80 % of simulated studies, and half of this number in
+    fewer.
+    """
     spread, gain, random = 0.1, 0.04, np.random.default_rng(0)
     own = spread * np.linspace(-1.6, 1.6, 30)
 
@@ -152,12 +154,12 @@ def test_as_many_patients_as_are_needed_find_the_difference() -> None:
     assert found(number) == pytest.approx(0.8, abs=0.1) and found(number // 2) < 0.65
     lucky = pilot(0.05)
     assert lucky and lucky.needed(0.06, 0.05).of == "seeds"
-    assert seen.needed(0.001, 0.05) == ("test patients", None, None)  # more than any number that the page states
-    assert seen.needed(0.9, 0.05).number is None  # no score allows such a difference
+    assert seen.needed(0.001, 0.05) == ("test patients", None, None)  # more than the largest number that a page states
+    assert seen.needed(0.9, 0.05).number is None  # no score can differ by so much
 
 
 def study(**changes: Any) -> str:
-    """Return the page of a comparison without runs."""
+    """Return the page of a comparison from given statistics instead of runs."""
     one = difference(0.1, -0.1, 0.3)
     row = VerdictRow(title="FedProx", method="fedprox", baseline="FedAvg", from_single_site={"a": one})
     row = row.changed(sites={"a": None}, difference=Differences(mean=one, sites={"a": None}))
@@ -170,7 +172,7 @@ def study(**changes: Any) -> str:
 
 
 ANY = {"first": None, "declared": None}
-# Sentences on the page, with changes for which they appear, and changes for which they do not.
+# Each sentence on the page, with changes that make it appear, and changes that make it disappear.
 OF_STUDY: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("asked before the runs", {}, ANY),
     ("corrected for 1 hospital and all methods", ANY, {}),

@@ -1,4 +1,4 @@
-"""`medsilo init` reads a folder, explains its choices, and writes files or an error."""
+"""`medsilo init` reads a folder, explains its choices, and writes a study's files or prints an error."""
 
 import json
 import os
@@ -115,12 +115,13 @@ def test_odd_names_are_refused_in_one_line(items: list[str], words: str) -> None
     ("own", "patients"),
     [
         (names("{}_0", "{}_1", count=8), 8),
-        (names("s{}_3_0", "s{}_4_1", count=8), 8),  # the coarsest pattern that leaves enough patients
-        (names("case_{}", count=30), None),  # the number is of a case, not of a patient
+        # the pattern that joins the most files to a patient, and still leaves enough patients
+        (names("s{}_3_0", "s{}_4_1", count=8), 8),
+        (names("case_{}", count=30), None),  # the number in these file names is that of a case, not of a patient
         (names("p{}/a", "p{}/b", count=8), 8),
         (names("p{}", count=8), None),
         (names("Nr. {}_Übersicht", "Nr. {}_links", count=8), 8),
-        (names("{}_0", "{}_1", count=4), None),  # too few files for a pattern
+        (names("{}_0", "{}_1", count=4), None),  # too few files to find a pattern
     ],
 )
 def test_patients_are_guessed_from_names(own: list[str], patients: int | None) -> None:
@@ -130,7 +131,7 @@ def test_patients_are_guessed_from_names(own: list[str], patients: int | None) -
 
 
 def test_files_of_windows_and_blanks_hide_no_patient(tmp_path: Path) -> None:
-    """Before, Thumbs.db counted as an image without a patient, so each image became a separate patient."""
+    """In earlier versions, Thumbs.db counted as an image without a patient, so each image became a separate patient."""
     for number, kind in enumerate(("melanoma ", "naevus")):
         for image in range(12):
             write_pixels(tmp_path / kind / f"P{20 * number + image // 2}_{image}.png", photograph(image)[0])
@@ -172,7 +173,7 @@ def write_classes(folder: Path) -> Path:
 
 
 def write_series(folder: Path, values: np.ndarray, number: int) -> Path:
-    """Write a folder of DICOM slices 2.5 mm apart, with Hounsfield-like values."""
+    """Write a CT series of DICOM slices with a distance of 2.5 mm."""
     folder.mkdir(parents=True)
     writer, uid = SimpleITK.ImageFileWriter(), f"1.2.826.0.1.3680043.2.1125.{number}"
     writer.KeepOriginalImageUIDOn()
@@ -198,7 +199,7 @@ def write_series(folder: Path, values: np.ndarray, number: int) -> Path:
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write photographs of two classes. Tests must not change them."""
+    """Write photographs of two classes as files. Tests must not change the files of this fixture."""
     return write_classes(tmp_path_factory.mktemp("it's #1") / "data")
 
 
@@ -276,7 +277,7 @@ def test_a_draft_of_photographs(tmp_path: Path) -> None:
         "rgb",
     )
     assert task["size"] == [40, 28] and task["intensity"] == {"kind": "bytes"}
-    assert task["shares"] == [0.44, 0.28, 0.28]  # five of eighteen patients are test data
+    assert task["shares"] == [0.44, 0.28, 0.28]  # five of eighteen patients are in the test data
     assert nested(draft.settings)["data"]["label_map"] == {255: "structure"}
     assert all(why for _, why in (*draft.plan.values(), *draft.settings.values()))
 
@@ -318,7 +319,7 @@ def test_volumes_get_a_spacing_and_pieces_of_their_shape(tmp_path: Path) -> None
 # ---------------------------------------------------------------------------------------------------- DICOM
 @pytest.fixture(scope="module")
 def scanner(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a CT of every patient as a series, and the masks as NIfTI."""
+    """Write each patient's CT as a DICOM series, and each patient's mask as a NIfTI file."""
     folder = tmp_path_factory.mktemp("ct")
     for number, patient in enumerate(PATIENTS[:9]):
         values, mask = ball((8, 24, 20), (1.5, 1.5, 2.5), number)
@@ -344,7 +345,7 @@ def test_series_are_images_and_are_seen_as_a_ct(scanner: Path, tmp_path: Path) -
     touched = scanner / "images/p00/03.dcm"
     os.utime(touched, ns=(0, 0))
     task.read("hospital-a", ["hospital-a"], 0, source)
-    assert len(list(tmp_path.iterdir())) == kept + 1  # one changed slice invalidates its cached volume
+    assert len(list(tmp_path.iterdir())) == kept + 1  # one changed slice makes the cached volume invalid
     inputs, target = data.train[0]
     assert inputs.shape[1:] == target.shape and torch.isfinite(inputs).all() and target.any()
 
@@ -405,7 +406,8 @@ def test_init_writes_checks_and_overwrites_nothing(
     assert told["check"]["hospital-a"]["go"] and told["trial"] is None and all(row["why"] for row in told["choices"])
     plan = load_plan(out / "job/app/config/plan.yaml")
     assert plan.task.goal.label_names == ("naevus", "skin cancer") and plan.participation.sites == ("hospital-a",)
-    mailed = " ".join((out / "job/app/config/plan.yaml").read_text().split())  # the lead gets one hospital's plan
+    # the lead receives the plan that one hospital made
+    mailed = " ".join((out / "job/app/config/plan.yaml").read_text().split())
     assert not re.search(r"(?<!fewer than )\b\d+ (of them|patients|cases|flat|images)", mailed), mailed
     settings = SiteSettings.read(out)
     assert settings.data and settings.data.folder == classes.resolve() and settings.data.data_set == out / "data-set"
@@ -447,7 +449,7 @@ def test_a_classification_is_tried(
 
 
 def in_general(text: str) -> list[str]:
-    """Return output lines without the parts that depend on the processor: numbers, column widths, and the verdict."""
+    """Return output in which numbers, column widths and verdicts are replaced, because they depend on the processor."""
     told = re.sub(r"[+−-]?\d+(\.\d+)?", "0", text)
     told = re.sub(r"0 (bytes|[kMG]B)", "0 bytes", re.sub(" +", " ", told))
     told = re.sub(r"better|worse|inconclusive", "VERDICT", told)
@@ -457,7 +459,7 @@ def in_general(text: str) -> list[str]:
 
 
 def missing(sample: str, told: str) -> list[str]:
-    """Return the sample's lines from the first line that is missing in the output; "..." matches any lines."""
+    """Return the lines of the sample from its first line that the output lacks; "..." stands for any lines."""
     left, said = [line.removesuffix("...").strip() for line in in_general(sample)], iter(in_general(told))
     while left and any(left[0] in line for line in said):
         left.pop(0)
@@ -474,9 +476,9 @@ def test_a_sample_is_held_to_its_order_and_its_words() -> None:
 def test_the_tutorial_runs_as_it_stands(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Every command of docs/start/tutorial.md, in order and in an empty folder, prints the page's text.
+    """Each command of docs/start/tutorial.md prints the text on the page when run in order in an empty folder.
 
-    Other pages show more output of these commands. The test uses fewer rounds.
+    Other pages show output of the same commands. The test trains for fewer rounds.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("medsilo_lab.start.trial.ROUNDS", 3)

@@ -1,4 +1,4 @@
-"""`medsilo init` on tables: roles of columns, columns that hospitals share, and a first result."""
+"""`medsilo init` on tables: the roles of columns, the columns that hospitals share, and a first trained model."""
 
 import csv
 import re
@@ -59,12 +59,12 @@ LINES = ("--set", "patients=each line is a patient")
 
 
 def begun(folder: Path, study: Path, *more: str) -> int:
-    """Run init with answers and without training; return its exit code."""
+    """Run `medsilo init` with these answers and without training; return the exit code."""
     return main(["init", str(folder), "-o", str(study), "--no-train", "--device", "cpu", *more])
 
 
 def made(folder: Path, **said: str) -> MadeSets:
-    """Return the data sets of a folder in which each row is a patient."""
+    """Return the data sets made from a folder whose tables have one row for each patient."""
     layout = DatasetLayout(folder, "hospital-a", "cpu")
     return make_each(layout, stop_at_questions, said={"patients": "each line is a patient", **said})
 
@@ -75,7 +75,7 @@ def drafted(folder: Path) -> Draft:
 
 
 def not_read(folder: Path) -> list[tuple[str, str]]:
-    """Return the ignored columns with the reasons."""
+    """Return the columns that `medsilo init` ignores, each with the reason."""
     lines = first_sight(DatasetLayout(folder, "hospital-a")).summary
     return re.findall(r"^not read: (.+?) \((.*)\)$", "\n".join(lines), re.MULTILINE)
 
@@ -100,7 +100,7 @@ def test_hospitals_with_other_names_of_columns_agree_on_what_they_have_alike(tmp
         [[n, 50 + n % 30, ["<150", ">"][n % 2], 100 + 7 * n % 50, n % 2, 1990] for n in range(60)],
     )
     draft = drafted(tmp_path)
-    # A column that is numeric at one hospital and categorical at another is not used.
+    # The proposed plan leaves out a column that is numeric at one hospital and categorical at another hospital.
     assert nested(draft.plan)["task"]["columns"] == ["alter"]
     south = {key: value for key, (value, _) in draft.sites["south"].items()}
     named = {name: south["data.columns"][name] for name in ("time", "status")}
@@ -193,7 +193,7 @@ def test_what_a_table_lacks_is_said(head: list[str], lines: list[list[Any]], wor
 def test_from_tables_to_an_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two commands lead from a raw folder, which includes a hospital with three patients, to a page."""
+    """Two commands lead from hospitals' tables to a report; one of the hospitals has only three patients."""
     for site, count in (("a", 40), ("b", 45), ("c", 3)):
         write(tmp_path / f"data/{site}/export.csv", HEAD, rows(count, count))
     monkeypatch.chdir(tmp_path)
@@ -225,7 +225,7 @@ def test_a_hospital_with_a_kit_of_another_name_is_told_how_to_check_its_own_job(
 
 
 def test_patients_who_are_sorted_by_their_label_are_no_recording(tmp_path: Path) -> None:
-    """Tables are often sorted by the label. In a recording, labels recur."""
+    """Tables of patients are often sorted by the label. In a recording, each label occurs in several stretches."""
     drawn = np.random.default_rng(0)
     found = []
     for name, labels in (("patients", ["a", "b", "c"]), ("steps", ["a", "b", "c", "a"])):
@@ -251,7 +251,8 @@ def test_points_between_thousands_beside_a_decimal_comma_are_no_category(tmp_pat
         drafted(tmp_path)
 
 
-REGISTRIES = {  # in each language: the columns of patient and birth date, and the words for yes and no
+# for each language: the columns of patient and birth date, the event's column, and the words for yes and no
+REGISTRIES = {
     "german": ("Fall-Nr.", "Geb.-Dat.", "verstorben", "ja", "nein"),
     "french": ("N° dossier", "date de naissance", "décès", "oui", "non"),
     "spanish": ("NHC", "Fecha nacimiento", "fallecido", "sí", "no"),
@@ -261,7 +262,7 @@ REGISTRIES = {  # in each language: the columns of patient and birth date, and t
 
 @over_all("language", REGISTRIES)
 def test_a_registry_tells_patients_and_deaths_in_its_language(language: str, tmp_path: Path) -> None:
-    """Before, patients' numbers and birth dates were inputs, each row was a patient, and "nein" was the event."""
+    """In earlier versions, patients' numbers and birth dates became inputs, and "nein" became the event."""
     who, born, died, yes, no = REGISTRIES[language]
     head = [who, born, "crea", "follow-up (days)", died]
     lines = [[4711 + n // 2, 19400101 + n // 2, n % 7, 30 + n, yes if n % 3 else no] for n in range(60)]
@@ -273,7 +274,7 @@ def test_a_registry_tells_patients_and_deaths_in_its_language(language: str, tmp
 
 
 def test_a_mark_in_some_cells_is_no_class(tmp_path: Path) -> None:
-    """Before, rows with units and totals became another class, and rows with an empty cell were ignored."""
+    """In earlier versions, rows of units or totals became a class, and rows with an empty label were ignored."""
     lines = [[n % 7, "x" if n % 3 else ""] for n in range(60)]
     write(tmp_path / "export.csv", ["dose", "target"], [["mg", "x = ja"], *lines, [9999, 40]])
     with pytest.raises(DataError, match="empty cells"):
@@ -281,7 +282,7 @@ def test_a_mark_in_some_cells_is_no_class(tmp_path: Path) -> None:
 
 
 def test_a_number_is_learned_as_one(tmp_path: Path) -> None:
-    """All hospitals learn a range of round numbers, which no patient's value determines."""
+    """All hospitals get the same range with round limits, which reveals no patient's value."""
     drawn = np.random.default_rng(0)
     age = drawn.uniform(20, 90, 90).round(1)
     write(
@@ -300,7 +301,7 @@ def test_a_text_of_many_values_is_nothing_to_learn(tmp_path: Path) -> None:
         drafted(tmp_path / "export.csv")
 
 
-PEOPLE = {  # columns in six languages with values that every patient may have
+PEOPLE = {  # columns in six languages whose values many patients share
     "Nachname": ["Müller", "Schäfer", "Großkopf"],
     "Zuname": ["Oberhuber", "Steiner", "Pichler"],
     "Patientenname": ["Gruber, Eva", "Wallner, Leo", "Moser, Ida"],
@@ -315,14 +316,14 @@ PEOPLE = {  # columns in six languages with values that every patient may have
     "indirizzo": ["Via Roma 3", "Corso Como 9", "Via Po 12"],
     "Straße": ["Lindenweg 4", "Am Markt 1", "Hauptstr. 77"],
     "record": ["REC88123", "REC88124", "REC88125"],
-    # the column's name is neutral, and each value belongs to three patients
+    # the column's name does not reveal its content, and three patients have each value
     "comment": ["Frau Yildiz", "Herr Petersen", "Mme Lefèvre"],
-    "ward": ["Zimmer Weber", "Zimmer Horvat", "main"],  # the first two values belong to one patient each
+    "ward": ["Zimmer Weber", "Zimmer Horvat", "main"],  # each of the first two values belongs to one patient
 }
 
 
 def test_no_name_of_a_person_enters_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """The names are surnames, file names, record numbers and addresses, and rare values in other columns."""
+    """The table has columns of surnames, file names, record numbers and addresses, and rare values in other columns."""
     size, rare = 40, ["comment", "ward"]
     lines = [
         [n, n % 9 + 0.5, 88000 + n, 712345 + n, ["m", "M", "f"][n % 3], ["yes", "no"][n % 2]]
@@ -353,7 +354,7 @@ def test_no_name_of_a_person_enters_a_plan(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_notes_give_no_category(tmp_path: Path) -> None:
-    """This holds even if five or more patients have the same note, or all patients have one of two notes."""
+    """Notes never become levels, not even if many patients have the same note or only two notes occur."""
     sentences = [
         f"{who} came on foot after the accident on the ring road and wants to be called at home" for who in "AB"
     ]
@@ -367,7 +368,7 @@ def test_notes_give_no_category(tmp_path: Path) -> None:
 
 
 def test_words_that_end_like_a_time_or_begin_like_a_hospital_are_read(tmp_path: Path) -> None:
-    """The German word Tage means days, and a clinic is a hospital."""
+    """The German word Tage means days, and the word "clinical" does not mean a hospital."""
     head = ["clinical grade", "tumorStage", "dosage", "Überlebenstage", "outcome"]
     lines = [[["low", "high"][n % 2], n % 4, n % 9, n, n % 2] for n in range(60)]
     write(tmp_path / "export.csv", head, lines)
@@ -379,7 +380,7 @@ def test_words_that_end_like_a_time_or_begin_like_a_hospital_are_read(tmp_path: 
 
 @over_all("sites", [["."], ["north", "south"]])
 def test_tables_of_the_same_patients_are_no_hospitals_and_no_recordings(sites: Sequence[str], tmp_path: Path) -> None:
-    """Before, every second table was silently ignored, and tables in folders were read as time series."""
+    """In earlier versions, a second table was silently ignored, or tables in folders were read as time series."""
     folder = tmp_path / str(len(sites))
     for site in sites:
         write(folder / site / "laboratory.csv", ["Patient", "crp"], [[f"P{n}", n % 9] for n in range(40)])
@@ -397,7 +398,7 @@ def test_titles_above_the_names_of_the_columns_are_no_lines(tmp_path: Path) -> N
 
 
 def test_dates_are_no_category_and_a_tumours_site_is_no_hospital(tmp_path: Path) -> None:
-    """The dates of patients' visits must not enter a plan."""
+    """The plan contains no dates of patients' visits."""
     head = ["Admission", "entry", "EF", "Tumor site", "dose", "HPV", "outcome"]
     lines = [
         [
@@ -422,14 +423,16 @@ def test_dates_are_no_category_and_a_tumours_site_is_no_hospital(tmp_path: Path)
 
 @over_all("text", ["id;age;outcome\n", "id;age;outcome\n1;70;0;\n2;80;1;\n"])
 def test_a_table_without_whole_lines_is_named(text: str, tmp_path: Path) -> None:
-    """Before, such a table was read as a recording, together with the other tables in its folder."""
+    """In earlier versions, an empty or incomplete table was read as a recording, together with the folder's other
+    tables.
+    """
     (tmp_path / "south.csv").write_text(text)
     write(tmp_path / "north.csv", ["id", "age", "outcome"], [[n, n % 30, n % 2] for n in range(40)])
     with pytest.raises(DataError, match=r"^south\.csv has no line"):
         drafted(tmp_path)
 
 
-NUMBERS = {  # the outcome's values, and its kind
+NUMBERS = {  # the values of the outcome, and the outcome's kind
     "grades": (range(5), "classification"),
     "ten scanners": (range(10), "classification"),
     "grades, and 99 for unknown": ([0, 1, 2, 3, 4, 5, 99], "classification"),
@@ -451,7 +454,7 @@ def test_few_numbers_are_classes_only_where_they_look_like_grades(what: str, tmp
 
 
 def test_a_number_of_a_patient_counts_before_the_name(tmp_path: Path) -> None:
-    """Two patients with the same name remain two patients."""
+    """Two patients with the same name and different numbers remain two patients."""
     lines = [["Huber, Anna" if n < 3 else f"N{n}", f"P{n}", n % 7, ["ja", "nein"][n % 2]] for n in range(60)]
     write(tmp_path / "export.csv", ["Patientenname", "Pat.-ID", "dose", "outcome"], lines)
     draft = drafted(tmp_path / "export.csv")
@@ -459,7 +462,7 @@ def test_a_number_of_a_patient_counts_before_the_name(tmp_path: Path) -> None:
     assert nested(draft.plan)["task"]["labels"] == ["nein", "ja"], "a report tells the sensitivity for ja"
 
 
-NAMED = {  # in four more languages: the columns of patient, doctor and referrer, and a harmless column
+NAMED = {  # for four more languages: the columns of patient, doctor and referrer, and a column without names
     "polish": ({"Nazwisko": "Wiśniewska", "Imię": "Zofia", "kod_pocztowy": "00-950", "Lekarz": "dr Wójcik"}, "palenie"),
     "turkish": ({"Soyadı": "Yılmaz", "ADI": "Çağla", "TC Kimlik": "K-4711", "Hekim": "Dr. Öztürk"}, "sigara"),
     "greek": (
@@ -479,7 +482,7 @@ NAMED = {  # in four more languages: the columns of patient, doctor and referrer
 
 @pytest.mark.parametrize("language", NAMED)
 def test_columns_that_name_somebody_are_told_in_ten_languages(language: str, tmp_path: Path) -> None:
-    """This holds even if many patients have the same value, such as a doctor, a street or a frequent surname."""
+    """A column of doctors, streets or surnames is recognised even if many patients have the same value."""
     people, harmless = NAMED[language]
     lines = [
         [n % 7 + 0.5, ["yes", "no"][n % 3 // 2], ["a", "b"][n % 2]]
@@ -509,7 +512,9 @@ def test_a_folder_of_patients_is_no_folder_of_classes_or_hospitals(tmp_path: Pat
 
 
 def test_hospitals_may_spell_alike_columns_and_values_otherwise(tmp_path: Path) -> None:
-    """Upper and lower case, texts for missing values, and a column that is constant at one hospital may differ."""
+    """Hospitals may use other capitals and other texts for missing values, and a column may be constant at one
+    hospital.
+    """
     for site, age, level, ill in (("north", "age", "Yes", "ill"), ("south", "Age", "yes", "Ill")):
         ages = [n % 40 + 40 if n % 8 else ["k.A.", "n/a"][n % 16 // 8] for n in range(60)]
         doses = [7 if site == "north" else n % 5 for n in range(60)]
@@ -548,7 +553,7 @@ SURVIVAL = ["inst", "time", "status", "age", "sex"]
 
 
 def survivals(path: Path, sites: Sequence[str], unlike: str = "") -> Path:
-    """Write a table of survival data with a column of hospitals, one of which has no event."""
+    """Write survival data with a column of hospitals, in which the hospital `unlike` has no event."""
     drawn = np.random.default_rng(0)
     lines = [
         [site, drawn.integers(5, 900), int(site != unlike and n % 3 > 0), drawn.integers(40, 80), n % 2]
@@ -559,7 +564,10 @@ def survivals(path: Path, sites: Sequence[str], unlike: str = "") -> Path:
 
 
 def test_a_hospital_is_the_same_however_its_number_is_written(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """pandas writes integers as 3.0 if a value is missing. A plan names this hospital 3."""
+    """pandas writes the integers of a column as 3.0 if a value is missing.
+
+    If pandas wrote the hospital 3 as 3.0, the plan still names the hospital 3.
+    """
     survivals(tmp_path / "data/all.csv", ["3.0", "11.0"])
     assert begun(tmp_path / "data", tmp_path / "study", *LINES) == 0
     assert load_plan(tmp_path / "study/job/app/config/plan.yaml").participation.everyone == ("11", "3")
@@ -571,7 +579,9 @@ def test_a_hospital_is_the_same_however_its_number_is_written(tmp_path: Path, ca
 def test_a_hospital_whose_name_has_blanks_takes_part_by_a_name_without(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """Before, a name such as 'Nord Ost' stopped init, although the plan's name for it is obvious."""
+    """In earlier versions, the hospital's name 'Nord Ost' stopped `medsilo init`, although its spaces could be
+    replaced.
+    """
     survivals(tmp_path / "data/all.csv", ["Nord Ost", "St. Anna Klinik"])
     assert begun(tmp_path / "data", tmp_path / "study", *LINES) == 0
     assert "hospital 'St. Anna Klinik' is called St-Anna-Klinik in the plan" in capsys.readouterr().out
@@ -590,7 +600,7 @@ def test_a_hospital_of_few_events_is_left_out_and_named(tmp_path: Path, capsys: 
     assert main(["init", str(tmp_path / "data"), "-o", str(tmp_path / "study"), "--device", "cpu", *LINES]) == 0
     told = capsys.readouterr().out
     assert "left out: hospital 'south' (of fewer than 5 events" in told and "medsilo compare" in told
-    # the patients of the hospital "south" are not counted
+    # patients of the hospital "south" are not counted
     assert "60 lines of 60 patients" in told and "north (30), west (30)" in told
     assert load_plan(tmp_path / "study/job/app/config/plan.yaml").participation.sites == ("north", "west")
 
@@ -598,7 +608,9 @@ def test_a_hospital_of_few_events_is_left_out_and_named(tmp_path: Path, capsys: 
 def test_a_comparison_that_would_fail_is_not_advised_and_the_hospital_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """At the hospital "north", no patient was observed for longer than the patients with an event."""
+    """At the hospital "north", all patients without an event were observed for less time than any patient with an
+    event.
+    """
     whole = [["south", 10 + n * 37 % 90, n % 2, 40 + n, n % 3] for n in range(30)]
     early = [["north", 50 if n > 14 else n + 1, int(n > 14), 40 + n, n % 3] for n in range(24)]
     write(tmp_path / "data/all.csv", SURVIVAL, [*early, *whole])
@@ -608,12 +620,12 @@ def test_a_comparison_that_would_fail_is_not_advised_and_the_hospital_is_named(
 
 
 def sent_by(study: Path) -> str:
-    """Return all texts in the files of a job."""
+    """Return the joined text of all files in a study's job."""
     return "".join(path.read_text() for path in study.joinpath("job").rglob("*") if path.is_file())
 
 
 def visits(path: Path, target: str = "") -> Path:
-    """Write a table of one patient's visits without a column for the patient."""
+    """Write a table of one patient's visits, which has no column for the patient."""
     lines = [[50 + n % 9, n % 7, target or ["yes", "no"][n % 2]] for n in range(24)]
     return write(path, ["age", "dose", "outcome"], lines)
 
@@ -649,7 +661,7 @@ def a_table_for_each_patient(data: Path) -> None:
 
 
 def a_diagnosis_of_one(data: Path) -> None:
-    """Write six rows of the only patient with a diagnosis, without a column for the patient."""
+    """Write a table without a column for the patient, in which only one patient has the diagnosis "Quast"."""
     lines = [[50 + n % 9, n % 7, "Quast" if n < 6 else ["benign", "malignant"][n % 2]] for n in range(40)]
     write(data / "export.csv", ["age", "dose", "diagnosis"], lines)
 
@@ -674,7 +686,7 @@ def recordings_of_patients(data: Path) -> None:
     [
         (recordings_of_patients, ["patients=each case is a patient"]),
         (patients_as_classes, ["folders=classes", "patients=each image is a patient"]),
-        (few_patients_as_hospitals, ["folders=patients"]),  # too few patients to learn from
+        (few_patients_as_hospitals, ["folders=patients"]),  # too few patients for training
         (patients_with_classes, ["folders=patients"]),
         (a_table_for_each_patient, ["patients=each line is a patient"]),
         (a_diagnosis_of_one, ["patients=each line is a patient"]),
@@ -684,7 +696,7 @@ def recordings_of_patients(data: Path) -> None:
 def test_no_word_that_may_be_a_name_is_sent(
     layout: Callable[[Path], None], said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """If no column names the patient, init asks, and the answer adds no name to the plan."""
+    """If no column identifies the patient, `medsilo init` asks, and the plan contains no name after the answer."""
     layout(tmp_path / "data")
     study, answers = tmp_path / "study", [f"--set={answer}" for answer in said]
     if said:

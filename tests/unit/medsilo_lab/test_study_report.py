@@ -1,4 +1,4 @@
-"""A study's page and table repeat the runs' numbers, and no method wins by chance."""
+"""A study's page and table repeat the scores of its runs, and no method wins by chance."""
 
 import re
 import shutil
@@ -84,7 +84,7 @@ def test_the_page_shows_the_verdict(study: Study) -> None:
 
 
 def test_the_page_says_about_which_method_joining_was_asked(study: Study) -> None:
-    """The page names fedavg, the baseline of all methods, or no method."""
+    """The page names the method for which joining was tested, or no method if any method counts."""
     verdict = verdict_of(study)
     of_any = verdict.model_copy(update={"declared": None, "against": None})
     notes = [study_page.render(one, {row.title: [] for row in verdict.rows}) for one in (verdict, of_any)]
@@ -121,7 +121,7 @@ def test_scores_that_are_no_numbers_are_left_out_and_named(study: Study, tmp_pat
 
 
 def test_every_comparison_names_its_test_patients(study: Study) -> None:
-    """Before, a page said that 14 patients were needed, but not how many there were."""
+    """In earlier versions, a page demanded 14 test patients without naming the present number of test patients."""
     verdict = verdict_of(study)
     page = write_study(study.folder).read_text()
     parsed = Page(page)
@@ -135,8 +135,8 @@ def test_every_comparison_names_its_test_patients(study: Study) -> None:
 
 
 def test_a_sheet_names_no_more_test_patients_than_every_seed_has(study: Study, tmp_path: Path) -> None:
-    """Before, the first run tested three patients and another seed tested one, so the sheet's verdict and facts
-    disagreed.
+    """In earlier versions, a decision sheet counted the test patients of the first run, although another seed had
+    fewer.
     """
     folder = tmp_path / "study"
     shutil.copytree(study.folder, folder)

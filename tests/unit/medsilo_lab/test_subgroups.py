@@ -1,4 +1,4 @@
-"""Scores by subgroup of patients: declared in a data set, disclosed by a hospital, shown on pages and in Python."""
+"""Test scores by subgroup: their declaration in a data set, their disclosure, and their display."""
 
 import csv
 import json
@@ -48,7 +48,7 @@ STUDY: dict[str, Any] = {
 
 
 def registry(folder: Path, seed: int, patients: int = 300, women: float = 0.5, survival: bool = False) -> Path:
-    """Write a table with a marker that predicts women's outcome, but hardly men's."""
+    """Write a table whose column "marker" predicts the outcome of women well and the outcome of men badly."""
     drawn = np.random.default_rng(seed)
     rows = []
     for number in range(patients):
@@ -71,7 +71,7 @@ def made(folder: Path, out: Path, *more: str) -> DataSet:
 
 
 def hospitals(root: Path, *more: str, **of: Any) -> Path:
-    """Write two hospitals' data sets that declare subgroups; return their settings folder."""
+    """Write the data sets of two hospitals, which declare subgroups; return the folder of the hospitals' settings."""
     for seed, site in enumerate(SITES):
         made(registry(root / "data" / site, seed, **of), root / "sets" / site, *(more or ASKED))
         (root / "settings" / site).mkdir(parents=True)
@@ -90,7 +90,7 @@ def section(page: Path) -> str:
 
 
 def cases_by_sex(run: Path, site: str, folder: Path) -> dict[str, list[float]]:
-    """Return the scores of a site's test cases by sex, computed from the files."""
+    """Return the scores of a site's test cases by sex, computed from the site's files."""
     with (folder / "registry.csv").open(newline="") as file:
         outcome = {row["Patient ID"]: row for row in csv.DictReader(file)}
     plan = medsilo.Run(run).plan
@@ -112,7 +112,7 @@ def test_a_person_declares_subgroups_in_a_data_set(tmp_path: Path, capsys: pytes
     assert own.reading["subgroups"]["sex"]["levels"] == {"m": "male", "w": "female"}
     assert {"sex", "female", "age", "under 45"} <= {*own.words}
     again = made(tmp_path / "data", tmp_path / "set", "--target", "outcome")
-    # The next version of the data set keeps the subgroups and their names.
+    # the data set's next version has the same subgroups with the same names
     assert again.reading["subgroups"] == own.reading["subgroups"] and again.words == own.words
     gone = made(tmp_path / "data", tmp_path / "set", "--target", "outcome", "--subgroup", "age=")
     assert [*gone.reading["subgroups"]] == ["sex"] and "under 45" not in gone.words
@@ -171,7 +171,7 @@ def test_bands_and_levels_name_a_patient() -> None:
 # ---------------------------------------------------------------------------------------------------------------- a run
 @pytest.fixture(scope="module")
 def own_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run a study on one machine, which discloses exact numbers."""
+    """Run a study on one machine, whose owner gets exact scores."""
     root = tmp_path_factory.mktemp("own")
     settings = hospitals(root)
     (root / "plan.yaml").write_text(dump_yaml(STUDY))
@@ -208,7 +208,7 @@ def test_a_runs_page_json_and_python_have_the_same_subgroups(own_run: Path) -> N
 
 # ----------------------------------------------------------------------------------------------------- disclosed scores
 def protected(root: Path, **of: Any) -> Summary:
-    """Run a study at hospitals that protect their patients."""
+    """Run a study at hospitals whose settings protect small groups of patients."""
     settings = read_settings_of_all(hospitals(root, **of))
     return inprocess.run(parse_plan(STUDY), folder=root / "runs/one", settings=settings).summary
 
@@ -225,11 +225,11 @@ def test_a_hospital_rounds_what_it_tells_of_subgroups(tmp_path: Path) -> None:
 
 
 def test_a_small_level_and_the_one_that_would_tell_it_stay(tmp_path: Path) -> None:
-    """One to four of 60 test patients are men.
+    """Of 60 test patients, one to four are men.
 
-    The scores of the women and of all patients would reveal the men's score.
+    The men's score would follow from the score of women and the score of all patients.
     """
-    for number in range(20):  # repeats until a hospital's key draws so few men, which happens in two of three draws
+    for number in range(20):  # a hospital's key draws so few men in two of three attempts
         root = tmp_path / f"draw {number}"
         summary = protected(root, women=0.95)
         if all(0 < _men_tested(root, site) < 5 for site in SITES):
@@ -240,7 +240,7 @@ def test_a_small_level_and_the_one_that_would_tell_it_stay(tmp_path: Path) -> No
         assert told["sex", "male"].score is None and told["sex", "male"].patients == 0
         assert told["sex", "female"].score is None, "it would tell that of few men"
         assert told["hospital", site].score is not None
-        members = subgroups.read_members(root / "runs/one", site)  # a comparison uses these scores
+        members = subgroups.read_members(root / "runs/one", site)  # a comparison of methods reads these scores
         assert not len(members["sex", "female"]) and not len(members["sex", "male"])
     frame = medsilo.Run(root / "runs/one").subgroups
     assert frame.loc["sex", "female"].kind == "suppressed"
@@ -248,14 +248,14 @@ def test_a_small_level_and_the_one_that_would_tell_it_stay(tmp_path: Path) -> No
 
 
 def _men_tested(root: Path, site: str) -> int:
-    """Return the number of men whom the hospital's key drew for the test data."""
+    """Return the number of men in the test data, which the hospital's secret key drew."""
     with (root / "data" / site / "registry.csv").open(newline="") as file:
         men = {row["Patient ID"] for row in csv.DictReader(file) if row["Geschlecht"] == "m"}
     return len(men & {*_test_patients(root, parse_plan(STUDY), site)})
 
 
 def follows(groups: Sequence[frozenset[str]], least: int) -> bool:
-    """Attack the disclosed scores: solve linear equations for a score of fewer than `least` patients."""
+    """Return True if linear equations on the disclosed scores give the score of fewer than `least` patients."""
     people = sorted(frozenset[str]().union(*groups))
     known = np.array([[who in own for who in people] for own in groups], float)
     whole = np.linalg.matrix_rank(known)
@@ -279,12 +279,13 @@ def test_no_sum_or_difference_of_what_is_told_is_of_few_patients() -> None:
         only_floor = [own for own in levels.values() if len(own) >= 4]
         floored += follows([whole, *only_floor], 4)
         assert reveals_few([whole, *only_floor], 4) == follows([whole, *only_floor], 4)
-    assert floored > 30  # in most cases, a minimum count alone would have disclosed a few patients' score
+    # in most cases, a limit on the number of patients alone would have disclosed the score of a few patients
+    assert floored > 30
 
 
 @pytest.mark.parametrize("classes", [1, 2])
 def test_nobody_learns_whether_a_level_has_one_patient_or_none(classes: int) -> None:
-    """Before, the women's score was disclosed if no man was in the test data, and suppressed if one was."""
+    """In earlier versions, the women's score was suppressed only if the test data contained a man."""
     women = [f"w{number}" for number in range(30)]
     found = set()
     for men in ([], ["m0"], ["m0", "m1", "m2"]):
@@ -410,7 +411,7 @@ def test_a_comparison_tells_of_subgroups_what_differs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_comparison_names_levels_whose_scores_stay(tmp_path: Path) -> None:
-    """Before, suppressed levels were omitted, so a page showed women only, although men were tested, too."""
+    """In earlier versions, the page omitted suppressed subgroups, so tested men did not appear on the page."""
     settings = hospitals(tmp_path, *ASKED, women=0.98)
     (tmp_path / "plan.yaml").write_text(dump_yaml({**STUDY, "training": {"rounds": 2}}))
     done = ["compare", "--plan", str(tmp_path / "plan.yaml"), "--methods", "local,fedavg", "--seeds", "0"]
@@ -435,7 +436,10 @@ def test_a_damaged_list_of_subgroups_is_one_line(tmp_path: Path, own_run: Path) 
 
 # ----------------------------------------------------------------------------------------------------------- statistics
 def study_of(drawn: np.random.Generator, people: Sequence[int], gap: float, seeds: int = 4) -> list[dict[str, Any]]:
-    """Return the scores of one subgroup's levels. In each seed, all models are a little better or worse."""
+    """Return scores for each level of one subgroup.
+
+    The scores of all patients in a seed are shifted by the same random value.
+    """
     own = [drawn.normal(0.8 - gap * place, 0.06, size) for place, size in enumerate(people)]
     luck = drawn.normal(0, 0.01, seeds)
     study = []

@@ -1,4 +1,4 @@
-"""A verdict's families, norms and endpoints, computed from random scores without training."""
+"""Test verdicts, the correction for several tests, and endpoints on random scores without training."""
 
 import re
 import time
@@ -27,7 +27,7 @@ SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.rounds=
 
 
 def statistics_of(tmp_path: Path, titles: list[str], seeds: list[int], drawn: Drawn) -> Statistics:
-    """Return the statistics of a study with these scores, without a run."""
+    """Return the statistics of a comparison whose scores come from the function `drawn` instead of runs."""
     plan = make_plan("fedavg", *SMALL)
     found = Statistics(cells_of(plan, [Row.parse(title) for title in titles], seeds, [], tmp_path), None)
     for row in found.rows:
@@ -44,7 +44,7 @@ def verdict_of(statistics: Statistics, tmp_path: Path) -> Verdict:
 
 
 def test_joining_is_corrected_over_sites_and_methods_together() -> None:
-    """Before, in 18 % of studies of two methods and twenty sites without an effect, one got a false positive."""
+    """In earlier versions, 18 % of comparisons of two methods at twenty equal sites had a false positive result."""
     random, told = np.random.default_rng(1), 0
     for _ in range(400):
         p = random.uniform(size=(20, 2))
@@ -58,9 +58,9 @@ def test_joining_is_corrected_over_sites_and_methods_together() -> None:
 
 
 def test_whether_joining_pays_is_asked_of_one_federation_first(tmp_path: Path) -> None:
-    """Four seeds of four methods show a difference of 40 points at one hospital.
+    """With four methods and four seeds, one hospital has a difference of 40 points.
 
-    With a correction for all methods, the verdict was inconclusive.
+    In earlier versions, the correction for all methods made this verdict inconclusive.
     """
     random = np.random.default_rng(5)
 
@@ -76,14 +76,12 @@ def test_whether_joining_pays_is_asked_of_one_federation_first(tmp_path: Path) -
     assert found.headline.startswith("Federated training with fedavg is better")
     assert found.hospitals["hospital-a"].word == "better"
     alone = verdict_of(statistics_of(tmp_path, ["local", "fedavg"], seeds, scores), tmp_path)
-    # without other methods, the page does not mention them
+    # a comparison of one method has no sentence about differences between methods
     assert alone.hospitals["hospital-a"].word == "better" and not alone.between
 
 
 def test_one_difference_has_one_interval_on_a_page(tmp_path: Path) -> None:
-    """Before, the headline had +7.5 (+0.9 to +14.0), and a table on the same page had -7.5 (-13.5 to -1.4) and p =
-    0.101.
-    """
+    """In earlier versions, the headline and a table of a page had different intervals for the same difference."""
     random = np.random.default_rng(7)
 
     def scores(title: str, seed: int, site: str) -> np.ndarray:
@@ -105,9 +103,9 @@ def test_one_difference_has_one_interval_on_a_page(tmp_path: Path) -> None:
 
 
 def test_no_interval_that_is_shown_contradicts_its_verdict(tmp_path: Path) -> None:
-    """At p 0.03, the plain interval excludes zero, but the interval corrected for three hospitals includes it.
+    """An interval of a difference with p = 0.03 excludes zero, but the interval corrected for three hospitals does not.
 
-    The file has both intervals, and the title says that no hospital's difference is significant.
+    The file has the plain and the corrected interval, and the page's title calls no hospital's difference significant.
     """
     random = np.random.default_rng(11)
     own = {site: 0.1 * random.normal(size=40) for site in SITES}
@@ -128,7 +126,7 @@ def test_no_interval_that_is_shown_contradicts_its_verdict(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("seeds", [1, 2, 3])
 def test_fewer_than_four_seeds_give_no_verdict(seeds: int, tmp_path: Path) -> None:
-    """This holds for any size of the difference, and for identical seeds."""
+    """The size of the difference has no effect, and neither have identical seeds."""
     random = np.random.default_rng(8)
 
     def scores(title: str, seed: int, site: str) -> np.ndarray:
@@ -141,7 +139,7 @@ def test_fewer_than_four_seeds_give_no_verdict(seeds: int, tmp_path: Path) -> No
 
 
 def test_models_that_all_name_one_class_give_no_verdict(tmp_path: Path) -> None:
-    """Before, zero variance was reported as "no gain, +0.0 (+0.0 to +0.0)"."""
+    """In earlier versions, a difference without any variance was reported as "no gain, +0.0 (+0.0 to +0.0)"."""
     verdict = verdict_of(
         statistics_of(tmp_path, ["local", "fedavg"], [0, 1, 2, 3], lambda *_: np.repeat([0.0, 1.0], 4)), tmp_path
     )
@@ -151,7 +149,7 @@ def test_models_that_all_name_one_class_give_no_verdict(tmp_path: Path) -> None:
 
 
 def test_four_test_patients_decide_nothing(tmp_path: Path) -> None:
-    """Before, a decision sheet called a difference from four test patients promising."""
+    """In earlier versions, a decision sheet called a difference on four test patients promising."""
     random = np.random.default_rng(9)
 
     def scores(title: str, seed: int, site: str) -> np.ndarray:
@@ -186,7 +184,7 @@ def test_the_verdict_corrects_joining_over_all_sites(tmp_path: Path) -> None:
         return drawn.setdefault((title, seed, site), 0.5 + gain + random.normal(0, 0.03, 25))
 
     verdict = verdict_of(statistics_of(tmp_path, ["local", "fedavg", "fedbn"], [0, 1, 2, 3], scores), tmp_path)
-    for title in ("fedavg", "fedbn"):  # the declared federation, and exploratory results
+    for title in ("fedavg", "fedbn"):  # the declared federation comes first, and exploratory results follow
         [row] = [row for row in verdict.rows if row.title == title]
         found = [one for one in row.from_single_site.values() if one]
         assert len(found) == len(verdict.sites)
@@ -228,7 +226,7 @@ def test_where_a_site_tests_one_patient_intervals_are_said_to_be_for_other_seeds
 
 
 def test_the_last_lines_give_each_hospital_s_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line has the interval, the test patients and seeds, and the number of patients that are missing."""
+    """Each hospital's line has the interval, the numbers of test patients and seeds, and the needed patients."""
     gain = PairedDifference(mean=0.2, low=0.01, high=0.4, p=0.04, seeds=6, patients=5, adjusted=0.12, sure=False)
     more = Needed(of="test patients", number=14, difference=0.2)
     told = {"a": HospitalVerdict(word="inconclusive", method="FedAvg", difference=gain, needed=more)}
@@ -251,12 +249,12 @@ def test_the_last_lines_give_each_hospital_s_verdict(tmp_path: Path, capsys: pyt
 
 
 def test_a_difference_that_rounds_to_nothing_is_not_below_it() -> None:
-    """Before, a comparison of equal models reported −0.0 points."""
+    """In earlier versions, a comparison of equal models reported a difference of −0.0 points."""
     assert [points(value) for value in (-1e-17, -0.0004, -0.0006, 0.001)] == ["+0.0", "+0.0", "−0.1", "+0.1"]
 
 
 def test_a_pilot_of_five_patients_is_told_to_be_too_few(tmp_path: Path) -> None:
-    """Before, the verdict was "inconclusive: +3.3 (−51.8 to +55.0)", and more than 1,000 patients were needed."""
+    """In earlier versions, the verdict demanded 1,000 more patients, but did not say that five patients are too few."""
     random = np.random.default_rng(3)
     own = {site: 0.03 * random.normal(size=5) for site in SITES}
 
@@ -266,7 +264,7 @@ def test_a_pilot_of_five_patients_is_told_to_be_too_few(tmp_path: Path) -> None:
     verdict = verdict_of(statistics_of(tmp_path, ["local", "fedavg"], [0, 1, 2, 3], scores), tmp_path)
     assert verdict.first and verdict.first.unseen and verdict.first.failing == pytest.approx(1 - 0.025 ** (1 / 15))
     low, high = verdict.first.interval
-    # The first interval is narrow, and the second shows the range for other patients.
+    # The first interval is for the tested patients, and the wider second interval is for other patients.
     assert high - low < 0.08 and verdict.first.unseen[0] < low - 0.1
     for one in verdict.hospitals.values():
         assert one.word == "inconclusive" and one.needed and one.needed.reach and one.needed.reach < 0.04
@@ -275,7 +273,7 @@ def test_a_pilot_of_five_patients_is_told_to_be_too_few(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_forty_configurations_at_six_hospitals_take_seconds(tmp_path: Path) -> None:
-    """The time excludes reading the scores."""
+    """The time limit does not include reading the scores."""
     random, sites = np.random.default_rng(0), "abcdef"
     plan = make_plan("fedavg", *SMALL, f"participation.sites=[{','.join(sites)}]")
     titles = [
@@ -307,7 +305,7 @@ KINDS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 
 
 def any_table(random: np.random.Generator, folder: Path) -> Statistics:
-    """Return a study of one to three hospitals with random scores. Suppressed scores and failed runs are missing."""
+    """Return statistics of random scores at one to three hospitals, with suppressed scores and failed runs."""
     sites = list("abc"[: random.integers(1, 4)])
     titles = ["local", "fedavg", "fedprox", "fedbn"][: random.integers(2, 5)]
     seeds = range(int(random.choice([1, 2, 4, 5])))
@@ -318,7 +316,7 @@ def any_table(random: np.random.Generator, folder: Path) -> Statistics:
         for site in sites
     }
     kinds, lost, gain = random.choice([*KINDS], 2), random.random() < 0.3, 0.2 * (random.random() < 0.3)
-    # equal in all rows with a difference
+    # the base scores are equal in all rows that have a difference
     base = {site: random.uniform(0.2, 0.7, len(own)) for site, own in patients.items()}
     for row in found.rows:
         for seed in seeds:
@@ -336,7 +334,7 @@ def any_table(random: np.random.Generator, folder: Path) -> Statistics:
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(20))
 def test_any_table_of_scores_gives_a_verdict_or_one_line(block: int, tmp_path: Path) -> None:
-    """No table gives a traceback, NaN, or a verdict from few patients or repetitions."""
+    """No random scores cause a traceback, NaN, or a verdict from too few patients or seeds."""
     random, told = np.random.default_rng(block), {"sure": 0, "unsure": 0}
     for _ in range(100):
         table = any_table(random, tmp_path)

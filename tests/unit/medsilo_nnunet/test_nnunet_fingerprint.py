@@ -1,4 +1,4 @@
-"""Hospitals disclose nnU-Net's fingerprint of their data, and the server merges these fingerprints."""
+"""Hospitals disclose nnU-Net's fingerprints of their data, and the server merges the hospitals' fingerprints."""
 
 import json
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from tests.federations import federation, intensities_are_near, pooled_fingerpri
 
 
 def numbers(seed: int, size: int = 4000) -> np.ndarray:
-    """Return random positive and negative numbers of many magnitudes, some of which are zero."""
+    """Return random numbers of many magnitudes, with both signs and some zeros."""
     drawn = np.random.default_rng(seed)
     return drawn.normal(size=size) * 10.0 ** drawn.integers(-6, 7, size) * (drawn.uniform(size=size) > 0.01)
 
 
 def told(cases: Sequence[CaseFacts], samples: int, least: int = 1) -> Fingerprint:
-    """Return a hospital's fingerprint as the server reads it from JSON."""
+    """Return a hospital's fingerprint after it was converted to JSON and read again."""
     return Fingerprint.received(json.loads(Fingerprint.of(cases, samples, least).model_dump_json()))
 
 
@@ -61,7 +61,7 @@ def test_histograms_add_up() -> None:
 
 def test_neighbouring_bins_are_put_together_until_enough_cases_have_a_part() -> None:
     cases = [FloatHistogram.of(own) for own in ([1, 1, 10], [2, 10, 14], [3, 10, 4], [90])]
-    # the values 1, 1, 2, 3 come from three cases, as 4, 10, 10, 10 do, and the other values come from two cases
+    # the values 1, 1, 2, 3 and the values 4, 10, 10, 10 come from three cases each, and all other values from two cases
     kept = covering(cases, 3)
     assert (kept.values, kept.counts) == ([1, 10], [4, 6])
     assert covering(cases, 4).counts == [10]
@@ -96,7 +96,7 @@ def test_medians_are_those_of_all_data_in_one_place(number: int) -> None:
 
 
 def along(fingerprint: dict[str, Any], axis: int) -> list[tuple[float, int]]:
-    """Return the spacing and the size of all cases along one axis, in ascending order."""
+    """Return the spacing and the size of each case along one axis, sorted by spacing."""
     cases = zip(fingerprint["spacings"], fingerprint["shapes_after_crop"], strict=True)
     return sorted((spacing[axis], size[axis]) for spacing, size in cases)
 
@@ -120,8 +120,8 @@ def test_with_a_smallest_group_each_number_covers_so_many_cases(number: int) -> 
     assert own.cases == groups * least
     for axis, counted in enumerate(own.extents):
         assert all(one.cases % least == 0 for one in counted)
-        # The k-th of g disclosed numbers lies within the k-th of g groups of the ordered cases. A rank therefore
-        # differs by at most one group.
+        # The k-th of g disclosed values lies within the k-th of g groups of cases in ascending order. The rank of a
+        # disclosed value differs from the exact rank by at most the size of one group.
         real = sorted(case.spacing[axis] for case in cases)
         for group, value in enumerate(sorted(spacing for spacing, _ in extents_of(counted))[::least]):
             low, high = real[group * len(real) // groups], real[min((group + 1) * len(real) // groups, len(real) - 1)]
@@ -142,7 +142,7 @@ def good() -> dict[str, Any]:
 
 
 def changed(path: Sequence[str | int], value: Any) -> dict[str, Any]:
-    """Return the fingerprint with one changed value."""
+    """Return the fingerprint of the function good() with one changed value."""
     sent = place = good()
     for key in path[:-1]:
         place = place[key]  # type: ignore[index]

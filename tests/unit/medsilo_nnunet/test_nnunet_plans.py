@@ -1,4 +1,4 @@
-"""Compare nnU-Net's plans from several hospitals' fingerprints with its plans for the pooled data."""
+"""Compare nnU-Net's plans from merged fingerprints of several hospitals with nnU-Net's plans for the pooled data."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def merged(drawn: Federation) -> Fingerprint:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a working folder for nnU-Net."""
+    """Return a folder with the subfolders in which nnU-Net works."""
     for key in ("raw", "preprocessed", "results"):
         (tmp_path / key).mkdir()
         monkeypatch.setenv(f"nnUNet_{key}", str(tmp_path / key))
@@ -89,14 +89,14 @@ def plans_in_one_place(
 
 
 def without_intensities(plans: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plans without the intensity statistics, which are only nearly equal."""
+    """Return the plans without the intensity statistics, which merging changes slightly."""
     return {key: value for key, value in plans.items() if key != INTENSITIES}
 
 
 def plans_are_those_of_one_place(home: Path, number: int, larger: float = 1) -> list[str]:
-    """Compare the plans of a synthetic federation, whose volumes may be enlarged, with the plans for its pooled data.
+    """Compare the plans of a synthetic federation with the plans for its pooled data; `larger` enlarges the volumes.
 
-    The result lists the names of the planned configurations.
+    Return the names of the planned configurations.
     """
     drawn, planner = enlarged(federation(number), larger), PLANNERS[number // len(KINDS) % 3]
     pooled = plans_in_one_place(home, drawn.question, pooled_fingerprint(drawn.cases), planner)
@@ -118,8 +118,9 @@ def enlarged(drawn: Federation, times: float) -> Federation:
 
 @pytest.mark.long
 def test_where_numbers_cover_cases_the_keys_that_this_may_change_are_named() -> None:
-    """If disclosed numbers cover several cases, medsilo lists the keys that may differ from the plans of exact numbers.
-    The tested federations mix two protocols.
+    """If disclosed numbers cover several cases, medsilo lists the keys in which the plans may differ.
+
+    The images of each tested federation come from two scanning protocols.
     """
     differ, missed, named, told = 0, 0, 0, 0
     for drawn in map(federation, range(12)):
@@ -172,7 +173,7 @@ def test_the_plan_fits_the_smallest_hospital_or_says_who_is_too_small(home: Path
     fixed = make_plans(drawn.question, fingerprint, small, memory=12)
     assert (fixed.memory, fixed.too_small) == (12, ("hospital-0",))
     assert make_plans(drawn.question, fingerprint, holdings_of(drawn)).memory == 8  # nnU-Net's default memory is 8 GB
-    assert Path(os.environ[FOLDERS[0]]) == home / "raw"  # the environment variable is restored
+    assert Path(os.environ[FOLDERS[0]]) == home / "raw"  # after the test, the environment variable has its old value
     other = dict(small) | {"hospital-1": MeasuredSite.model_construct(reader="NibabelIO")}
     with pytest.raises(MedsiloError, match="NibabelIO and SimpleITKIO; agree on one"):
         make_plans(drawn.question, fingerprint, other)
@@ -180,7 +181,7 @@ def test_the_plan_fits_the_smallest_hospital_or_says_who_is_too_small(home: Path
 
 # ------------------------------------------------------------------------------------------------------ real volumes
 def question_of(number: int) -> SegmentationQuestion:
-    """Return the segmentation task of a federation with image files."""
+    """Return the segmentation task of a federation whose volumes are files."""
     channels = [("CT",), ("FLAIR",), ("T1", "T2")][number % 3]
     return SegmentationQuestion(name="Dataset007_Volumes", channels=channels, labels={"background": 0, "lesion": 1})
 
@@ -225,7 +226,7 @@ def test_volumes_are_measured_as_by_nnunet_in_one_place(home: Path, number: int)
 
     extractor = fingerprint_extractor.DatasetFingerprintExtractor
     question, pool = question_of(number), home / "raw" / "Dataset007_Volumes"
-    few = 2000  # number of intensities per case; nnU-Net draws 10^8 over all cases
+    few = 2000  # number of intensities per case; nnU-Net draws 10^8 intensities from all cases together
     folders = {}
     for site, spacing in {"a": (0.9, 0.9, 3.0), "b": (1.0, 1.0, 1.2 + number), "c": (0.7, 0.8, 5)}.items():
         folders[site] = home / "hospitals" / site

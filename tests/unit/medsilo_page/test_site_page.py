@@ -1,4 +1,4 @@
-"""Test the hospital's web page: access, contents, and decisions that the site obeys."""
+"""Test the web page of a hospital: who can open it, what it shows, and that the site obeys its decisions."""
 
 import csv
 import html
@@ -47,7 +47,7 @@ STRANGE = ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "l
 
 @dataclass
 class Visitor:
-    """A person with a browser that does not follow links automatically."""
+    """A person whose browser does not follow redirects automatically."""
 
     gate: Gate
     cookie: str = ""
@@ -74,14 +74,14 @@ class Visitor:
         try:
             line.request(method, path, body, {**own, **headers})
             reply, text = line.getresponse(), ""
-            with suppress(ConnectionError):  # unread parts of a request may cut off its answer
+            with suppress(ConnectionError):  # the server may cut off its answer if it has not read the whole request
                 text = reply.read().decode()
             return reply.status, text, reply.headers
         finally:
             line.close()
 
     def begin(self) -> None:
-        """Exchange the token for the session's cookie."""
+        """Exchange the one-time token for the cookie of a session."""
         split = urlsplit(self.gate.start)
         status, _, headers = self.get(f"{split.path}?{split.query}")
         assert status == 200
@@ -89,21 +89,21 @@ class Visitor:
         self.cookie = headers["Set-Cookie"].partition(";")[0]
 
     def page(self, path: str = "/", status: int = 200) -> str:
-        """Return the text of a page below the session's path."""
+        """Return the text of a page below the path of the session."""
         got, text, headers = self.get(self.gate.base + path)
         assert got == status, text
         assert headers["Cache-Control"] == "no-store" and "frame-ancestors 'none'" in headers["Content-Security-Policy"]
         return html.unescape(text)
 
     def send(self, path: str, **fields: str) -> Answer:
-        """Send a form as the web page does."""
+        """Send a form as the page in the browser does."""
         [word] = set(re.findall(r'name="word" value="([^"]+)"', self.page(path.rpartition("/")[0])))
         return self.post(self.gate.base + path, {"word": word, **fields})
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """Create a hospital with a waiting plan, and a study in its second round."""
+    """Create a hospital with a plan that waits for a decision, and a study in its second round."""
     home = Home(tmp_path_factory.mktemp("page") / "kit")
     home.permission()._keep()
     plan = home.plan
@@ -125,7 +125,7 @@ def write_rows(home: Home, rounds: Any, text: str = "0.5") -> None:
 
 @contextmanager
 def serving(server: PageServer) -> Iterator[Gate]:
-    """Serve a page over a real socket while the block runs."""
+    """Serve a page at a real socket during a with statement."""
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -149,8 +149,9 @@ def visitor(served: Gate) -> Visitor:
 
 
 def test_each_page_says_that_the_airlock_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hospital requires an airlock, and the machine cannot provide one. In earlier versions, a page that approves
-    scripts did not mention the missing airlock.
+    """The hospital requires the airlock, but its machine lacks a sandbox.
+
+    In earlier versions, a page on which a person approves scripts did not mention the missing airlock.
     """
     home = Home(tmp_path / "kit")
     home.permission()._keep()
@@ -169,7 +170,7 @@ def test_each_page_says_that_the_airlock_is_missing(tmp_path: Path, monkeypatch:
 
 # ---------------------------------------------------------------------------------------------------------- who gets in
 def test_nobody_without_the_token_sees_or_changes_anything(served: Gate, home: Home) -> None:
-    """The visitor has no cookie, a wrong cookie, a used token or a guessed path, for each page and each form."""
+    """Without a cookie, or with a wrong cookie, a used token or a guessed path, nobody can open or change a page."""
     stranger, path = Visitor(served), f"/plan/{home.plan.hash}"
     for cookie in ("", f"{COOKIE}=x", f"{COOKIE}={served.session[:-1]}", f"other={served.session}", 'a="\\'):
         stranger.cookie = cookie
@@ -178,7 +179,7 @@ def test_nobody_without_the_token_sees_or_changes_anything(served: Gate, home: H
             assert status == 403 and home.plan.hash not in text
         for verb in ("approve", "decline", "withdraw", "check"):
             assert stranger.post(f"{served.base}{path}/{verb}", {"word": served.word})[0] == 403
-    stranger.cookie = f"{COOKIE}={served.session}"  # the path is guessed wrongly
+    stranger.cookie = f"{COOKIE}={served.session}"  # the visitor guesses a wrong path
     assert stranger.get("/guess/")[0] == 403
     stranger.cookie = ""
     stranger.begin()
@@ -192,7 +193,7 @@ def test_nobody_without_the_token_sees_or_changes_anything(served: Gate, home: H
 def test_the_token_is_good_once_whoever_asks_at_the_same_time(served: Gate) -> None:
     visitors, split = [Visitor(served) for _ in range(16)], urlsplit(served.start)
     start = f"{split.path}?{split.query}"
-    # the token is still valid
+    # this token has not yet been used
     assert visitors[0].ask("HEAD", start, None, {})[0] == 501 and visitors[0].post(start, {})[0] == 403
     with ThreadPoolExecutor(len(visitors)) as pool:
         answers = list(pool.map(lambda one: one.get(start), visitors))
@@ -201,7 +202,9 @@ def test_the_token_is_good_once_whoever_asks_at_the_same_time(served: Gate) -> N
 
 
 def test_another_host_name_is_refused(visitor: Visitor, home: Home) -> None:
-    """The test simulates DNS rebinding: a foreign name points to this machine, and the request has the right cookie."""
+    """The test simulates DNS rebinding: another host name resolves to this machine, and the request has the right
+    cookie.
+    """
     port, path = visitor.port, f"{visitor.gate.base}/"
     for host in STRANGE:
         status, text, _ = visitor.get(path, Host=host.format(port=port))
@@ -210,8 +213,8 @@ def test_another_host_name_is_refused(visitor: Visitor, home: Home) -> None:
 
 
 def test_what_another_page_sends_is_refused(visitor: Visitor, home: Home) -> None:
-    """The sender is another site's page, a page of another port, a sandboxed page, or a form without this
-    session's word.
+    """Forms are rejected from another site, from another port, from a sandboxed page, and without the session's secret
+    word.
     """
     path, word = f"{visitor.gate.base}/plan/{home.plan.hash}/approve", {"word": visitor.gate.word}
     for origin in (
@@ -226,7 +229,7 @@ def test_what_another_page_sends_is_refused(visitor: Visitor, home: Home) -> Non
     assert visitor.post(path, word, **{"Sec-Fetch-Site": "cross-site"})[0] == 403
     for wrong in ({}, {"word": ""}, {"word": "x"}, {"word": visitor.gate.word[:-1]}):
         assert visitor.post(path, wrong)[0] == 403
-    assert visitor.get(f"{path}?{urlencode(word)}")[0] == 404  # a GET request changes nothing
+    assert visitor.get(f"{path}?{urlencode(word)}")[0] == 404  # a GET request must change nothing
     assert not home.approvals.decisions()
 
 
@@ -250,7 +253,7 @@ def test_large_slow_and_odd_requests(visitor: Visitor, home: Home, monkeypatch: 
 
 
 def test_a_slow_sender_is_cut_off(visitor: Visitor, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sender never ends the headers, and another sends a byte of the body now and then."""
+    """One client never ends its headers, and another client sends a byte of its body at long intervals."""
     gate = visitor.gate
     head = f"POST {gate.base}/plan/{home.plan.hash}/approve HTTP/1.1\r\nHost: 127.0.0.1:{visitor.port}\r\n"
     head += f"Cookie: {visitor.cookie}\r\nOrigin: {visitor.origin}\r\nContent-Length: 100\r\n"
@@ -274,7 +277,7 @@ def test_a_slow_sender_is_cut_off(visitor: Visitor, home: Home, monkeypatch: pyt
 
 
 def test_silent_connections_do_not_close_the_page(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More connections arrive than are served at once; silent connections are closed after a while."""
+    """If too many connections are open at once, silent connections are closed after some time."""
     with ExitStack() as idle:
         address = ("127.0.0.1", visitor.port)
 
@@ -283,7 +286,7 @@ def test_silent_connections_do_not_close_the_page(visitor: Visitor, monkeypatch:
 
         monkeypatch.setattr(page_server, "PATIENCE", 600.0)
         silent(MOST_AT_ONCE + 8)
-        assert visitor.page("/")  # none of them has been given up yet
+        assert visitor.page("/")  # no silent connection has been closed yet
         monkeypatch.setattr(page_server, "PATIENCE", 1.0)
         for line in silent(8):
             with suppress(ConnectionError):
@@ -291,7 +294,7 @@ def test_silent_connections_do_not_close_the_page(visitor: Visitor, monkeypatch:
 
 
 def test_names_from_elsewhere_are_shown_plain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A letter in a lead's and a hospital's name would reverse the order of later letters."""
+    """A lead's and a hospital's name contain a character that reverses the order of the following letters."""
     home, odd = Home(tmp_path / "kit"), "lead\u202egro.cinilc@"
     place = replace(home.permission().place, lead=odd, sites=(odd,))
     Permission(place)._keep()
@@ -343,9 +346,7 @@ def test_every_answer_has_the_headers_and_nothing_is_logged(
 
 # ------------------------------------------------------------------------------------------------- contents of the page
 def test_reading_a_plan_and_deciding(visitor: Visitor, home: Home) -> None:
-    """A person reads the plan and the disclosures, approves with limits, withdraws and declines; the site obeys
-    each.
-    """
+    """A person reads a plan and its disclosures, approves with limits, withdraws or declines, and the site obeys."""
     shown = visitor.page("/")
     assert f"plan <code>{home.plan.hash[:12]}</code>" in shown and "submitted by lead@clinic.example" in shown
     plan = f"/plan/{home.plan.hash}"
@@ -366,7 +367,8 @@ def test_reading_a_plan_and_deciding(visitor: Visitor, home: Home) -> None:
     with pytest.raises(Refused, match="at most 2 rounds"):
         permission.check(number=3)
     _, raw, _ = visitor.get(visitor.gate.base + plan)
-    assert "Dr. A &lt;b&gt;" in raw and "at most 2 rounds" in raw  # the name is not inserted as HTML
+    # the page escapes the name, so it is not read as HTML
+    assert "Dr. A &lt;b&gt;" in raw and "at most 2 rounds" in raw
     assert visitor.send(f"{plan}/withdraw")[0] == 303
     refused(home, "has withdrawn")
     assert visitor.send(f"{plan}/decline")[0] == 303
@@ -382,7 +384,7 @@ def test_reading_a_plan_and_deciding(visitor: Visitor, home: Home) -> None:
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """Create a hospital with an accepted data set, and plans of one study, of another study, and of a canary."""
+    """Create a hospital with an accepted data set, two studies' plans, and a canary's plan."""
     folder = tmp_path_factory.mktemp("desk")
     home = Home(folder / "kit")
     rows = [{"patient": f"p{n}", "age": 30 + n % 60, "stage": "I" * (1 + n % 2)} for n in range(80)]
@@ -426,9 +428,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 def test_a_request_says_what_changed_since_the_last_plan_of_its_study(desk: Home) -> None:
-    """In earlier versions, the plan was compared with the canary's plan, or with the last approved plan, in Python's
-    notation.
-    """
+    """In earlier versions, the page compared a plan with another study's plan, and printed Python's notation."""
     with serving(serve(desk.folder, 0)) as gate:
         visitor = Visitor(gate)
         visitor.begin()
@@ -444,7 +444,8 @@ def test_a_request_says_what_changed_since_the_last_plan_of_its_study(desk: Home
 
 
 def test_the_terminal_says_what_changed_too(desk: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["approve", desk.plan.hash[:12], "--kit", str(desk.folder)]) == 1  # the command's input is no terminal
+    # the command's input is not a terminal
+    assert main(["approve", desk.plan.hash[:12], "--kit", str(desk.folder)]) == 1
     said = capsys.readouterr().out
     assert "training.rounds: 95, before 90" in said and "task.columns: age: high 95.0, before 90.0" in said
 
@@ -459,7 +460,7 @@ def test_a_plan_with_words_that_nobody_accepted_is_not_approved_on_the_page_eith
         _, text, _ = visitor.post(f"{gate.base}/plan/{plan.hash}/approve", {"word": gate.word, "by": "A. Person"})
     assert "would never run here" in text and "hiv" in text
     assert desk.approvals.last(plan.hash) is None
-    desk.approvals.decide(plan.hash, "declined", "engineer", None, plan.code)  # other tests count waiting plans
+    desk.approvals.decide(plan.hash, "declined", "engineer", None, plan.code)  # other tests count the waiting plans
 
 
 def test_the_desk_shows_what_studies_sent_and_the_account_of_answers(desk: Home) -> None:
@@ -496,10 +497,11 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 400])
 def test_a_request_is_decided_on_the_first_screen(width: int, scheme: str, desk: Home, tab: Browser) -> None:
-    """The first screen has title, purpose, disclosures, data set and cost, the check and the two buttons. The screen
-    cuts off no text, and axe-core finds no fault.
+    """The first screen shows title, purpose, disclosures, data set, cost, check and buttons.
 
-    In earlier versions, the decision buttons stood at 4,300 pixels.
+    No text is cut off at the screen's edge, and axe-core finds no fault.
+
+    In earlier versions, a person had to scroll 4,300 pixels to the buttons.
     """
     tab.size(width, 900, phone=width == 400)
     tab.media(scheme=scheme)
@@ -526,7 +528,10 @@ HIT = """(button => {
 
 @pytest.mark.slow
 def test_a_person_decides_with_the_keyboard(desk: Home, tab: Browser) -> None:
-    """The person uses only the Tab key, from the first element on. The name in the form signs the decision."""
+    """The person reaches all elements by the Tab key.
+
+    The name that the person writes into the form signs the decision.
+    """
     tab.size(1400, 900)
     with serving(serve(desk.folder, 0)) as gate:
         tab.visit(gate.start)
@@ -572,12 +577,12 @@ def test_a_study_as_it_goes_on(visitor: Visitor, home: Home) -> None:
     note(home.place, kind="ended", reason="the job ended here")
     assert f"The training process died: {reason}" in visitor.page("/study/study")
     note(home.place, {"task": "round", "round": 2}, kind="answered")
-    note(home.place, kind="died", reason=reason)  # between two tasks of the study
+    note(home.place, kind="died", reason=reason)  # the process died between two requests of the server
     note(home.place, {"task": "round", "round": 3}, kind="answered")
     shown = visitor.page("/study/study")
     assert "Waiting for the server; answers to 3 of 4" in shown
     assert f"<strong>the training process died</strong> between two tasks: {reason}" in shown
-    note(home.place, kind="ended", reason="the job ended here")  # another hospital rejected the plan
+    note(home.place, kind="ended", reason="the job ended here")  # another hospital has rejected the plan
     shown = visitor.page("/study/study")
     assert "Waiting" not in shown and "ended here before its last task" in shown and "the job ended here" in shown
     write_rows(home, range(1, 401))

@@ -1,4 +1,6 @@
-"""Test the nuclei task with synthetic and real tiles: reading, splitting by patient across sites, and rejections."""
+"""Test the nuclei task with synthetic and real tiles: reading, splitting patients who occur at several sites,
+rejections.
+"""
 
 import os
 from pathlib import Path
@@ -32,7 +34,9 @@ def save(path: Path, pixels: np.ndarray) -> None:
 
 
 def draw(folder: Path, sets: list[str] = SETS, images: int = 12, size: int = 32) -> Path:
-    """Write a folder in the real layout: bright squares are nuclei, two tiles per image."""
+    """Write a folder with the layout of the real data, in which bright squares are nuclei, with two tiles for each
+    image.
+    """
     random = np.random.default_rng(0)
     for position, chosen in enumerate(sets):
         for image in range(images):
@@ -62,7 +66,8 @@ def test_tiles_become_rgb_in_0_to_1_and_masks_of_two_classes(folder: Path) -> No
         assert cases.inputs.min() >= 0 and cases.inputs.max() <= 1
         assert set(cases.targets.unique().tolist()) == {0, 1}
         inside = cases.inputs.mean(1)[cases.targets == 1].mean()
-        assert inside > cases.inputs.mean(1)[cases.targets == 0].mean() + 0.2  # the mask covers the nuclei of its image
+        # the mask covers the bright nuclei of the image
+        assert inside > cases.inputs.mean(1)[cases.targets == 0].mean() + 0.2
         assert (cases.targets.sum((1, 2)) == 64).all()
     first = Path(folder / "tnbc" / "images" / f"{data.train.patients[0]}_0.png")
     pixels = SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(first)))
@@ -72,7 +77,7 @@ def test_tiles_become_rgb_in_0_to_1_and_masks_of_two_classes(folder: Path) -> No
 def test_tiles_are_resized_to_one_size(folder: Path) -> None:
     small = Nuclei(size=16).load("tnbc", SETS, 0, folder).test
     assert small.inputs.shape[1:] == (3, 16, 16)
-    areas = small.targets.sum((1, 2))  # a pixel belongs to a nucleus if more than half of the pixel's area does
+    areas = small.targets.sum((1, 2))  # a pixel belongs to a nucleus if more than half of its area does
     assert ((areas >= 9) & (areas <= 16)).all()
 
 
@@ -99,7 +104,7 @@ def assert_no_leak(folder: Path, task: Nuclei) -> None:
             for patient in getattr(data, part).patients:
                 where.setdefault(patient, set()).add(part)
     assert all(len(parts) == 1 for parts in where.values())
-    assert SHARED in where  # this patient is in two sets
+    assert SHARED in where  # this patient occurs in two data sets
 
 
 def test_patients_and_source_images_are_told_by_the_names() -> None:
@@ -146,7 +151,7 @@ def test_harmofl_runs_on_drawn_tiles(folder: Path, tmp_path: Path) -> None:
     assert run.summary.status == "finished"
     assert not list(
         (tmp_path / "run").glob("sites/*/pictures")
-    )  # these images belong to a hospital that did not allow their use
+    )  # this hospital has not allowed the use of its images for pictures
     allowed = settings.model_copy(update={"pictures": True})
     inprocess.run(plan, folder=tmp_path / "allowed", settings=allowed)
     assert len(list((tmp_path / "allowed").glob("sites/*/pictures/*.png"))) == 3 * 3 * 3

@@ -1,6 +1,4 @@
-"""Networks with frozen parts: medsilo freezes the parts once, reads them from checkpoints, and combines them with every
-method.
-"""
+"""A frozen part of a network is stored only once, can be read from a checkpoint, and works with every method."""
 
 import copy
 import hashlib
@@ -65,7 +63,7 @@ def tuned_plan(method: str = "fedavg", of: Mapping[str, Any] = VIT, **more: Any)
 
 @pytest.fixture(scope="module")
 def backbone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Put a checkpoint of the ViT with random weights into the cache of this process."""
+    """Store a checkpoint of the ViT with random weights in this process's cache."""
     folder = tmp_path_factory.mktemp("backbone")
     drawn = tuned_plan(network={"train": "all"}, seed=7).build_networks()["model"]
     save_tensors(folder / "vit.safetensors", drawn.state_dict())
@@ -76,7 +74,7 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------------------- networks
 class FirstOf(nn.Sequential):
-    """A network that returns its scores and the outputs of its layers."""
+    """A network that returns a tuple of its scores and of its layers' outputs."""
 
     def forward(self, images: Tensor) -> Tensor:
         return super().forward(images)[0]
@@ -101,8 +99,8 @@ def test_what_does_not_fit_is_one_line(backbone: dict[str, Any], tmp_path: Path)
 
 # -------------------------------------------------------------------------------------------------------- frozen layers
 def test_a_frozen_part_lies_once_in_memory_and_stays(backbone: dict[str, Any]) -> None:
-    """One copy serves any number of networks of a method, and of sites in a process."""
-    # fedsm: personal, global and three experts; ditto: personal and shared
+    """All networks of a method and all sites in a process share one copy of the frozen weights."""
+    # fedsm: a personal, a global and three expert networks; ditto: a personal and a shared network
     for method, each in (("fedsm", 2 + 3), ("ditto", 2)):
         plan = tuned_plan(method, network={"from": backbone})
         networks = [*plan.build_networks().values(), *plan.build_networks().values()]
@@ -114,13 +112,17 @@ def test_a_frozen_part_lies_once_in_memory_and_stays(backbone: dict[str, Any]) -
     assert all(own.requires_grad for own in model.parameters()) and list(selector.parameters())
     numbers = sum(own.numel() for own in model.state_dict().values())
     assert numbers == sum(own.numel() for own in model.parameters()) < 0.2 * sum(o.numel() for _, o in values_of(model))
-    moved = model.to("meta"), copy.deepcopy(networks[1]).to("meta")  # on another device, networks also share one copy
+    # the networks also share one copy on another device
+    moved = model.to("meta"), copy.deepcopy(networks[1]).to("meta")
     one, other = (net.get_submodule("blocks.0.attn.qkv").weight for net in moved)
     assert one.is_meta and one is other
 
 
 def test_a_site_in_bfloat16_keeps_half_the_bytes_and_the_same_numbers(backbone: dict[str, Any], tmp_path: Path) -> None:
-    """FedSM has five networks. The test counts tensors after a step, each storage once."""
+    """FedSM has five networks that share frozen weights.
+
+    After a training step, the test adds up the sizes of all tensors, and counts shared memory once.
+    """
     plan = tuned_plan("fedsm", network={"from": backbone})
     images, kept = torch.randn(4, 3, 32, 32), {}
     for precision in ("float32", "bfloat16"):
@@ -146,11 +148,11 @@ def test_a_site_in_bfloat16_keeps_half_the_bytes_and_the_same_numbers(backbone: 
         layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d) and "weight" in layer._buffers
     ]
     matrices = sum(own.numel() for layer in layers for own in layer._buffers.values() if own is not None)
-    # the networks share one copy instead of five
+    # the five networks share one copy of the frozen matrices
     assert matrices > 20_000 and kept["float32"][0] - kept["bfloat16"][0] == 2 * matrices
-    with compute.cast():  # mixed precision rounds the weights itself
+    with compute.cast():  # mixed precision rounds the weights in the same way
         assert torch.equal(whole(images), model(images))
-    assert torch.allclose(model(images), whole(images), atol=0.1)  # the check also holds without mixed precision
+    assert torch.allclose(model(images), whole(images), atol=0.1)  # the networks also agree without mixed precision
 
 
 def test_a_frozen_batch_norm_keeps_its_statistics() -> None:
@@ -162,7 +164,8 @@ def test_a_frozen_batch_norm_keeps_its_statistics() -> None:
         network.train()(torch.randn(4, 1, 32, 32))
     assert before and all(torch.equal(own, before[name]) for name, own in values_of(network) if name in before)
     assert network.state_dict().keys() == trained
-    network.load_state_dict(dict(network.state_dict()))  # a weights file has no notes of versions
+    # a dictionary without torch's notes on versions, as in a file of weights
+    network.load_state_dict(dict(network.state_dict()))
 
 
 TWO = {"sites": SITES[:2]}
@@ -180,7 +183,7 @@ METHODS: dict[str, dict[str, Any]] = {
 @over_all("method", METHODS)
 def test_every_method_works_over_what_trains(method: str, backbone: dict[str, Any], tmp_path: Path) -> None:
     train = ["bias", "head", "norms"]
-    # adafed measures batch norms, which a ViT lacks
+    # adafed measures batch norms, and a ViT has no batch norms
     here = {"from": backbone} if method != "adafed" else {"of": {"name": "small-cnn"}}
     plan = tuned_plan(method, network={**here, "train": train}, algorithm=METHODS[method], participation=TWO)
     first = plan.build_networks()["model"]
@@ -190,7 +193,7 @@ def test_every_method_works_over_what_trains(method: str, backbone: dict[str, An
     run = inprocess.run(plan, folder=tmp_path / method)
     for site in TWO["sites"]:
         last = run.models[site]
-        last = last.model if method == "harmofl" else last  # the model behind HarmoFL's input layer
+        last = last.model if method == "harmofl" else last  # the model without HarmoFL's input layer
         values = dict(values_of(last))
         assert all(torch.equal(values[name], own) for name, own in frozen.items())
         assert any(not torch.equal(values[name], own) for name, own in first.state_dict().items() if "bias" in name)
@@ -232,7 +235,7 @@ def test_sealed_sums_hold_what_trains_alone(backbone: dict[str, Any], tmp_path: 
     )
     for name, own in open_.models["a"].state_dict().items():
         assert torch.allclose(own, sealed.models["a"].state_dict()[name], atol=1e-3), name
-    # Indices of 64 bits are stored for each weight of 32 bits.
+    # each sent weight of 32 bits has an index of 64 bits
     assert sealed.summary.sites["a"].bytes_up < 2.5 * open_.summary.sites["a"].bytes_up  # type: ignore[operator]
 
 
@@ -252,8 +255,9 @@ def test_the_disclosure_and_a_robust_mean_see_what_trains_alone(backbone: dict[s
 @pytest.mark.slow
 @pytest.mark.usefixtures("known_key")
 def test_the_ledger_charges_a_part_what_it_charges_a_whole_network(tmp_path: Path) -> None:
-    """A step's privacy cost depends on noise and sampling, not on the number of trained weights. Frozen weights are
-    never charged.
+    """The privacy cost of a step depends on noise and sampling, but not on the number of trained weights.
+
+    The ledger charges nothing for frozen weights.
     """
     photos = write_photos(tmp_path / "photos", NAMES)
     spent = []
@@ -276,7 +280,7 @@ def test_checkpoints_of_others_are_read_without_code(tmp_path: Path) -> None:
     save_tensors(tmp_path / "a.safetensors", state)
     torch.save(state, tmp_path / "plain.pt")
     torch.save({"state_dict": under, "epoch": 3}, tmp_path / "wrapped.pt")
-    torch.save(  # nnU-Net and nnssl write checkpoints that contain numpy's numbers
+    torch.save(  # checkpoints of nnU-Net and nnssl also contain numbers of numpy
         {
             "network_weights": state,
             "init_args": plans,
@@ -341,7 +345,7 @@ OTHERS = ("DenseNet121", "SwinUNETR", "ViT")
 
 
 def begun(own: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path, **start: Any) -> nn.Module:
-    """Return a network that begins with a file of these tensors, for one channel and two classes."""
+    """Return a network for one channel and two classes, which starts from these weights in a file."""
     save_tensors(folder / "given.safetensors", state)
     model_folders.look_in(folder)
     file = folder / "given.safetensors"
@@ -351,9 +355,7 @@ def begun(own: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path, **s
 
 
 def monai_defaults() -> dict[str, tuple[nn.Module, Tensor, list[dict[str, Any]]]]:
-    """Return MONAI's networks with MONAI's default settings, and all ways in which a plan can describe a network of
-    that size.
-    """
+    """Return networks with MONAI's default settings, and the plan's sections that could describe each network."""
     flat, small = torch.randn(2, 1, 32, 32), {"features": [4, 8, 8]}
     norms = ["batch", "batch-statistics", "instance", "instance-statistics", "none"]
     ways = [(norm, own) for norm in norms for own in ("relu", "leaky-relu", "prelu")]
@@ -391,8 +393,9 @@ def monai_defaults() -> dict[str, tuple[nn.Module, Tensor, list[dict[str, Any]]]
 
 @pytest.mark.parametrize("name", slow_but(["BasicUNet"], ["UNet", "UNet with residual units", "BasicUNet", *OTHERS]))
 def test_a_foreign_checkpoint_never_becomes_another_network(name: str, tmp_path: Path) -> None:
-    """A loaded checkpoint gives the same scores as MONAI, or medsilo rejects it in one line. Weights alone do not
-    reveal a ReLU or a norm without weights.
+    """A checkpoint from MONAI gives the same scores as in MONAI, or medsilo rejects the checkpoint in one line.
+
+    The weights in a checkpoint do not show whether the network has a ReLU or a norm without weights.
     """
     torch.manual_seed(0)
     network, inputs, ways = monai_defaults()[name]
@@ -406,7 +409,7 @@ def test_a_foreign_checkpoint_never_becomes_another_network(name: str, tmp_path:
             continue
         assert torch.allclose(found, wanted, atol=1e-5), own
         loaded.append(own)
-    assert len(loaded) == (name != "ViT"), loaded  # medsilo's ViT has a bias for queries, keys and values
+    assert len(loaded) == (name != "ViT"), loaded  # the ViT of medsilo has biases for queries, keys and values
 
 
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
@@ -452,7 +455,7 @@ def test_tensors_that_are_no_plain_numbers_never_become_weights(kind: str, tmp_p
 
 
 def test_an_activation_that_is_not_named_changes_no_plan() -> None:
-    """Earlier plans without this key keep their hashes."""
+    """A plan of an earlier version, which lacks this key, keeps its hash."""
     unet = TABLES["network"].read({"name": "unet"})
     assert "activation" not in unet.model_dump() and unet.activation == "relu"
     assert TABLES["network"].read({"name": "unet", "activation": "prelu"}).model_dump()["activation"] == "prelu"
@@ -461,7 +464,7 @@ def test_an_activation_that_is_not_named_changes_no_plan() -> None:
 # -------------------------------------------------------------------------------------------------------- after a study
 @pytest.mark.slow
 def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
-    """A plan with a path is exported as MONAI's network, even after the file at the path is gone."""
+    """A network that starts from a file is exported as a network of MONAI, which does not need this file any more."""
     unet = {"name": "basic-unet", "features": [4, 4, 8, 8, 8]}
     task = {"name": "synthetic-prostate", "size": 32, "patients": 4, "slices": 4}
     sections = {"task": task, "participation": {"sites": SITES[:2]}}
@@ -491,7 +494,8 @@ def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
         assert (source.network(inputs) - drawn.eval()(inputs)).abs().max() > 1e-4
     assert main(["release", "export", str(tmp_path / "run"), "-o", str(tmp_path / "bundle")]) == 0
     weights = tmp_path / "bundle" / "models" / "model.safetensors"
-    assert load_file(weights).keys() == drawn.state_dict().keys()  # the exported file opens without medsilo
+    # torch can open the exported file without importing medsilo
+    assert load_file(weights).keys() == drawn.state_dict().keys()
 
 
 # ------------------------------------------------------------------------------------------------------------ sent once
@@ -508,7 +512,7 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
         monkeypatch.setattr(model_folders, "FOLDERS", folders[who])
 
     class Line:
-        """A site with a connection that counts bytes."""
+        """A site whose connection counts the received bytes."""
 
         def __init__(self) -> None:
             at("a")
@@ -558,7 +562,7 @@ def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypa
     later = b"other weights" * 400
     weight_cache.keep(
         hashlib.sha256(later).hexdigest(), memoryview(later), kept.parent, 8000
-    )  # the cache has room for one of the two files
+    )  # the cache has space for only one of the two files
     assert [path.read_bytes() for path in kept.parent.iterdir()] == [later]
     line.site.inner = None
     for odd in ("0" * 64, f"{'0' * 64}.0", f"{name}.x", name):

@@ -84,7 +84,7 @@ GIVES_LOSS = ("moon", "apfl", "pfedme", "fedsm-extra", "harmofl")
 
 
 class Shuffled:
-    """A data loader with the batch order of medsilo's standard job."""
+    """A data loader that gives the same batches as medsilo's standard job."""
 
     def __init__(self, plan: Plan, site: str, cases: torch.utils.data.Dataset) -> None:
         self.plan, self.site, self.dataset, self.round = plan, site, cases, 0
@@ -98,7 +98,7 @@ class Shuffled:
 
 
 class Loss(nn.Module):
-    """A task's loss, as a training script computes it."""
+    """Computes the loss of a task as a training script does."""
 
     def __init__(self, goal: Objective) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Loss(nn.Module):
 
 
 class Script:
-    """A site with a training script. With `restarts`, the script starts again for each answer."""
+    """A site that runs a training script. If `restarts` is true, a new process of the script computes each answer."""
 
     def __init__(
         self, own: Plan, plan: Plan, site: str, folder: Path, restarts: bool, given: Mapping[str, Any]
@@ -126,7 +126,7 @@ class Script:
         self.started: ScriptSite | None = None
 
     def start(self) -> ScriptSite:
-        torch.manual_seed(7)  # other initial weights, which the recipe's weights replace
+        torch.manual_seed(7)  # these initial weights are replaced by the weights in the recipe
         self.model = self.own.network.build(self.own.task.channels, self.own.task.goal.outputs)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE, momentum=0.9)
         self.loader = Shuffled(self.own, self.name, self.data.train)
@@ -163,9 +163,9 @@ class Script:
 def scripted(
     own: Plan, folder: Path, restarts: bool = False, by: type[Script] = Script, **given: Any
 ) -> tuple[Record, dict[str, dict[str, Tensor]]]:
-    """Run the same study as `own` with scripts; returns its record, and each site's last model.
+    """Run the same study as `own` with training scripts; return the study's record and the last model of each site.
 
-    The argument `given` has arguments of `join`.
+    The arguments `given` are passed to `join`.
     """
     model = own.build_networks()["model"]
     method = own.algorithm.model_dump(mode="json")
@@ -182,7 +182,7 @@ def scripted(
 
 
 def check_equal(own: Plan, folder: Path, nearly: float = 0.0, restarts: bool = False) -> Record:
-    """Assert that the script's tensors equal the tensors of medsilo's standard job."""
+    """Assert that the scripts' tensors equal the tensors of medsilo's standard job."""
     study = run(own)
     expected = study.models
     record, found = scripted(own, folder, restarts)
@@ -235,7 +235,7 @@ def test_fedsm_of_a_script_ends_with_a_super_model(restarts: bool, tmp_path: Pat
 
 
 class Tiny:
-    """A site whose script trains a small network on images of any size and precision."""
+    """A site whose script trains a small network on images of the given size and precision."""
 
     def __init__(self, plan: Plan, site: str, folder: Path, model: nn.Module, size: int) -> None:
         torch.manual_seed(len(site))
@@ -319,11 +319,10 @@ def test_adafeds_of_a_script_are_medsilos_own_but_for_the_order_of_sums(method: 
 
 
 def ends_of(method: str, folder: Path, scheduled: bool, restarts: bool = False, times: int = 1) -> dict[str, Tensor]:
-    """Train one site with a script that has parameter groups, a learning-rate schedule, mixed precision and clipping;
-    returns its last round.
+    """Return the last round of a site whose script has parameter groups, a schedule, mixed precision and clipping.
 
-    With `scheduled`, torch's scheduler changes the learning rates. The argument `times` is the number of requests for
-    each round, as after lost answers.
+    If `scheduled` is true, torch's scheduler changes the learning rates. Each round is requested `times` times, as if
+    answers had been lost.
     """
     torch.manual_seed(0)
     cases = torch.utils.data.TensorDataset(torch.randn(24, 2), torch.tensor([0, 1] * 12))
@@ -374,9 +373,7 @@ GIVEN = {"fedavg": ["model"], "ditto": ["global"]}
 def test_a_script_with_a_schedule_and_mixed_precision_goes_on_after_each_start(
     method: str, disturbed: dict[str, Any], scheduled: bool, tmp_path: Path
 ) -> None:
-    """In earlier versions, a repeated first round began with later learning rates, and a restart lost the script's own
-    changes.
-    """
+    """In earlier versions, repeating round 1 used later learning rates, and a restart lost the script's own changes."""
     steady = ends_of(method, tmp_path / "steady", scheduled)
     other = ends_of(method, tmp_path / "disturbed", scheduled, **disturbed)
     assert steady.keys() == other.keys()
@@ -387,8 +384,9 @@ def test_a_script_with_a_schedule_and_mixed_precision_goes_on_after_each_start(
 def test_fedsm_extra_of_a_script_that_sends_scores_and_has_no_evaluate_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last rounds train only the selector and have no score. In earlier versions, sites had no best model after
-    training.
+    """The last rounds train only the selector, so the models have no new scores in these rounds.
+
+    In earlier versions, sites had no best model after a study whose last rounds train only the selector.
     """
     own, finish = make_plan("fedsm-extra", "training.rounds=3"), ScriptSite.finish
     monkeypatch.setattr(ScriptSite, "finish", lambda site: finish(site, {"accuracy": 0.5}))
@@ -399,7 +397,7 @@ def test_fedsm_extra_of_a_script_that_sends_scores_and_has_no_evaluate_ends(
 
 
 class OtherUnits(Script):
-    """A script whose metric is not between 0 and 1: a percentage, as in NVFlare's hello-pt, or a loss."""
+    """A script whose metric is not between 0 and 1, but a percentage (as in NVFlare's hello-pt) or a loss."""
 
     factor = 100.0
 
@@ -431,7 +429,7 @@ def test_a_metric_may_be_of_any_size(lower_is_better: bool, tmp_path: Path) -> N
 
 # ------------------------------------------------------------------------------------------------------ the description
 def networks() -> list[nn.Module]:
-    """Return third-party networks, and some unusual networks."""
+    """Return networks of other libraries, and networks with unusual layers."""
     from monai.networks import nets
 
     class Tied(nn.Module):
@@ -480,7 +478,7 @@ def test_another_model_than_the_recipes_is_refused_by_the_names_of_its_tensors(t
 
 
 class Stateful(nn.Linear):
-    """A layer whose state dict contains more than tensors."""
+    """A layer whose state dict also contains values that are not tensors."""
 
     def get_extra_state(self) -> dict[str, int]:
         return {"calls": 1}
@@ -493,7 +491,7 @@ def with_buffer(own: Tensor) -> nn.Module:
 
 
 def hooked(change: Callable[[dict[str, Tensor]], object]) -> nn.Module:
-    """Return a layer whose state dict differs from its tensors, as in quantised layers."""
+    """Return a layer whose state dict differs from its tensors, as that of a quantised layer does."""
 
     def changed(module: nn.Module, kept: dict[str, Tensor], prefix: str, meta: object) -> None:
         change(kept)
@@ -504,9 +502,7 @@ def hooked(change: Callable[[dict[str, Tensor]], object]) -> nn.Module:
 
 
 def test_weights_that_can_not_travel_are_refused_by_their_names() -> None:
-    """In earlier versions, torch's own errors named no layer, and a mask of minus infinity was rejected as diverged
-    training.
-    """
+    """In earlier versions, torch's error named no layer, and a mask of minus infinity counted as diverged training."""
     odd, masked = nn.Linear(2, 2), nn.Linear(2, 2)
     odd.weight = nn.Parameter(torch.zeros(2, 2, dtype=torch.complex64))
     masked.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
@@ -526,7 +522,7 @@ def test_weights_that_can_not_travel_are_refused_by_their_names() -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "ditto"])
 def test_a_layer_that_a_network_uses_under_two_names_is_trained_once(method: str, tmp_path: Path) -> None:
-    """In earlier versions, the first round was rejected because of the layer's second name."""
+    """In earlier versions, the server rejected the first round, because the layer has two names."""
     block = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     model = nn.Sequential(block, block, nn.Linear(2, 2))
     batch = (torch.randn(6, 2), torch.tensor([0, 1] * 3))
@@ -550,7 +546,9 @@ def test_a_layer_that_a_network_uses_under_two_names_is_trained_once(method: str
 
 
 class Flare:
-    """NVFlare's Client API for a site in a study of two rounds, whose server sends every site its own first weights."""
+    """Replaces NVFlare's Client API at a site in a study of two rounds, in which the site receives its own first
+    weights.
+    """
 
     def __init__(self, plan: Plan, groups: dict[str, dict[str, Tensor]]) -> None:
         tasks = [("join", 0), ("round", 1), ("round", 2), ("deliver", 2)]
@@ -581,7 +579,7 @@ class Flare:
 
 
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """Return the names that the examples of `medsilo.client` use, in a job's folder."""
+    """Return the names that the examples in the docstring of `medsilo.client` use, in the folder of a job."""
     (tmp_path / "app/custom").mkdir(parents=True)
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model.register_buffer("mask", torch.tensor([True, False]))
@@ -620,8 +618,9 @@ def test_the_example_of_a_name_runs(name: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_what_is_received_is_the_model_as_it_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVFlare's scripts load the received weights into another network. In earlier versions, the names of received
-    weights began with their group's name.
+    """Scripts for NVFlare load the received weights into another network.
+
+    In earlier versions, the names of received weights began with the name of their group.
     """
     known = words(tmp_path, monkeypatch)
     model = known["model"]
@@ -637,7 +636,7 @@ def test_what_is_received_is_the_model_as_it_arrived(tmp_path: Path, monkeypatch
 def test_a_script_whose_job_lacks_the_weights_has_them_from_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVFlare's sites accept jobs of at most 4 MB over http, so larger networks did not run in PocEnv."""
+    """In earlier versions, larger networks did not run in PocEnv, whose sites accept jobs of at most 4 MB over http."""
     known = words(tmp_path, monkeypatch)
     file = tmp_path / "app/config" / INITIAL
     content = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
@@ -676,7 +675,7 @@ def test_sites_whose_names_are_known_have_a_job_without_the_weights(
         recipe.export(str(place)) if env is None else (recipe.execute(env), Path("jobs").rename(place))
         apps = {file.parents[1].name for file in place.rglob(INITIAL)}
         assert apps == {"app_server"} and len(list(place.rglob(paths.PLAN))) == 3
-        # otherwise, NVFlare's class list lacks medsilo
+        # without this line, NVFlare's list of classes lacks medsilo
         assert len(list(place.rglob("app_*/custom/client.py"))) == 3
     Path("jobs").mkdir()
     anywhere = Poc(num_clients=2)
@@ -686,7 +685,7 @@ def test_sites_whose_names_are_known_have_a_job_without_the_weights(
 
 
 def test_only_the_model_that_joined_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another view of the same memory is a different tensor."""
+    """A view that shares memory with a tensor of the model is not the model's tensor."""
     known = words(tmp_path, monkeypatch)
     model = known["model"]
     client.join(model, known["optimizer"], known["loader"])
@@ -764,7 +763,7 @@ def test_what_is_no_model_is_told_with_what_to_give(model: Any) -> None:
 
 
 def test_who_brings_an_aggregator_reads_what_takes_its_place_and_that_works() -> None:
-    """The recipe accepts the replacement that the error names."""
+    """The error names a replacement for the aggregator, and the recipe accepts the replacement."""
     given: dict[str, Any] = {"model": nn.Linear(2, 2), "min_clients": 3, "train_script": "client.py"}
     with pytest.raises(MedsiloError, match="^aggregator: .*medsilo docs research/extend") as error:
         recipes.FedAvgRecipe(aggregator=object(), **given)
@@ -778,8 +777,9 @@ def test_who_brings_an_aggregator_reads_what_takes_its_place_and_that_works() ->
 def test_a_model_of_more_layers_than_a_plan_can_name_is_told_where_the_recipe_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """MONAI's DenseNet264 has more layers than a plan can name. In earlier versions, each site rejected the plan after
-    the job had started.
+    """A plan cannot name all layers of MONAI's DenseNet264.
+
+    In earlier versions, each site rejected a plan with too many layers after the job had started.
     """
     monkeypatch.setattr(recipes, "LARGEST_YAML", 3000)
     small, large = (nn.Sequential(*(nn.Linear(1, 1) for _ in range(number))) for number in (3, 20))
@@ -789,7 +789,7 @@ def test_a_model_of_more_layers_than_a_plan_can_name_is_told_where_the_recipe_is
 
 
 class Simulator(SimEnv):
-    """Replaces NVFlare's simulator: it empties the workspace, and leaves the given files instead of training."""
+    """Replaces NVFlare's simulator: instead of training, it empties the workspace and writes the files in `left`."""
 
     left: Mapping[str, str] = {}
 
@@ -807,9 +807,7 @@ class Simulator(SimEnv):
 def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In earlier versions, a second run with the same name deleted the first study, and the output ended with a return
-    code.
-    """
+    """In earlier versions, a second run of the same name deleted the first study, and the error was a return code."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "client.py").write_text("import medsilo.client as flare")
     run(make_plan("fedavg", "training.rounds=1"), folder=tmp_path / "own")
@@ -827,7 +825,7 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
     lost.left = {f"server/medsilo/one/{paths.SUMMARY}": failed}
     with pytest.raises(MedsiloError, match="aborted before site-1 answered; logs: .*lost.again"):
         recipe.execute(lost)
-    # NVFlare's command line splits arguments at spaces.
+    # the command line of NVFlare splits arguments at spaces
     with pytest.raises(MedsiloError, match="' ': choose another workspace_root"):
         recipe.execute(Simulator(num_clients=2, workspace_root="my work"))
 
@@ -837,13 +835,14 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
         recipe.execute(env)
     with pytest.raises(MedsiloError, match="min_clients: 2 is more than the 1 of"):
         recipe.execute(Simulator(num_clients=1, workspace_root="workspace"))
-    # NVFlare would empty the folder of the earlier run
+    # if the error were missing, NVFlare would empty the folder of the earlier run
     with pytest.raises(MedsiloError, match="name: 'again-earlier'"):
         recipes.FedAvgRecipe(name="again-earlier", model=nn.Linear(2, 2), min_clients=2, train_script="client.py")
     kept = tmp_path / "workspace/again-earlier/one"
     assert str(kept) in capsys.readouterr().out
     assert (kept / "server/medsilo/one" / paths.SUMMARY).is_file() and (kept / "site-1/medsilo/one/last").is_file()
-    env.left = {"site-1/log.txt": "2026-11-27 - INFO - KeyError: 'image'\n"}  # the log of a script in another process
+    # the log of a training script in a separate process
+    env.left = {"site-1/log.txt": "2026-11-27 - INFO - KeyError: 'image'\n"}
     with pytest.raises(MedsiloError, match="site-1: KeyError: 'image'"):
         recipe.execute(env)
     (tmp_path / "client.py").write_text("import nvflare.client as flare")
@@ -852,13 +851,13 @@ def test_a_recipe_ends_with_its_study_or_the_error_and_keeps_what_was_finished(
 
 
 def configs(place: Path) -> dict[str, dict[str, object]]:
-    """Return each app's client settings in an exported job."""
+    """Return the configuration of the client for each app in an exported job."""
     found = sorted(place.rglob("config_fed_client.json"))
     return {file.parents[1].name: json.loads(file.read_text()) for file in found}
 
 
 def test_a_recipe_takes_the_arguments_of_nvflares_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVFlare's examples pass arguments of FedAvgRecipe that usually have their default values."""
+    """NVFlare's examples pass arguments to FedAvgRecipe, most of which have their default values."""
     monkeypatch.chdir(tmp_path)
     Path("client.py").write_text("")
     usual = {
@@ -882,7 +881,7 @@ def test_a_recipe_takes_the_arguments_of_nvflares_own(tmp_path: Path, monkeypatc
 
 
 def test_sites_have_their_own_arguments_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In earlier versions, per-site arguments were silently ignored, so every site read the first site's data."""
+    """In earlier versions, arguments for single sites were ignored, so each site read the first site's data."""
     monkeypatch.chdir(tmp_path)
     Path("client.py").write_text("")
     recipe = recipes.FedAvgRecipe(model=nn.Linear(2, 3), min_clients=2, train_script="client.py", train_args="--all")
@@ -899,8 +898,9 @@ def test_sites_have_their_own_arguments_of_the_script(tmp_path: Path, monkeypatc
 
 
 def test_what_a_script_logs_goes_to_the_servers_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tag may be an enum, as in MONAI's TensorBoardStatsHandler. In earlier versions, the server could not read an
-    enum as a tag.
+    """The tag of a logged number may be an enum, as in MONAI's TensorBoardStatsHandler.
+
+    In earlier versions, the server could not read a tag that is an enum.
     """
     told: list[tuple[str, Shareable]] = []
     plan = plan_of_script(nn.Linear(2, 2), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1, logs=["loss"])
@@ -913,7 +913,7 @@ def test_what_a_script_logs_goes_to_the_servers_tracker(tmp_path: Path, monkeypa
     process.handle_event(ANALYTIC_EVENT_TYPE, context)
     ((kind, data),) = told
     arrived = AnalyticsData.from_dxo(from_shareable(data))
-    assert type(arrived.tag) is str  # another process rejects enum classes that it has not defined
+    assert type(arrived.tag) is str  # another process does not know the enum's class
     assert (kind, arrived.tag, arrived.value, arrived.step) == (FED_EVENT_PREFIX + ANALYTIC_EVENT_TYPE, "loss", 0.5, 3)
 
 
@@ -953,7 +953,7 @@ def test_what_a_script_cannot_promise_is_refused_where_the_recipe_is_made(sectio
 def stepped(
     tmp_path: Path, method: str, numbers: dict[str, object] | None = None, loss: Any = None
 ) -> tuple[ScriptSite, nn.Module, torch.optim.Optimizer]:
-    """Run a site in its first round."""
+    """Return a site in its first round, with its model and its optimizer."""
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     method_of_plan = {"name": method, **(numbers or {})}
     plan = plan_of_script(model, tmp_path, method_of_plan, rounds=2, minimum=1, sites=["a"])
@@ -968,7 +968,7 @@ def stepped(
 
 
 def asked_of(site: ScriptSite, task: str, number: int, last: int) -> StudyMessage:
-    """Return a server's request to a site of FedBN, whose batch norm is local."""
+    """Return the server's request to a site of FedBN, which keeps its batch norm."""
     shared = {name: own.clone() for name, own in site.plan.build_networks()["model"].state_dict().items()}
     groups = {"model": {name: own for name, own in shared.items() if not name.startswith("1.")}}
     return Request(task=task, round=number, study="s", plan=site.plan.hash, sites=("a",), last=last).parcel(groups)
@@ -1002,7 +1002,7 @@ def test_scores_that_are_sent_after_training_choose_the_model_as_it_arrived(tmp_
 
 @pytest.mark.parametrize("method", ["fedbn", "ditto"])
 def test_layers_that_a_script_has_frozen_stay_frozen(method: str, tmp_path: Path) -> None:
-    """In earlier versions, a batch norm in evaluation mode learned statistics from the first round on."""
+    """In earlier versions, a batch norm that the script had set to evaluation mode still changed its statistics."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model[1].eval()
@@ -1020,7 +1020,7 @@ def test_layers_that_a_script_has_frozen_stay_frozen(method: str, tmp_path: Path
 
 
 def test_a_script_scores_models_in_its_own_thread(tmp_path: Path) -> None:
-    """A GPU, a logger or a connection that a script has chosen belongs to its thread."""
+    """medsilo must use the script's thread, because the script's GPU, logger or connection may belong to it."""
     threads = []
 
     def evaluate(net: nn.Module) -> float:
@@ -1033,7 +1033,7 @@ def test_a_script_scores_models_in_its_own_thread(tmp_path: Path) -> None:
 
 
 def test_a_script_whose_saved_state_is_gone_says_so(tmp_path: Path) -> None:
-    """In earlier versions, the script silently continued with another batch norm."""
+    """In earlier versions, a script without its saved batch norm silently continued with another batch norm."""
     site = site_of_fedbn(tmp_path)
     site.ask(asked_of(site, "round", 3, 2))
     (warning,) = site.finish().facts["warnings"]
@@ -1041,7 +1041,7 @@ def test_a_script_whose_saved_state_is_gone_says_so(tmp_path: Path) -> None:
 
 
 def test_a_closure_at_the_scripts_own_optimizer_meets_the_methods_correction(tmp_path: Path) -> None:
-    """torch calls hooks before the closure, so corrections would apply to the previous batch's gradients."""
+    """torch calls hooks before the closure, so a correction in a hook would change the previous batch's gradients."""
     ends = []
     for closes in (False, True):
         torch.manual_seed(0)
@@ -1072,7 +1072,7 @@ def test_an_optimizer_that_searches_along_a_line_is_refused(tmp_path: Path) -> N
 
 
 def test_an_optimizer_of_another_network_is_refused(tmp_path: Path) -> None:
-    """In earlier versions, the script silently trained no model."""
+    """In earlier versions, a script whose optimizer belongs to another network silently trained nothing."""
     model = nn.Linear(2, 2)
     plan = plan_of_script(model, tmp_path, {"name": "fedavg"}, rounds=2, minimum=1, sites=["a"])
     frozen = deepcopy(model).requires_grad_(False)
@@ -1082,7 +1082,7 @@ def test_an_optimizer_of_another_network_is_refused(tmp_path: Path) -> None:
 
 
 def test_weights_besides_the_models_have_no_second_network(tmp_path: Path) -> None:
-    """In earlier versions, the script ended with an internal number as its error."""
+    """In earlier versions, the script's error was an internal number."""
     model = nn.Linear(2, 2)
     plan = plan_of_script(model, tmp_path, {"name": "ditto"}, rounds=2, minimum=1, sites=["a"])
     model_folders.look_in(tmp_path)
@@ -1093,7 +1093,7 @@ def test_weights_besides_the_models_have_no_second_network(tmp_path: Path) -> No
 
 
 def test_a_script_may_send_the_differences_of_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVFlare's cifar10 example sends differences of weights."""
+    """The cifar10 example of NVFlare sends differences of weights instead of weights."""
     known = words(tmp_path, monkeypatch)
     model = known["model"]
     client.join(model, known["optimizer"], known["loader"])
@@ -1125,7 +1125,7 @@ def test_a_round_that_is_not_sent_or_sent_twice_is_told(
 
 
 def test_nvflares_arguments_of_the_loop_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In earlier versions, NVFlare's arguments of the loop raised TypeError."""
+    """In earlier versions, arguments of NVFlare's loop raised TypeError."""
     known = words(tmp_path, monkeypatch)
     client.join(known["model"], known["optimizer"], known["loader"])
     context = object()
@@ -1140,7 +1140,7 @@ def test_nvflares_arguments_of_the_loop_are_taken(tmp_path: Path, monkeypatch: p
 
 
 def test_scores_of_monais_algorithm_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MonaiAlgo has scores among its statistics, which NVFlare's script sends as `meta`."""
+    """NVFlare's script for MonaiAlgo sends scores among the statistics in `meta`."""
     known = words(tmp_path, monkeypatch)
     client.join(known["model"], known["optimizer"], known["loader"])
     assert client.is_running()
@@ -1149,7 +1149,7 @@ def test_scores_of_monais_algorithm_are_seen(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_second_join_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In earlier versions, another model joined, but the first model's steps were still corrected."""
+    """In earlier versions, a second join replaced the model, but medsilo still corrected steps of the first model."""
     known = words(tmp_path, monkeypatch)
     client.join(known["model"], known["optimizer"], known["loader"])
     other = deepcopy(known["model"])
@@ -1162,7 +1162,7 @@ def test_a_second_join_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_method_that_works_at_each_step_is_refused_where_several_processes_train_one_model(
     method: str, rank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In earlier versions, only rank 0 corrected its steps, so each rank silently ended with another model."""
+    """In earlier versions, only rank 0 applied the method's correction, so ranks silently got different models."""
     known = words(tmp_path, monkeypatch)
     plan = plan_of_script(known["model"], tmp_path, {"name": method}, rounds=2, minimum=1, sites=["a"])
     (tmp_path / "app/config" / paths.PLAN).write_text(plan.to_yaml())
@@ -1174,7 +1174,7 @@ def test_a_method_that_works_at_each_step_is_refused_where_several_processes_tra
 
 
 def test_off_rank_0_the_words_of_the_loop_do_what_nvflares_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In earlier versions, the script died on other ranks."""
+    """In earlier versions, a script with several ranks died on all ranks but rank 0."""
     known = words(tmp_path, monkeypatch)
     monkeypatch.setenv("WORLD_SIZE", "2")
     client.init(rank="1")
@@ -1219,9 +1219,7 @@ def test_a_server_can_not_name_a_folder_outside_of_the_sites_own(study: str, tmp
 def test_a_server_can_not_send_another_model_than_the_scripts(
     wrong: dict[str, Tensor], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In earlier versions, NaN from the server entered the model, and the site reported that its own training had
-    diverged.
-    """
+    """In earlier versions, NaN from the server entered the model, and the site reported its training as diverged."""
     known = words(tmp_path, monkeypatch)
     client.join(known["model"], known["optimizer"], known["loader"])
     before = deepcopy(known["model"]).state_dict()
@@ -1234,7 +1232,7 @@ def test_a_server_can_not_send_another_model_than_the_scripts(
 
 
 def test_a_plain_step_is_refused_where_the_methods_step_is_another(tmp_path: Path) -> None:
-    """Without the rejection, a study named HarmoFL would run FedAvg."""
+    """Without the error, a study named HarmoFL would train by FedAvg."""
     loss = nn.CrossEntropyLoss()
     for number, given in enumerate((None, loss, loss)):
         site, model, optimizer = stepped(tmp_path / str(number), "harmofl", {"amplitude": None}, given)
@@ -1246,7 +1244,7 @@ def test_a_plain_step_is_refused_where_the_methods_step_is_another(tmp_path: Pat
 
 
 def test_what_a_script_makes_of_gradients_it_makes_of_the_perturbed_ones(tmp_path: Path) -> None:
-    """The script accumulates two batches into one scaled and clipped step. Autograd computes the expected weights."""
+    """The script scales and clips one step of two accumulated batches, and autograd computes the expected weights."""
     loss = nn.CrossEntropyLoss()
     site, model, optimizer = stepped(tmp_path, "harmofl", {"amplitude": None, "perturbation": {"alpha": 0.5}}, loss)
     ((inputs, targets),) = site.data.loader
@@ -1279,15 +1277,16 @@ def test_what_a_script_makes_of_gradients_it_makes_of_the_perturbed_ones(tmp_pat
 
 
 def test_a_copy_of_a_network_has_its_input_layer(tmp_path: Path) -> None:
-    """NVFlare's scripts score a copy of the model. In earlier versions, copying the model failed, because the copy
-    included the site.
+    """Scripts for NVFlare compute scores with a copy of the model.
+
+    In earlier versions, copying the model failed, because the model referred to the site.
     """
     own = make_plan("harmofl", *IMAGES)
     model = own.network.build(own.task.channels, own.task.goal.outputs)
     plan = plan_of_script(model, tmp_path, {"name": "harmofl"}, rounds=1, minimum=1, input_shape=own.task.shape)
     model_folders.look_in(tmp_path)
     passed: list[Tensor] = []
-    model.register_forward_pre_hook(lambda *_: None)  # a hook that belongs to the script
+    model.register_forward_pre_hook(lambda *_: None)  # a hook that the user's script has registered
     model.register_forward_hook(lambda _, inputs, __: passed.append(inputs[0]))
     site = Script(own, plan, SITES[0], tmp_path, False, {})
     started = ScriptSite(
@@ -1325,7 +1324,7 @@ def test_a_loop_that_trains_one_network_of_two_is_told_to_train_both(tmp_path: P
 
 
 def rounds_of(site: ScriptSite, train: Callable[[nn.Module, torch.optim.Optimizer], None]) -> None:
-    """Train the networks of a round, and answer."""
+    """Train each network of a round once, and send the answer."""
     for net, optimizer in site.networks():
         train(net, optimizer)
     site.finish()
@@ -1342,7 +1341,7 @@ def learn(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def test_an_optimizer_that_did_not_join_is_refused_where_the_method_needs_its_steps(
     method: str, tmp_path: Path
 ) -> None:
-    """In earlier versions, FedProx, FedDyn and Ditto ran as FedAvg, and SCAFFOLD was reported as diverged."""
+    """In earlier versions, FedProx, FedDyn and Ditto trained as FedAvg, and SCAFFOLD counted as diverged."""
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     plan = plan_of_script(model, tmp_path, {"name": method}, rounds=2, minimum=1, sites=["a"])
     model_folders.look_in(tmp_path)
@@ -1360,7 +1359,7 @@ def test_an_optimizer_that_did_not_join_is_refused_where_the_method_needs_its_st
 
 
 def test_a_loop_over_networks_that_trains_another_network_is_refused(tmp_path: Path) -> None:
-    """In earlier versions, the shared model of Ditto and FedSM silently stayed unchanged."""
+    """In earlier versions, a loop that trains another network left the shared model of Ditto or FedSM unchanged."""
     wrong: tuple[Callable[[nn.Module, torch.optim.Optimizer, nn.Module, torch.optim.Optimizer], None], ...] = (
         lambda net, optimizer, model, own: learn(model, optimizer),
         lambda net, optimizer, model, own: learn(net, own),
@@ -1375,9 +1374,9 @@ def test_a_loop_over_networks_that_trains_another_network_is_refused(tmp_path: P
 def test_a_method_with_steps_of_its_own_needs_all_weights_in_one_optimizer(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the test, only one of two optimizers joins.
+    """In this test, the script has two optimizers, of which only one joins.
 
-    In earlier versions, HarmoFL perturbed half of the weights, and half of a second network never learned.
+    In earlier versions, HarmoFL perturbed only half of the weights, and a second network trained only half.
     """
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
     numbers = {"amplitude": None} if method == "harmofl" else {}
@@ -1391,7 +1390,7 @@ def test_a_method_with_steps_of_its_own_needs_all_weights_in_one_optimizer(
         with pytest.raises(MedsiloError, match=r"join: the optimizer lacks 0.weight.*requires_grad_\(False\)"):
             join()
     else:
-        join()  # this call works, but warns that a restart loses the other optimizer's state
+        join()  # this call works, but warns that a restart loses the state of the other optimizer
         assert "0.weight" in caplog.text
         caplog.clear()
     model[0].requires_grad_(False)
@@ -1401,8 +1400,8 @@ def test_a_method_with_steps_of_its_own_needs_all_weights_in_one_optimizer(
 
 @pytest.mark.parametrize("thaws", [False, True])
 def test_weights_that_learn_in_the_script_alone_are_told(thaws: bool, tmp_path: Path) -> None:
-    """In earlier versions, the server rejected every site because of missing groups, and from the third round on the
-    script ended with a traceback.
+    """In earlier versions, the server rejected each site for missing groups, and from round 3 on the script raised an
+    error.
     """
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
     model[0].requires_grad_(not thaws)
@@ -1428,7 +1427,7 @@ def test_a_network_that_can_not_be_copied_or_is_wrapped_is_told_with_what_to_do(
 
 
 def test_layers_whose_weights_are_made_of_others_have_a_selector_and_a_head(tmp_path: Path) -> None:
-    """In earlier versions, FedSM's recipe ended with a traceback."""
+    """In earlier versions, the recipe of FedSM raised an error without a remedy."""
     of = nn.utils.parametrizations
     model = nn.Sequential(
         of.spectral_norm(nn.Conv2d(1, 2, 3)), nn.BatchNorm2d(2), nn.Flatten(), of.weight_norm(nn.Linear(72, 2))
@@ -1439,7 +1438,7 @@ def test_layers_whose_weights_are_made_of_others_have_a_selector_and_a_head(tmp_
 
 
 def test_a_head_that_is_also_in_the_body_is_refused_where_the_two_part(tmp_path: Path) -> None:
-    """In earlier versions, FedPer averaged the head under its other name."""
+    """In earlier versions, FedPer averaged a head whose weights also have a name in the body."""
     model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 4), nn.Linear(4, 3, bias=False))
     model[2].weight = model[0].weight
     with pytest.raises(MedsiloError, match="fedper separates head and body, but these share a weight"):
@@ -1488,7 +1487,7 @@ def test_what_fails_in_a_scripts_own_loss_is_told_with_its_line(tmp_path: Path) 
 
 
 def test_a_super_models_networks_return_one_tensor(tmp_path: Path) -> None:
-    """In earlier versions, the study failed after its last round."""
+    """In earlier versions, the study failed after its last round if a network returned several tensors."""
 
     class Several(nn.Linear):
         def forward(self, inputs: Tensor) -> dict[str, Tensor]:
@@ -1510,8 +1509,8 @@ def test_a_super_models_networks_return_one_tensor(tmp_path: Path) -> None:
 def test_a_loop_that_trains_where_the_method_does_so_by_itself_is_refused(
     method: str, joined: bool, tmp_path: Path
 ) -> None:
-    """In earlier versions, the loop never ran, so a script's clipping, mixed precision and differential privacy were
-    silently skipped.
+    """In earlier versions, the script's loop never ran, so its clipping and its differential privacy were silently
+    skipped.
     """
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
     plan = plan_of_script(model, tmp_path, {"name": method}, rounds=2, minimum=1, sites=["a"])
@@ -1548,15 +1547,17 @@ def test_a_method_with_a_loop_of_its_own_takes_the_scores_of_the_model_as_it_arr
 
 
 BESIDE_OPACUS = ("fedavg", "fedprox", "fedbn", "ditto")
-MORE = (*GIVES_LOSS, "fedsm", "adafed")  # methods that use the training data in additional ways
+MORE = (*GIVES_LOSS, "fedsm", "adafed")  # methods that use the training data not only in training steps
 
 
 @pytest.mark.parametrize("method", [*BESIDE_OPACUS, *MORE])
 def test_what_opacus_does_not_make_private_is_refused_in_the_first_round(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In earlier versions, NVFlare's hello-dp ran under MOON and claimed differential privacy without providing it."""
-    monkeypatch.setitem(sys.modules, "opacus", SimpleNamespace())  # as if a script had imported Opacus
+    """In earlier versions, hello-dp of NVFlare ran under MOON, and claimed differential privacy that it did not
+    provide.
+    """
+    monkeypatch.setitem(sys.modules, "opacus", SimpleNamespace())  # as if the script had imported Opacus
     source = ["algorithm.pretraining.source=initial"] if method == "adafed" else []
     own = make_plan(method, *(IMAGES if method == "harmofl" else ()), *source, "training.rounds=3")
     if method in BESIDE_OPACUS:
@@ -1574,7 +1575,7 @@ def test_what_opacus_does_not_make_private_is_refused_in_the_first_round(
 def test_what_the_end_of_a_study_needs_is_asked_for_at_the_join(
     method: str, given: dict[str, Any], lacks: str, tmp_path: Path
 ) -> None:
-    """In earlier versions, the missing part was reported after the last round."""
+    """In earlier versions, the error about a missing argument came after the last round."""
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
     plan = plan_of_script(model, tmp_path, {"name": method}, rounds=3, minimum=1, sites=["a"])
     with pytest.raises(MedsiloError, match=f"join: FedSM.*{lacks}"):
@@ -1632,7 +1633,7 @@ def test_a_metric_that_is_no_number_of_a_study_is_told(value: Any, tmp_path: Pat
 def test_what_a_recipe_can_not_run_is_refused_where_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In earlier versions, only the sites noticed a missing script, and cross-site evaluation ended with an error of
+    """In earlier versions, only the sites reported a missing script, and cross-site evaluation raised an error of
     NVFlare.
     """
     monkeypatch.chdir(tmp_path)
@@ -1657,19 +1658,18 @@ def test_a_diverged_round_is_not_sent(tmp_path: Path) -> None:
     [
         ("import notthere", "No module named 'notthere'"),
         ("raise SystemExit('no data here')", "no data here"),
-        ("raise SystemExit(0)", "call send()"),  # a loop that ends too early
+        ("raise SystemExit(0)", "call send()"),  # a script that ends before its last round
     ],
 )
 def test_why_a_script_ended_is_in_the_sites_log(
     line: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In earlier versions, NVFlare did not log failed imports or exits, although the server's message pointed to the
-    log.
+    """In earlier versions, the server's message named a log that did not contain the script's failed import or exit.
 
-    If a script simply ended, no message named a remedy.
+    For a script that ended without an error, no message named a remedy.
     """
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    monkeypatch.setattr(script_process.LOG, "disabled", False)  # NVFlare may have changed the logger in another test
+    monkeypatch.setattr(script_process.LOG, "disabled", False)  # in another test, NVFlare may have disabled this logger
     (tmp_path / "client.py").write_text(f"{line}\n")
     monkeypatch.setattr(script_process, "guard", lambda cell, plan: None)
     context = at_site(tmp_path / "kit", make_plan())
@@ -1679,7 +1679,7 @@ def test_why_a_script_ended_is_in_the_sites_log(
     script = threading.Thread(target=TaskScriptRunner(str(tmp_path), "client.py", redirect_print_to_log=False).run)
     script.start()
     script.join()
-    # The list has the codes that NVFlare returns in each round for a thread that has ended.
+    # NVFlare returns these codes in three rounds after the script's thread has ended.
     for code in (ReturnCode.OK, *[ReturnCode.EXECUTION_EXCEPTION] * 2):
         context.set_prop(FLContextKey.TASK_RESULT, make_reply(code), private=True, sticky=False)
         process.handle_event(EventType.AFTER_TASK_EXECUTION, context)
@@ -1690,7 +1690,7 @@ def test_why_a_script_ended_is_in_the_sites_log(
 
 # --------------------------------------------------------------------------------------------------------- whose chance
 class PrivateScript:
-    """NVFlare's hello-dp: Opacus adds noise to the training step, and numpy adds noise to a count of patients."""
+    """As in hello-dp of NVFlare, Opacus adds noise to training steps, and numpy adds noise to a number of patients."""
 
     def __init__(self, patients: torch.utils.data.TensorDataset) -> None:
         torch.manual_seed(11)
@@ -1707,7 +1707,7 @@ class PrivateScript:
         )
 
     def work(self) -> tuple[Tensor, Tensor, float]:
-        """Return the secret sum of clipped gradients, a step's result, and a noisy count."""
+        """Return the secret sum of clipped gradients, the result of a step, and a number of patients with noise."""
         before = self.weights()
         for rows, classes in self.loader:
             nn.functional.cross_entropy(self.private(rows), classes).backward()
@@ -1723,7 +1723,7 @@ class PrivateScript:
 def asked_of_script(
     script: PrivateScript, folder: Path, seed: int | None, home: SiteSettings, site: str = "a"
 ) -> ScriptSite:
-    """Let a script join, choose a secret seed, and receive its first request."""
+    """Return the site of a script that has joined, chosen a secret seed, and received its first request."""
     folder.mkdir(parents=True, exist_ok=True)
     plan = plan_of_script(script.model, folder, {"name": "fedavg"}, rounds=1, minimum=1, sites=[site], seed=seed)
     model_folders.look_in(folder)
@@ -1744,7 +1744,9 @@ REAL, PUBLIC = SiteSettings(device="cpu"), SiteSettings(device="cpu", public_dat
 def test_a_server_draws_a_scripts_noise_again_only_where_repetition_is_asked_for_and_data_are_public(
     seed: int | None, home: SiteSettings, found: bool, tmp_path: Path
 ) -> None:
-    """A server knows plan, site and round, which together seeded all generators before each round."""
+    """In earlier versions, the seed of all random generators followed from plan, site and round, which the server
+    knows.
+    """
     torch.manual_seed(5)
     rows, classes = torch.randn(64, 4), torch.randint(0, 2, (64,))
     script = PrivateScript(torch.utils.data.TensorDataset(rows, classes))
@@ -1761,9 +1763,7 @@ def test_a_server_draws_a_scripts_noise_again_only_where_repetition_is_asked_for
 
 @pytest.mark.parametrize("method", ["fedavg", "fedsm", "ditto"])
 def test_a_script_that_asks_for_no_repetition_keeps_its_generators(method: str, tmp_path: Path) -> None:
-    """In earlier versions, the beginning of the first round overwrote a secret seed that the script had set after
-    init().
-    """
+    """In earlier versions, the start of round 1 replaced a secret seed that the script had set after init()."""
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 14 * 14, 2))
     plan = plan_of_script(model, tmp_path, {"name": method}, rounds=2, minimum=2, sites=SITES)
     model_folders.look_in(tmp_path)
@@ -1799,15 +1799,15 @@ def test_what_is_asked_to_repeat_repeats_at_each_site_with_numbers_of_its_own(tm
         place = str(home.public_data)
         assert work(place, 3, home) == work(place, 3, home) != work(place, 4, home)
         assert work(place, 3, home) != work(place, 3, home, "b")
-    assert work("other", 3, PUBLIC) == work("True", 3, PUBLIC)  # the same numbers result on any machine
-    assert work("other", 3, REAL) != work("False", 3, REAL)  # the other hospital has another secret
+    assert work("other", 3, PUBLIC) == work("True", 3, PUBLIC)  # the random numbers are the same on each machine
+    assert work("other", 3, REAL) != work("False", 3, REAL)  # the second hospital has another secret
 
 
 @pytest.mark.parametrize(("approval", "runs"), [("required", False), ("except-canary", False), ("none", True)])
 def test_a_script_joins_no_study_at_a_hospital_that_approves_plans(
     approval: str, runs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In earlier versions, the script ran without the hospital's decision."""
+    """In earlier versions, the script ran although the hospital had not approved the plan."""
     known = words(tmp_path / "kit/job", monkeypatch)
     make_kit(tmp_path / "kit", "a")
     (tmp_path / "kit/local/medsilo.yaml").write_text(f"approval: {approval}\n")
@@ -1828,7 +1828,7 @@ def logged_by(name: object, value: object, kind: AnalyticsDataType, **more: Any)
 def test_of_what_a_script_logs_only_numbers_that_the_plan_names_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In earlier versions, a patient's name reached the server as a text, and as the name of a number."""
+    """In earlier versions, a patient's name could reach the server as a text or as the name of a logged number."""
     plan = plan_of_script(nn.Linear(2, 2), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1, logs=["loss", "val"])
     (tmp_path / paths.PLAN).write_text(plan.to_yaml())
     monkeypatch.setattr(script_process, "file_of_job", lambda fl_ctx, name: tmp_path / name)
@@ -1849,14 +1849,14 @@ def test_of_what_a_script_logs_only_numbers_that_the_plan_names_leave(
     arrived = [(own.tag, own.value, own.step) for own in map(AnalyticsData.from_dxo, told)]
     assert arrived == [("loss", {"loss": 0.25}, 2), ("val", 0.75, 3), ("accuracy", 0.5, 4)]
     assert "Schmidt" not in str([own.data | own.meta for own in told])
-    assert "logs=" in caplog.text  # the site's log names the numbers that stay
+    assert "logs=" in caplog.text  # the site's log names the numbers that the site does not send
 
 
 def test_log_calls_carry_no_more_than_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In earlier versions, 20,000 log calls left in a round, each with a step of any length, and with free text as the
-    tracker's name.
+    """In earlier versions, 20,000 logged values could leave in a round, with steps of any length and free text as a
+    name.
     """
     plan = plan_of_script(nn.Linear(2, 2), tmp_path, {"name": "fedavg"}, rounds=1, minimum=1)
     (tmp_path / paths.PLAN).write_text(plan.to_yaml())
@@ -1890,9 +1890,9 @@ def test_log_calls_carry_no_more_than_is_said(
 def test_no_message_of_a_script_holds_more_than_its_disclosure_says(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The limits apply to each kind of message, for each round and for the study.
+    """The script is limited for each kind of message, in each round and in the whole study.
 
-    A 32-bit weight has 32 bits for each parameter sent.
+    The limit for weights of 32 bits is 32 bits for each parameter that is sent.
     """
     heard: dict[str, list[StudyMessage]] = {}
 
@@ -1922,7 +1922,7 @@ def test_no_message_of_a_script_holds_more_than_its_disclosure_says(
 
 
 def test_a_site_warns_by_kinds_and_numbers(tmp_path: Path) -> None:
-    """In earlier versions, nine lines of free text per round reached the server's record."""
+    """In earlier versions, nine lines of free text in each round reached the record at the server."""
     site = site_of_fedbn(tmp_path)
     site.ask(asked_of(site, "round", 3, 2))
     reply = site.finish()
@@ -1984,10 +1984,11 @@ def unequal(
     needed: int = 2,
     further: Mapping[str, Any] = MappingProxyType({}),
 ) -> Record:
-    """Run a study whose third site's weights are `times` as large in the first round. The argument `part` is the plan's
-    largest share of all cases.
+    """Run a study in which the third site multiplies its weights in round 1 by `times`.
 
-    The argument `late` is the site that does not join; `grows` is the site that reports more cases in each round.
+    The argument `part` is the largest fraction of all cases that the plan allows a site to report.
+
+    The site `late` answers without joining, and the site `grows` reports more cases in each round.
     """
     own = make_plan("fedavg", "training.rounds=2")
     model = own.build_networks()["model"]
@@ -2043,10 +2044,9 @@ def test_a_site_that_states_nearly_all_cases_is_named_to_all(
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_site_that_states_more_than_the_plans_part_of_all_cases_is_refused(late: bool, tmp_path: Path) -> None:
-    """In earlier versions, a site with too many reported cases was only named in a warning, and its model became the
-    mean.
+    """In earlier versions, a site that reported too many cases only caused a warning, and its model became the mean.
 
-    The server also rejects a site that answers without joining.
+    The server also rejects a site that answers although it has not joined.
     """
     large = {SITES[2]: 200_000}
     record = unequal(tmp_path, large, late=SITES[2] if late else "")

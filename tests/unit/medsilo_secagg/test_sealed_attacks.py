@@ -1,8 +1,7 @@
-"""A server that follows the protocol attacks secure aggregation with all messages that it reads, and with helping
-hospitals.
+"""A server that follows the protocol and some helping hospitals attack a site that uses secure aggregation.
 
-Each test looks for a site's model in all values that the attackers know. With a public key for one mask, the attack
-succeeds, which shows that the test can fail.
+Each test searches for a site's model in all values that the attackers know. If one mask comes from a public key, the
+attack succeeds, which shows that the search finds a model.
 """
 
 from collections.abc import Sequence
@@ -23,12 +22,12 @@ from medsilo_secagg.streams import Words, add_streams
 from medsilo_secagg.terms import SealedBlock
 from tests.sealed import Hospitals, as_groups, block, close, correlation, mean_of, names, numbers, terms
 
-CHANCE = 0.01  # the largest absolute correlation that unrelated numbers have by chance at this size
+CHANCE = 0.01  # the largest absolute correlation that two unrelated vectors of this size have by chance
 SIZE = 300_000
 
 
 def read(words: Words, size: int = SIZE) -> Tensor:
-    """Convert masked words to numbers as if they had no masks."""
+    """Convert masked words to floating-point numbers without removing their masks."""
     return torch.from_numpy(words[:size].view(SIGNED).astype(np.float64))
 
 
@@ -37,7 +36,7 @@ def words_of(own: SealedBlock, sealed: Tensors) -> Words:
 
 
 def with_known_key(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """Derive one kind of mask from a public value instead of a secret, at the sites and in the attack."""
+    """Derive the masks of one kind from a public value instead of a secret, both at the sites and in the attack."""
     honest = getattr(masks, what)
     monkeypatch.setattr(masks, what, lambda secret, *about: honest(bytes(32), *about))
 
@@ -51,7 +50,7 @@ def take_off_own(best: Words, server: relay.MaskedSums, seed: bytes) -> None:
 
 
 def take_off_pairs(best: Words, server: relay.MaskedSums, place: int, secrets: dict[int, bytes]) -> None:
-    """Remove the pairwise masks of one site, which follow from its keys with other sites."""
+    """Remove the pairwise masks of one site, which the attack computes from the site's secrets with other sites."""
     context = context_of(server)
     add_streams(
         best,
@@ -60,7 +59,7 @@ def take_off_pairs(best: Words, server: relay.MaskedSums, place: int, secrets: d
 
 
 def secret_part(models: dict[str, Tensors], target: str, honest: Sequence[str]) -> Tensor:
-    """Return the part of a target's model that does not follow from the sum and the helpers' models."""
+    """Return the target's model minus the mean of the honest sites' models, which the attackers can compute anyway."""
     known = sum(models[site]["a"] for site in honest) / len(honest)
     return models[target]["a"] - known  # type: ignore[no-any-return]
 
@@ -70,8 +69,9 @@ def secret_part(models: dict[str, Tensors], target: str, honest: Sequence[str]) 
 def test_the_server_and_all_helpers_but_the_threshold(
     count: int, threshold: int, left_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server and fewer helpers than the threshold learn nothing about the target's model. The attack removes the
-    target's own mask and all pairwise masks with helpers.
+    """The server and fewer helping hospitals than the threshold learn nothing about the target's model.
+
+    The attack removes the target's own mask, and all pairwise masks between the target and the helping hospitals.
     """
     if left_out:
         with_known_key(monkeypatch, left_out)
@@ -85,7 +85,7 @@ def test_the_server_and_all_helpers_but_the_threshold(
     best = words_of(own, uploads[target])
     take_off_own(best, server, server._secret(target, True))
     public, known = server._offers[target].offered.mask, dict[int, bytes]()
-    for site in honest[1:] if left_out else ():  # the pairwise masks are public in this case, so any key is right
+    for site in honest[1:] if left_out else ():  # any key is right, because the pairwise masks are public in this case
         known[study.terms.place(site)] = b"any"
     for helper in helpers:
         turn = study.members[helper]._kept.turn
@@ -98,8 +98,9 @@ def test_the_server_and_all_helpers_but_the_threshold(
 
 @pytest.mark.parametrize("left_out", ["", "own_mask"])
 def test_an_upload_that_comes_after_its_site_was_given_up(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A late upload stays hidden by the site's own mask, although the other sites have revealed its pairwise keys. The
-    site's other rounds stay hidden, too.
+    """A late upload stays hidden by its site's own mask, although other sites have revealed the site's pairwise keys.
+
+    The models that the site sent in other rounds also stay hidden.
     """
     if left_out:
         with_known_key(monkeypatch, left_out)
@@ -120,7 +121,7 @@ def test_an_upload_that_comes_after_its_site_was_given_up(left_out: str, monkeyp
     take_off_own(late, server, b"any")
     found = correlation(read(late), models["site-3"]["a"])
     assert found > 0.99 if left_out else found < CHANCE
-    # In the next round, the attackers use all secrets of this round against the same site.
+    # in the next round, the attackers use all secrets of this round against the same site
     server = study.begin(2, [own])
     again = words_of(own, study.seal(server, as_groups(models))["site-3"])
     study.open(server)
@@ -145,8 +146,9 @@ def test_fewer_shares_than_the_threshold_are_not_the_secret() -> None:
 
 
 def test_a_server_that_deals_the_round_differently_reads_noise() -> None:
-    """All masks depend on the list of the round's sites. If the server sends one site a shorter list, the masked sum
-    cannot be opened.
+    """All masks depend on the list of the sites that take part in the round.
+
+    If the server sends a shorter list to one site, nobody can remove the masks from the sum.
     """
     study, models = Hospitals(terms(5, threshold=4)), numbers(5, SIZE)
     own, groups = block(models), as_groups(models)

@@ -1,5 +1,6 @@
-"""A site signs its keys with its certificate. A wrong certificate or exchanged keys give an error
-that names the site.
+"""Each site signs its keys for secure aggregation with the key of its certificate.
+
+A wrong certificate or an exchanged key gives an error that names the site.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -70,7 +71,7 @@ def certified(site: str, key: PrivateKey | None = None, **kind: object) -> Certi
 
 
 def test_a_study_with_the_certificates_of_a_kit() -> None:
-    """Certificates from NVFlare's provisioning use RSA keys and an RSA root, and also work for secure aggregation."""
+    """RSA certificates from NVFlare's own provisioning also work for secure aggregation."""
     root_key, root_public = generate_keys()
     authority = Identity("consortium", "org")
     above = generate_cert(authority, authority, root_key, root_public, ca=True)
@@ -131,8 +132,9 @@ def test_a_certificate_of_another_root() -> None:
 
 @pytest.mark.parametrize("ca", [True, False])
 def test_a_chain_holds_if_those_between_may_sign(ca: bool) -> None:
-    """A chain of certificates is valid only if each certificate in between may sign others. A hospital's certificate
-    must not sign other certificates.
+    """A chain of certificates is valid only if each certificate between root and site may sign certificates.
+
+    A hospital's certificate must not sign another certificate.
     """
     (above, signs), between_key, own_key = root(), fresh(), fresh()
     between = certificate("between", between_key, "root", signs, ca=ca)
@@ -157,8 +159,8 @@ def test_a_kit_that_does_not_fit_together() -> None:
 
 
 def test_a_server_that_swaps_keys_is_noticed() -> None:
-    """A site rejects keys that the server exchanged for another site's keys, whatever certificate comes with these
-    keys.
+    """A site rejects keys with which the server replaced another site's keys, whatever certificate the server sends
+    with them.
     """
     study = Hospitals(terms(3), {site: certified(site) for site in names(3)})
     fresh_members = {site: Member.begin(study.terms, site, study.signer(site)) for site in names(3)}
@@ -168,7 +170,7 @@ def test_a_server_that_swaps_keys_is_noticed() -> None:
         "the signature on its keys": honest[2].model_copy(update={"channel": attacker.channel}),
         "its keys are not signed": attacker,
         "is that of site-1": Member.begin(study.terms, "site-2", certified("site-1")).introduction(),
-        # The site itself signed these keys in another study.
+        # the site itself signed these keys in another study
         "signature": Member.begin(terms(3, study="other"), "site-2", study.signer("site-2")).introduction(),
     }
     for said, false in swapped.items():
@@ -182,8 +184,8 @@ def test_a_server_that_swaps_keys_is_noticed() -> None:
 
 
 def test_sites_that_were_told_different_keys_can_read_nothing_of_each_other() -> None:
-    """Without certificates, a server can send different keys to two sites, which then cannot decrypt each other's
-    shares.
+    """Without certificates, a server can send different keys to two sites, but these sites cannot decrypt each other's
+    key shares.
     """
     study, models = Hospitals(terms(3)), numbers(3)
     honest = study.assembly.introductions

@@ -1,4 +1,4 @@
-"""Test fixed-point numbers, mask streams that are used only once, and shared secrets."""
+"""Test fixed-point numbers, mask streams that are never used twice, and secrets that are split into shares."""
 
 import math
 from itertools import combinations, permutations, product
@@ -20,8 +20,9 @@ from tests.sealed import Hospitals, as_groups, block, numbers, terms
 
 # ------------------------------------------------------------ fixed point
 def test_the_scale_follows_from_range_and_weights() -> None:
-    """The fixed-point scale is 2^63 / 6 sites / 8 = 2^57 steps per unit. Each additional bit of weight costs one bit of
-    precision.
+    """With 6 sites and weights up to 8, the fixed-point scale is 2^63 / 6 / 8, rounded down to the power of two 2^57.
+
+    Doubling the number of sites or the bound of the weights halves the fixed-point scale.
     """
     assert FixedPoint(8.0, 6).scale == 2.0**57
     assert FixedPoint(8.0, 12).scale == 2.0**56
@@ -44,14 +45,15 @@ def test_sums_are_right_in_every_order(values: list[float], weights: list[int]) 
     wide = Flat.of({"x": torch.zeros(1, dtype=torch.float64)})
     got = wide.decode(np.frombuffer(sums.pop(), words[0].dtype), fixed, 15, 1)["x"].item()
     wanted = math.fsum(v * w for v, w in zip(values, weights, strict=True))
-    # a double-precision sum is not more accurate
+    # a sum in double precision is not more accurate
     assert abs(got - wanted) <= 15 / fixed.scale / 2 + 3 * math.ulp(5 * 16.0)
 
 
 @pytest.mark.parametrize("cases", [30, 30_000, 300_000])
 def test_a_mean_by_numbers_of_cases_keeps_its_digits(cases: int) -> None:
-    """A mean weighted by 30,000 cases is accurate to 5e-7. An earlier version multiplied after rounding, and was
-    accurate only to 1e-3.
+    """The mean weighted by the number of cases is accurate to 5e-7, also with 30,000 cases.
+
+    An earlier version multiplied by the number of cases after rounding, so its mean was accurate only to 1e-3.
     """
     shares = [cases, cases // 3, cases // 10]
     fixed, flat = FixedPoint(2.0**38, 3 * cases, cases), Flat.of({"x": torch.zeros(200)})
@@ -107,7 +109,7 @@ def test_a_stream_comes_off_again() -> None:
 
 
 def test_a_stream_is_chacha20_of_its_key() -> None:
-    """The mask stream equals test vector 1 of RFC 8439, appendix A.1, whose key, nonce and counter are zero."""
+    """The mask stream equals test vector 1 in appendix A.1 of RFC 8439, with zeros as key, nonce and counter."""
     words = np.zeros(4, "<u8")
     add_streams(words, [(bytes(32), 1)])
     assert words.tobytes().hex() == "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
@@ -120,7 +122,7 @@ def test_no_two_purposes_are_told_in_the_same_words() -> None:
 
 
 def test_no_stream_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site never uses a mask stream twice in several blocks, rounds and studies, even if a round is repeated after a
+    """A site uses each mask stream only once in all blocks, rounds and studies, even if it repeats a round after a
     restart.
     """
     used: list[bytes] = []
@@ -139,7 +141,7 @@ def test_no_stream_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
             groups = as_groups(models, "one", "other")[site]
             deal = hospitals.begin(number, blocks).deals()[site]
             hospitals.members[site].seal(deal, blocks, groups)
-    a_round = (3 + 1) * 2  # each block has masks for three pairs and the site's own mask
+    a_round = (3 + 1) * 2  # each block has the masks of three pairs of sites and the site's own mask
     assert len(used) == len(set(used)) == 2 * 4 * a_round
 
 
@@ -153,10 +155,10 @@ def test_any_shares_of_the_threshold_give_the_secret(threshold: int, count: int)
 
 
 def test_fewer_shares_fit_every_secret() -> None:
-    """Two of three shares reveal nothing, because every possible secret fits some value of the third share."""
+    """Two of three shares reveal nothing about the secret, because each secret fits a possible third share."""
     shares = dict(enumerate(split(token_bytes(32), 3, 3), 1))
     for secret in (bytes(32), token_bytes(32)):
-        # The polynomial through 0, 1 and 2 has p(3) = p(0) - 3 p(1) + 3 p(2).
+        # A polynomial p of degree 2 satisfies p(3) = p(0) - 3 p(1) + 3 p(2).
         zero, one, two = (int.from_bytes(each, "big") for each in (secret, shares[1], shares[2]))
         third = (zero - 3 * one + 3 * two) % PRIME
         assert combine({**shares, 3: third.to_bytes(33, "big")}, 3) == secret

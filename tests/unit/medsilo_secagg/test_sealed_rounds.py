@@ -1,5 +1,6 @@
-"""Masked rounds give correct sums for any dropouts at any time. If too few sites are left, the round ends with the
-reason.
+"""Sums of masked models are correct whichever sites drop out, and whenever they drop out.
+
+If too few sites remain, the round ends with an error that names the reason.
 """
 
 from itertools import combinations
@@ -24,8 +25,9 @@ MOMENTS = ("before the upload", "after the upload", "during unmasking")
     "count", [3, 4, pytest.param(5, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.slow)]
 )
 def test_any_dropouts_at_any_moment(count: int) -> None:
-    """While enough sites remain for the threshold, each dropout costs only the site's own answer. One more dropout ends
-    the round with the reason.
+    """While enough sites remain, a site that drops out changes the sum only by its own missing model.
+
+    If too few sites remain, the round ends with an error that names the reason.
     """
     study = Hospitals(terms(count))
     models, sites, number = numbers(count), names(count), 0
@@ -64,7 +66,10 @@ def test_the_sum_does_not_depend_on_the_order_or_the_masks() -> None:
 
 
 def test_weights_that_nobody_is_told() -> None:
-    """The numbers of cases are masked, too. The sum of the weighted models is divided by the sum of these numbers."""
+    """The sites' numbers of cases are masked like the models.
+
+    The mean is the opened sum of the weighted models divided by the opened sum of the numbers of cases.
+    """
     study, models = Hospitals(terms(4)), numbers(4)
     cases = {"site-0": 10, "site-1": 25, "site-2": 3, "site-3": 40}
     ones = {site: {"cases": torch.ones(1)} for site in models}
@@ -108,9 +113,7 @@ def test_a_value_out_of_range_is_refused_by_name_before_anything_is_sealed() -> 
 
 
 def test_one_sum_of_a_round_whatever_the_server_forgets() -> None:
-    """A server that stops and repeats a round can open a sum over the same sites only, whether it keeps its keys or
-    not.
-    """
+    """A server that repeats a round after a stop can open a sum over the same sites only, even without its keys."""
     study, models = Hospitals(terms(5)), numbers(5)
     own, groups = block(models), as_groups(models)
     for number, begins_anew in ((1, False), (2, True)):
@@ -208,7 +211,7 @@ def test_what_a_site_seals_must_have_the_form_that_was_agreed_on() -> None:
 
 
 def test_a_round_that_is_dealt_otherwise_than_it_was_offered() -> None:
-    """A site can decrypt key shares only together with the matching offer and round, so a changed key is detected."""
+    """A site can decrypt key shares only for the same offer and round, so changes by the server are detected."""
     study, models = Hospitals(terms(4)), numbers(4)
     own, groups = block(models), as_groups(models)["site-0"]
     old = study.begin(1, [own]).deals()["site-0"]

@@ -1,5 +1,6 @@
-"""Studies with and without secure aggregation give the same models. Plans that cannot be masked are rejected with the
-reason.
+"""Studies with secure aggregation give the same models as studies without secure aggregation.
+
+A plan whose messages cannot be masked is rejected with the reason.
 """
 
 from pathlib import Path
@@ -18,14 +19,14 @@ from tests.conftest import PERSONAL, PLAIN, SITES, SMALL, make_plan
 from tests.inprocess import StudyResult
 
 SETTINGS = SiteSettings(device="cpu", public_data=True)
-# Even without masks, training amplifies a difference in the last digit to the third digit, for example at a ReLU near
-# zero. With a small learning rate, only aggregation causes differences.
+# Training itself amplifies a rounding difference, for example at a ReLU whose input is near zero. A small learning rate
+# prevents this, so differences come from secure aggregation only.
 STEADY = ["training.learning_rate=0.001", "training.momentum=0.0"]
 IMAGES = ["task.name=synthetic-histology", "task.size=32", "task.patients=5", "task.patches=4", "training.batch_size=8"]
 OWN: dict[str, list[str]] = {
     "harmofl": IMAGES,
     "moon": [],
-    # A larger τ reduces the first step's effect on the last digit, which is 0.01 for each number.
+    # A larger τ reduces the effect of rounding in the first step, where masked sums are rounded to multiples of 0.01.
     "fedadam": ["algorithm.tau=0.1"],
     "fedyogi": ["algorithm.tau=0.1"],
     "fedadagrad": ["algorithm.tau=0.1"],
@@ -45,8 +46,8 @@ def run(method: str, mode: str, *changes: str, folder: Path | None = None) -> St
 
 
 def furthest(one: StudyResult, other: StudyResult) -> float:
-    """Return the largest difference between two studies' models, relative to the tensor's largest value if that exceeds
-    one.
+    """Return the largest difference between the models of two studies, divided by the tensor's largest value if it
+    exceeds one.
     """
     worst = 0.0
     for site, model in one.models.items():
@@ -70,9 +71,7 @@ ALONE = SiteSettings(device="cpu", public_data=True, share_personal_model=False)
     ],
 )
 def test_personal_models_never_leave_and_the_super_model_has_the_sites_own(method: str, tmp_path: Path) -> None:
-    """With secure aggregation, personal models stay at their sites, and the super model equals that of a study without
-    sharing.
-    """
+    """With secure aggregation, personal models stay at the sites, as in a study without sharing of personal models."""
     rules = ["training.rounds=3"]
     clear, sealed = tmp_path / "clear", tmp_path / "sealed"
     one = inprocess.run(plan_of(method, "none", *rules), settings=ALONE, folder=clear)
@@ -114,8 +113,9 @@ def test_what_cannot_be_sealed_is_refused_with_the_reason(method: str, changes: 
 def test_a_plan_is_refused_where_nothing_that_is_installed_seals(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the package for secure aggregation, a plan that requires masks is rejected in one line. A plan without
-    masks does not need this package.
+    """Without the package medsilo_secagg, a plan that requires secure aggregation is rejected in one line.
+
+    A plan without secure aggregation does not need the package medsilo_secagg.
     """
     every = registry._entries
     without = {"medsilo.aggregations": {}}
@@ -151,7 +151,7 @@ def test_numbers_beyond_the_bound_cost_the_site_its_round() -> None:
 
 
 def test_sums_over_features_keep_their_digits() -> None:
-    """Sums over features are scaled by the plan's bound, so that small values in these sums keep their digits."""
+    """Sums over features are scaled by the plan's bound on these sums, so that small features keep their digits."""
     plan = plan_of("fedsm", "pairwise", "secure_aggregation.clip=1000")
     blocks = Blocks(plan, terms_of(plan, "study", plan.participation.sites), 1)
     sums = [blocks.of(phase, plan.build_networks()).get("sums") for phase in plan.course.phases]

@@ -1,4 +1,4 @@
-"""Test a hospital's time series: the cutting of windows, the rejections, the training, and a model's output."""
+"""Test the task of a hospital's time series: cutting of windows, rejections, training, and predictions."""
 
 import csv
 import json
@@ -37,7 +37,7 @@ STEPS, RATE = 16, 20
 
 
 def rows(patient: int, seconds: float = 20.0) -> list[list[Any]]:
-    """Write a person who rests and walks in turn, four seconds each."""
+    """Return the rows of a person who rests and walks alternately for four seconds each."""
     drawn = np.random.default_rng(patient)
     time = np.arange(int(seconds * RATE)) / RATE
     walks = (time // 4) % 2 == 1
@@ -83,7 +83,7 @@ def plan_of(method: str = "fedavg", **task: Any) -> Plan:
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write two hospitals with ten people each, and a recording for each person."""
+    """Write the data of two hospitals, each of which has one recording for each of ten persons."""
     folder = tmp_path_factory.mktemp("series")
     for number, site in enumerate(SITES):
         for person in range(10):
@@ -103,9 +103,7 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_windows_hold_no_gap_no_change_and_nothing_twice(
     pieces: list[tuple[int, str, bool, bool]], window: int, step: int
 ) -> None:
-    """For each piece, the case gives its rows, their label, whether a gap lies before the piece, and whether the last
-    row is unknown.
-    """
+    """Each piece has a number of rows, a label, possibly a gap before it, and possibly an unlabelled last row."""
     values, begins, labels = [], [], []
     for length, label, gap, broken in pieces:
         begins += [gap or not begins, *[False] * (length - 1)]
@@ -115,7 +113,7 @@ def test_windows_hold_no_gap_no_change_and_nothing_twice(
     coded = Coded(("a", "b"), np.array(["ab".index(label) for label in labels], np.int32))
     recording = Recording(numbers, np.array(begins), labels=coded)
     found = cut(recording, Cutting(window, step, "split"), np.ones(len(values), bool), [True, True])
-    # The expected windows are the longest stretches of complete rows with one label and without a gap.
+    # Expected windows are cut from the longest stretches of complete rows with the same label and without a gap.
     expected, first = [], 0
     for row in range(1, len(values) + 1):
         ends = row == len(values) or begins[row] or labels[row] != labels[first] or np.isnan(values[row])
@@ -161,7 +159,8 @@ def test_times_are_in_the_unit_that_comes_nearest_to_the_rate(tmp_path: Path) ->
     for own in found.values():
         assert own.rate == pytest.approx(RATE) and own.seconds == pytest.approx(found["s"].seconds)
     halved = recordings.Reader(plan_of().task.limits, source_of(tmp_path), 2 * RATE).read(tmp_path / "ms.csv")
-    assert halved.rate == pytest.approx(RATE)  # a rate other than the plan's rate is recorded, and rejected later
+    # a sampling rate other than the plan's rate is noted first and rejected later
+    assert halved.rate == pytest.approx(RATE)
 
 
 def test_recordings_become_windows_of_their_patients(hospitals: Path) -> None:
@@ -216,7 +215,7 @@ def test_kept_on_the_disk_or_read_again_windows_are_the_same(hospitals: Path, tm
 
 # ---------------------------------------------------------------------------------------------------- odd files
 def cell(row: int, column: int, value: Any) -> Callable[[Path], Any]:
-    """Write a recording with one changed cell."""
+    """Return a function that writes a recording in which one cell has another value."""
 
     def spoil(folder: Path) -> None:
         lines = rows(50)
@@ -296,7 +295,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a column that the plan does not read" in words(recording_columns={**inside, "z": "y"})
     assert "data: recordings have no images" in words(images="*.png")
     assert "times say about 20 Hz where data.rate says 40" in words(rate=40)
-    for person in range(4):  # earlier versions read milliseconds in a column of seconds as seconds
+    for person in range(4):  # earlier versions read a column of seconds that contained milliseconds as seconds
         late = [[1000 * time, *own] for time, *own in rows(person, 4)]
         write(tmp_path / f"ms/SECRET{person}_1.csv", late, ("time_s", "x", "y", "doing"))
     with pytest.raises(DataError, match="times say about 0.02 Hz where the plan reads 20"):
@@ -329,7 +328,7 @@ def test_plans_that_make_no_sense_are_refused(numbers: dict[str, Any], words: st
 # ---------------------------------------------------------------------------------------------------- a study
 @pytest.fixture(scope="module")
 def studied(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Run a study; return its folder and the folder with a hospital's settings."""
+    """Run a study; return the run's folder and the folder that contains a hospital's settings."""
     run, local = tmp_path_factory.mktemp("run") / "fedavg-series", tmp_path_factory.mktemp("local")
     settings = make_settings(
         {"data": described(hospitals), "min_patients_per_metric": 1, "public_data": True}, "a test"
@@ -436,14 +435,14 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
     task, data = drafted("several")
     assert (
         data["recording_columns"] == {"time": "time_ms", "label": "Activity"} and task["rate"] == 1000 * RATE
-    )  # selected by the file's name
-    for site in ("clinic-a", "clinic-b"):  # each file has the rows of several patients
+    )  # this reader is selected by the file's name
+    for site in ("clinic-a", "clinic-b"):  # each file contains rows of several patients
         for ward in range(3):
             whole = [[f"{site}{ward}{who}", *own] for who in range(8) for own in rows(who)]
             write(tmp_path / f"wards/{site}/{ward}.csv", whole, ("who", "time_ms", "x", "y", "Activity"))
     seen = first_sight(DatasetLayout(tmp_path / "wards", "a"))
     assert "6 recordings of 48 patients" in seen.summary[0] and "6 recordings were opened" in seen.summary[2]
-    for person in range(8):  # 20 Hz in milliseconds, without a hint
+    for person in range(8):  # 20 Hz with times in milliseconds, which no column name shows
         late = [[1000 * time, *own] for time, *own in rows(person)]
         write(tmp_path / f"untold/{person}.csv", late, ("time", "x", "y", "Activity"))
     rate, why = first_sight(DatasetLayout(tmp_path / "untold", "a")).choices.plan["task.rate"]
@@ -456,7 +455,7 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_from_a_folder_to_predictions(hospitals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The steps are those of docs/start/tutorial.md, applied to recordings."""
+    """The test applies the steps of docs/start/tutorial.md to recordings."""
     study, run, out = (str(tmp_path / name) for name in ("study", "run", "out"))
     for site in SITES:
         for person in range(10):

@@ -1,4 +1,4 @@
-"""Test WFDB and EDF recordings: their values are read as written, and false headers are rejected."""
+"""WFDB and EDF recordings are read with the values that were written, and false headers are rejected."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from medsilo_series.waves import rows_of, wave_of
 
 
 def write_wfdb(path: Path, stored: np.ndarray, form: str = "16", names: tuple[str, ...] = ("I", "II"), **head) -> None:
-    """Write samples [rows, signals] as WFDB, with 1000 units per millivolt and 100 samples per second."""
+    """Write samples [rows, signals] as a WFDB recording with 1000 units per millivolt and a rate of 100 Hz."""
     rows, count = stored.shape
     if form == "212":
         flat = np.append(stored.ravel(), [0] * (stored.size % 2)).astype(np.int64) & 0xFFF
@@ -54,7 +54,8 @@ def test_what_ptb_xl_says_of_its_samples_holds(shared_data: Path) -> None:
         lines = [line.split() for line in path.read_text("utf-8").splitlines()[1:13]]
         stored = np.rint(values.astype(np.float64) * 1000).astype(np.int64)
         assert stored[0].tolist() == [int(line[5]) for line in lines]
-        assert (stored.sum(0) % 65536).tolist() == [int(line[6]) for line in lines]  # the checksums in the header
+        # these are the checksums in the header of the recording
+        assert (stored.sum(0) % 65536).tolist() == [int(line[6]) for line in lines]
         assert wave.rows == 1000 and wave.names[:2] == ("I", "II")
 
 
@@ -102,7 +103,7 @@ def test_edf_is_read_as_its_library_wrote_it(tmp_path: Path) -> None:
     np.testing.assert_allclose(read, values[::-1].T, atol=20 / 65535)
     slow = [*heads[:1], heads[1] | {"sample_frequency": 50}]
     edf.highlevel.write_edf(str(tmp_path / "b.edf"), [values[0], values[1][:200]], slow, edf.highlevel.make_header())
-    assert wave_of(tmp_path / "b.edf").names == ("I",)  # the signals with the highest sampling rate
+    assert wave_of(tmp_path / "b.edf").names == ("I",)  # the signals that have the highest sampling rate
     with pytest.raises(DataError, match="different sampling rates"):
         rows_of(tmp_path / "b.edf", ["I", "II"])
     whole = (tmp_path / "a.edf").read_bytes()
@@ -113,7 +114,7 @@ def test_edf_is_read_as_its_library_wrote_it(tmp_path: Path) -> None:
 
 
 def test_init_deals_recordings_by_the_tables_column(tmp_path: Path) -> None:
-    """A folder of WFDB recordings and a table lead to a plan whose hospitals have separate recordings."""
+    """From a folder of WFDB recordings and a table, init makes a plan in which each hospital has its own recordings."""
     lines = ["recording,label,patient,site"]
     for number in range(24):
         stored = np.rint(1000 * np.sin(np.arange(400) * (0.1 + number % 2))[:, None] * [[1, 2]]).astype(int)
@@ -122,7 +123,7 @@ def test_init_deals_recordings_by_the_tables_column(tmp_path: Path) -> None:
             f"records/{number:02}.hea,{['slow', 'fast'][number % 2]},p{number},{'north' if number < 14 else 'south'}"
         )
     (tmp_path / "data/cases.csv").write_text("\n".join(lines), "utf-8")
-    (tmp_path / "data/all.csv").write_text("a,b\n1,2\n", "utf-8")  # another table in the folder
+    (tmp_path / "data/all.csv").write_text("a,b\n1,2\n", "utf-8")  # another table is in the folder
     sight = first_sight(DatasetLayout(tmp_path / "data", "here"))
     chosen = {key: value for key, (value, _) in sight.choices.plan.items()}
     assert chosen["participation.sites"] == ["north", "south"] and chosen["task.partition"] == {"kind": "column"}

@@ -1,6 +1,4 @@
-"""Test the real coordinator with real participants, over a transport that loses, repeats and falsifies messages on
-purpose.
-"""
+"""Test the real coordinator and real participants with messages that are lost, repeated or falsified."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -37,7 +35,7 @@ A, B, C = SITES
 GO_ON = ["participation.when_missing=continue", "participation.minimum=2"]
 LOST = Missing("lost", "no answer")
 
-# The server gets these messages in place of a site's honest answer: answers with their senders, or the reason for their
+# The server gets one of these messages instead of an honest answer: answers with their senders, or the reason for
 # absence.
 Answers = list[tuple[str, StudyMessage]] | Missing
 Script = Callable[[str, StudyMessage, Callable[[], StudyMessage]], Answers]
@@ -48,7 +46,7 @@ def honest(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> 
 
 
 class Scripted:
-    """Carries messages to real participants, and passes their answers to the server after the script's changes."""
+    """Carries messages to real participants, and lets a script change their answers before the server gets them."""
 
     def __init__(
         self,
@@ -87,7 +85,7 @@ class Scripted:
 
 
 class Study:
-    """One run in a folder, with its files."""
+    """A run of a study, with its coordinator and its files."""
 
     def __init__(self, plan: Plan, folder: Path, script: Script = honest, **options: Any) -> None:
         self.plan, self.folder = plan, folder
@@ -125,7 +123,7 @@ def task_and_round(parcel: StudyMessage) -> tuple[str, int]:
 
 @cache
 def without_c(method: str = "fedavg", rounds: int = 2) -> dict[str, Tensor]:
-    """Return the shared model of a study in which C never contributes to a round."""
+    """Return the shared model of a study in which each answer of site C is lost."""
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         return LOST if site == C and asked.facts["task"] == "round" else honest(site, asked, work)
@@ -170,7 +168,7 @@ def test_one_refusal_ends_a_study_that_needs_all(task: str, tmp_path: Path) -> N
         assert list(study.rounds[-1].refused) == [B]
         assert study.rounds[-1].answered == [A, C]
         assert list(summary.sites[B].missed) == [2]
-        assert summary.sites[A].contributed == 1  # a failed round does not contribute
+        assert summary.sites[A].contributed == 1  # a round that failed does not count as a contribution
     assert load_tensors(study.folder / "checkpoints" / f"round-{done}.safetensors")[1]["round"] == done
 
 
@@ -213,8 +211,9 @@ def test_an_unknown_site_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_site_cannot_answer_for_another(tmp_path: Path) -> None:
-    """The transport determines the sender of an answer. An answer under another name replaces that site's answer only
-    once.
+    """The transport, and not the answer, determines the sender's name.
+
+    An answer that a transport attributes to another site replaces that site's answer only once.
     """
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -245,7 +244,7 @@ def test_an_answer_to_the_round_before_is_refused(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- participation
 def loses(times: int, site: str = C, task: str = "round") -> Script:
-    """Return a script that loses a site's first answers."""
+    """Return a script that loses the first few answers of a site."""
     left = [times]
 
     def script(who: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -275,7 +274,7 @@ def test_continue_goes_on_and_says_who_contributed(tmp_path: Path) -> None:
     assert [record.answered for record in study.rounds] == [[A, B], [A, B, C]]
     assert summary.sites[C].missed == {1: "lost: no answer"}
     assert [summary.sites[site].contributed for site in SITES] == [2, 2, 1]
-    assert summary.sites[C].validation[0] is None  # the site's score of the initial model is unknown
+    assert summary.sites[C].validation[0] is None  # no score of the initial model is known for this site
 
 
 def test_continue_needs_its_minimum(tmp_path: Path) -> None:
@@ -295,7 +294,7 @@ def test_wait_asks_again_and_changes_nothing(task: str, tmp_path: Path) -> None:
     summary = study.run()
     assert study.transport.pauses == [RETRY_PAUSE, RETRY_PAUSE]
     asked = [site for site, parcel in study.transport.sent if parcel.facts["task"] == task][:5]
-    assert asked == [A, B, C, C, C]  # the server asks only the missing site again
+    assert asked == [A, B, C, C, C]  # the server repeats the request only to the missing site
     assert all(record.answered == SITES and not record.lost for record in study.rounds)
     assert all(site.missed == {} for site in summary.sites.values())
     assert_equal(study.model("global/last"), undisturbed())
@@ -381,7 +380,10 @@ def test_a_named_site_that_is_not_there_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_site_that_lost_its_own_state_says_so(tmp_path: Path) -> None:
-    """The site's process is new and its files are gone. A site that only missed a round does not report lost files."""
+    """A site with a new process and without its files reports that its state is lost.
+
+    A site that has only missed a round does not report a lost state.
+    """
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         folder = study.folder / "sites" / site
@@ -407,7 +409,7 @@ def test_a_site_that_lost_its_own_state_says_so(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- order, privacy
 def test_what_is_sent_never_changes_afterwards(tmp_path: Path) -> None:
-    """Transports send tensors later than they receive them from the server."""
+    """A transport may send tensors long after the server has passed them to the transport."""
     copies: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
@@ -425,7 +427,7 @@ def test_what_is_sent_never_changes_afterwards(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- the choice
 def scores(*values: float | None, spread: float = 0.0) -> Script:
-    """Return a script with this mean of the sites' validation scores after 0, 1, 2, ... rounds."""
+    """Return a script that gives the sites' validation scores these means, after each round."""
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
@@ -442,13 +444,13 @@ def scores(*values: float | None, spread: float = 0.0) -> Script:
 @pytest.mark.parametrize(
     ("values", "chosen"),
     [
-        ((0.5, 0.7, 0.7, 0.6), 1),  # only a strictly greater score replaces the best score
+        ((0.5, 0.7, 0.7, 0.6), 1),  # only a strictly higher score replaces the best score
         ((0.5, 0.6, 0.7, 0.8), 3),
         ((0.5, 0.4, 0.3, 0.2), 0),
         ((0.5, 0.5, 0.5, 0.5), 0),
         ((0.1, 0.2, 0.1, 0.3), 3),
         ((None, 0.2, None, 0.1), 1),
-        ((None, None, None, None), 3),  # without scores, the last round counts
+        ((None, None, None, None), 3),  # without scores, the last round is selected
         ((0.2, 0.1, 0.15, 0.25), 3),
     ],
 )
@@ -468,7 +470,7 @@ def test_the_best_round_is_chosen_by_the_mean_validation_score(
         assert_equal(study.model(f"sites/{site}/best"), after[chosen])
         assert_equal(study.model(f"sites/{site}/last"), after[3])
     if chosen == 3:
-        assert ("test", 3) not in given  # the sites already have the model, so the server does not send it again
+        assert ("test", 3) not in given  # the sites already have this model, so the server does not send it again
     else:
         assert_equal(given["test", 3], after[chosen])
 
@@ -543,7 +545,7 @@ def test_a_study_that_nobody_had_to_train_for_leaves_its_name_free(when_missing:
 
 @pytest.mark.parametrize("broken", [LOST, OSError()])
 def test_a_study_that_a_site_had_to_train_for_does_not(broken: Missing | OSError, tmp_path: Path) -> None:
-    """The first round of the study may have ended or not."""
+    """The file error occurs before or after the end of the first round."""
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         if task_and_round(asked) == ("join", 0) or site == A:

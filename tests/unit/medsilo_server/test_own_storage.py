@@ -1,4 +1,4 @@
-"""A server does not start on the stored jobs of another server."""
+"""A server does not start on a folder of stored jobs that belongs to another server."""
 
 import json
 from pathlib import Path
@@ -18,14 +18,14 @@ from tests.unit.medsilo_lab.test_provision import kits_of
 
 
 def server(folder: Path, storage: Path, *, renew: tuple[str, ...] = ()) -> Path:
-    """Make kits in a folder, or renew those there, and return the server's kit."""
+    """Make or renew the kits in a folder, and return the server's kit."""
     folder.mkdir(exist_ok=True)
     kits_of(folder, lambda values: values["server"].update(storage=str(storage)), renew=renew)
     return folder / "kits/localhost"
 
 
 def start(kit: Path) -> None:
-    """Do what NVFlare's ServerDeployer does before it runs jobs."""
+    """Prepare the server as NVFlare's ServerDeployer does before jobs run."""
     fl_ctx = FLContext()
     fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(kit), "server", "startup"), private=True, sticky=False)
     fire_event(EventType.SYSTEM_BOOTSTRAP, [OwnStorage()], fl_ctx)

@@ -1,5 +1,6 @@
-"""Numbers over too few cases stay at the site, are marked as suppressed, and enter no mean. The rest of the study
-continues.
+"""Scores and counts over too few cases do not leave the site, are reported as suppressed, and enter no mean.
+
+Suppressing scores and counts changes nothing else in the study.
 """
 
 from pathlib import Path
@@ -38,7 +39,7 @@ def data_of(plan: Plan, site: str, sizes: dict[str, int]) -> SiteData:
 
 
 def run(root: Path, plan: Plan, sizes: dict[str, dict[str, int]], settings: SiteSettings = STRICT) -> dict[str, Any]:
-    """Run a study in which some sites have few cases; every site has the same settings."""
+    """Run a study in which some sites have few cases, and all sites have the same settings."""
     sites = {
         site: site_of(plan, site, SITES, settings, root / "sites" / site, data_of(plan, site, sizes.get(site, {})))
         for site in SITES
@@ -59,7 +60,7 @@ def test_a_score_over_too_few_test_cases_is_withheld_and_never_zero(tmp_path: Pa
     hits = sum(other["accuracy"] * other["cases"] for other in others)
     assert summary.pooled_test == pytest.approx(hits / cases)
     assert summary.pooled["accuracy"] == pytest.approx(hits / cases)
-    measures, patients = read_measures(tmp_path / "run/sites" / A)  # the hospital itself has all its numbers
+    measures, patients = read_measures(tmp_path / "run/sites" / A)  # the hospital itself gets all scores
     assert len(measures["accuracy"]) == 4 and len(patients) == 4
     shown = read_all([tmp_path / "run"])
     assert shown[0].score(A) is None and shown[0].withholds(A) and not shown[0].withholds(B)
@@ -76,8 +77,9 @@ def test_a_synthetic_hospital_tells_of_single_cases_unless_it_says_otherwise(tmp
 
 
 def test_pooled_figures_are_of_those_that_tell(tmp_path: Path) -> None:
-    """Site A discloses no numbers. Site B discloses no numbers of classes, since one class has a single case. Site C
-    discloses all numbers.
+    """Site A discloses no scores at all.
+
+    Site B discloses no scores by class, because one class has only a single case. Site C discloses all scores.
     """
     plan = make_plan("fedavg", *SMALL, "task.windows=12")
     assert [int(data_of(plan, site, {}).test.targets.bincount().sub(1).eq(0).sum()) for site in (B, C)] == [1, 0]
@@ -104,7 +106,7 @@ def test_the_best_round_is_chosen_by_the_others(tmp_path: Path) -> None:
     assert summary.selected.rounds == dict.fromkeys(SITES, means.index(max(means)))
     assert summary.sites[A].suppressed == []
     rows = (tmp_path / "run/sites" / A / "metrics.csv").read_text().splitlines()
-    assert all(row.split(",")[5] for row in rows[1:])  # the hospital's file contains the scores
+    assert all(row.split(",")[5] for row in rows[1:])  # the file at the hospital contains the scores
 
 
 def test_a_site_alone_with_too_few_still_chooses_its_own_model(tmp_path: Path) -> None:

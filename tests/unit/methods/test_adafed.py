@@ -1,6 +1,4 @@
-"""Test AdaFed, d-AdaFed and f-AdaFed: the whole schedule against an independent computation, resuming, absent sites,
-and invalid plans.
-"""
+"""Test all rounds of AdaFed, d-AdaFed and f-AdaFed, resuming, absent sites, and invalid plans."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -54,9 +52,9 @@ def same_models(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
-# ------------------------------------------------------------------------ the schedule, in an independent computation
+# ----------------------------------------------------------------------------------- all rounds, computed independently
 def pretrained_by_hand(plan: Plan, data: dict[str, SiteData]) -> torch.nn.Module:
-    """Compute f-AdaFed's first model: two epochs over the pooled fifth of each site's training cases."""
+    """Compute f-AdaFed's first model by two epochs over a fifth of each site's training cases, which are pooled."""
     from medsilo.learning.seeds import generator_for
 
     inputs, targets = [], []
@@ -162,7 +160,7 @@ def test_the_whole_course_equals_one_written_by_hand(method: str) -> None:
 
 # ------------------------------------------------------------------------------------------------ phases and messages
 class Carrier(inprocess.Loop):
-    """An engine loop that records its messages, and loses or changes answers on demand."""
+    """An engine that records its messages, and loses or changes the answers that a test names."""
 
     def __init__(self, participants: dict[str, TrainingSite]) -> None:
         super().__init__(participants)
@@ -269,7 +267,7 @@ def test_batch_norm_stays_or_is_mixed_or_is_averaged(share: str, tmp_path: Path)
     slow_but([("adafed", 1), ("f-adafed", 2)], product(VARIANTS, [1, 2, 3, 4]), [("adafed", 3), ("d-adafed", 4)]),
 )
 def test_a_study_that_stops_anywhere_goes_on_with_the_same_numbers(method: str, stop_in: int, tmp_path: Path) -> None:
-    """The study stops in the measuring phase (round 1; round 2 of f-AdaFed), in the first weighted round, and later."""
+    """The study stops while statistics are measured, in the first round of weighted means, or in a later round."""
     plan = quick(method, "training.rounds=4")
     whole = inprocess.run(plan, folder=tmp_path / "whole" / "run")
     study = Study(plan, tmp_path / "part" / "run")
@@ -277,7 +275,7 @@ def test_a_study_that_stops_anywhere_goes_on_with_the_same_numbers(method: str, 
     with pytest.raises(MedsiloError, match="no answer"):
         study.coordinator.run()
     (study.folder / "summary.json").unlink()
-    with pytest.MonkeyPatch.context() as patch:  # the resumed study must not compute its first model again
+    with pytest.MonkeyPatch.context() as patch:  # the resumed study must not compute the first model again
         patch.setattr(AdaFed, "make_f", _no_pretraining)
         resumed = inprocess.run(plan, folder=study.folder, resume=True)
     assert same_models(whole.models, resumed.models)
@@ -307,7 +305,7 @@ def test_a_site_lost_after_measuring_keeps_its_model(tmp_path: Path) -> None:
     mixed = sum(
         w * carried[2, s][1].groups["model"][name].double().numpy() for w, s in zip(weights[2], SITES, strict=True)
     )
-    # the result equals the state after round 2
+    # the model equals the state after round 2
     np.testing.assert_allclose(carried[4, SITES[2]][0].groups["model"][name], mixed, atol=1e-6)
 
 
@@ -351,7 +349,7 @@ def test_models_can_start_from_f() -> None:
             quick("adafed", f"algorithm.init_from_pretrained={start}", "algorithm.pretraining.epochs=9")
         )
         scores.append([facts.validation for facts in run.summary.sites.values()])
-    # The list has the scores of the models before any training.
+    # The list contains the scores of the models before training.
     before, after = (np.mean([curve[1] for curve in curves]) for curves in scores)
     assert np.mean([curve[0] for curve in scores[1]]) == np.mean([curve[0] for curve in scores[0]])
     assert after > before + 0.2

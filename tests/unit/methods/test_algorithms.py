@@ -1,4 +1,4 @@
-"""Compare every method with an independent implementation in plain torch and numpy."""
+"""Each method equals an independent implementation in plain torch and numpy."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.sites import sites_of
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "training.weight_decay=0.01"]
 State = dict[str, Tensor]
 
-# Layers are named by their position in ActivityCnn: 0.1 and 1.1 are batch norm, 6 is the last layer.
+# The names of layers are their positions in ActivityCnn: 0.1 and 1.1 are batch norms, and 6 is the last layer.
 NORM, HEAD = ("0.1.", "1.1."), ("6.",)
 
 
@@ -65,7 +65,7 @@ def with_state(plan: Plan, state: State) -> nn.Module:
 def batches_by_hand(
     plan: Plan, site: str, cases: tuple[Tensor, Tensor], number: int, epoch: int = 0
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return the shuffled mini-batches of a round, without a batch of a single case."""
+    """Return the shuffled batches of a round, except a batch that would have only one case."""
     order = torch.randperm(len(cases[0]), generator=generator_for(plan.seed, site, "shuffle", number, epoch))
     parts = [part for part in order.split(plan.training.batch_size) if len(part) > 1]
     return [(cases[0][part], cases[1][part]) for part in parts]
@@ -74,7 +74,7 @@ def batches_by_hand(
 def train_by_hand(
     plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, data: SiteData, site: str, number: int, mu: float
 ) -> None:
-    """Train one local round: cross-entropy, with the proximal term added to the loss."""
+    """Train for one local round with the cross entropy and the proximal term."""
     anchor = [parameter.detach().clone() for parameter in model.parameters()]
     model.train()
     for epoch in range(plan.training.local_epochs):
@@ -89,7 +89,7 @@ def train_by_hand(
 
 
 def merge_by_hand(states: dict[str, State], weights: dict[str, float]) -> State:
-    """Compute Σ n_k θ_k / Σ n_k in numpy; integer tensors come from the first site in sorted order."""
+    """Compute Σ n_k θ_k / Σ n_k in numpy, and take integer tensors from the first site in alphabetical order."""
     first = states[min(states)]
     merged = {}
     for name, tensor in first.items():
@@ -104,7 +104,7 @@ def merge_by_hand(states: dict[str, State], weights: dict[str, float]) -> State:
 def study_by_hand(
     plan: Plan, travels: Callable[[str], bool], mu: float = 0.0, uniform: bool = False
 ) -> list[dict[str, State]]:
-    """Return each site's evaluated model after 0, 1, ... rounds."""
+    """Return the evaluated model of each site before training and after each round."""
     data = load_data(plan)
     models = {site: with_state(plan, initial(plan)) for site in SITES}
     optimizers = {site: plan_sgd(plan, model) for site, model in models.items()}
@@ -147,7 +147,7 @@ def assert_close(mine: State, expected: State) -> None:
 
 
 def assert_run_is(plan: Plan, run: inprocess.StudyResult, curve: list[dict[str, State]], personal: bool) -> None:
-    """Assert equal models, validation curves, selected rounds and test scores."""
+    """Assert that models, validation scores, selected rounds and test scores are equal."""
     data = load_data(plan)
     for site in SITES:
         assert_close(run.models[site].state_dict(), curve[-1][site])
@@ -159,7 +159,8 @@ def assert_run_is(plan: Plan, run: inprocess.StudyResult, curve: list[dict[str, 
         chosen = {site: int(np.argmax([score[site] for score in scores])) for site in SITES}
     else:
         chosen = dict.fromkeys(SITES, int(np.argmax([np.mean(list(score.values())) for score in scores])))
-    # argmax returns the first maximum, because only a strictly greater score replaces the selected model
+    # argmax returns the first maximum, as the server does, because only a strictly higher score replaces the selected
+    # model
     assert run.summary.selected.rounds == chosen
     tests = [accuracy_by_hand(plan, curve[chosen[site]][site], data[site].test) for site in SITES]
     cases = [len(data[site].test) for site in SITES]
@@ -170,7 +171,7 @@ def assert_run_is(plan: Plan, run: inprocess.StudyResult, curve: list[dict[str, 
 
 # ---------------------------------------------------------------------------------------------------- the wire
 class Listening(inprocess.Loop):
-    """An engine loop that copies all its messages."""
+    """An engine that copies all of its messages."""
 
     def __init__(self, participants: dict[str, TrainingSite]) -> None:
         super().__init__(participants)

@@ -1,6 +1,6 @@
-"""Compare FedNova, SCAFFOLD, MOON and FedProx's stragglers with separate loops in torch and numpy.
+"""FedNova, SCAFFOLD, MOON and FedProx with stragglers equal separate loops in torch and numpy.
 
-The servers of FedAvgM, FedAdam, FedYogi and FedAdagrad are in test_server.py.
+The tests of the server optimizers FedAvgM, FedAdam, FedYogi and FedAdagrad are in test_server.py.
 """
 
 import copy
@@ -56,13 +56,14 @@ class Site:
     memory: dict[str, Any] = field(default_factory=dict)
 
 
-Local = Callable[[Site, State], object]  # trains a site's model and returns the message to the server
+Local = Callable[[Site, State], object]  # trains the model of a site, and returns the message to the server
 Server = Callable[[dict[str, np.ndarray], dict[str, dict[str, np.ndarray]], dict[str, float], dict], dict]
 
 
 def study(plan: Plan, local: Local, server: Server, uniform: bool = False) -> list[State]:
-    """Return the model after 0, 1, ... rounds. The function `server` aggregates the trained weights; all other tensors
-    are averaged.
+    """Return the global model before training and after each round.
+
+    The function `server` aggregates the trained weights, and all other tensors are averaged.
     """
     data = load_data(plan)
     sites = {}
@@ -90,7 +91,7 @@ def study(plan: Plan, local: Local, server: Server, uniform: bool = False) -> li
 
 
 def plain(site: Site, given: State) -> int:
-    """Train locally without corrections; return the number of steps."""
+    """Train locally without corrections, and return the number of steps."""
     for inputs, targets in site.batches:
         site.optimizer.zero_grad()
         functional.cross_entropy(site.model(inputs), targets).backward()
@@ -99,7 +100,7 @@ def plain(site: Site, given: State) -> int:
 
 
 def fresh(site: Site, given: State) -> int:
-    """Train locally with momentum that starts at zero; return the number of steps."""
+    """Train locally with a momentum that starts at zero, and return the number of steps."""
     site.optimizer.state.clear()
     return plain(site, given)
 
@@ -107,7 +108,7 @@ def fresh(site: Site, given: State) -> int:
 def nova(rho: float) -> Server:
     def step(w: dict, sent: dict, weights: dict, steps: dict) -> dict:
         total = sum(weights.values())
-        # The mapping is from a method to the number of times that each gradient is applied, summed over the steps.
+        # The table has for each method how often each gradient is applied, summed over the steps of a round.
         norms = {
             name: sum((1 - rho**left) / (1 - rho) for left in range(1, count + 1)) for name, count in steps.items()
         }
@@ -122,7 +123,7 @@ def nova(rho: float) -> Server:
 
 
 def test_an_impossible_reach_is_refused_before_anything_of_the_site_counts(tmp_path: Path) -> None:
-    """The rejected contribution includes the site's running statistics, which arrive in a separate group."""
+    """A rejected answer does not change the running statistics, which the site sends in a separate group."""
     changes = ["participation.minimum=2", "participation.when_missing=continue", "training.rounds=1"]
     plan = make_plan("fednova", *SMALL, *changes)
     runs = []
@@ -155,7 +156,7 @@ def lie(participant: TrainingSite) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- SCAFFOLD
 def scaffold(lr: float) -> tuple[Local, Server]:
-    """Compute y ← y - η (g - c_i + c), with the paper's own formulas for c_i⁺."""
+    """Compute SCAFFOLD's step y ← y - η (g - c_i + c), and c_i⁺ by the formulas of the paper."""
     c: list[Tensor] = []
 
     def local(site: Site, given: State) -> list[Tensor]:
@@ -183,7 +184,7 @@ def scaffold(lr: float) -> tuple[Local, Server]:
 
 
 def test_controls_stay_whole_when_a_site_is_away(tmp_path: Path) -> None:
-    """The server's c is the mean of all sites' control variates, including a site that missed the round."""
+    """The server's c is the mean of the control variates of all sites, including a site that missed the round."""
     changes = ["training.rounds=4", "participation.minimum=2", "participation.when_missing=continue"]
     plan = make_plan("scaffold", *SMALL, *PLAIN_SGD, "model_selection.keep=last", *changes)
     participants = sites_of(plan, tmp_path / "run")
@@ -208,9 +209,9 @@ def away(participant: TrainingSite, number: int) -> None:
 
 
 def test_feddyns_h_counts_those_that_answered_among_all_sites(tmp_path: Path) -> None:
-    """The variable h is the mean of g_k over all sites, including absent sites.
+    """FedDyn's h is the mean of the sites' gradients g_k over all sites, including sites that did not answer.
 
-    The sum w + h/α is then the mean of the sites that answered.
+    The mean of the models that sites sent is w + h/α, where w is the next global model.
     """
     changes = ["training.rounds=3", "participation.minimum=2", "participation.when_missing=continue"]
     plan = make_plan("feddyn", *SMALL, *PLAIN_SGD, "model_selection.keep=last", "algorithm.alpha=0.1", *changes)
@@ -235,7 +236,7 @@ def test_scaffold_is_refused_with_adam_unless_the_plan_says_so() -> None:
 
 
 def test_scaffolds_control_holds_a_decay_only_where_it_is_in_the_gradient(tmp_path: Path) -> None:
-    """After one step, c_i is that step's gradient: with weight decay for adam, without for adamw."""
+    """After one step, c_i equals the gradient of this step, which includes weight decay for adam but not for adamw."""
 
     def control(optimizer: str, decay: float) -> Tensor:
         numbers = ["training.momentum=0", "training.rounds=1", "training.local_steps=1", "algorithm.optimizer=any"]
@@ -253,7 +254,7 @@ def test_scaffolds_control_holds_a_decay_only_where_it_is_in_the_gradient(tmp_pa
 
 @pytest.mark.parametrize(("kind", "exact"), [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 0.02)])
 def test_the_contrast_is_taken_in_the_features_own_type(kind: torch.dtype, exact: float) -> None:
-    """In half precision, parallel features would have a cosine of up to 1.004."""
+    """In half precision, the cosine of parallel features could be as large as 1.004."""
     generator = torch.Generator().manual_seed(1)
     wide = [torch.randn(5, 7, generator=generator).double() for _ in range(3)]
     a, b, c = (one.numpy() / np.linalg.norm(one.numpy(), axis=1, keepdims=True) for one in wide)
@@ -304,7 +305,7 @@ def test_features_are_what_the_last_layer_is_given(network: str, size: int) -> N
 
 
 def test_a_network_whose_last_layer_no_hook_sees_is_told() -> None:
-    """In earlier versions, MOON with a compiled network ended in a traceback."""
+    """In earlier versions, MOON with a compiled network raised an error without a remedy."""
 
     class Unseen(nn.Module):
         def __init__(self) -> None:
@@ -350,7 +351,7 @@ def test_no_partial_work_where_amplitudes_are_averaged() -> None:
 
 # ---------------------------------------------------------------------------------------------------------- composition
 def test_both_halves_of_harmofl_under_a_server_step_that_is_the_mean() -> None:
-    """Sites of one size make equal steps, so FedNova is the uniform mean, as is FedAvgM without momentum."""
+    """If all sites have the same number of cases, FedNova and FedAvgM without momentum equal the uniform mean."""
     equal = ["training.truncate=true", "training.optimizer_state=reset", UNIFORM]
     reference = inprocess.run(make_plan("harmofl", *SMALL, *equal)).models["hospital-b"].state_dict()
     for method, changes in (("fednova", []), ("fedavgm", ["algorithm.server_momentum=0"])):

@@ -1,4 +1,4 @@
-"""Score every site's model on every site's test data: the numbers, the table, and the errors."""
+"""Test the scores of each site's model on each site's test cases: the values, the table, and the errors."""
 
 import shutil
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_each_model_is_tested_at_each_site(copied: tuple[Plan, Path]) -> None:
     models = {site: load_tensors(folder / "sites" / site / "best.safetensors")[0] for site in SITES}
     expected = {owner: {site: accuracy(plan, models[owner], site) for site in SITES} for owner in SITES}
     assert scores == {owner: pytest.approx(row) for owner, row in expected.items()}
-    # otherwise, exchanging two models would go unnoticed
+    # if these scores were equal, the test would not find exchanged models
     assert len({value for row in expected.values() for value in row.values()}) > 6
     assert {path: path.read_bytes() for path in kept} == kept  # the run stays unchanged
 
@@ -64,7 +64,7 @@ def test_on_the_diagonal_is_what_the_summary_says(method: str, tmp_path: Path) -
 @pytest.mark.parametrize("case", ["elsewhere", "central", "stopped", "no run", "no data"])
 def test_what_cannot_be_compared_is_one_clear_line(case: str, copied: tuple[Plan, Path]) -> None:
     _, folder = copied
-    if case == "elsewhere":  # over NVFlare, the server has no site's model
+    if case == "elsewhere":  # in a study over NVFlare, the server has no model of a single site
         shutil.rmtree(folder / "sites" / SITES[2])
         words = "run local has no model of hospital-c: its sites keep their models and data"
     elif case == "central":

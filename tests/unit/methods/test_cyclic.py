@@ -1,4 +1,4 @@
-"""Compare cyclic weight transfer with a loop in plain torch."""
+"""Cyclic weight transfer equals a loop in plain torch."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,7 +45,8 @@ def test_a_model_goes_from_hospital_to_hospital(order: str, tmp_path: Path) -> N
     turns = [next(site for site, own in line.sites.items() if own.train_loss is not None) for line in lines]
     data, state = load_data(plan), initial(plan)
     models = {site: with_state(plan, state) for site in SITES}
-    optimizers = {site: plan_sgd(plan, model) for site, model in models.items()}  # each site keeps its momentum
+    # each site keeps the momentum of its optimizer
+    optimizers = {site: plan_sgd(plan, model) for site, model in models.items()}
     for number, site in enumerate(turns, 1):
         models[site].load_state_dict(state)
         train_by_hand(plan, models[site], optimizers[site], data[site], site, number, 0.0)
@@ -79,7 +80,7 @@ def test_a_model_out_of_turn_is_refused_and_a_missed_turn_leaves_the_model_as_it
             return LOST
         reply = work()
         if (site, task, number) == (C, "round", 1):
-            reply.groups = asked.groups  # hospital C sends a model although another hospital has the turn
+            reply.groups = asked.groups  # hospital C sends a model although it is another hospital's turn
         return [(site, reply)]
 
     study = Study(make_plan("cyclic", *SMALL, *GO_ON, "training.rounds=3"), tmp_path / "run", script)

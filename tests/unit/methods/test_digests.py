@@ -1,6 +1,6 @@
-"""Every method gives the recorded tensors (tests/digests.py).
+"""Each method gives the same tensors as recorded by tests/digests.py.
 
-In the slow cases, sites unload their networks between answers, as with many sites or large networks.
+In the slow cases, sites remove their networks from memory between their answers, as with many sites.
 """
 
 import json
@@ -23,17 +23,20 @@ IN_EVERY_RUN = [
 ]
 
 
-# These methods use only a network's loss and scores, so one task is enough for the tests at every change.
+# These methods use only the loss and the scores of a network, so one task is enough for the tests at each change.
 ANY_NETWORK = [
     *("fedprox", "fedrep", "fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "feddyn", "feddg-ga", "fedawa"),
     *("cyclic", "mr-mtl", "apfl", "per-fedavg", "pfedme", "fine-tuning", "fedbabu", "fedrod", "fedsm-ensemble"),
 ]
-# The methods of each kind run at every change.
+# At each change, the tests run one method of each kind.
 SEALED = ["fedavg", "fedbn", "scaffold", "fednova", "harmofl", "ditto", "fedsm"]
 
 
 def cases() -> Iterator[Any]:
-    """Yield the cases. A method for any loss is tested with masks every night, and with classes at every change."""
+    """Yield the cases.
+
+    A method for any loss is tested with masks in the tests at night, and with classes at each change.
+    """
     several = [case.split(", ")[0] for case in IN_EVERY_RUN]
     late = {f"{method}, synthetic-prostate" for method in [*METHODS, "central"] if method not in several}
     late |= {f"{method}, synthetic-histology" for method in ANY_NETWORK}
@@ -47,7 +50,7 @@ def cases() -> Iterator[Any]:
 def test_the_same_numbers_as_before(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if case not in IN_EVERY_RUN:
         monkeypatch.setattr(inprocess, "AWAKE", 0)
-    same = case.replace("condistfl", "fedavg")  # if all structures are annotated, condistfl equals fedavg
+    same = case.replace("condistfl", "fedavg")  # condistfl equals fedavg if all structures are annotated
     assert same in KNOWN["cases"], f"run: python -m tests.digests {CASES[case][1]}"
     found, known = left_by(case), KNOWN["cases"][same]
     assert found["sizes"] == pytest.approx(known["sizes"], rel=0.02)

@@ -1,6 +1,4 @@
-"""Compare whole rounds of FedMAP with numpy, with independently derived gradients; reject false answers and plans
-that are too large.
-"""
+"""Rounds of FedMAP equal numpy with independently derived gradients; false answers and too large plans are rejected."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -30,7 +28,7 @@ ALPHA, EPSILON, STEP, STEPS = 0.02, 3e-4, 0.01, 3
 
 
 def prior_of(state: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Layers]:
-    """Return W and b of each layer of each tensor's prior network, in double precision."""
+    """Return W and b of each layer in the prior network of each tensor, in double precision."""
     return {
         name: [
             tuple(
@@ -44,7 +42,7 @@ def prior_of(state: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Lay
 
 
 def by_hand(layers: Layers, theta: Array, mu: Array) -> tuple[float, Array, Layers]:
-    """Return R of one tensor, its gradient in θ, and its gradients in W and b."""
+    """Return R of one tensor, the gradient of R in θ, and the gradients of R in W and b."""
     (w1, b1), (w2, b2), (w3, b3) = layers
     x = np.concatenate([theta, mu])
     z1 = w1 @ x + b1
@@ -64,7 +62,7 @@ def flat(tensor: Tensor) -> Array:
 
 
 def fedmap_by_hand(study: Reference) -> Sequence[Mapping[str, State]]:
-    """Train with FedMAP in numpy; only the network and the optimizer come from torch."""
+    """Train with FedMAP in numpy, except that the network and its optimizer come from torch."""
     plan, training = study.plan, study.plan.training
     models = {site: study.model() for site in study.sites}
     names = [name for name, _ in models[SITES[0]].named_parameters()]
@@ -134,7 +132,7 @@ class TestByHand(OfReference):
 
 
 def carried(folder: Path, changed: dict[str, float], *changes: str) -> list[StudyMessage]:
-    """Return the requests to the first site, if some sites report another number."""
+    """Return the requests to the first site in a study in which some sites report another value."""
     plan = make_plan("fedmap", *SMALL, "algorithm.hidden=[8, 4]", *changes)
     settings, asked = SiteSettings(device="cpu", public_data=True), list[StudyMessage]()
 
@@ -164,7 +162,7 @@ def test_who_lies_about_its_contribution_counts_for_the_largest_share_at_most(tm
     assert [line.sites[SITES[0]].share for line in lines] == [pytest.approx(0.5)] * len(lines)
     carried(tmp_path / "whole", {SITES[0]: 100.0}, "algorithm.largest_share=1")
     assert Record(tmp_path / "whole").rounds()[0].sites[SITES[0]].share == pytest.approx(1)
-    # the server rejects the answer before it uses any part of the answer
+    # the server rejects the answer before it uses any value of the answer
     with pytest.raises(Refused, match="only -100 to 100 is possible"):
         carried(tmp_path / "beyond", {SITES[1]: 1e6})
 

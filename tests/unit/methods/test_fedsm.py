@@ -1,4 +1,6 @@
-"""Compare FedSM with independent equations: three networks in one pass, SoftPull, the selector, gamma."""
+"""Compare FedSM with independent equations: three networks in one pass, SoftPull, the selector, and the threshold
+gamma.
+"""
 
 import math
 from collections.abc import Callable
@@ -57,7 +59,7 @@ def close(one: dict[str, Tensor] | Numbers, other: Numbers, tolerance: float = 1
 
 # ---------------------------------------------------------------------------------------------------- by hand
 class ByHand:
-    """Compute Algorithm 1 with plain torch at the sites and numpy in double precision at the server."""
+    """Compute Algorithm 1 of the paper with plain torch at the sites, and with numpy in float64 at the server."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -125,7 +127,7 @@ class ByHand:
             return sum(w * v for w, v in zip(n / n.sum(), values, strict=True))
 
         pull, count = self.plan.algorithm.pull, len(sites)
-        for place, site in enumerate(sites):  # line 16 of the algorithm: all updates use the sent models
+        for place, site in enumerate(sites):  # line 16 of Algorithm 1: all updates use the models that sites sent
             own = self.nets[site]["model"].state_dict()
             for name, tensor in own.items():
                 if tensor.is_floating_point() and count > 1:
@@ -147,7 +149,9 @@ class ByHand:
             self.steps = dict.fromkeys(SITES, float(mean([np.array(self.steps[site]) for site in sites])))
 
     def selector(self, name: str, mean: np.ndarray, site: str) -> np.ndarray:
-        """Compute the server's step. With server-adam, the step is Adam on the mean change, with one state for all
+        """Compute the server's step.
+
+        With server-adam, the server makes a step of Adam on the sites' mean change, with one optimizer state for all
         sites.
         """
         if self.plan.algorithm.selector_sync != "server-adam":
@@ -207,9 +211,7 @@ def lost_in(missing: dict[int, list[str]]) -> Callable[..., Answers]:
 
 @pytest.mark.parametrize("contributors", [[A, C], [B]], ids=str)
 def test_who_is_missing_keeps_its_model_and_does_not_count(contributors: list[str], tmp_path: Path) -> None:
-    """With a single contributor, the contributor's personal model is the model that it sent, without a factor of
-    0.7.
-    """
+    """If only one site contributes, its personal model is the sent model and is not multiplied by 0.7."""
     plan = planned("algorithm.pull=0.7", "algorithm.selector_sync=server-adam", *GO_ON)
     script = lost_in({2: [site for site in SITES if site not in contributors]})
     study, hand = Study(plan, tmp_path / "run", script), ByHand(plan)
@@ -237,7 +239,7 @@ def test_what_a_selector_cannot_tell_apart_is_refused() -> None:
 
 
 def test_the_paper_s_selector_has_its_size() -> None:
-    """In Section 3.1.2 of the paper, VGG-11 with one channel and 6 hospitals has 128.8 million weights."""
+    """VGG-11 with one channel and 6 hospitals has 128.8 million weights, as Section 3.1.2 of the paper says."""
     with torch.device("meta"):
         selector = Vgg11().build(1, 6)
     convolutions = sum(
@@ -251,16 +253,16 @@ def test_the_paper_s_selector_has_its_size() -> None:
 
 # ---------------------------------------------------------------------------------------------------- in closed form
 def features_of(plan: Plan, site: str) -> np.ndarray:
-    """Return the untrained selector's last-layer inputs for a hospital's training cases."""
+    """Return the inputs of the untrained selector's last layer for a hospital's training cases."""
     selector = plan.build_networks()["selector"].eval()
     with torch.no_grad():
         return selector[:-1](plan.task.load(site, SITES, plan.seed, None).train.inputs).double().numpy()
 
 
 def by_fisher(cases: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
-    """Return log-likelihoods of hospitals [cases, sites] up to a constant, from all cases in one place.
+    """Return the log-likelihood of each hospital for each case [cases, sites], up to a constant, from pooled cases.
 
-    Features that are constant over all cases are ignored.
+    Features with the same value for all cases are ignored.
     """
     varies = np.concatenate(list(cases.values())).std(0) > 0
     cases, x = {site: own[:, varies] for site, own in cases.items()}, x[:, varies]
@@ -291,7 +293,9 @@ PATTERNS = ["".join(rounds) for size in (1, 2, 3) for rounds in combinations("12
 
 @pytest.mark.parametrize("silent", slow_but(["3", "123", "234"], PATTERNS))
 def test_a_silent_hospital_is_named_as_if_it_had_answered_in_every_round(silent: str, tmp_path: Path) -> None:
-    """A hospital's features do not change, so the hospital's last message counts until the next message."""
+    """The features of a hospital never change, so the server uses the hospital's last message while the hospital is
+    absent.
+    """
     plan = planned("training.rounds=4", *GO_ON)
     study = Study(plan, tmp_path / "run", lost_in({int(number): [B] for number in silent}))
     study.run()
@@ -379,7 +383,7 @@ def test_gamma_comes_from_all_hospitals_validation_cases_and_the_test_score_is_t
     experts = [whole.expert(site) for site in SITES]
 
     def answers(inputs: Tensor, targets: Tensor, gamma: float) -> tuple[np.ndarray, list[str]]:
-        """Compute Algorithm 2 for one case after the other."""
+        """Compute Algorithm 2 of the paper for each case separately."""
         with torch.no_grad():
             y = probabilities_of(whole.selector.eval()(inputs))
         table = [right(expert, inputs, targets) for expert in experts]
@@ -400,14 +404,14 @@ def test_gamma_comes_from_all_hospitals_validation_cases_and_the_test_score_is_t
         hits, names = answers(*data[site].test.tensors, gamma)
         assert summary.sites[site].test["accuracy"] == pytest.approx(hits.mean())
         assert found.tested[site] == {name: names.count(name) for name in set(names)}
-        own = SuperModel.load(folder / "sites" / site / "supermodel")  # every hospital has the same super model
+        own = SuperModel.load(folder / "sites" / site / "supermodel")  # all hospitals have the same super model
         assert own.threshold == whole.threshold and own.agreed == whole.agreed
         assert all(torch.equal(own.state_dict()[name], tensor) for name, tensor in whole.state_dict().items())
     chosen = set().union(*found.tested.values())
     assert len(chosen) > 2 and len({mean for _, _, mean in curve}) > 3, (
         chosen,
         curve,
-    )  # otherwise, equality would prove too little
+    )  # with equal values, the test would prove too little
 
 
 def refusing(study: Study, *sites: str) -> Study:
@@ -516,7 +520,7 @@ def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: P
         )
         assert sum(found.tested[C].values()) == test["cases"]
         assert right(SuperModel.load(study.folder / "supermodel"), *part).mean() == pytest.approx(test["accuracy"])
-        # this weight equals no hospital's model
+        # this weight differs from the weight of each hospital's model
         for name, tensor in study.coordinator.state.mixers["global"].current(A).items():
             assert torch.equal(study.model(f"sites/{C}/last")[name], tensor)
 
@@ -547,7 +551,7 @@ def test_a_hospital_without_validation_cases_has_a_model_of_its_own_too(tmp_path
     study.run()
     assert study.participants[C].participant.disclosure.cases["validation"] == 0
     own, shared = (study.participants[C].participant.state.modules[name].parameters() for name in ("model", "global"))
-    # Training changes every weight, except a bias before a normalisation layer, whose gradient is only rounding error.
+    # Training changes each weight, but the gradient of a bias before a normalisation layer is only rounding error.
     assert not any(torch.equal(one, other) for one, other in zip(own, shared, strict=True) if one.dim() > 1)
 
 
@@ -564,7 +568,7 @@ def test_what_an_unseen_hospital_may_not_be() -> None:
 def test_the_best_model_is_the_one_with_the_least_loss_and_of_equals_the_first() -> None:
     random = np.random.default_rng(3)
     outputs = random.normal(size=(4, 9, 5)).astype(np.float32)
-    outputs[3] = outputs[1]  # a hospital never wins against the hospital whose model represents it
+    outputs[3] = outputs[1]  # no hospital is preferred to the hospital whose model represents it
     targets = random.integers(0, 5, 9)
     logits = outputs.astype(float)
     losses = np.log(np.exp(logits).sum(2)) - logits[:, np.arange(9), targets]
@@ -640,9 +644,10 @@ FEDERATIONS = {
 
 
 def unequal(task: str, large: str, folder: Path, *changes: str, sites: list[str] | None = None) -> Plan:
-    """Run ten rounds in which one hospital has ten times as many training cases as each other hospital."""
+    """Run ten rounds in which one hospital has ten times as many training cases as each of the other hospitals."""
     sites, sizes = sites or FEDERATIONS[task][0], FEDERATIONS[task][1]
-    few = SiteSettings(device="cpu", public_data=True)  # a small hospital has only five images in synthetic-prostate
+    # a small hospital has only five training images in synthetic-prostate
+    few = SiteSettings(device="cpu", public_data=True)
     same = ["training.rounds=10", "training.batch_size=8", f"task.name={task}", *sizes]
     plan = make_plan("fedsm", *same, *changes, sites=sites)
     participants = {}
@@ -658,14 +663,14 @@ def unequal(task: str, large: str, folder: Path, *changes: str, sites: list[str]
 
 
 def named_right(plan: Plan, folder: Path) -> list[float]:
-    """Return the share of each hospital's test cases for which the selector chooses it."""
+    """Return for each hospital the fraction of its test cases for which the selector chooses this hospital."""
     selector, sites = SuperModel.load(folder / "supermodel").selector.eval(), list(plan.participation.sites)
     with torch.no_grad():
         named = [selector(plan.task.load(site, sites, plan.seed, None).test.inputs).argmax(1) for site in sites]
     return [float((one == place).float().mean()) for place, one in enumerate(named)]
 
 
-# Each task runs with either hospital as the large hospital, and before a release with all pairs.
+# Each task runs with one or the other hospital as the large hospital; all pairs run before a release.
 @pytest.mark.parametrize(
     ("task", "large"),
     [
@@ -678,7 +683,7 @@ def named_right(plan: Plan, folder: Path) -> list[float]:
     ],
 )
 def test_the_selector_tells_hospitals_of_unequal_size_apart(task: str, large: str, tmp_path: Path) -> None:
-    """In earlier versions, a selector trained by steps chose the largest hospital for every image
+    """In earlier versions, a selector that was trained by gradient steps chose the largest hospital for each image
     (`docs/research/methods.md`).
     """
     plan = unequal(task, large, tmp_path / "run")
@@ -693,7 +698,7 @@ def test_the_selector_tells_hospitals_of_unequal_size_apart(task: str, large: st
     slow_but(
         [("synthetic-activity", ())],
         [
-            ("synthetic-activity", ()),  # hospitals a and c have the same sensors
+            ("synthetic-activity", ()),  # the sensors of the hospitals a and c are the same
             ("synthetic-histology", ("algorithm.selector_sync=server-adam",)),
             ("synthetic-histology", ("algorithm.selector_sync=none",)),
         ],

@@ -1,6 +1,4 @@
-"""Compare HarmoFL with an independent implementation of Algorithm 1; check its messages, resuming across phases, and
-errors.
-"""
+"""HarmoFL equals an independent implementation of Algorithm 1; the file also tests messages, resuming, and errors."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +48,7 @@ def harmofl(*changes: str) -> Plan:
 
 # ------------------------------------------------------------------------------------------------------- Alg. 1 by hand
 def normalise_by_hand(batch: Tensor, amplitude: np.ndarray | None) -> Tensor:
-    """Compute Equation 4 over signals [B, C, T]."""
+    """Compute Equation 4 of the HarmoFL paper for signals [B, C, T]."""
     if amplitude is None:
         return batch
     spectrum = np.fft.fft(batch.double().numpy())
@@ -58,7 +56,7 @@ def normalise_by_hand(batch: Tensor, amplitude: np.ndarray | None) -> Tensor:
 
 
 def harmofl_by_hand(plan: Plan, amplitude: bool, perturbation: bool, server_lr: float = 1.0) -> dict[str, State]:
-    """Return every site's model after the last round, and its amplitude spectrum under "amplitude"."""
+    """Return each site's model after the last round, and the site's amplitude spectrum with the key "amplitude"."""
     data = load_data(plan)
     models = {site: with_state(plan, initial(plan)) for site in SITES}
     optimizers = {site: plan_sgd(plan, model) for site, model in models.items()}
@@ -129,7 +127,7 @@ def test_three_rounds_equal_algorithm_1_written_by_hand(amplitude: bool, perturb
             torch.testing.assert_close(model.input.amplitude, shared, rtol=1e-6, atol=1e-5)
             assert model.input.frozen
             network = model.model
-        # The transform is in float32 here and in float64 in the reference, through three rounds of training.
+        # Over three rounds, the transform is computed in float32 here and in float64 in the reference.
         for name, tensor in network.state_dict().items():
             torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-4 if amplitude else 2e-6)
 
@@ -142,7 +140,7 @@ def test_the_servers_step() -> None:
 
 # ---------------------------------------------------------------------------------------------------------- composition
 HALVES = ["algorithm.amplitude={}", "algorithm.perturbation={}"]
-# FedRDN has another input layer, and Cyclic's sites do not all train in the measuring round (test_cyclic.py).
+# FedRDN has its own input layer, and the sites of Cyclic do not all train in the measuring round (test_cyclic.py).
 OTHERS = [method for method in METHODS if method not in ("harmofl", "fedrdn", "cyclic", *FEDSM)]
 
 
@@ -159,7 +157,10 @@ def test_averaging_with_both_halves_is_harmofl_bit_for_bit() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", slow_but(["fedbn", "scaffold", "ditto"], OTHERS, ()))
 def test_every_method_takes_both_halves(method: str, tmp_path: Path) -> None:
-    """Images are harmonised in the first training round. Without either half of HarmoFL, the model differs."""
+    """The images are harmonised in the first training round and in all later rounds.
+
+    The model is different if either the harmonised images or the perturbation is missing.
+    """
     plan = make_plan(method, *SMALL, f"training.rounds={3 if method == 'f-adafed' else 2}")
     allowed = HALVES[: 1 if plan.algorithm.own_step else 2]
     first = next(place for place, phase in enumerate(plan.algorithm.phases(plan.training.rounds)) if phase.trains)
@@ -196,7 +197,7 @@ def test_a_super_model_s_experts_learn_with_the_step() -> None:
 
 
 def test_statistics_are_measured_on_images_as_the_network_will_see_them(tmp_path: Path) -> None:
-    """AdaFed measures its statistics before images are harmonised, so the measured images are unchanged."""
+    """AdaFed measures its statistics in the round before images are harmonised, and therefore on unchanged images."""
     transport, coordinator = listen(make_plan("adafed", *SMALL, "training.rounds=2", *HALVES[:1]), tmp_path / "run")
     assert [line.phase for line in coordinator.rounds] == ["measure", "harmonise", "train"]
     plain, _ = listen(make_plan("adafed", *SMALL, "training.rounds=2"), tmp_path / "plain")
@@ -224,7 +225,7 @@ def test_amplitudes_go_up_in_round_1_and_come_down_once(band: str, numbers: int,
         assert [number for number, groups in up.items() if "amplitude" in groups] == [1]
         assert up[1]["amplitude"]["amplitude"].numel() == numbers
         down = [p.facts["round"] for who, p in transport.sent if who == site and "amplitude" in p.groups]
-        assert down == [2]  # round 1 has no amplitude yet, and round 2 has the mean
+        assert down == [2]  # no amplitude is known in round 1, and the mean amplitude is sent in round 2
     saved, _ = load_tensors(tmp_path / "run/global/best.safetensors")
     assert saved["input.frozen"]
     mean = torch.stack([p.groups["amplitude"]["amplitude"] for _, p in transport.received if "amplitude" in p.groups])
@@ -394,7 +395,7 @@ def test_sites_train_on_as_many_cases_as_the_smallest(tmp_path: Path) -> None:
     smallest = min(len(data.train) for data in load_data(plan).values())
     assert {line.sites[site].samples for line in coordinator.rounds for site in SITES} == {smallest}
     sizes = {facts.cases["train"] for facts in Record(tmp_path / "run").summary().sites.values()}
-    assert len(sizes) == 3  # each site still reports its own values
+    assert len(sizes) == 3  # each site still reports its own number of training cases
     cut = next(p for p in transport.participants.values() if p.participant.disclosure.cases["train"] > smallest)
     chosen = list(cut.participant.trainer.train.indices)
     cut.participant.trainer.truncate(None)
@@ -412,7 +413,7 @@ def test_truncation_is_refused_when_too_few_images_are_left(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["harmofl", "pfedme"])
 def test_running_statistics_are_not_stepped_beyond_their_mean(method: str) -> None:
-    """In earlier versions, a server step of size 3 made variances negative, and all outputs NaN."""
+    """In earlier versions, a server step of size 3 gave negative variances, so all outputs became NaN."""
     changes = ["task.size=32", "task.patients=5", "task.patches=4", "training.batch_size=8", "training.rounds=3"]
     changes = ["task.name=synthetic-histology", *changes, "algorithm.server_lr=3", "training.learning_rate=0.001"]
     run = inprocess.run(make_plan(method, *changes))

@@ -1,6 +1,6 @@
-"""Every method passes all tests of MethodTester, and equals its reference in plain torch if there is one.
+"""Each method passes all tests of MethodTester, and equals its reference in plain torch if it has a reference.
 
-Methods of each kind are tested at every change, the others at night.
+At each change, the tests run methods of each kind; all other methods run at night.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ NEVER_SUMMED = "how much each hospital counts follows from what all of them send
 STATISTICS = ["privacy.statistics.epsilon=0.5", "privacy.statistics.clip=1e-5"]
 NORM = ["model/0.1.", "model/1.1."]
 PRIVACY = "test_one_case_moves_what_leaves_by_its_bound_under_privacy"
-# The table lists expected facts about each method.
+# The table has the expected facts about each method.
 SAYS: dict[str, dict[str, Any]] = {
     "local": {"keeps": ["model/"], "unsealed": "local sends no tensors"},
     "fedbn": {"keeps": NORM},
@@ -39,7 +39,7 @@ SAYS: dict[str, dict[str, Any]] = {
     **{method: {"unsealed": NEVER_SUMMED} for method in ("fedlws", "fedawa")},
     "fedce": {"keeps": ["contribution/"], "unsealed": NEVER_SUMMED, "more_looks": 1},
     "fedmap": {"unsealed": "the server takes each site's values as they are"},
-    # With a longer τ, the last digit of a masked sum, 0.01 per element, matters less in the first step.
+    # A masked sum is rounded to multiples of 0.01, which matters less in the first step if τ is larger.
     **{method: {"changes": ["algorithm.tau=0.1"]} for method in ("fedadam", "fedyogi", "fedadagrad")},
     "scaffold": {"keeps": ["own-control/"]},
     "feddyn": {"keeps": ["gradient/"]},
@@ -51,7 +51,7 @@ SAYS: dict[str, dict[str, Any]] = {
     "fedbabu": {"keeps": ["model/"]},
     "harmofl": {"private": ["algorithm.amplitude=null"]},
     **{
-        # The method needs a file; tests/attacks has its test.
+        # This method needs a file, and its tests are in tests/attacks.
         method: {"keeps": NORM, "unsealed": "statistics can't be sealed", PRIVACY: None}
         for method in ("adafed", "d-adafed")
     },
@@ -75,7 +75,7 @@ REFERENCE = "test_three_rounds_are_those_of_the_reference"
 
 
 def at_night(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a test for the night."""
+    """Mark a test that runs at night only."""
 
     @wraps(test)
     def again(*given: Any, **named: Any) -> None:
@@ -107,7 +107,7 @@ for given in [*((method,) for method in METHODS), *VARIANTS]:
 
 # ---------------------------------------------------------------------------------------------------- in plain torch
 class OfReference(MethodTester):
-    """Runs only the comparison with the reference; other classes run the other tests."""
+    """Runs only the comparison with the reference, because other classes run the other tests."""
 
     by_hand: ByHand
 
@@ -120,7 +120,7 @@ for contract in AT_EVERY_CHANGE:
 
 
 def shared(local: baselines.Local, server: baselines.Server, uniform: bool = False) -> ByHand:
-    """Return a reference in which all sites score the server's model."""
+    """Return a reference for a method in which all sites test the model of the server."""
 
     def by_hand(study: Reference) -> Sequence[Mapping[str, State]]:
         curve = baselines.study(study.plan, local, server, uniform)
@@ -134,7 +134,7 @@ def travelling(travels: Callable[[str], bool], **how: Any) -> ByHand:
 
 
 def average(w: dict, sent: dict, weights: dict, said: dict) -> dict:
-    """Average the trained weights like all other tensors."""
+    """Return nothing, so that the trained weights are averaged like all other tensors."""
     return {}
 
 

@@ -1,4 +1,4 @@
-"""Compare a method of another installed package, which medsilo does not know, with an independent implementation."""
+"""A method of another installed package, which medsilo does not know, equals an independent implementation."""
 
 import copy
 from collections.abc import Mapping, Sequence

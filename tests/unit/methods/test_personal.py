@@ -1,4 +1,4 @@
-"""Compare methods with a personal network with numpy in float64, step by step, and test their limiting cases."""
+"""Methods with a personal network equal numpy in float64 at each step, and in special cases equal other methods."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from tests.conftest import SITES, make_plan
 
 CPU = Compute()
 RATE, MOMENTUM, DECAY, EPOCHS, ROUNDS = 0.2, 0.9, 0.01, 2, 2
-SIZES = {"a": 12, "b": 20, "c": 7}  # number of training cases; the batch size is 4
+SIZES = {"a": 12, "b": 20, "c": 7}  # number of training cases for each site; the batch size is 4
 TRAINING = Training(local_epochs=EPOCHS, learning_rate=RATE, momentum=MOMENTUM, weight_decay=DECAY)
 TASK = make_plan().task
 SERVER = ServerSide(list(SIZES), {}, {}, set, TASK, TRAINING, 0, CPU, None, lambda: None)
@@ -49,7 +49,7 @@ def in_epoch(batches: Batches, number: int) -> Batches:
 
 
 def likelihoods(theta: Array, x: Array) -> tuple[Array, Array]:
-    """Return softmax regression's log-likelihoods; theta [3, 5] has the weights and, in the last column, the biases."""
+    """Return log-likelihoods of a softmax regression; the last column of theta [3, 5] has the biases."""
     padded = np.concatenate([x, np.ones((len(x), 1))], 1)
     z = padded @ theta.T
     e = np.exp(z - z.max(1, keepdims=True))
@@ -62,7 +62,7 @@ def gradient(theta: Array, batch: tuple[Array, Array]) -> Array:
 
 
 class Sgd:
-    """Torch's SGD: weight decay is added to the gradient, and momentum starts with the first gradient."""
+    """SGD as in torch: weight decay is added to the gradient, and the momentum starts at the first gradient."""
 
     def __init__(self) -> None:
         self.memory: Array | None = None
@@ -75,7 +75,7 @@ class Sgd:
 
 @dataclass
 class ByHand:
-    """One site in numpy: the received weights w, the site's weights v, and its state."""
+    """A site in numpy, with the received weights w, its personal weights v, and its state."""
 
     data: Batches
     w: Array
@@ -151,7 +151,9 @@ def after_tuning(site: ByHand, epochs: int) -> Array:
 
 @dataclass(frozen=True)
 class Case:
-    """A method with its parameters, and in numpy a site's round, its evaluated model, and the server's step β."""
+    """A method with its parameters, and its numpy versions of a site's round, the evaluated model, and the server's
+    step β.
+    """
 
     name: str
     numbers: dict
@@ -187,7 +189,7 @@ CASES = [
 
 
 def study_by_hand(case: Case, start: Array) -> list[dict[str, Array]]:
-    """Return each site's evaluated model after 0, 1, ... rounds, and the shared network as "shared"."""
+    """Return the evaluated models of all sites and the network "shared", before training and after each round."""
     sites = {site: ByHand(data_of(site), start, start) for site in SIZES}
     shared, curve = start, []
     for number in range(ROUNDS + 1):
@@ -207,13 +209,13 @@ def study_by_hand(case: Case, start: Array) -> list[dict[str, Array]]:
 
 # ---------------------------------------------------------------------------------------------------- ours
 class Site:
-    """One site with the method's real networks, and a training context without a participant.
+    """A site with the method's real networks and a training context, but without a participant.
 
-    Each case is four equal time steps, so that a selector can read it.
+    Each case has four equal time steps, because the selector needs a time axis.
     """
 
     def __init__(self, name: str, algorithm: Algorithm, build: Callable[[], nn.Module]) -> None:
-        torch.manual_seed(0)  # sets the weights of a selector, if the method has one
+        torch.manual_seed(0)  # sets the weights of the selector if the method has a selector
         self.modules = algorithm.networks(ModelFactory(build, (4, 4), 4, tuple(SIZES)))
         for module in self.modules.values():
             module.double()
@@ -259,7 +261,7 @@ class Site:
 
 
 def regression(start: Array) -> Callable[[], nn.Module]:
-    """Return a function that builds softmax regression of the mean over time."""
+    """Return a function that builds a softmax regression, whose inputs are averaged over time."""
 
     def build() -> nn.Module:
         layer = nn.Conv1d(4, 3, 1)
@@ -280,7 +282,10 @@ def theta_of(tensors: dict[str, Tensor]) -> Array:
 def curve_of(
     algorithm: Algorithm, build: Callable[[], nn.Module], of: Callable[[dict[str, Tensor]], Any]
 ) -> list[dict]:
-    """Return the personal and shared models after 0, 1, ... rounds. The argument `of` selects the compared tensors."""
+    """Return the personal models and the shared model before training and after each round.
+
+    The function `of` selects the tensors that are compared.
+    """
     sites = {name: Site(name, algorithm, build) for name in SIZES}
     first = sites["a"]
     groups = [group for group in first.phase.groups if group.of(first.modules)]
@@ -325,14 +330,17 @@ def test_two_rounds_at_three_sites_are_those_of_the_equations(case: Case, start:
         for name in expected[number]:
             np.testing.assert_allclose(mine[number][name], expected[number][name], rtol=0, atol=1e-6)
     ends = list(expected[-1].values())
-    if case.numbers.get("epochs") != 0:  # otherwise, exchanging two models would go unnoticed
+    if case.numbers.get("epochs") != 0:  # if these models were equal, the test would not find exchanged models
         assert all(np.abs(one - other).max() > 1e-3 for i, one in enumerate(ends) for other in ends[:i])
 
 
 @pytest.mark.parametrize("sync", ["closed-form", "server-adam"])
 @pytest.mark.parametrize("case", [case for case in CASES if case.name != "mr-mtl"], ids=str)
 def test_table_6_the_methods_inside_fedsm_are_those_of_the_equations(case: Case, sync: str, start: Array) -> None:
-    """The selector learns from the same batches. The last round sends the models as they were evaluated."""
+    """The selector trains with the same batches as the models.
+
+    In the last round, sites send the models that were evaluated.
+    """
     inside = METHODS["fedsm"](personal_method={"name": case.name, **case.numbers}, selector_sync=sync)
     assert [group.name for group in inside.phases(TRAINING.rounds)[-1].sent] == ["personal"]
     mine, expected = study(case, start, inside), study_by_hand(case, start)
@@ -345,7 +353,7 @@ def test_table_6_the_methods_inside_fedsm_are_those_of_the_equations(case: Case,
 # ---------------------------------------------------------------------------------------------------- batch norm
 @pytest.fixture
 def pair() -> tuple[nn.Module, nn.Module, Tensor, Tensor]:
-    """Return two networks with different batch-norm statistics, and a batch."""
+    """Return two networks whose batch norms have different statistics, and a batch."""
     torch.manual_seed(3)
     one, other = (nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)) for _ in range(2))
     return one, other, torch.randn(8, 4), torch.arange(8) % 3
@@ -415,7 +423,7 @@ SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_s
 
 
 def run(method: str, folder: Path, *changes: str) -> dict[str, dict[str, Tensor]]:
-    """Return every site's model after the last round, and the lead's model as "global"."""
+    """Return each site's model after the last round, and the model of the server with the key "global"."""
     inprocess.run(make_plan(method, *SMALL, *changes), folder=folder)
     ends = {site: load_tensors(folder / "sites" / site / "last.safetensors")[0] for site in SITES}
     lead = folder / "global" / "last.safetensors"

@@ -1,4 +1,4 @@
-"""Test SiloBN's batch-norm statistics at a hospital, in particular if the hospital did not train."""
+"""Test the batch-norm statistics of SiloBN at a hospital, in particular at a hospital that did not train."""
 
 import copy
 from pathlib import Path
@@ -24,10 +24,10 @@ PLAN = make_plan("silobn", *SMALL, f"participation.evaluation_sites=[{NEW}]", si
 
 @pytest.mark.parametrize("batch", [1, 8, 32, 66])
 def test_every_case_counts_the_same_whatever_the_batch_size(batch: int) -> None:
-    """The reference in float64 normalises all cases as one batch.
+    """The reference normalises all cases as a single batch in float64.
 
-    The last two of 66 cases are a separate batch with other values. Weighting all batches equally would give an
-    error of a third of a standard deviation.
+    The last two of 66 cases form a separate batch, whose values differ from those of other batches. If all batches had
+    the same weight, the mean would be wrong by a third of a standard deviation.
     """
     torch.manual_seed(0)
     layers = [nn.Conv1d(2, 3, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Dropout(0.5), nn.Conv1d(3, 2, 3), nn.BatchNorm1d(2)]

@@ -1,6 +1,4 @@
-"""Compare aggregators with separately computed numbers, and check rounds, rejections, and their use
-of disk and memory.
-"""
+"""Test aggregators: their means, their rounds, their rejections, and their use of disk and memory."""
 
 import errno
 import json
@@ -36,7 +34,7 @@ every_mixer = pytest.mark.parametrize("kind", MAKERS)
 
 
 def model(value, steps=3, dtype=torch.float32):
-    """Return a model with a weight tensor around `value`, a counter and a mask."""
+    """Return a model with a tensor of weights near `value`, a counter of integers and a mask of booleans."""
     return {
         "body.weight": torch.tensor([[value, -value, 2.0 * value]], dtype=dtype),
         "norm.steps": torch.tensor(steps),
@@ -52,8 +50,9 @@ def copy(tensors):
 
 
 def play(mixer, contributions, sites="abc", initial=None):
-    """Play one round, and return the sites' results. The contributions are (site, tensors, weight) in the order of
-    arrival.
+    """Play one round with an aggregator, and return the aggregator's result for each site.
+
+    Each contribution consists of a site, its tensors and its weight; the contributions arrive in this order.
     """
     mixer.start(list(sites), initial)
     for site, tensors, weight in contributions:
@@ -66,7 +65,7 @@ def play(mixer, contributions, sites="abc", initial=None):
 
 
 def first_of(tensors):
-    """Return the model's first number, from which all its other numbers follow."""
+    """Return the first value of the model, from which a test can compute all other values."""
     return tensors["body.weight"].flatten()[0].item()
 
 
@@ -75,7 +74,7 @@ def values(results):
 
 
 def assert_same(one, two):
-    """Assert that two models have the same types, shapes and bits."""
+    """Assert that the tensors of two models have the same types, shapes and bits."""
     assert one.keys() == two.keys()
     for name, tensor in one.items():
         assert (tensor.dtype, tensor.shape) == (two[name].dtype, two[name].shape)
@@ -87,8 +86,9 @@ def assert_same(one, two):
 
 
 def test_half_precision_is_summed_in_double():
-    """A sum in bfloat16 would stop at 256, because the next larger number is 258. The mean of 300 values of 1 and one
-    value of 302 is 2.
+    """A sum in bfloat16 that grows by 1 would stop at 256, because the next larger value is 258.
+
+    300 contributions of the value 1 and one contribution of the value 302 have the mean 2.
     """
     sites = [f"{place:03}" for place in range(301)]
     sent = [(s, {"w": torch.tensor([302.0 if s == "300" else 1.0], dtype=torch.bfloat16)}, 1) for s in sites]
@@ -112,8 +112,9 @@ def test_numbers_that_are_none_do_not_stop_a_round(kind):
 
 
 def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
-    """On a full disk, adding an answer fails after all free space is used. The same call succeeds
-    once space is free.
+    """If the disk is full, adding a contribution raises an error.
+
+    The same contribution is accepted after space has become free.
     """
     sent = [(site, {"v": torch.randn(50), "w": torch.randn(300)}, w) for site, w in (("a", 1), ("b", 2), ("c", 3))]
     wanted = play(WeightedMean(), sent)["a"]
@@ -153,13 +154,13 @@ def test_what_waits_goes_to_the_disk_once_it_is_too_much_together(monkeypatch):
 
 
 def test_rows_of_different_sizes_wait_on_the_disk_in_places_of_their_own(monkeypatch):
-    """One site may have one weight per tensor, and another site one weight per element."""
+    """One site may give one weight for each tensor, while another site gives one weight for each element."""
     monkeypatch.setattr(contributions, "MEMORY", 0)
     rows = contributions.Contributions()
     sent = {site: {"w": torch.full((size,), float(size))} for site, size in zip("abc", (10, 5000, 20), strict=True)}
     for site, own in sent.items():
         rows.put(site, own, own)
-    rows.drop("ab")  # the free space of a removed row may be too small for the next row
+    rows.drop("ab")  # the free space of the removed row may be too small for the row that is stored next
     sent |= {site: {"w": torch.full((5000,), number)} for site, number in (("a", 1.0), ("b", 2.0))}
     for site in "ab":
         rows.put(site, sent[site], sent[site])
@@ -168,8 +169,9 @@ def test_rows_of_different_sizes_wait_on_the_disk_in_places_of_their_own(monkeyp
 
 
 def test_a_mixer_that_computes_otherwise_is_not_sealed_as_its_base_class_is():
-    """A subclass that computes a different mean must declare its form for secure aggregation. Otherwise, the server
-    would compute the wrong mean without an error.
+    """A subclass that computes another mean must declare its form of the mean for secure aggregation.
+
+    If the form were inherited, secure aggregation would silently compute the mean of the base class.
     """
 
     class Otherwise(WeightedMean):
@@ -177,13 +179,13 @@ def test_a_mixer_that_computes_otherwise_is_not_sealed_as_its_base_class_is():
             super()._merge()
 
     class More(Otherwise):
-        """An aggregator whose base class declares no form either."""
+        """An aggregator whose base class does not declare a form of the mean."""
 
     class SaysSo(Otherwise):
         sealed = MeanForm(weighted=False)
 
     assert form_of(WeightedMean()) == MeanForm(weighted=True)
-    # UniformMean computes sums in the same way as its base class
+    # UniformMean and its base class compute sums in the same way
     assert form_of(UniformMean()) == MeanForm(weighted=False)
     assert all(isinstance(form_of(mixer), ServerReadable) for mixer in (Otherwise(), More()))
     assert form_of(SaysSo()) == MeanForm(weighted=False)
@@ -197,8 +199,8 @@ def test_nobody_sends_others_models_back():
 
 
 def test_what_lies_in_files_when_it_comes_is_not_written_again(monkeypatch):
-    """Tensors from NVFlare already lie in files, so the server does not write them again, and frees their memory after
-    use.
+    """NVFlare stores received tensors in files, so the aggregator does not write them again, and does not keep them in
+    memory.
     """
     sent = [(site, {"v": torch.randn(50), "w": torch.randn(1 << 20)}, w) for site, w in (("a", 1), ("b", 2), ("c", 3))]
     wanted = play(WeightedMean(), sent)["a"]
@@ -209,14 +211,14 @@ def test_what_lies_in_files_when_it_comes_is_not_written_again(monkeypatch):
     mixer.start(list("abc"))
     before = in_files()
     for site, tensors, weight in reversed(filed):
-        assert tensors["w"].isfinite().all()  # the server also reads all values before it accepts an answer
+        assert tensors["w"].isfinite().all()  # the server also reads all values before it accepts a contribution
         mixer.add(site, tensors, weight)
         assert in_files() - before < 1 << 20
     assert_same(result_of(mixer, "a"), wanted)
 
 
 def in_files():
-    """Return the bytes of files that are mapped into this process's memory."""
+    """Return the number of bytes in this process's memory that are mapped from files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssFile"))
 
@@ -275,7 +277,7 @@ def test_current_is_the_round_start_until_the_round_closes(kind):
     assert_same(mixer.current("c"), before["c"])
     if kind in MEANS:
         assert_same(mixer.current("a"), before["a"])
-    else:  # the site's new model has replaced its old model
+    else:  # the site's new model has replaced the site's earlier model
         with pytest.raises(MedsiloError, match="a: the site has answered"):
             mixer.current("a")
     mixer.finish()
@@ -321,8 +323,9 @@ def test_neither_what_came_in_nor_what_was_given_out_ever_changes(kind):
 
 @every_mixer
 def test_results_do_not_hang_together(kind):
-    """Each returned tensor has separate memory, because it may be sent alone. A returned dictionary belongs to the
-    caller.
+    """No two returned tensors share memory, because each of them may be sent separately.
+
+    The caller may change the returned dictionary.
     """
     mixer = MAKERS[kind]()
     results = play(mixer, THREE)
@@ -380,7 +383,7 @@ def test_the_state_holds_one_mean_and_every_shared_model_once():
         mixer = make()
         play(mixer, THREE[:1], initial=initial)
         tensors, _ = mixer.state()
-        groups = [""] if kind in MEANS else ["a/", "b/"]  # sites b and c still share the initial model
+        groups = [""] if kind in MEANS else ["a/", "b/"]  # the sites b and c still share the initial model
         assert sorted(tensors) == sorted(group + name for group in groups for name in initial)
 
 
@@ -433,25 +436,25 @@ print((most_held() - before) / PARCEL)
     [
         pytest.param(
             "WeightedMean", 12, 1 + 1 + 1, marks=pytest.mark.long
-        ),  # memory for the last mean, the running mean and the arriving message
-        # the optimizer's two vectors are stored on the disk
+        ),  # memory for three models: the last mean, the running mean and the arriving message
+        # the two vectors of the optimizer are on the disk
         pytest.param("FedAdam", 12, 1 + 1 + 1, marks=pytest.mark.long),
         pytest.param(
             "SoftPull", 8, 8 + 1 + 1, marks=pytest.mark.long
-        ),  # memory for every site's model, the arriving message and its copy
+        ),  # memory for the model of each site, the arriving message and a copy of it
         ("SimilarityMix", 8, 8 + 1 + 1),
         ("Identity", 8, 8 + 1),
     ],
 )
 def test_peak_memory(kind, sites, parcels):
-    """Memory that the test process frees returns to the system at once, so that the peak does not depend on
-    fragmentation.
+    """Memory that this process frees is given back to the system at once, so that fragmentation does not change the
+    peak.
     """
     command = [sys.executable, "-c", PEAK, kind, str(sites)]
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) <= parcels + 0.6  # the margin covers code that is loaded during the test
+    assert float(done.stdout) <= parcels + 0.6  # the margin is for code that is loaded during the test
 
 
 # ----------------------------------------------------------------------------------------------- the server's step size
@@ -472,7 +475,7 @@ def test_the_server_steps_towards_the_mean(kind: type[WeightedMean], rate: float
         for site in "zyx":
             mixer.add(site, sent[site], weights[site])
     result = result_of(stepping, "y")
-    # batch-norm statistics take the full step, because a step beyond the mean may give a negative variance
+    # batch-norm statistics take the whole step, because a step beyond the mean could make a variance negative
     for name, step in (("a", rate), ("norm.running_var", 1.0)):
         mean = sum(weights[site] * sent[site][name].double() for site in "xyz") / sum(weights.values())
         expected = theta[name].double() + step * (mean - theta[name].double())

@@ -1,4 +1,4 @@
-"""Compare means with numpy for weights per site, per pair of sites, per tensor and per element."""
+"""Means with weights for each site, each pair of sites, each tensor or each element equal numpy's."""
 
 from collections.abc import Callable, Mapping
 from itertools import permutations
@@ -22,7 +22,7 @@ Numbers = dict[str, np.ndarray]
 
 @pytest.fixture(autouse=True, params=["usual sizes", "tiny blocks, all on disk"])
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repeat every test with tensors in many small blocks, and with contributions that are stored on the disk."""
+    """Repeat each test with tensors in many small blocks and with contributions on the disk."""
     if request.param != "usual sizes":
         monkeypatch.setattr(layout, "BLOCK", 7)
         monkeypatch.setattr(layout, "NARROWEST", 2)
@@ -44,7 +44,7 @@ def wide(tensors: Mapping[str, Any]) -> Numbers:
 
 
 def play(mixer: Aggregator, sent: Sent, order: str = "abc", initial: dict[str, Tensor] | None = None) -> Aggregator:
-    """Play one round with these contributions."""
+    """Play one round with these contributions, and return the aggregator."""
     mixer.start(SITES, initial)
     for site in order:
         if site in sent:
@@ -59,7 +59,7 @@ def assert_near(mine: Mapping[str, Tensor], expected: Numbers, tolerance: float 
 
 
 def assert_any_order(make: Callable[[], Aggregator], sent: Sent, initial: dict[str, Tensor] | None) -> None:
-    """Assert that the result has the same bits for any order of arrival."""
+    """Assert that the result has the same bits for each order in which contributions arrive."""
     first = play(make(), sent, initial=initial)
     for order in permutations("abc"):
         other = play(make(), sent, "".join(order), initial)
@@ -78,7 +78,7 @@ def spread(numbers: Any) -> Numbers:
 
 # ---------------------------------------------------------------------------------------------------- weights
 def weighted(sent: Sent, weights: Mapping[str, Numbers], start: Numbers) -> Numbers:
-    """Compute Σ w θ / Σ w for each element, or keep the last value if all weights are zero."""
+    """Compute Σ w θ / Σ w for each element, or the last value if all weights of the element are zero."""
     expected = {}
     for name in SHAPES:
         total = sum(weights[site][name] for site in sent)
@@ -109,7 +109,7 @@ def test_weights_of_a_mean(kind: str, present: str) -> None:
     sent = {site: tensors for site, tensors in models().items() if site in present}
     result = play(MeanByElement(weigh=weigh), sent, "cba", START).current("a")
     weights = {site: spread(weigh(site, N[site])) for site in SITES}
-    assert_near(result, weighted(sent, weights, wide(START)), 1e-6)  # the sum of weights is kept in single precision
+    assert_near(result, weighted(sent, weights, wide(START)), 1e-6)  # the sum of the weights has single precision
     assert_any_order(lambda: MeanByElement(weigh=weigh), sent, START)
 
 
@@ -121,7 +121,7 @@ def test_an_element_that_nobody_weighs_keeps_its_bits() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_of_other_types(dtype: torch.dtype) -> None:
-    """One group may contain tensors of several types."""
+    """A group of tensors may contain tensors of several types."""
     sent = {site: {**tensors, "body.bias": tensors["body.bias"].to(dtype)} for site, tensors in models().items()}
     start = {**START, "body.bias": START["body.bias"].to(dtype)}
     weigh = SITE_WEIGHTS["per element"]

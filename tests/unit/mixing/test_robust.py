@@ -1,4 +1,4 @@
-"""Compare robust aggregation rules with numpy and brute force, and check which plans may use these rules."""
+"""Robust aggregation rules equal numpy and brute force, and only suitable plans may use these rules."""
 
 import itertools
 import math
@@ -59,7 +59,7 @@ def shield_of(rule, max_weight=None):
 
 
 def by_numpy(rule, matrix):
-    """Combine the sites' updates of shape [sites, numbers] as the rule's paper describes."""
+    """Combine updates [sites, elements] as in the paper about the rule."""
     count = len(matrix)
     if rule.name == "norm-bound":
         norms = np.linalg.norm(matrix, axis=1)
@@ -82,25 +82,25 @@ def by_numpy(rule, matrix):
     ids=lambda rule: str(rule),
 )
 def test_every_rule_gives_what_its_paper_says(rule):
-    """Every rule is tested with five and with four sites. With four sites, the median is the mean of the two middle
-    values.
+    """The test uses each rule with five sites and with four sites.
+
+    The median of four sites is the mean of the two middle values.
     """
     for sites in (FIVE, FIVE[:4]):
         if len(sites) < rule.fewest:
             continue
         result = mixed(WeightedMean(), shield_of(rule), {site: SENT[site] for site in sites})
-        # Weights and statistics are compared separately, since the larger values would hide the smaller values.
+        # Weights and statistics are compared separately, because large weights would hide differences of small
+        # statistics.
         for names in (("conv.weight", "head.bias"), ("norm.running_var",)):
             wanted = by_numpy(rule, np.stack([flat(UPDATES[site], names) for site in sites]))
             assert np.allclose(flat(result, names) - flat(GIVEN, names), wanted, atol=3e-7)
-        # the lower of the two middle values, or the middle value
+        # the lower of the two middle values, or the single middle value
         assert result["norm.num_batches_tracked"] == (12 if sites == FIVE else 11)
 
 
 def test_multi_krum_picks_the_best_of_all_choices():
-    """Multi-Krum keeps the update with the smallest score over all sets of neighbours, which a brute-force search
-    finds.
-    """
+    """Multi-Krum keeps the update with the smallest score; a brute-force search tries all sets of neighbours."""
     draw = np.random.default_rng(5)
     points = draw.normal(size=(7, 3))
     sites = list("abcdefg")
@@ -125,7 +125,7 @@ def test_multi_krum_picks_the_best_of_all_choices():
 def test_shares_are_cut_at_the_cap_and_the_rest_goes_to_the_others(cap):
     cases = np.array(list(CASES.values()), dtype=float)
     found = capped(torch.tensor(cases), cap).numpy()
-    # Bisection finds the scale at which the sum of min(cap, scale x cases) is one.
+    # Bisection finds the scale for which the sum of min(cap, scale x cases) is 1.
     low, high = 0.0, 1.0
     for _ in range(200):
         middle = (low + high) / 2
@@ -172,7 +172,7 @@ def test_other_types_of_numbers(rule, dtype):
     }
     found = mixed(UniformMean(), Shield(rule), sent, given=given)
     result, wanted = found["w"], by_numpy(rule, np.stack([sent[site]["w"].double().numpy() for site in FIVE]))
-    assert found["mask"].tolist() == [True, False]  # the majority's value for each element of the mask
+    assert found["mask"].tolist() == [True, False]  # each element of the mask has the value of the majority
     assert result.dtype == dtype
     assert np.allclose(result.double().numpy(), wanted, atol=1e-12 if dtype == torch.float64 else 1e-2)
 
@@ -202,7 +202,8 @@ def test_scaffolds_control_goes_as_far_as_sites_answered():
 def test_shares_tell_who_counted():
     mixer = WeightedMean()
     far = {site: dict(own) for site, own in SENT.items()}
-    # an extreme statistic of site a does not change the sites' shares, which depend on the weights only
+    # an extreme statistic of site a does not change the sites' weights in the mean, which depend on trained weights
+    # only
     far["a"]["norm.running_var"] = far["a"]["norm.running_var"] * 1e6
     far["e"] |= {name: far["e"][name] * 1e6 for name in ("conv.weight", "head.bias")}
     mixed(mixer, shield_of(MultiKrum()), far)

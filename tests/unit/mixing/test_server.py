@@ -1,6 +1,4 @@
-"""Compare server optimizers with their equations in numpy, also with absent sites, any order of arrival, and saved
-states.
-"""
+"""Server optimizers equal equations in numpy, also with absent sites, other orders of arrival or saved states."""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -132,7 +130,7 @@ CASES: dict[str, tuple[Callable[[], WeightedMean], Callable[[], Rule]]] = {
     "fedyogi": (lambda: FedYogi(0.1, tau=0.5), lambda: adam(0.1, 0.5, yogi=True)),
     "fedadagrad": (lambda: FedAdagrad(0.1, 0.9, 0.01), lambda: adagrad(0.1, 0.9, 0.01)),
     "scaffold": (Scaffold, lambda: control),
-    # users' scripts may call the classes with default values
+    # users' scripts may call these classes with the arguments' default values
     "fedavgm, by default": (FedAvgM, lambda: momentum(1.0, 0.9)),
     "fedadam, by default": (FedAdam, lambda: adam(0.01, 1e-3)),
     "fedadagrad, by default": (FedAdagrad, lambda: adagrad(0.1, 0.0, 1e-3)),
@@ -146,9 +144,10 @@ every_step = pytest.mark.parametrize("case", CASES)
 def test_three_rounds_equal_the_equations(
     case: str, dtype: torch.dtype, tolerance: float, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the second of three rounds, one site is absent, and the other sites' shares are renormalised.
+    """One site is absent in the second of three rounds, so the weights of the other sites are normalised to the sum 1.
 
-    Small blocks split a tensor as in a large model, and the server's optimizer state follows this split.
+    Small blocks divide a tensor as in a large model, and the state of the server's optimizer is divided in the same
+    way.
     """
     monkeypatch.setattr(layout, "BLOCK", block)
     make, rule = CASES[case][0], CASES[case][1]()
@@ -169,8 +168,9 @@ def test_three_rounds_equal_the_equations(
 
 @every_step
 def test_the_mean_alone_makes_the_same_step(case: str) -> None:
-    """The server's step from a mean alone, as in secure aggregation, equals the step from all models. One of three
-    sites is absent.
+    """From the mean alone, as in secure aggregation, the server computes the same step as from all models.
+
+    One of the three sites is absent in this test.
     """
     reached = case.startswith("fednova")
     given, sent = drawn(1, 1.0 if reached else None), contributions(1, reached)
@@ -202,7 +202,7 @@ def test_fednova_gives_back_the_effective_reach() -> None:
 
 
 def test_fednova_of_one_local_step_is_fedavg() -> None:
-    """FedNova equals FedAvg if every site makes one local step, since every ‖a_i‖₁ is then 1."""
+    """FedNova equals FedAvg if each site makes one local step, because each ‖a_i‖₁ is then 1."""
     given = drawn(1, 1.0)
     sent = {site: drawn(place, 1.0) for place, site in enumerate(SITES)}
     one, other = play(FedNova(), sent, given), play(WeightedMean(), sent, given)
@@ -214,7 +214,7 @@ def test_fednova_of_one_local_step_is_fedavg() -> None:
 
 
 def read(state: Mapping[str, torch.Tensor]) -> Tensors:
-    """Return copies of a state's tensors, as a checkpoint stores them."""
+    """Return copies of the tensors in a state, as a checkpoint stores them."""
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
@@ -225,7 +225,7 @@ def assert_same(one: list[Tensors], other: list[Tensors]) -> None:
 
 @every_step
 def test_a_saved_state_does_not_change_with_the_next_round(case: str) -> None:
-    """The next round must not change a saved state, because the checkpoint may still be written at that time."""
+    """The next round must not change a saved state, because the checkpoint may still be written in the meantime."""
     mixer, reached = CASES[case][0](), case.startswith("fednova")
     play(mixer, contributions(1, reached), drawn(1, 1.0 if reached else None))
     tensors, _ = mixer.state()
@@ -236,7 +236,7 @@ def test_a_saved_state_does_not_change_with_the_next_round(case: str) -> None:
 
 @pytest.mark.usefixtures("tiny_disk", "fresh_spills")
 def test_a_full_disk_ends_the_step_and_leaves_the_last_model(tiny_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk has space for the optimizer's vectors of one step, but not for the next step's vectors in addition."""
+    """The disk has space for the optimizer's vectors of one step, but not for the vectors of two steps."""
     monkeypatch.setattr(tempfile, "tempdir", str(tiny_disk))
     mixer, large = FedAdam(0.1), {"w": torch.ones(80_000)}
     assert "w" in play(mixer, dict.fromkeys(SITES, large), large)

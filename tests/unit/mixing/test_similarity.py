@@ -1,4 +1,4 @@
-"""Compare AdaFed's equations with numpy in double precision, and check that extreme cases give no NaN."""
+"""AdaFed's equations equal numpy in double precision, and give no NaN in extreme cases."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,10 @@ def draw(sites: int, seed: int) -> list[Site]:
 
 
 def test_small_distances_beside_large_values_are_exact() -> None:
-    """A distance of 1e-6 between vectors with squares of 1e8 is exact. Matrix products would lose this distance."""
+    """A distance of 1e-6 between vectors whose squared norms are large is exact.
+
+    A distance that is computed by matrix products would lose these digits.
+    """
     mean = torch.full((50,), 1e4, dtype=torch.float64)
     near = mean.clone()
     near[0] += 1e-6
@@ -88,8 +91,9 @@ def mixed(mixer, models: dict[str, dict[str, Tensor]], samples: dict[str, int]) 
 
 @over_all("seed", SEEDS)
 def test_rows_of_shares_are_fedavg_and_uniform_rows_are_equal_weights(seed: int) -> None:
-    """With the sites' shares in every row of W, AdaFed equals FedAvg. With 1/N in every row, AdaFed equals FedBN with
-    equal weights.
+    """AdaFed equals FedAvg if each row of W contains the sites' fractions of all cases.
+
+    AdaFed equals FedBN with equal weights if each element of W is 1/N.
     """
     generator = torch.Generator().manual_seed(seed)
     shapes = {"conv.weight": (6, 1, 5, 5), "norm.running_var": (6,), "norm.weight": (6,), "head.bias": ()}

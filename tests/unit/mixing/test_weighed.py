@@ -1,5 +1,5 @@
-"""Compare rounds of FedDG-GA, FedLWS, FedAWA and FedCE with separate computations, and test dishonest hospitals and
-rejected plans.
+"""FedDG-GA, FedLWS, FedAWA and FedCE equal separate computations, and dishonest hospitals and unsuitable plans are
+rejected.
 """
 
 from collections.abc import Mapping
@@ -39,13 +39,13 @@ SERVER = ServerSide(
     ["s0", "s1", "s2"], {}, {}, frozenset, make_plan().task, Training(), 0, Compute(), None, lambda: None
 )
 CPU = SiteSettings(device="cpu", public_data=True)
-# without batch norm, sites send trained weights only
+# without batch norms, sites send only trained weights
 NO_BATCH_NORM = ["network.name=activity-cnn", "network.norm=group"]
 
 
 # ------------------------------------------------------------ means whose weights are computed after all answers
 def contributions(seed: int, sites: int = 3) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """Return a model and three sites' models in double precision."""
+    """Return a global model and the models of three sites in double precision."""
     draw = torch.Generator().manual_seed(seed)
 
     def model() -> dict[str, Tensor]:
@@ -139,7 +139,7 @@ def flat(tensors: dict[str, Tensor], layer: str) -> np.ndarray:
 
 
 def shrunk(given: dict[str, Tensor], sent: dict[str, dict[str, Tensor]], p: dict[str, float]) -> Arrays:
-    """Compute FedLWS's next model by loops over layers and sites."""
+    """Compute the next model of FedLWS by loops over layers and sites."""
     result = {}
     for layer in ("a.", "b."):
         w = flat(given, layer)
@@ -154,7 +154,7 @@ def shrunk(given: dict[str, Tensor], sent: dict[str, dict[str, Tensor]], p: dict
     return result
 
 
-# the three values test τ at its lower bound, between its bounds and at its upper bound
+# with these three values, τ is at its lower bound, between its bounds, and at its upper bound
 @pytest.mark.parametrize("spread", [0.01, 0.3, 3.0])
 def test_fedlws_equals_its_equations_written_by_hand(spread: float) -> None:
     mixer, samples = FedLWS().step(SERVER), {"s0": 5.0, "s1": 7.0, "s2": 3.0}
@@ -173,7 +173,7 @@ def test_fedlws_equals_its_equations_written_by_hand(spread: float) -> None:
 
 # ---------------------------------------------------------------------------------------------------- FedAWA
 def loss_of(t: np.ndarray, w: np.ndarray, sent: list[np.ndarray]) -> float:
-    """Compute FedAWA's loss of the logits t from vectors of the whole models."""
+    """Compute the loss of FedAWA for the logits t from the flattened models."""
     weights = np.exp(t) / np.exp(t).sum()
     mixed = sum(weight * (own - w) for weight, own in zip(weights, sent, strict=True))
     turned = [1 - own @ w / np.linalg.norm(own) / np.linalg.norm(w) for own in sent]
@@ -209,7 +209,7 @@ def test_fedawa_equals_its_algorithm_written_by_hand(steps: int) -> None:
 
 # ---------------------------------------------------------------------------------------------------- FedCE
 def fedce_server() -> Mapping[str, Any]:
-    """Return FedCE's two aggregators, which read each other's results."""
+    """Return the two aggregators of FedCE, each of which reads results of the other."""
     mixers: dict[str, Any] = {}
     server = replace(SERVER, mixers=mixers)
     model, _, contribution = FedCE(largest_share=1.0).phases(2)[0].groups
@@ -262,7 +262,7 @@ def test_fedce_s_model_without_a_site_is_the_mixture_of_the_others() -> None:
 
 
 def test_fedce_s_sites_score_the_model_without_them(tmp_path: Path) -> None:
-    """In each round, each site scores the mixture of the other sites' models on its validation part."""
+    """In each round of FedCE, each site scores the mean of the other sites' models on its own validation cases."""
     plan = make_plan(
         "fedce", *SMALL, *NO_BATCH_NORM, "training.rounds=2", "participation.evaluation_sites=[hospital-z]"
     )

@@ -1,6 +1,4 @@
-"""Each hospital's share in the mean is correct, although hospitals have one, many, or different numbers of cases per
-patient.
-"""
+"""The weight of each hospital in the mean is correct, even if patients have different numbers of cases."""
 
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,8 @@ from tests.sites import sites_of
 from tests.unit.federation.test_protection import STUDY
 
 CASES = {"one": [1], "forty": [40], "fourteen": [14], "fifteen": [15], "mixed": [1, 2, 5, 10, 30]}
-# Disclosed counts are multiples of five times the largest number of cases per patient. Half such a step is at most 1.6
-# % of each hospital's cases.
+# Disclosed counts are rounded to multiples of five times the largest number of cases of a patient. Half of the unit to
+# which counts are rounded is at most 1.6 % of the cases at each hospital.
 PATIENTS = {"one": 903, "forty": 251, "fourteen": 402, "fifteen": 307, "mixed": 703}
 SLOPES = {"one": 0.2, "forty": 1.4, "fourteen": 0.5, "fifteen": 0.9, "mixed": -0.3}
 FURTHEST, SLOPE = 0.03, 0.02
@@ -37,7 +35,7 @@ def plan_of(weighting: str) -> Plan:
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a table for each hospital, in which y is x times the hospital's slope."""
+    """Write a table for each hospital, in which y is x multiplied by the slope of the hospital."""
     folder, drawn = tmp_path_factory.mktemp("weights"), np.random.default_rng(0)
     for site, cases in CASES.items():
         rows: list[dict[str, Any]] = [
@@ -56,8 +54,9 @@ def settings_of(folder: Path) -> Any:
 
 @pytest.mark.parametrize("weighting", ["patients", "cases"])
 def test_shares_are_what_the_declared_rule_says(weighting: str, hospitals: Path, tmp_path: Path) -> None:
-    """The shares that follow from the disclosed counts are close to the true shares. With an earlier rule, the ratio of
-    both was between 0.05 and 1.8.
+    """Weights that are computed from disclosed counts are close to weights that are computed from exact counts.
+
+    An earlier rule gave between 0.05 and 1.8 times the exact weight.
     """
     plan = plan_of(weighting)
     told, true = {}, {}
@@ -71,8 +70,9 @@ def test_shares_are_what_the_declared_rule_says(weighting: str, hospitals: Path,
 
 
 def test_a_pooled_slope_is_that_of_the_pool(hospitals: Path, tmp_path: Path) -> None:
-    """Federated gradient steps over all cases lead to the slope of the pooled data. Wrong weights once gave a slope of
-    1.088 instead of 0.634.
+    """Federated gradient descent over all cases finds the slope of the pooled data.
+
+    With the weights of earlier versions, the slope was 1.088 instead of 0.634.
     """
     plan = plan_of("cases")
     sites = sites_of(plan, tmp_path / "look", [*CASES], settings_of(hospitals))

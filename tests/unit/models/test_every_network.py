@@ -1,4 +1,4 @@
-"""Every network passes the tests of NetworkTester."""
+"""Each network passes all tests of NetworkTester."""
 
 import pytest
 import torch
@@ -34,11 +34,11 @@ class TestDensenet(NetworkTester):
 @pytest.mark.slow
 class TestVit(NetworkTester):
     network, task = {"name": "vit"}, {**HISTOLOGY, "size": 64}
-    unused = ["cross_attn"]  # MONAI's blocks have these layers even without cross attention
+    unused = ["cross_attn"]  # blocks of MONAI have these layers even if cross attention is off
 
 
 class Aside(nn.Module):
-    """A network with weights outside of its state dict."""
+    """A network that has weights outside of its state dict."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Test connections to the metrics endpoint for operators, and the source of its webhook's URL."""
+"""Test connections to the endpoint of the metrics, and that the webhook's URL is read from a file."""
 
 import http.client
 import socket
@@ -22,7 +22,10 @@ def kit(tmp_path: Path) -> Path:
 
 
 def test_a_webhooks_url_is_no_argument(tmp_path: Path) -> None:
-    """Every account on a machine can read its programs' arguments. An error message does not repeat the URL either."""
+    """The URL is not an argument, because each account on a machine can read other accounts' arguments.
+
+    Error messages do not contain the URL.
+    """
     (tmp_path / "url").write_text("https://chat.example/hooks/secret\n")
     assert metrics._url(tmp_path / "url") == "https://chat.example/hooks/secret" and metrics._url(None) == ""
     (tmp_path / "clear").write_text("http://chat.example/hooks/secret")
@@ -41,7 +44,7 @@ def test_a_webhooks_url_is_no_argument(tmp_path: Path) -> None:
 
 @contextmanager
 def endpoint(kit: Path) -> Iterator[int]:
-    """Serve the metrics over a real socket, and return the port."""
+    """Serve the metrics at a real socket, and yield the port."""
     server = metrics.Endpoint(0, metrics._handler(kit, 0.0))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
@@ -63,8 +66,9 @@ def asked(port: int, host: str = "") -> int:
 
 
 def test_silent_connections_take_no_threads_and_close_nothing(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 connections send nothing, and some send a letter now and then. The endpoint answers requests while these
-    connections are open.
+    """300 connections send nothing or one letter at long intervals.
+
+    The endpoint answers other requests while 300 silent connections are open.
     """
     monkeypatch.setattr(metrics, "trouble", lambda party: None)
     monkeypatch.setattr(metrics, "PATIENCE", 1.0)
@@ -86,7 +90,7 @@ def test_silent_connections_take_no_threads_and_close_nothing(kit: Path, monkeyp
 
 
 def test_only_this_machines_own_address_is_answered(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A foreign page lets its own name point to this machine, and its script sends a request."""
+    """A web page whose host name resolves to this machine sends a request from a script."""
     monkeypatch.setattr(metrics, "trouble", lambda party: None)
     with endpoint(kit) as port:
         hosts = {"": 200, "localhost:9000": 200, "127.0.0.1": 200, f"[::1]:{port}": 200, f"evil.example:{port}": 421}

@@ -1,4 +1,4 @@
-"""Metrics for operators of a server and of a hospital: numbers, a probe, and messages about absent parties."""
+"""Test the metrics of a server and of a hospital, a probe, and messages about absent parties."""
 
 import json
 import os
@@ -43,7 +43,7 @@ LINE = re.compile(r'medsilo_([a-z_]+)(?:\{(?:[a-z]+="[^"]*",?)*\})? -?[0-9.e+-]+
 
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a server and a hospital after a study in which one site missed round 2."""
+    """Make a server's and a hospital's kit after a study in which one site missed round 2."""
     folder = tmp_path_factory.mktemp("metrics")
     kits_of(folder, put("server", "port", free_port()))
     run = folder / "kits/localhost/medsilo/study"
@@ -94,7 +94,7 @@ def test_a_look_asks_all_processes_no_more_often_for_more_hospitals(
 
 
 def test_a_party_is_up_by_the_connection_of_its_own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections of another party, of a job that is still alive, or of a status request do not count."""
+    """A connection of another party, of a job that has not yet ended, or of a status request does not count."""
     kits_of(tmp_path)
     kits, asked = tmp_path / "kits", list[str]()
     program = "nvflare.private.fed.app"
@@ -122,7 +122,7 @@ def test_a_party_is_up_by_the_connection_of_its_own_process(tmp_path: Path, monk
 
 @pytest.fixture
 def led(kits: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
-    """Run a study with a job: a process has the job's name in its command line, like NVFlare's process."""
+    """Run a study whose job is a process with the job's name in its command line, as a process of NVFlare."""
     kit, job = kits / "localhost", str(uuid.uuid4())
     run = shutil.copytree(kit / "medsilo/study", kit / "medsilo/led")
     for name in ("summary.json", "status.json"):
@@ -136,7 +136,7 @@ def led(kits: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
 
 
 def test_a_study_runs_while_its_job_does_and_every_site_has_a_time(led: tuple[Path, subprocess.Popen[bytes]]) -> None:
-    """The study counts as running between two rounds without answers, and before the first round."""
+    """The metrics show a running study before its first round, and between two rounds."""
     run, leads = led
     kit, text = run.parents[1], (run / "rounds.jsonl").read_text()
 
@@ -160,9 +160,9 @@ def test_a_study_runs_while_its_job_does_and_every_site_has_a_time(led: tuple[Pa
     (run / "summary.json").write_text(json.dumps(summary | {"status": "failed", "reason": "was aborted"}))
     for what, needs_somebody, state in (
         ("failed", True, "failed"),
-        ("failed", False, "waits"),  # the study continues by itself, and its lead and the webhook are informed
+        ("failed", False, "waits"),  # the study resumes automatically, and the lead and the webhook are informed
         ("waits", False, "waits"),
-        ("ended", False, "cancelled"),  # the lead's decision causes no message
+        ("ended", False, "cancelled"),  # a decision of the lead causes no message
     ):
         write(kit, Event(what, "", "", "led", (run / "jobs.txt").read_text().strip(), needs_somebody))
         assert told(kit)[f'medsilo_studies{{state="{state}",study="led"}}'] == 1
@@ -201,7 +201,7 @@ def test_what_needs_somebody_is_found(
     assert set(metrics.troubles(kit, 1e-9, now + 700)) == {("standstill", "led")}
     lines = [json.loads(line) | {"seconds": 300.0} for line in (run / "rounds.jsonl").read_text().splitlines()]
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert set(metrics.troubles(kit, 1e-9, now + 1400)) == set()  # five usual rounds take longer
+    assert set(metrics.troubles(kit, 1e-9, now + 1400)) == set()  # five rounds of the usual duration take longer
     assert set(metrics.troubles(kit, 1e-9, now + 1600)) == {("standstill", "led")}
     assert set(metrics.troubles(kit, 1e-9, now - 3600)) == {("clock", "localhost")}
     assert ("certificate", "localhost") in metrics.troubles(kit, 1e-9, now + 340 * 86_400)
@@ -228,7 +228,7 @@ def test_a_hospital_tells_what_is_left_of_its_epsilon(tmp_path: Path) -> None:
 
 class Hook(BaseHTTPRequestHandler):
     got: ClassVar[list[dict[str, str]]] = []
-    answers: ClassVar[list[int]] = []  # codes of the next answers; 0 closes the connection
+    answers: ClassVar[list[int]] = []  # status codes of the next answers; 0 means that the connection is closed
 
     def do_POST(self) -> None:
         self.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -254,7 +254,7 @@ def hook() -> Iterator[tuple[str, list[dict[str, str]]]]:
 def test_a_webhook_gets_each_line_in_order_when_it_answers_again(
     hook: tuple[str, list[dict[str, str]]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The webhook's server rejects a request, points to another address, or closes the connection without an answer."""
+    """The webhook's server rejects the request, redirects it, or closes the connection without an answer."""
     monkeypatch.setattr(metrics, "PAUSE", 0.01)
     url, got = hook
     messages = metrics.Messages(partial(metrics.post, url))
@@ -266,7 +266,7 @@ def test_a_webhook_gets_each_line_in_order_when_it_answers_again(
     assert got == [{"text": "north fell out"}] * 4 + [{"text": "north is back"}]
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "'north fell out'" in said and "500" in said
-    Hook.answers.extend([0, 0, 0])  # the webhook's server may have accepted the line each time
+    Hook.answers.extend([0, 0, 0])  # the webhook's server may have accepted the message in each attempt
     messages.add(Message("south fell out", time.time()))
     messages.add(Message("south is back", time.time() - 3600))
     wait_until(lambda: len(got) >= 9, 600, "both messages")
@@ -293,7 +293,7 @@ def test_however_many_ask_one_looks_at_a_time(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_full_disk_for_temporary_files_is_told(kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a full disk, the server accepts no job."""
+    """A server whose disk for temporary files is full cannot accept a job."""
     kit, full = kits / "localhost", tmp_path / "full"
     monkeypatch.setattr(metrics, "trouble", lambda party: None)
     with mounted(full, "1m"):
@@ -310,7 +310,7 @@ def test_a_full_disk_for_temporary_files_is_told(kits: Path, tmp_path: Path, mon
 
 
 def test_events_that_cannot_be_written_are_told(kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without this message, the webhook would stay silent without a reason."""
+    """If the message about unwritable events were missing, nobody would learn why the webhook gets no messages."""
     monkeypatch.setattr(metrics, "trouble", lambda party: None)
     with mounted(tmp_path / "disk", "1m") as disk:
         kit = Path(shutil.copytree(kits / "localhost", disk / "kit"))
@@ -359,7 +359,7 @@ def test_the_program_serves_this_machine_alone_and_tells(
             lambda: not json.loads((kit / metrics.TOLD).read_text())["waiting"], 600, "the note of what was told"
         )
         end(running)
-        # written while no watching process runs
+        # this entry was written while no watch program ran
         write(kit, Event("failed", "no disk", "", "lungs", needs_somebody=True))
         running = start(str(kit), "--port", "0", url=address)
         wait_until(lambda: any("no disk" in message["text"] for message in got), 600, "what was missed")
@@ -414,7 +414,7 @@ def test_each_rule_fires_where_it_is_to_and_nowhere_else(name: str, root: Path) 
 @pytest.mark.slow
 @over_all("party", ["localhost", "st-anna"])
 def test_a_scrape_a_second_takes_three_hundredths_of_a_core(kits: Path, root: Path, tmp_path: Path, party: str) -> None:
-    """The server has eight studies of 300 rounds, one of which grows, and a full log."""
+    """The server's kit has eight studies of 300 rounds, a study that grows, and a log of the largest size."""
     kit = Path(shutil.copytree(kits / party, tmp_path / party))
     if party == "localhost":
         (kit / "medsilo/study/jobs.txt").write_text(f"{uuid.uuid4()}\n")

@@ -1,4 +1,4 @@
-"""Test lists of revoked certificates for real kits, by the lead's command, against forged and earlier lists."""
+"""Test lists of revoked certificates that the lead's command makes, with forged and with earlier lists."""
 
 import shutil
 from datetime import UTC, datetime, timedelta
@@ -34,7 +34,7 @@ def revoke(kits: Path, *names: str) -> str:
 
 
 def forged(kits: Path, kit: Path) -> str:
-    """Create a list of all certificates without the root's key."""
+    """Return a list that revokes all certificates, and that the root's key has not signed."""
     root, now = x509.load_pem_x509_certificate((kit / "startup/rootCA.pem").read_bytes()), datetime.now(UTC)
     builder = x509.CertificateRevocationListBuilder(root.subject, now, now + timedelta(days=9))
     builder = builder.add_extension(x509.CRLNumber(99), critical=False)
@@ -46,15 +46,16 @@ def forged(kits: Path, kit: Path) -> str:
 
 
 def holds(kit: Path, own: x509.Certificate) -> bool:
-    """Return True if a listener with this kit rejects a certificate."""
+    """Return True if a server with the files of this kit rejects the certificate."""
     listener = Revocations(str(kit / "startup/rootCA.pem"))
     listener.look()
     return listener.holds(own.public_bytes(Encoding.DER))
 
 
 def test_keys_of_every_certificate_that_a_lost_kit_ever_had_are_refused(kits: Path) -> None:
-    """A renewed certificate has the earlier key, so a thief may show either certificate. The server accepts a new
-    key.
+    """A renewed certificate has the key of the earlier certificate, so a thief could show either of them.
+
+    After the revocation, a certificate with a new key is accepted.
     """
     first = certificate(kits / A)
     kits_of(kits.parent, renew=(A,))
@@ -76,7 +77,7 @@ def test_a_hospital_takes_later_lists_of_its_root_alone(kits: Path, tmp_path: Pa
     both = kits / B
     earlier, later = revoke(kits, A), revoke(kits, "lead@clinic.org")
     take_revoked(both, later)
-    # each list contains all entries of the previous list
+    # each list contains all entries of the list before
     assert revoked_in(both) == later and holds(both, certificate(kits / A))
     (tmp_path / "other").mkdir()
     kits_of(tmp_path / "other")
@@ -95,7 +96,7 @@ def test_a_damaged_list_lets_in_nobody_who_was_out(kits: Path) -> None:
         (kits / B / LIST).write_text(damaged)
         assert not listener.look() and listener.holds(certificate(kits / A).public_bytes(Encoding.DER))
     honest, judge = (signer_of(kit_in(kits / own / "startup")) for own in (A, B))
-    with pytest.raises(Refused, match=f"{LIST} cannot be read"):  # the kit cannot know which keys are revoked
+    with pytest.raises(Refused, match=f"{LIST} cannot be read"):  # the kit does not know which keys are revoked
         judge.check(A, honest.certificates, honest.sign(b"keys"), b"keys")
     take_revoked(kits / B, text)
     assert revoked_in(kits / B) == text
@@ -106,7 +107,8 @@ def test_a_damaged_list_lets_in_nobody_who_was_out(kits: Path) -> None:
     [
         ("nobody", "called 'nobody'"),
         ("../st-anna", "called '../st-anna'"),
-        # hospitals do not apply the list to the server's certificate, so such an entry would promise too much
+        # an entry for the server would have no effect, because hospitals do not check the server's certificate by the
+        # list
         ("localhost", "is the server"),
     ],
 )

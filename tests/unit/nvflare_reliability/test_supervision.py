@@ -1,4 +1,4 @@
-"""Test the supervision of kits: valid systemd units, a loop that restarts, a probe, and a site that lacks medsilo."""
+"""Test the programs that supervise a kit: systemd units, a loop that restarts, and a probe."""
 
 import os
 import shlex
@@ -64,7 +64,7 @@ def test_every_kit_that_runs_has_a_unit_that_systemd_takes(kits: Path, tmp_path:
 
 @pytest.mark.slow
 def test_the_loop_starts_again_more_than_five_times_says_so_and_ends_when_told(kits: Path, tmp_path: Path) -> None:
-    """NVFlare's loop gives up after five restarts."""
+    """NVFlare's own loop ends after five restarts."""
     kit = tmp_path / "kit"
     (kit / "startup").mkdir(parents=True)
     shutil.copy(kits / "north" / RUN, kit / RUN)
@@ -91,7 +91,7 @@ def test_the_loop_starts_again_more_than_five_times_says_so_and_ends_when_told(k
     (kit / "ends").unlink()
     starts.unlink()
     loop = subprocess.Popen(["bash", kit / RUN], env=environment, stderr=subprocess.PIPE, text=True)
-    try:  # the last stop leaves no file; stop_fl.sh only writes its file
+    try:  # the last stop leaves no file, although stop_fl.sh only writes a file
         wait_until(starts.exists, 600, "a start")
         (kit / "shutdown.fl").touch()
         said = loop.communicate(timeout=600)[1].splitlines()
@@ -101,8 +101,8 @@ def test_the_loop_starts_again_more_than_five_times_says_so_and_ends_when_told(k
 
 
 def test_the_loop_says_at_once_that_its_environment_is_not_active(kits: Path, tmp_path: Path) -> None:
-    """In earlier versions, with a Python without medsilo, the loop repeated the error of a missing module in a log
-    file.
+    """In earlier versions, with a Python that lacks medsilo, the loop wrote the same error to a log file again and
+    again.
     """
     # a Python without packages
     (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')
@@ -117,7 +117,7 @@ def test_a_site_without_medsilo_says_why_it_takes_no_job(kits: Path, tmp_path: P
     guard = kits / "st-anna/local/custom"
     assert (guard / GUARD).exists() and not (kits / "localhost/local/custom").exists()
     assert run(sys.executable, "-c", ASKS, guard).stdout.strip() == "None"
-    (tmp_path / "medsilo.py").write_text("")  # a file instead of a package
+    (tmp_path / "medsilo.py").write_text("")  # this path is a file, and not a package
     told = run(sys.executable, "-c", ASKS, guard, PYTHONPATH=tmp_path).stdout
     assert "(ModuleNotFoundError)" in told and str(tmp_path) not in told
 
@@ -126,7 +126,10 @@ CONNECTS = "import socket, sys, time; c = socket.create_connection(('127.0.0.1',
 
 
 def test_a_probe_tells_who_is_up(tmp_path: Path) -> None:
-    """A server that listens without handshakes is down. A hospital is up only by a connection of its kit."""
+    """A server that accepts connections without a TLS handshake is down.
+
+    A hospital is up only if its kit's process is connected to the server.
+    """
 
     def probe(kit: Path) -> tuple[int, str]:
         done = run(sys.executable, "-m", "medsilo.check.kit", kit)
@@ -160,5 +163,5 @@ def test_a_probe_tells_who_is_up(tmp_path: Path) -> None:
                 wait_until(lambda links=links: bool(links.net_connections("tcp")), 600, "its connection")
                 assert (probe(file / "st-anna") == (0, "")) == up
                 connected.kill()
-        server.shutdown(socket.SHUT_RDWR)  # a thread that still accepts connections would keep the socket open
+        server.shutdown(socket.SHUT_RDWR)  # a thread that waits for connections would keep the socket open
     assert probe(file / "localhost")[0] == 1 and "is no kit" in probe(tmp_path)[1]

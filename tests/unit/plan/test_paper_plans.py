@@ -1,4 +1,4 @@
-"""The papers' plans have the papers' numbers, name the papers' data, and run in a small version."""
+"""The plans of papers have the papers' values, name the papers' data, and run with fewer cases and rounds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +36,7 @@ def prostates(*sites: str) -> Callable[[Path], Path]:
 
 
 def converted(make: Callable[[Path], Path], convert: Callable[[Path], None]) -> Callable[[Path], Path]:
-    """Return a function that makes a published set in the form that the papers' plans read."""
+    """Return a function that makes a published data set, and converts it to the form that the papers' plans read."""
 
     def made(folder: Path) -> Path:
         convert(make(folder))

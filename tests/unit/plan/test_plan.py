@@ -1,6 +1,4 @@
-"""Test the plan: every wrong plan gives one line that names key, value and remedy; a right plan is resolved, hashed and
-stable.
-"""
+"""A wrong plan gives one line that names key, value and remedy, and a valid plan is resolved and has a stable hash."""
 
 import os
 import subprocess
@@ -28,7 +26,7 @@ participation: {sites: [hospital-b, hospital-a]}
 
 
 def refusal(changes: list[str], method: str = "fedavg") -> str:
-    """Return the text with which a plan is rejected, and assert that the text is one line."""
+    """Return the error of a wrong plan, after asserting that the error has one line."""
     with pytest.raises(PlanError) as caught:
         make_plan(method, *changes)
     text = str(caught.value)
@@ -44,9 +42,9 @@ def from_text(tmp_path: Path, text: str) -> Plan:
     return load_plan(path)
 
 
-# The list has the key and the value that the line must contain, and a word of the remedy.
+# Each row has a key, a value and a word that the error's remedy contains.
 WRONG = [
-    # The values are out of range, one for each key.
+    # Each of these values is out of the range of its key.
     (["training.rounds=0"], "training.rounds", "0", "1 or more"),
     (["training.rounds=1000000000"], "training.rounds", "1000000000", "10000 or less"),
     (["training.rounds=2.5"], "training.rounds", "2.5", "integer"),
@@ -71,7 +69,7 @@ WRONG = [
     (["participation.when_missing=ignore"], "participation.when_missing", "ignore", "'continue'"),
     (["task.alpha=0"], "task.alpha", "0", "0.001 or more"),
     (["network.name=activity-cnn", "network.norm=layer"], "network.norm", "layer", "'batch'"),
-    # The combinations have no effect or are impossible.
+    # Each of these combinations of keys is impossible or has no effect.
     (["training.optimizer=adam", "training.momentum=0.9"], "training", "momentum", "remove momentum"),
     (["training.momentum=0.9", "training.optimizer=adamw"], "training", "momentum", "remove momentum"),
     (["training.warmup=2"], "training", "warmup", "lower warmup"),
@@ -83,7 +81,7 @@ WRONG = [
         "less than 1",
     ),
     (["training.optimizer=adam", "training.momentum=0", "training.betas=[0.9]"], "training.betas", "", ""),
-    # The names and keys are unknown, at every level of the plan.
+    # These keys and names are unknown, on all levels of the plan.
     (["algorithm.name=fedsum"], "algorithm.name", "fedsum", "medsilo list"),
     (["algorithm.name=fedsum"], "algorithm.name", "fedsum", "did you mean 'fedsm'?"),
     (["algorithm.name=FedAvgg"], "algorithm.name", "FedAvgg", "did you mean 'fedavg'?"),
@@ -106,7 +104,7 @@ WRONG = [
     (["training.rounds.more=1"], "training.rounds", "more", "integer"),
     (["training=3"], "training", "3", "section"),
     (["network=3"], "network", "3", "section"),
-    # The cases concern the names of sites.
+    # These errors are about names of sites.
     (["participation.sites=[]"], "participation", "zero sites", "participation.minimum"),
     (["participation.sites=[a, a]"], "participation.sites", "twice", "once"),
     (["participation.sites=[]", "participation.minimum=0"], "participation.minimum", "0", "1 or more"),
@@ -246,7 +244,7 @@ def test_a_site_whose_name_looks_like_a_number_keeps_it() -> None:
 
 
 def test_a_number_that_yaml_takes_for_text_is_a_number(tmp_path: Path) -> None:
-    """YAML 1.1 reads 1e-4, which has no point, as text."""
+    """YAML 1.1 reads 1e-4 as text, because 1e-4 has no decimal point."""
     plan = from_text(tmp_path, GOOD)
     assert plan.training.learning_rate == 1e-4
     assert type(plan.training.learning_rate) is float
@@ -258,7 +256,7 @@ def test_changes_reach_every_section() -> None:
     changes = ["training.rounds=7", "training.betas=[0.9, 0.999]", "participation.sites=[b, a]", "seed=5"]
     plan = make_plan("fedprox", *changes, "algorithm.mu=0.5", "transport.precision=bfloat16")
     assert plan.training.rounds == 7
-    assert plan.participation.sites == ("a", "b")  # sorted, in any order of names
+    assert plan.participation.sites == ("a", "b")  # sorted, whichever order the names have in the plan
     assert plan.seed == 5
     assert plan.algorithm.mu == 0.5
     assert plan.transport.precision == "bfloat16"
@@ -285,7 +283,8 @@ def test_another_method_drops_the_former_ones_numbers() -> None:
         "perturbation": None,
     }
     assert changed.with_changes(["algorithm.name=fedprox"]).algorithm.mu == 0.01
-    assert plan.with_changes(["algorithm.name=fedprox"]).algorithm.mu == 0.5  # the same method keeps its numbers
+    # the same method has the same default values
+    assert plan.with_changes(["algorithm.name=fedprox"]).algorithm.mu == 0.5
     assert plan.with_changes(["algorithm.name=fedprox", "algorithm.mu=2"]).algorithm.mu == 2
 
 
@@ -301,11 +300,11 @@ def test_another_network_drops_the_former_ones_numbers() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- resolved
-OF_A_TABLE = ("task.labels=[a,b,c]", "network.name=mlp", "network.norm=batch")  # settings that every method accepts
+OF_A_TABLE = ("task.labels=[a,b,c]", "network.name=mlp", "network.norm=batch")  # settings that all methods accept
 
 
-# Sections are written in the same way for all methods, networks and tasks. test_methods.py covers the methods, and
-# test_nnunet_task.py nnU-Net's plans.
+# Sections look the same for all methods, networks and tasks; test_methods.py and test_nnunet_task.py test further
+# plans.
 WRITTEN = [task for task in TASKS if task not in ("nnunet", "script")]
 
 
@@ -320,7 +319,7 @@ def test_the_resolved_plan_is_the_plan(tmp_path: Path, subtests: pytest.Subtests
             assert written.to_yaml() == plan.to_yaml()
             assert plan.with_changes([]) == plan
             resolved = plan.resolved()
-            assert resolved["network"]["name"] in NETWORKS  # the default is written into the resolved plan
+            assert resolved["network"]["name"] in NETWORKS  # the resolved plan contains the default value
             assert resolved["training"]["local_epochs"] == 1
             assert resolved["participation"]["timeout"] == 120
 
@@ -339,7 +338,7 @@ def test_the_lead_s_words_are_one_line_each() -> None:
 
 
 def test_every_key_counts_in_the_hash() -> None:
-    """The hash covers the resolved plan. tests/property/test_message_properties.py tries other values."""
+    """The hash covers all keys of the resolved plan."""
     plan = make_plan("fedprox", "training.warmup=1", "aggregation.robust={name: median}")
     for name, told in plan.resolved().items():
         section = getattr(plan, name)
@@ -359,7 +358,7 @@ def test_another_optimizer_brings_its_own_numbers() -> None:
     usual = (0.9, 0.999)
     assert numbers("training.optimizer=adam") == ("adam", 0.001, 0.0, 0.0, usual)
     assert numbers("training.optimizer=adamw") == ("adamw", 0.001, 0.01, 0.0, usual)
-    assert numbers("training.optimizer=sgd") == ("sgd", 0.3, 0.2, 0.9, usual)  # the plan already had this optimizer
+    assert numbers("training.optimizer=sgd") == ("sgd", 0.3, 0.2, 0.9, usual)  # the plan used this optimizer before
     for changes in permutations(["training.learning_rate=0.1", "training.optimizer=adam", "training.betas=[0.8, 0.9]"]):
         assert numbers(*changes) == ("adam", 0.1, 0.0, 0.0, (0.8, 0.9))
     back = plan.with_changes(["training.optimizer=adam"]).with_changes(["training.optimizer=sgd"]).training
@@ -367,7 +366,10 @@ def test_another_optimizer_brings_its_own_numbers() -> None:
 
 
 def test_a_plan_without_warm_up_keeps_its_hash() -> None:
-    """The hash covers the keys in the plan. Without warm-up, the keys are the same as in earlier versions."""
+    """The hash covers only keys in the plan.
+
+    A plan without the key "warmup" has the same hash as in earlier versions.
+    """
     plan = make_plan()
     assert "warmup" not in plan.resolved()["training"] and "warmup" not in plan.to_yaml()
     assert plan.with_changes(["training.warmup=1"]).with_changes(["training.warmup=0"]).hash == plan.hash
@@ -392,7 +394,7 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
     first = weights(make_plan("fedavg", "seed=3"))
     torch.rand(17)
     assert torch.equal(first, weights(make_plan("fedavg", "seed=3")))
-    for method in METHODS:  # methods begin with the same weights, so that their results are comparable
+    for method in METHODS:  # all methods start from the same weights, so that their results can be compared
         assert torch.equal(first, weights(make_plan(method, "seed=3", "training.rounds=9")))
     assert not torch.equal(first, weights(make_plan("fedavg", "seed=4")))
 
@@ -405,7 +407,8 @@ def test_a_plan_leaves_torchs_generator_alone() -> None:
     plan.build_networks()
     plan.with_changes(["seed=5"]).build_networks()
     assert torch.equal(torch.rand(4), expected)
-    assert torch.tensor(0.0).device == torch.device("cpu")  # the check on the meta device has ended
+    # the default device is the CPU again after networks were checked on the meta device
+    assert torch.tensor(0.0).device == torch.device("cpu")
 
 
 def test_what_participation_requires() -> None:
@@ -416,7 +419,7 @@ def test_what_participation_requires() -> None:
 
 
 def test_a_plan_reaches_another_process_whole(subtests: pytest.Subtests) -> None:
-    """Comparisons run their cells in separate processes."""
+    """A comparison sends the plan of each run to a separate process."""
     for method in (*METHODS, "central"):
         with subtests.test(method=method):
             plan = make_plan(method)
@@ -448,8 +451,9 @@ sys.exit("the child waits without end")
 
 @pytest.mark.slow
 def test_a_process_that_is_forked_after_a_plan_was_read_can_compute() -> None:
-    """The simulator forks its sites. Threads of a forked process would wait for threads that computed before the
-    fork.
+    """NVFlare's simulator forks a process for each site.
+
+    After a fork, a computation would wait forever for threads that exist only in the parent process.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run([sys.executable, "-c", FORKED], env=environment, capture_output=True, text=True)

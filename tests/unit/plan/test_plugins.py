@@ -1,6 +1,4 @@
-"""Test features of other packages that a plan does not name, as an outside developer adds them, and the examples of
-medsilo.extend.
-"""
+"""Test other packages' features that no plan names, and the examples of medsilo.extend."""
 
 import ast
 import re
@@ -72,7 +70,7 @@ wrong = counting:Letters
 
 @pytest.fixture
 def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Install another package with features."""
+    """Install another package that has such features."""
     monkeypatch.syspath_prepend(a_distribution(tmp_path / "place", "acme-counting", ENTRIES, counting=OUTSIDE))
     yield
     sys.modules.pop("counting", None)
@@ -81,12 +79,12 @@ def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_command_of_another_package(counting: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "count-letters" in (told := capsys.readouterr().out) and "a command of package acme-counting" in told
-    assert "counting" not in sys.modules  # no module of the package is imported before its command runs
+    assert "counting" not in sys.modules  # no module of the package is imported before the package's command runs
     assert main(["count-letters", "abc", "--times", "2"]) == 0
     assert capsys.readouterr().out == "letters: 6\n"
     assert main(["broken"]) == 2
     assert "package acme-counting: 'broken'" in capsys.readouterr().err
-    assert main(["list"]) == 0  # a broken plug-in stops no other plug-in
+    assert main(["list"]) == 0  # other plug-ins work although one plug-in is broken
 
 
 def test_an_outside_command_that_is_not_named_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,13 +93,13 @@ def test_an_outside_command_that_is_not_named_is_no_command(capsys: pytest.Captu
 
 
 def test_a_predictor_of_another_package(counting: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`medsilo predict` and `medsilo.predict` use the package's predictor for any kind of files."""
+    """`medsilo predict` and `medsilo.predict` use the predictor of the other package for any files."""
     run = medsilo.run(make_plan(), folder=tmp_path / "run", changes=["training.rounds=1"], device="cpu")
     text = tmp_path / "letter.txt"
     text.write_text("a")
     with pytest.raises(MedsiloError, match="reads no files.*nothing to predict"):
         medsilo.predict(run.folder, text, tmp_path / "none")
-    # a task of the package would declare this value
+    # a task of another package would declare this value
     monkeypatch.setattr(type(run.plan.task), "use", Inference("texts"))
     assert medsilo.predict(run.folder, text, tmp_path / "out") == [{"file": "letter.txt"}]
     assert main(["predict", str(run.folder), str(text), "-o", str(tmp_path / "again")]) == 0
@@ -138,7 +136,7 @@ def test_the_page_uses_what_is_for_everybody(root: Path) -> None:
 
 
 def test_an_installation_of_before_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkout without a new 'make' has the plug-ins' files, but not their entry points."""
+    """After an update of a checkout without 'make', the plug-ins' files exist, but not their entry points."""
     monkeypatch.setattr(registry, "_entries", lambda group, path: {})
     with pytest.raises(PlanError, match=r"'nnunet' .*install it again \('make'\)"):
         make_plan("fedavg", "task.name=nnunet")

@@ -1,4 +1,4 @@
-"""Test validation after every n-th round only: training is the same, and scores exist only for these rounds."""
+"""With validation after each n-th round, training is the same, and only these rounds have scores."""
 
 from pathlib import Path
 
@@ -41,8 +41,7 @@ def test_a_plan_validates_after_every_round_unless_it_says_more() -> None:
         plan_of("fedavg", 0)
 
 
-# The methods are those without a special step, with a model for each validation, with a choice at each site, and pooled
-# training.
+# One method has no special step, one validates several models, one selects at each site, and one trains on pooled data.
 @pytest.mark.parametrize("method", slow_but(["central"], ["fedavg", "fine-tuning", "fedbn", "central"]))
 def test_rounds_without_a_score_train_alike(method: str, tmp_path: Path) -> None:
     sites = {}

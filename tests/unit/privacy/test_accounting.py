@@ -1,5 +1,6 @@
-"""The computed cost of private releases is never below the cost that dp-accounting computes. The noise has the stated
-distribution.
+"""The computed privacy cost is never below the cost that dp-accounting computes.
+
+The distribution of the noise is the declared distribution.
 """
 
 import math
@@ -21,7 +22,7 @@ from medsilo.privacy.noise import NoiseSource
 from medsilo.site.settings import PrivacyRequirements
 from tests.conftest import slow_but
 
-# Each case gives the noise, the sampling rate, the number of steps and delta.
+# noise, sampling rate, number of steps, and delta
 SAMPLED = [(0.7, 0.01, 1000, 1e-3), (1.0, 0.3, 40, 1e-5), (3.0, 0.01, 1000, 1e-5)]
 
 
@@ -56,8 +57,9 @@ def test_gaussian_releases_cost_what_the_closed_form_says(noise: float, count: i
 
 
 def test_steps_that_lose_little_are_counted_on_a_finer_grid() -> None:
-    """For steps with a small privacy loss, ε is computed on a finer grid. The default grid of dp-accounting is five
-    times as coarse, and gives 0.061 instead of 0.060.
+    """If steps have a small privacy loss, ε is computed on a finer grid.
+
+    The default grid of dp-accounting is five times coarser, and gives ε = 0.061 instead of 0.060.
     """
     accountant = PLDAccountant(value_discretization_interval=2e-5)
     accountant.compose(sampled_event(5.0, 0.001, 10_000))
@@ -66,8 +68,9 @@ def test_steps_that_lose_little_are_counted_on_a_finer_grid() -> None:
 
 
 def test_steps_over_all_units_are_releases() -> None:
-    """Steps that use all units count as Gaussian releases. Together with other Gaussian releases, a closed formula
-    gives their cost.
+    """A training step over all patients counts as a release with Gaussian noise.
+
+    A closed formula gives the privacy cost of several releases with Gaussian noise.
     """
     steps = charge(SampledGaussian(noise=4.0, rate=1.0, steps=3))
     assert epsilon([steps], 1e-5) == pytest.approx(get_epsilon_gaussian(4.0 / math.sqrt(3), 1e-5), rel=1e-12)
@@ -147,7 +150,7 @@ def test_the_noise_for_one_gaussian_release_is_hardly_more_than_needed(target: f
 
 
 def test_less_noise_than_1_in_128_is_not_looked_for() -> None:
-    """The search for the necessary noise stops at 1/128, where ε is already far above any plan's limit."""
+    """The search for noise ends at 1/128, because ε is then far above the largest ε that a plan may have."""
     noise = noise_for(20_000, 1e-5, 1.0, 1)
     assert 1 <= noise * 128 <= 1.001 and epsilon([charge(Gaussian(noise=noise))], 1e-5) < 9000
 
@@ -178,7 +181,7 @@ def test_of_what_is_offered_and_demanded_the_stricter_holds() -> None:
     demands = PrivacyRequirements(epsilon=1, delta=1e-6)
     assert offer.under(demands) == PrivacyGuarantee(epsilon=1, delta=1e-6, unit="patient")
     loose = PrivacyRequirements(epsilon=10, delta=1e-3)
-    # a hospital's privacy unit is the patient
+    # the hospital's privacy unit is the patient
     assert offer.under(loose) == PrivacyGuarantee(epsilon=2, delta=1e-5, unit="patient")
 
 

@@ -1,4 +1,4 @@
-"""Private counts and scores have noise of the charged size, and no exact number leaves the hospital beside them."""
+"""Private counts and scores have the charged noise, and no exact count or score leaves the hospital."""
 
 import json
 import math
@@ -50,10 +50,10 @@ def test_the_noise_on_a_score_has_the_scale_of_its_account(tmp_path: Path) -> No
     own, values = numbers(tmp_path, public={"counts": "known"}), torch.full((40,), 0.5)
     found = np.array([own.score("validation", 1, values, 0.0, 1.0) for _ in range(4000)])
     scale = own.scoring.scale * 0.5 / 40
-    inside = np.abs(found - 0.5) < 0.49  # values at the limits of the range are left out
+    inside = np.abs(found - 0.5) < 0.49  # values at the ends of the range are not tested
     assert scale < 0.1 and inside.mean() > 0.99
     assert np.abs(found[inside] - 0.5).mean() == pytest.approx(scale, rel=0.08)
-    # the tolerance follows from the standard deviation of Laplace noise
+    # the tolerance follows from the standard deviation of the Laplace distribution
     assert found[inside].mean() == pytest.approx(0.5, abs=4 * math.sqrt(2 / len(found)) * scale)
 
 
@@ -77,8 +77,9 @@ def test_the_noise_on_counts_has_the_scale_of_its_account_and_is_drawn_once(tmp_
 
 
 def test_one_patient_moves_a_sum_of_scores_by_half_the_range_at_most(tmp_path: Path) -> None:
-    """One patient changes a sum of scores by at most half the range. Noise from a fixed seed
-    cancels in the difference.
+    """One patient changes a sum of scores by at most half of the range.
+
+    The noise of a fixed seed cancels in the difference of two sums.
     """
     plan = promised("fedavg", "privacy.scores.epsilon=0.5")
     units = ["a", "a", "a", "b", "c"]
@@ -97,7 +98,8 @@ def test_scores_together_cost_what_they_may(count: int) -> None:
     scale = geometric_for(0.5, 1e-5, count, 1000)
     of = Geometric(scale=scale, sensitivity=1000, count=count)
     assert 0.49 < epsilon([Charge(what="scores", of=of)], 1e-5) <= 0.5
-    assert scale <= count / 0.5 * 1.01  # the joint noise is not larger than separate noise
+    # the noise for scores and counts that are released together is not larger than for separate releases
+    assert scale <= count / 0.5 * 1.01
 
 
 # -------------------------------------------------------------------------------------------- the privacy account
@@ -108,7 +110,7 @@ def test_all_that_is_charged_is_what_was_promised(photos: Path, tmp_path: Path) 
     assert private and numbers
     assert 1.95 < epsilon(one.site.planned(), 1e-3) <= 2.0
     bare = replace(private, numbers=replace(numbers, plan=parse_plan(PRIVATE)))
-    assert private.noise > bare.noise  # scores and counts use a part of the privacy budget
+    assert private.noise > bare.noise  # scores and counts use a fraction of the privacy budget
 
 
 def test_numbers_may_not_take_all() -> None:
@@ -159,7 +161,7 @@ def test_a_study_with_noisy_numbers_tells_nothing_exact_and_is_charged(photos: P
 def test_what_a_hospital_declares_public_costs_nothing_beside_noise(photos: Path, tmp_path: Path) -> None:
     run(tmp_path / "study", photos, public={"counts": "known", "test": "agreed"})
     charges = [charge for entry in standing(tmp_path).entries for charge in entry.charges if entry.kind == "charged"]
-    assert sum(charge.of.kind == "geometric" for charge in charges) == 3  # only validation scores are charged
+    assert sum(charge.of.kind == "geometric" for charge in charges) == 3  # only scores of the validation are charged
     # no counts are charged
     assert {charge.of.sensitivity for charge in charges if charge.of.kind == "geometric"} == {1000}
     assert read_summary(tmp_path / "study").sites["a"].test["loss"] is not None  # type: ignore[index]
@@ -173,7 +175,8 @@ def test_counts_are_drawn_once_whoever_asks_again(photos: Path, tmp_path: Path) 
         model = {"model": {name: tensor + shift for name, tensor in weights(one)["model"].items()}}
         told.append(one.answer(ask(one.participant.place.plan, model, 1)))
     assert told[0].facts["cases"] == told[1].facts["cases"] and told[0].facts["samples"] == told[1].facts["samples"]
-    assert len({one.facts["validation"] for one in told}) > 1  # some scores may be clipped to the range
+    # some scores may be outside of the range, and are clipped
+    assert len({one.facts["validation"] for one in told}) > 1
     entries = standing(tmp_path).entries
     assert sum(entry.what == "numbers of cases" for entry in entries) == 1
     assert sum(entry.what == "round 1" for entry in entries) == 3
@@ -195,14 +198,14 @@ def test_training_rests_on_the_noisy_count(photos: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_hospital_chooses_its_own_model_by_what_it_tells(photos: Path, tmp_path: Path) -> None:
-    """A hospital selects its best model by the scores with noise, because the selected round is disclosed."""
+    """A hospital selects its model by scores with noise, because the lead learns which round was selected."""
     own = {**NOISY, "algorithm": {"name": "mr-mtl"}}
     run(tmp_path / "noisy", photos, own)
     told = read_summary(tmp_path / "noisy").sites["a"].validation
     assert told[_selected(tmp_path / "noisy")] == max(told)  # type: ignore[type-var]
     silent = {**own, "privacy": {**PRIVATE["privacy"], "counts": {"epsilon": 0.1}}}
     run(tmp_path / "silent", photos, silent)
-    assert _selected(tmp_path / "silent") == 2  # without any disclosed score, the last round is selected
+    assert _selected(tmp_path / "silent") == 2  # the last round is selected if no score is disclosed
 
 
 def test_prices_check_and_cautions_say_so(photos: Path) -> None:
@@ -223,7 +226,7 @@ LOUD = {"epsilon": 1000.0, "delta": 1e-3, "scores": {"epsilon": 400.0}, "counts"
 
 
 def parts_of(tests: int, validated: int) -> dict[str, str]:
-    """Assign the first patients to the test and the validation, and all others to training."""
+    """Put the first patients into the test, the next patients into the validation, and all others into the training."""
     return {
         name: "test" if number < tests else "validation" if number < tests + validated else "train"
         for number, name in enumerate(NAMES)
@@ -231,7 +234,7 @@ def parts_of(tests: int, validated: int) -> dict[str, str]:
 
 
 def offered(root: Path, data: Path, epsilon: float = 1000.0, **settings: Any) -> SiteResult:
-    """Run a study whose plan adds noise, by default almost none, and return the hospital's result."""
+    """Run a study with noise (by default almost none), and return the result of the hospital."""
     share = epsilon / 1000
     noise = {"epsilon": 400.0 * share}
     plan = parse_plan({**PRIVATE, "privacy": {**LOUD, "epsilon": epsilon, "scores": noise, "counts": noise}})
@@ -242,8 +245,8 @@ def offered(root: Path, data: Path, epsilon: float = 1000.0, **settings: Any) ->
 @pytest.mark.long
 @pytest.mark.parametrize("private", [None, {"epsilon": 1000.0, "delta": 1e-3}])
 def test_a_plans_noise_lowers_no_floor_of_a_hospital(private: dict | None, tmp_path: Path) -> None:
-    """The noise of a plan does not replace a hospital's minimum group sizes, even if the hospital demands a weak
-    privacy guarantee.
+    """A plan's noise does not lower the smallest group that a hospital scores, even if the hospital demands weak
+    privacy.
     """
     photos = write_photos(tmp_path / "photos", NAMES, parts_of(3, 17))
     told = offered(tmp_path / "study", photos, privacy=private)
@@ -257,13 +260,13 @@ def test_a_plans_noise_lowers_no_floor_of_a_hospital(private: dict | None, tmp_p
             "validation"
         ]
         == 3
-    )  # the hospital counts these answers
+    )  # the hospital's query budget counts these answers
 
 
 @pytest.mark.usefixtures("known_noise")
 @pytest.mark.slow
 def test_noise_beside_rounding_can_not_be_averaged_away(tmp_path: Path) -> None:
-    """The mean of many requests for one noisy score is only the rounded score, so further digits stay hidden."""
+    """Averaging the answers to many requests for the same score reveals only the rounded score."""
     plan = parse_plan(
         {**PRIVATE, "privacy": {**LOUD, "epsilon": 20.0, "scores": {"epsilon": 8.0}, "counts": {"epsilon": 1.0}}}
     )
@@ -288,7 +291,7 @@ def test_noise_beside_rounding_can_not_be_averaged_away(tmp_path: Path) -> None:
 def test_a_plans_noise_does_not_make_a_hospital_forget_earlier_groups(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", NAMES, parts_of(15, 15))
     assert offered(tmp_path / "one", photos).validation != [None, None, None]
-    write_photos(photos, NAMES, parts_of(15, 16))  # the validation part has one additional patient
+    write_photos(photos, NAMES, parts_of(15, 16))  # the validation has one more patient
     told = offered(tmp_path / "other", photos)
     assert told.validation == [None, None, None] and told.test and told.test["accuracy"] is not None
     assert any("fewer than 5 patients" in line for line in told.warnings["join"])
@@ -302,7 +305,7 @@ def test_noise_that_the_hospital_demands_stands_in_the_place_of_its_floors(tmp_p
     told = offered(tmp_path / "study", photos, epsilon=8.0, privacy=demands)
     assert told.test and told.test["accuracy"] is not None
     exact = {"train": 40, "validation": 17, "test": 3}
-    # noise changes about one count in five
+    # noise changes about one in five counts
     assert all(abs(told.cases[part] - count) <= 5 for part, count in exact.items())
     assert any(count % 5 for count in told.cases.values())  # counts are not rounded
 

@@ -1,4 +1,4 @@
-"""With differential privacy, AdaFed's statistics and HarmoFL's amplitude are clipped and sent once with noise before
+"""With differential privacy, AdaFed's statistics and HarmoFL's amplitude are clipped, and sent once with noise before
 training.
 """
 
@@ -39,7 +39,7 @@ def test_one_unit_moves_the_sum_by_the_bound_at_most() -> None:
     with_a = releasing(units, 1e-9).noisy_mean([vectors[:1], vectors[1:]]) * 3
     without = releasing(units[2:], 1e-9).noisy_mean([vectors[2:]]) * 2
     assert float((with_a - without).norm()) == pytest.approx(1.0, abs=1e-5)
-    # Values that are not finite count as zero.
+    # Infinite values and NaN count as zero.
     assert torch.allclose(without, torch.tensor([0.1, 0.2], dtype=torch.float64), atol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Compare private training steps with separate loops: the gradients of single cases, clipping, noise and sampling."""
+"""Private training steps equal separate loops: the gradient of each case, clipping, noise and sampling."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ COMPUTE = Compute()
 
 
 class KnownNumbers:
-    """A source of random numbers with a fixed seed, which records the requested noise."""
+    """A source of random numbers with a fixed seed, which records the noise that was requested."""
 
     def __init__(self, seed: int = 0, silent: bool = False) -> None:
         self.generator, self.silent = torch.Generator().manual_seed(seed), silent
@@ -42,7 +42,7 @@ class KnownNumbers:
 
 
 def narrow_vgg() -> nn.Module:
-    """Return VGG-11 with fewer features, because the full network has 129 million weights."""
+    """Return VGG-11 with fewer channels, because the full network has 129 million weights."""
     real = Vgg11().build(1, 2)
     kinds = {type(layer) for layer in real.modules()}
     small = nn.Sequential(
@@ -86,7 +86,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @pytest.fixture(params=slow_but([name for name in NETWORKS if name not in BIG], NETWORKS))
 def network(request: pytest.FixtureRequest) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
-    """Return each of medsilo's networks with five cases and their targets."""
+    """Return each network of medsilo with a batch of five cases and their targets."""
     build, shape = NETWORKS[request.param]
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -97,7 +97,7 @@ def network(request: pytest.FixtureRequest) -> Iterator[tuple[nn.Module, Tensor,
 
 
 def one_by_one(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor]:
-    """Compute the gradient of each case separately by autograd."""
+    """Compute the gradient of each case by a separate backward pass."""
     found = []
     for case in range(len(inputs)):
         loss = functional.cross_entropy(model(inputs[case : case + 1]), targets[case : case + 1])
@@ -116,7 +116,7 @@ def flat_gradient(model: nn.Module) -> Tensor:
 
 def test_gradients_of_cases_are_those_of_a_loop(network: tuple[nn.Module, Tensor, Tensor]) -> None:
     single, inputs, targets = network
-    model, inputs = copy.deepcopy(single).double(), inputs.double()  # double precision avoids rounding differences
+    model, inputs = copy.deepcopy(single).double(), inputs.double()  # double precision prevents rounding differences
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     by_hand = one_by_one(model, inputs, targets)
     losses, found = gradients_of_cases(model, functional.cross_entropy, inputs, targets)
@@ -124,14 +124,15 @@ def test_gradients_of_cases_are_those_of_a_loop(network: tuple[nn.Module, Tensor
     for case, expected in enumerate(by_hand):
         own = torch.cat([gradient[case].flatten() for gradient in found])
         assert torch.allclose(own, expected, rtol=1e-7, atol=1e-9 * float(expected.norm()))
-    assert before.keys() == model.state_dict().keys()  # no additional attributes remain in the network
+    assert before.keys() == model.state_dict().keys()  # the network has no additional attributes afterwards
     assert all(weight.grad is None for weight in model.parameters())
 
 
 @pytest.mark.slow
 def test_no_case_moves_the_sum_by_more_than_the_bound(network: tuple[nn.Module, Tensor, Tensor]) -> None:
-    """Removing one case changes the sum of gradients by at most the clipping bound. The test uses bounds that clip all
-    cases or only some.
+    """Removing one case changes the sum of clipped gradients by at most the clipping bound.
+
+    The bounds in this test clip all cases or only some cases.
     """
     model, inputs, targets = network
     lengths = torch.stack([gradient.norm() for gradient in one_by_one(model, inputs, targets)])
@@ -145,13 +146,14 @@ def test_no_case_moves_the_sum_by_more_than_the_bound(network: tuple[nn.Module, 
             sums.append(flat_gradient(model) * 5)
         moved = torch.stack([(without - sums[0]).norm() for without in sums[1:]])
         assert (moved <= bound * (1 + 1e-4)).all()
-        assert moved.max() > 0.99 * min(bound, float(lengths.max()))  # the largest change reaches the bound
+        # the largest change of the sum is as large as the bound
+        assert moved.max() > 0.99 * min(bound, float(lengths.max()))
         expected = torch.stack([min(1.0, bound / float(g.norm())) * g for g in one_by_one(model, inputs, targets)])
         assert torch.allclose(sums[0], expected.sum(0), rtol=1e-3, atol=1e-4 * bound)
 
 
 def linear(inputs: int = 4) -> nn.Module:
-    """Return a linear layer with zero weights, whose gradient is known to be x · (p − y)."""
+    """Return a linear layer with zero weights, whose gradient is x · (p − y)."""
     model = nn.Linear(inputs, 2)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
@@ -159,7 +161,7 @@ def linear(inputs: int = 4) -> nn.Module:
 
 
 def test_the_noise_has_the_scale_that_is_charged_and_is_new_in_every_step() -> None:
-    """A step without any case consists of noise alone, with a standard deviation of noise × bound / expected cases."""
+    """A step without cases consists of noise, whose standard deviation is noise × bound / expected number of cases."""
     model, secret = nn.Linear(200, 50), KnownNumbers(3)
     steps = steps_for(model, secret, bound=0.5, noise=3.0)
     steps.sample.owners = torch.zeros(0, dtype=torch.int64)
@@ -209,7 +211,7 @@ def test_a_case_whose_gradient_is_not_finite_changes_nothing_of_the_others() -> 
         sums.append(model.weight.grad.clone())
     assert torch.equal(sums[1], sums[2])
     assert sums[1].isfinite().all()
-    assert torch.allclose(sums[0], sums[1])  # a case of zeros has a zero gradient
+    assert torch.allclose(sums[0], sums[1])  # the gradient of a case of zeros is zero
 
 
 def test_a_patient_s_gradients_are_cut_together_however_they_are_portioned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,9 +230,7 @@ def test_a_patient_s_gradients_are_cut_together_however_they_are_portioned(monke
 
 
 def test_losses_that_mix_a_batch_are_taken_case_by_case() -> None:
-    """A Dice loss over the whole batch would make the gradients of cases depend on each other, so each case has a
-    separate loss.
-    """
+    """Each case has a separate Dice loss, because a Dice loss over the batch would mix the cases' gradients."""
 
     def of_batch(output: Tensor, targets: Tensor) -> Tensor:
         chance = output.softmax(1)[:, 1]
@@ -248,7 +248,7 @@ def test_losses_that_mix_a_batch_are_taken_case_by_case() -> None:
 
 # --------------------------------------------------------------------------------------------- the random sample
 def test_each_unit_is_drawn_by_itself_with_its_cases_together() -> None:
-    """Over 4000 steps, each patient is drawn independently at the expected rate, always with all cases."""
+    """In 4000 steps, each patient is drawn independently with the expected probability, and always with all cases."""
     patients = ["a", "b", "a", "c", "b", "a", "d", "e"]
     data = TensorDataset(torch.arange(8.0)[:, None], torch.arange(8))
     sample = PoissonSample(patients, 8, 2.0, NoiseSource.from_seed(1, "sample"))
@@ -256,7 +256,7 @@ def test_each_unit_is_drawn_by_itself_with_its_cases_together() -> None:
     seen = torch.zeros(4000, 5)
     for step, (_, cases) in enumerate(sample.batches(data, 4000, COMPUTE)):
         names = [patients[case] for case in cases.tolist()]
-        # patients are drawn with all their cases
+        # a patient is drawn with all of the patient's cases
         assert all(patients.count(name) == names.count(name) for name in names)
         assert len(set(names)) == len(sample.owners.unique()) and len(sample.owners) == len(cases)
         assert sample.owners.tolist() == sorted(sample.owners.tolist())
@@ -276,7 +276,7 @@ def test_where_a_batch_has_all_cases_every_unit_is_in_every_step() -> None:
 
 
 class Twice(nn.Module):
-    """A network that also uses a layer's weights outside of the layer, and has an unused layer."""
+    """A network that uses the weights of a layer also without calling the layer, and that has an unused layer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Test private studies: allowed plans, the cost of each round, and equal tensors in repeated and resumed runs."""
+"""Test private studies: the allowed plans, the cost of each round, and that repeated and resumed runs are equal."""
 
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def test_who_declares_an_account_keeps_a_promise_and_others_are_told_of_them() -
 
 def test_a_method_that_derives_from_one_that_can_has_to_say_so_itself() -> None:
     class Other(FedAvg):
-        """A method that derives from FedAvg, and could send any numbers."""
+        """A method that inherits from FedAvg, and that could send arbitrary values."""
 
     with pytest.raises(PlanError, match="numbers without noise"):
         Other().privacy_mechanism(ABLE)
@@ -121,7 +121,8 @@ def test_what_all_rounds_are_charged_is_what_was_promised(method: str) -> None:
     assert plan.gradients == gradients
     of = charges[-1].of
     assert isinstance(of, SampledGaussian)
-    assert site.noise == pytest.approx(of.noise * gradients**0.5)  # several gradients of one batch share the noise
+    # several gradients of the same batch share their noise
+    assert site.noise == pytest.approx(of.noise * gradients**0.5)
 
 
 @pytest.mark.slow
@@ -163,7 +164,7 @@ def same(one: dict[str, dict[str, torch.Tensor]], other: dict[str, dict[str, tor
 @pytest.mark.slow
 @pytest.mark.parametrize("method", slow_but(["fedavg", "fedsm", "harmofl"], ABLE, ()))
 def test_every_method_trains_and_gives_the_same_tensors_again(method: str, tmp_path: Path) -> None:
-    plan = promised(method, "training.batch_size=64")  # every step uses all cases
+    plan = promised(method, "training.batch_size=64")  # each step uses all cases
     one = run(plan, tmp_path / "one")
     assert same(one, run(plan, tmp_path / "two"))
     other = run(plan.with_changes(["seed=1"]), tmp_path / "three")
@@ -171,9 +172,7 @@ def test_every_method_trains_and_gives_the_same_tensors_again(method: str, tmp_p
 
 
 def test_a_hospital_s_model_hardly_depends_on_one_record_where_the_promise_is_strict(tmp_path: Path) -> None:
-    """With ε near zero, the model's weights follow the noise, and change far more than by the same steps without
-    privacy.
-    """
+    """If ε is near zero, noise determines the weights, which change far more than in the same steps without noise."""
     noisy = promised("fedavg", "privacy.epsilon=0.01", "training.batch_size=64", "training.rounds=3")
     plain = make_plan("fedavg", *GROUP, *SMALL, "training.batch_size=64", "training.rounds=3")
     start, private, open_ = (
@@ -185,14 +184,12 @@ def test_a_hospital_s_model_hardly_depends_on_one_record_where_the_promise_is_st
 
 
 def test_a_resumed_study_gives_the_same_tensors(tmp_path: Path) -> None:
-    """A resumed study continues with the same clipping bounds and noise, which are saved or follow from the round's
-    number.
-    """
+    """A resumed study uses the same saved clipping bounds, and the same noise, which depends on the round."""
     plan = promised("mr-mtl", "training.rounds=3", "training.batch_size=64")
     whole = run(plan, tmp_path / "whole")
 
     class Killed(Exception):
-        """Stops the study after a round."""
+        """Ends the study after this round."""
 
     def stop(line: object) -> None:
         if getattr(line, "round", 0) == 2:
@@ -204,7 +201,7 @@ def test_a_resumed_study_gives_the_same_tensors(tmp_path: Path) -> None:
 
 
 def test_ditto_s_own_model_learns_exactly_and_the_shared_one_does_not_see_it(tmp_path: Path) -> None:
-    """Ditto's pull changes only the personal models, and no bit of the shared model."""
+    """Ditto's parameter "pull" changes the personal models, and no bit of the shared model."""
     one, other = (
         run(promised("ditto", "training.batch_size=64", f"algorithm.pull={pull}"), tmp_path / pull)
         for pull in ("0.1", "5.0")

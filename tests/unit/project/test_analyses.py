@@ -1,4 +1,4 @@
-"""Compare the papers' figures with independent computations, and run the command on real runs of one round."""
+"""The figures of the papers equal independent computations, and the command runs on real runs of one round."""
 
 import json
 import math
@@ -74,7 +74,8 @@ def test_every_filter_of_a_direction_has_the_norm_of_the_models() -> None:
     model = Mixed()
     named = dict(model.named_parameters())
     direction = dict(zip(named, landscape.filter_normalised(model, torch.Generator().manual_seed(1)), strict=True))
-    outputs = {"down.weight": 0, "head.weight": 0, "up.weight": 1}  # the axis of the outputs in each weight
+    # the axis of each weight tensor that belongs to the outputs
+    outputs = {"down.weight": 0, "head.weight": 0, "up.weight": 1}
     for name, axis in outputs.items():
         own = np.moveaxis(named[name].detach().numpy().astype(np.float64), axis, 0)
         drawn_ = np.moveaxis(direction[name].numpy().astype(np.float64), axis, 0)
@@ -114,7 +115,7 @@ def test_the_centre_is_the_models_own_loss(finished: Callable[..., Path]) -> Non
 
 # ---------------------------------------------------------------------------------------------------- drift
 def test_gamma_is_equation_9(tmp_path: Path) -> None:
-    """Two sites make two steps each; numpy computes the drift of a linear classifier in float64."""
+    """Two sites make two local steps each, and numpy computes the drift of a linear classifier in float64."""
     plan = image_plan(
         "fedavg", "network.norm=none", "training.rounds=2", "training.momentum=0", "training.batch_size=8"
     )
@@ -137,7 +138,7 @@ def test_gamma_is_equation_9(tmp_path: Path) -> None:
 
 
 def weights_after_each_step(plan: Plan, site: str, folder: Path) -> list[list[Tensor]]:
-    """Compute round 1 of plain SGD."""
+    """Return the weights after each local step of plain SGD in round 1."""
     participant = site_of(plan, site, SITES, CPU, folder / site)
     model, found = plan.build_networks()["model"], []
     order = drift_order(plan, site)
@@ -208,7 +209,7 @@ def test_a_map_depends_on_its_seed_and_keeps_groups_together() -> None:
 
 
 def test_the_gradient_of_a_linear_layer_gives_its_input_away() -> None:
-    """For a linear layer, ∂ℓ/∂W = g xᵀ and ∂ℓ/∂b = g, so the input x is a row of the first divided by the second."""
+    """For a linear layer, ∂ℓ/∂W = g xᵀ and ∂ℓ/∂b = g, so x is a row of ∂ℓ/∂W divided by the same element of ∂ℓ/∂b."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
     image, target = torch.rand(1, 3, 4, 4), torch.tensor([1])
@@ -224,7 +225,7 @@ def test_the_gradient_of_a_linear_layer_gives_its_input_away() -> None:
 
 
 def test_what_an_amplitude_tells_by_itself() -> None:
-    """The inverse of an amplitude spectrum is the image only if all phases are 0."""
+    """The inverse transform of an amplitude spectrum is the image only if all phases are 0."""
     image = torch.rand(2, 8, 8, generator=torch.Generator().manual_seed(0))
     amplitude = inversion.amplitude(image, (2, 8, 5))
     np.testing.assert_allclose(amplitude.numpy(), np.abs(np.fft.rfft2(image.double().numpy())), rtol=1e-5, atol=1e-5)

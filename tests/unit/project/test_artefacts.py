@@ -1,4 +1,4 @@
-"""Files of earlier versions: this version reads each file, or names the remedy in one line."""
+"""The present version reads each file of an earlier version, or names the remedy in one line."""
 
 import json
 import shutil
@@ -23,11 +23,12 @@ LOADED = [
     ["ledger", "show", *KIT],
     ["approve", *KIT],
 ]
-ONE_LINE = {  # The table lists the actions that fail with these files, and the remedy in the error.
-    # the data are not stored with these files
+ONE_LINE = {  # Each row has an action that fails with files of an earlier version, and the remedy that the error names.
+    # the data set of this run is not stored in the repository
     ("data", "check", "data-set"): "correct 'data' in this site's medsilo.yaml, or --data",
     ("resume", "run"): "there is nothing to resume",
-    ("run", "run", "--more", "1"): "start a new run with training.rounds set",  # the checkpoints were left out
+    # the checkpoints of this run were not stored
+    ("run", "run", "--more", "1"): "start a new run with training.rounds set",
     ("status", *KIT): "give the kit of a person",
     ("predict", "super-model", "job", "-o", "found"): "give a model of images, tables or recordings",
     ("release", "export", "run", "-o", "bundle"): "medsilo release make hands the model on",
@@ -36,7 +37,7 @@ ONE_LINE = {  # The table lists the actions that fail with these files, and the 
 
 @pytest.fixture(params=VERSIONS)
 def written(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Copy an earlier version's files unchanged into the working folder, readable only for their owner."""
+    """Copy an earlier version's files into the working folder, readable only for the account that runs the test."""
     for path in (ARTEFACTS / request.param).rglob("*"):
         if path.is_file():
             copy = tmp_path / path.relative_to(ARTEFACTS / request.param)
@@ -53,7 +54,7 @@ def test_each_command_reads_what_was_written(written: str, capsys: pytest.Captur
 
 
 def test_a_verdict_under_earlier_names_is_read_and_written_under_todays(written: str, tmp_path: Path) -> None:
-    """Earlier versions wrote `against`, `gains`, `gain` and `joining`."""
+    """A verdict.json of an earlier version has the keys `against`, `gains`, `gain` and `joining`."""
     old = json.loads(Path("comparison/verdict.json").read_text())
     verdict = read_verdict(Path("comparison"))
     assert verdict.baseline == old["against"] is not None

@@ -1,4 +1,4 @@
-"""Test dishonest hospitals: attacks follow their formulas and do harm, and a defence helps."""
+"""Dishonest hospitals' attacks follow the papers' formulas and lower the score, and defences raise it again."""
 
 import json
 from functools import cache
@@ -38,7 +38,9 @@ def five(method: str = "fedavg", *changes: str) -> Plan:
 
 
 def turn(sent: dict[str, list[float]], plan: Plan | None = None, given: tuple[float, ...] = (1.0, 2.0)) -> Turn:
-    """Compute one round of dishonest hospitals that received the weights `given` and would honestly send `sent`."""
+    """Compute a round of dishonest hospitals that received the weights `given` and would send the weights `sent` if
+    honest.
+    """
 
     def parcel(weights: Tensor, statistic: float) -> StudyMessage:
         tensors = {"layer.weight": weights, "norm.running_var": torch.tensor([statistic])}
@@ -63,14 +65,15 @@ def weights(told: Turn, site: str) -> list[float]:
     [("sign flip", [0, 3]), ("sign flip x10", [-9, 12]), ("scaling x10", [11, -8]), ("scaling x100", [101, -98])],
 )
 def test_scaled_updates(name: str, expected: list[float]) -> None:
-    told = turn({A: [2.0, 1.0]})  # the honest update is (1, -1)
+    told = turn({A: [2.0, 1.0]})  # the update of an honest hospital is (1, -1)
     ATTACKS[name]().forge(told)
     assert weights(told, A) == expected
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    # The honest updates are (1, -1) and (3, 1), with mean (2, 0). The large attack has ε = 1.5 * 3 / 2 = 2.25.
+    # The updates of honest hospitals are (1, -1) and (3, 1), and their mean is (2, 0). The large attack has the scale ε
+    # = 1.5 * 3 / 2 = 2.25.
     [("inner product, ε = 0.5", [0, 2]), ("inner product, large ε", [-3.5, 2])],
 )
 def test_all_send_the_opposite_of_what_they_know(name: str, expected: list[float]) -> None:
@@ -80,9 +83,9 @@ def test_all_send_the_opposite_of_what_they_know(name: str, expected: list[float
 
 
 def test_a_little_is_enough() -> None:
-    """The updates are (1, -1) and (3, 1), with μ = (2, 0) and σ = (1, 1).
+    """The updates are (1, -1) and (3, 1), so their mean μ is (2, 0) and their standard deviation σ is (1, 1).
 
-    Therefore, all dishonest hospitals send (1, 2) + (2, 0) - 1.5 (1, 1).
+    Therefore, each dishonest hospital sends (1, 2) + (2, 0) - 1.5 (1, 1).
     """
     told = turn({A: [2.0, 1.0], B: [4.0, 3.0]})
     ATTACKS["a little is enough"]().forge(told)
@@ -101,14 +104,14 @@ def tiny(attack: str, defence: str) -> Result:
 
 
 def assert_held(attack: str, defence: str) -> None:
-    """Without attack or defence, this federation scores 0.63 to 0.87, depending on the seed and on rounding.
+    """Without attack and without defence, this federation scores 0.63 to 0.87, depending on the seed and on rounding.
 
     Random guessing scores 0.17.
     """
     undisturbed, undefended, defended = tiny(HONEST, PLAIN), tiny(attack, PLAIN), tiny(attack, defence)
     assert undisturbed.score is not None and undisturbed.score > 0.6
     assert undefended.score is None or undefended.score < 0.5
-    assert defended.score is not None and defended.score > 0.64  # 0.6445 on an AMD EPYC
+    assert defended.score is not None and defended.score > 0.64  # the score was 0.6445 on an AMD EPYC processor
     assert defended.score > (undefended.score or 0.0) + 0.3
 
 
@@ -136,14 +139,14 @@ def test_the_record_names_whom_it_should() -> None:
 def test_a_run_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell(TINY, "adafed", "sign flip", 1, "median", 0)
     result = result_of(cell, tmp_path)
-    assert result.no_plan and "aggregation" in str(result.reason)  # AdaFed has no mean over hospitals
+    assert result.no_plan and "aggregation" in str(result.reason)  # AdaFed computes no mean over all hospitals
     file = tmp_path / cell.file()
     file.write_text(json.dumps({**json.loads(file.read_text()), "reason": "kept"}))
     assert result_of(cell, tmp_path).reason == "kept"
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without new runs, the command prints the finished cells and the number of missing cells."""
+    """If no time is left for new runs, the command prints the finished cells and the number of missing cells."""
     assert main(["--tiny", "--minutes", "0", "--cells", str(tmp_path)]) == 1
     assert "6 are not done yet" in capsys.readouterr().out
 

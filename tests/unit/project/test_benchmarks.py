@@ -1,6 +1,6 @@
-"""Every benchmark runs at a tiny size, and its simulated hospitals answer the server's requests.
+"""Each benchmark runs with tiny models, and its simulated hospitals answer the server's requests.
 
-If a benchmark compares two computations, both must give the same result.
+If a benchmark compares two computations, they must give the same result.
 """
 
 import json
@@ -26,7 +26,7 @@ Bench = Callable[[str], ModuleType]
 
 @pytest.fixture
 def bench(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """Import a benchmark with its folder as the working directory."""
+    """Yield a function that imports a benchmark, whose folder is on Python's path."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(root / "benchmarks")
     monkeypatch.syspath_prepend(root / "benchmarks/federation_parts")
@@ -39,9 +39,9 @@ def bench(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 @linux
 @pytest.mark.long
 def test_what_a_federation_over_tls_costs(tmp_path: Path) -> None:
-    """The sites do not train.
+    """In this benchmark, the sites answer without training.
 
-    From the second round on, a reference replaces the unchanged large tensors in both directions.
+    From round 2 on, neither server nor site sends large unchanged tensors again, but only a reference to them.
     """
     features = [16, 32]
     found = over_tls.cost(2, features, 3, tmp_path)
@@ -56,14 +56,18 @@ def test_loops_and_mixers_compute_the_same(bench: Bench) -> None:
     for name, (loop, mixer) in mixing.CASES.items():
         slow, fast = (play([mixing.make("LeNet", float(place)) for place in range(3)], 3) for play in (loop, mixer))
         if name == "UniformMean" or "reverse" in name:
-            assert len(slow) == len(fast) == 3  # both networks have the same length, but different weights
+            # the two networks have the same number of weights, but different values of the weights
+            assert len(slow) == len(fast) == 3
             continue
         for one, other in zip(slow, fast, strict=True):
             assert all(torch.allclose(one[key], other[key], atol=1e-5) for key in one), name
 
 
 def test_what_sealing_costs(bench: Bench) -> None:
-    """The benchmark checks that each protocol gives the mean. A round needs two thirds of the six sites."""
+    """The benchmark asserts that each protocol gives the mean of the sites' vectors.
+
+    A round needs two thirds of the sites, which is four of six.
+    """
     sealing = bench("sealing")
     costs = {(count, way): cost for way, count, cost in sealing.rows((3, 6), 100, 1)}
     assert {way for _, way in costs} >= set(sealing.WAYS) - {"CKKS"}
@@ -87,7 +91,7 @@ def test_training_beside_nnunets_trainer(monkeypatch: pytest.MonkeyPatch, capsys
         next(line for line in lines if line.startswith("0 ")),
         next(line for line in lines if "own score" in line),
     )
-    assert first.split()[1] == said.split()[-1]  # both sides give nnU-Net's network the same score
+    assert first.split()[1] == said.split()[-1]  # medsilo and nnU-Net compute the same score for nnU-Net's network
     assert any(line.startswith("1 ") for line in lines)
 
 
@@ -97,7 +101,7 @@ APART = {"over_tls", "nnunet"}
 @linux
 @pytest.mark.long
 def test_every_benchmark_runs_quickly(root: Path) -> None:
-    """The test leaves out the benchmarks in APART, and a benchmark of published data."""
+    """The test does not run the benchmarks in APART, nor a benchmark that needs published data."""
     names = sorted({*quick.benchmarks()} - APART)
     assert len(names) >= 20
     command = [sys.executable, "-m", "benchmarks.quick", *names]
@@ -108,7 +112,10 @@ def test_every_benchmark_runs_quickly(root: Path) -> None:
 def test_a_regression_since_the_last_release_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A ratio more than a tenth higher counts as worse. A new or missing benchmark is no regression."""
+    """A benchmark is worse if its ratio is more than a tenth higher than the released ratio.
+
+    A new benchmark or a missing benchmark does not count as worse.
+    """
     noted, released = tmp_path / "ratios.jsonl", tmp_path / "released.json"
     monkeypatch.setattr(history, "NOTED", noted)
     monkeypatch.setattr(history, "RELEASED", released)
@@ -147,8 +154,9 @@ def test_ratios_are_held_against_the_last_releases_at_night(
     monkeypatch: pytest.MonkeyPatch,
     root: Path,
 ) -> None:
-    """In earlier versions, nobody noticed for a day that a round of a script took twice the time. A failed benchmark
-    has no valid ratio.
+    """In earlier versions, a round of a training script took twice the time for a day, and no test failed.
+
+    A benchmark that failed has no ratio.
     """
     script, released = tmp_path / "one.py", tmp_path / "released.json"
     script.write_text(NOTES.replace("{ratios}", str(ratios)))

@@ -1,4 +1,4 @@
-"""Check the containers without Docker and Kubernetes: lint them, run the entry point, prepare kits."""
+"""Test the containers without Docker and Kubernetes: check their files, run the entry point, and prepare kits."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def test_what_cannot_be_run_here_is_linted(containers: Path, root: Path) -> None
 
 
 def test_the_image_has_what_it_needs_and_no_more(containers: Path, root: Path) -> None:
-    """The build context contains every copied file, and the image's last user is not root."""
+    """The build context contains each file that the Dockerfile copies, and the image's program does not run as root."""
     lines = (containers / "Dockerfile").read_text().splitlines()
     copied = [word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]]
     allowed = {line[1:] for line in (containers / "Dockerfile.dockerignore").read_text().splitlines() if line[0] == "!"}
@@ -70,7 +70,7 @@ def test_the_image_has_what_it_needs_and_no_more(containers: Path, root: Path) -
 
 
 def locked(path: Path) -> dict[str, str]:
-    """Return the versions in a lock file; each package must have hashes of its files."""
+    """Return the version of each package in a lock file, after asserting that each package has hashes."""
     text = path.read_text().replace("\\\n", " ")
     entries = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==\S+( ; [^#]+?)?(\s+--hash=sha256:[0-9a-f]{64})+\s*", line) for line in entries)
@@ -78,7 +78,7 @@ def locked(path: Path) -> dict[str, str]:
 
 
 def test_the_image_takes_every_package_by_its_hash(containers: Path, root: Path) -> None:
-    """After a change of a pinned version, run 'make lock'."""
+    """If this test fails after a version has changed, run 'make lock'."""
     lock, kubernetes = locked(root / "requirements.lock"), locked(containers / "kubernetes.lock")
     pins = [line.split("==") for line in (root / TESTED).read_text().splitlines() if "==" in line]
     assert {name.lower(): version for name, version in pins}.items() <= lock.items() and len(lock) > 2 * len(pins)
@@ -92,7 +92,7 @@ def test_the_image_takes_every_package_by_its_hash(containers: Path, root: Path)
 
 
 def test_an_image_has_its_own_base_where_nobody_names_another(root: Path) -> None:
-    """In earlier versions, another target's variable with the same name replaced the base image."""
+    """In earlier versions, a variable of another Makefile target had the same name, and replaced the base image."""
     command = ["make", "--dry-run", "--directory", str(root), "image-docker"]
     asked = [
         subprocess.run([*command, *more], capture_output=True, text=True) for more in ([], ["BASE=python@sha256:0"])
@@ -111,7 +111,7 @@ def test_the_entry_point_refuses_what_is_no_kit(containers: Path, kits: Path, tm
 
 
 def test_the_entry_point_starts_a_kit_and_medsilo(containers: Path, kits: Path, tmp_path: Path) -> None:
-    """The kit's start script is replaced by a script that prints a line."""
+    """The test replaces the kit's start script by a script that prints one line."""
     kit = tmp_path / "kit"
     shutil.copytree(kits / SITE, kit)
     script = kit / "startup/sub_start.sh"

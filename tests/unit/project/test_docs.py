@@ -1,4 +1,4 @@
-"""Compare the documentation with the package."""
+"""The documentation agrees with the package."""
 
 import ast
 import io
@@ -57,7 +57,10 @@ def test_every_table_stands_on_a_page() -> None:
 
 
 def test_each_command_and_each_option_has_an_anchor(root: Path) -> None:
-    """Links and `medsilo docs` need the anchors of commands and options. Reference pages stay short enough to read."""
+    """Each command and each option has an anchor on a page, to which links and `medsilo docs` lead.
+
+    The pages of the reference are short.
+    """
     text = "".join(path.read_text("utf-8") for path in (root / "docs/reference").rglob("*.md"))
     for name in (one.name for group in all_commands().values() for one in group):
         assert f"\n## medsilo {name}\n" in text
@@ -74,9 +77,9 @@ def test_every_key_of_every_section_is_in_the_plan_s_tables(root: Path) -> None:
 
 
 def test_every_key_that_a_page_names_is_one(root: Path) -> None:
-    """Examples of keys are `participation.minimum` and `threads: 1`.
+    """Keys on pages look like `participation.minimum` or `threads: 1`.
 
-    Keys of NVFlare, Docker and layers are excluded.
+    The test leaves out the keys of NVFlare, of Docker and of medsilo's layers.
     """
     others = {"host", "image", "medsilo", "out", "scheme", "use"}
     made = (make() for name, make in TABLES.items() if not name.startswith("commands-"))
@@ -100,14 +103,14 @@ def test_every_key_that_a_page_names_is_one(root: Path) -> None:
 
 
 def commands(page: Path) -> Iterator[str]:
-    """Yield the lines in a page's code that call medsilo, without shell redirections."""
+    """Yield each line that calls medsilo in the code on a page, without redirections of the shell."""
     fenced = False
     for line in joined(page.read_text("utf-8")).splitlines():
         fenced ^= line.startswith("```")
         code = line.strip() if fenced or line.startswith("    ") else ""
         if code.startswith("medsilo "):
             command = code.removeprefix("medsilo ").partition(" > ")[0]
-            yield re.sub(r"<[^>]*>|…|\.\.\.", "X", command)  # the page's placeholders become X
+            yield re.sub(r"<[^>]*>|…|\.\.\.", "X", command)  # placeholders on the page are replaced by X
 
 
 def test_every_command_of_a_page_is_one(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +124,7 @@ def test_every_command_of_a_page_is_one(root: Path, tmp_path: Path, monkeypatch:
 
 
 def test_commands_of_pages_fit_into_a_line(root: Path) -> None:
-    """A backslash continues longer commands, so that no reader has to scroll."""
+    """A command that is longer than one line continues on the next line after a backslash."""
     long = []
     for page in (root / "README.md", *root.glob("docs/**/*.md")):
         code = re.findall(r"^```\w*\n(.*?)^```|^    (medsilo .*?)$", page.read_text("utf-8"), re.M | re.S)
@@ -139,7 +142,7 @@ def test_the_guide_explains_each_place_of_a_check(root: Path) -> None:
 
 
 def names_in(body: list[ast.stmt], prefix: str = "") -> set[str]:
-    """Return the functions and classes of a file, with methods as Class.method."""
+    """Return the names of functions and classes in a file, and the names of methods as Class.method."""
     found = set()
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -173,14 +176,14 @@ def test_every_place_of_the_newcomers_walk_exists(root: Path) -> None:
 
 
 def rows_of_methods(root: Path) -> dict[str, str]:
-    """Return the tensors that leave a hospital with each method, from the page of methods."""
+    """Return for each method the tensors that leave a hospital, as the pages of methods list them."""
     pages = "".join(path.read_text("utf-8") for path in sorted((root / "docs/research/methods").glob("*.md")))
     told = dict(re.findall(r"^\|  \| ([\w-]+) \|\n\|---\|---\|\n\| what travels \| (.+?) \|$", pages, re.M))
     return {name: told[name] for name in FACTS}
 
 
 def test_the_page_of_methods_says_what_leaves_a_hospital(root: Path) -> None:
-    """A table row begins with the groups of tensors that the phases send; remarks follow after a semicolon."""
+    """The row begins with the groups of tensors that sites send, and remarks follow after a semicolon."""
     rows = rows_of_methods(root)
     assert {name: told.partition(";")[0] for name, told in rows.items()} == {
         name: leaving(METHODS[name]()) for name in FACTS
@@ -188,7 +191,7 @@ def test_the_page_of_methods_says_what_leaves_a_hospital(root: Path) -> None:
 
 
 def test_each_method_has_a_section_of_one_form(root: Path) -> None:
-    """Each section has the idea, the formula, the tensors that are sent and that stay, the cost, results and limits."""
+    """Each section has the idea, the formula, the tensors that are sent or stay, the cost, results and limits."""
     sections = {}
     for page in (root / "docs/research/methods").glob("*.md"):
         for part in page.read_text("utf-8").split("\n## ")[1:]:
@@ -210,7 +213,7 @@ def test_each_method_has_a_section_of_one_form(root: Path) -> None:
 
 @pytest.mark.parametrize("method", [name for name in FACTS if not METHODS[name].pooled])
 def test_every_group_that_leaves_is_named(method: str, root: Path) -> None:
-    """The disclosure report lists the groups of tensors in the plan's networks, and the documentation has their
+    """The disclosure report names all groups of tensors that leave a hospital, and the documentation contains their
     titles.
     """
     plan = make_plan(method)
@@ -244,7 +247,7 @@ def test_every_benchmark_that_a_page_names_is_there(root: Path) -> None:
 
 
 def test_intervals_on_pages_are_those_of_the_files(root: Path) -> None:
-    """In earlier versions, a page had an interval of three seeds beside tables of five seeds."""
+    """In earlier versions, a page had an interval from three seeds, although its tables were from five seeds."""
     known = set()
     for path in (root / "results").glob("*.csv"):
         for line in (line for line in rows_of(path) if line["low"] and line["high"]):
@@ -266,7 +269,7 @@ def test_changelog_and_citation_are_of_this_version(root: Path) -> None:
     named = re.search(r"\((\S+) names them\)", cited["message"])
     assert named and "| method | paper |" in (root / named[1]).read_text("utf-8")
     assert cited["repository-code"] == project["urls"]["Repository"]
-    assert f"tag `v{__version__}`" in changes  # the links in the wheel's README lead to this tag
+    assert f"tag `v{__version__}`" in changes  # links in the README of the wheel lead to this tag of the repository
 
 
 # ---------------------------------------------------------------------------------------------------------------- links
@@ -276,7 +279,7 @@ def pages_of(root: Path) -> list[Path]:
 
 
 def lost(root: Path, page: str, text: str) -> list[str]:
-    """Return the broken links of a page."""
+    """Return the broken links on a page."""
     gone = []
     for link in links(text):
         path, anchor = target_of(page, link)
@@ -322,8 +325,8 @@ def test_every_page_is_in_the_site_s_navigation(root: Path) -> None:
     assert all((root / name.removeprefix("repository/")).is_file() for name in outside)
 
 
-# Files outside of the repository that pages and comments name: files in a kit, a bundle, an export or an example's
-# package.
+# These files, which pages and comments name, are not in the repository, but in a kit, a bundle, an export or an
+# example.
 ELSEWHERE = {
     "local/custom/site_guard.py": "a kit",
     "startup/start.sh": "a kit",
@@ -345,7 +348,7 @@ OWN_FILE = re.compile(r"(?<![\w/<>*.{}-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|sh|ipynb
 
 
 def told_in(path: Path) -> Iterator[str]:
-    """Yield a file's texts for readers: a whole page, or a module's comments and docstrings."""
+    """Yield the texts in a file that people read: a whole page, or the comments and docstrings of a module."""
     text = path.read_text("utf-8")
     if path.suffix != ".py":
         yield text
@@ -359,7 +362,7 @@ def told_in(path: Path) -> Iterator[str]:
 
 
 class Tree:
-    """The files and folders of the repository."""
+    """The set of the repository's files and folders."""
 
     def __init__(self, listed: Sequence[str]) -> None:
         parts = [PurePosixPath(name).parts for name in listed]
@@ -368,10 +371,13 @@ class Tree:
         self.tops = {own[0] for own in parts if len(own) > 1 and own[0][0] != "."}
 
     def lacks(self, name: str, within: str) -> bool:
-        """Return True if no file has this path, relative to the root or to the naming file, or as the end of a path."""
+        """Return True if the repository has no file with this path, relative to the root or to `within`, and no path
+        that ends so.
+        """
         if name in self.places or normpath(PurePosixPath(within).parent / name) in self.places:
             return False
-        if name.partition("/")[0] in self.tops:  # the path begins at the root, so the end of a path is not enough
+        # a path from the root must exist as a whole, and not only as the end of another path
+        if name.partition("/")[0] in self.tops:
             return "*" not in name or not any(fnmatch(own, name) for own in self.places)
         return name not in self.ends
 
@@ -390,9 +396,9 @@ def test_every_path_that_a_page_a_docstring_or_a_comment_names_leads_somewhere(r
     for name in listed:
         if not name.endswith((".py", ".md", ".yaml", ".ipynb", ".toml")) or name == "pyproject.toml":
             continue
-        if re.match(r"tests/artefacts/\d", name):  # a file that an earlier version wrote
+        if re.match(r"tests/artefacts/\d", name):  # an earlier version wrote this file
             continue
-        if lost_in((root / name).read_text("utf-8"), name):  # includes code that no reader sees
+        if lost_in((root / name).read_text("utf-8"), name):  # this search also covers code that is no text for readers
             lost |= {own for text in told_in(root / name) for own in lost_in(text, name)}
     assert not lost
     for wrong in ("exact.py", "federation/place.py", "docs/python.md", "results/none/*.csv", "custom/site_guard.py"):

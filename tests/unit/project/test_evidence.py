@@ -1,6 +1,4 @@
-"""Compare intervals and tests with scipy and independent computations; count the winners in A/A studies of equal
-methods.
-"""
+"""Intervals and tests equal scipy and independent computations, and studies of equal methods rarely have a winner."""
 
 import numpy as np
 import pytest
@@ -22,9 +20,7 @@ from tests.patient_scores import scores
 
 
 def test_many_seeds_and_patients_that_are_all_alike_are_the_paired_t_test_and_no_verdict() -> None:
-    """If every patient differs by the same amount, only the variance between seeds remains, and the variance between
-    patients is unknown.
-    """
+    """If all patients have the same difference, only the variance between seeds is known, so no verdict is given."""
     random = np.random.default_rng(3)
     effects = random.normal(0.2, 0.05, 8)
     mine = [{"a": scores(np.full(40, 0.5 + effect))} for effect in effects]
@@ -36,9 +32,7 @@ def test_many_seeds_and_patients_that_are_all_alike_are_the_paired_t_test_and_no
 
 
 def test_seeds_that_do_nothing_leave_students_interval_of_patients_who_are_not_skewed() -> None:
-    """In earlier versions, the interval for 20 patients was six times as wide, because each hospital got an added
-    patient with the worst score.
-    """
+    """In earlier versions, the interval for 20 patients was six times wider, because a worst-case patient was added."""
     values = 0.03 * np.random.default_rng(0).normal(0, 1, 10)
     own = [{"a": scores(0.7 + np.concatenate([values, -values]))} for _ in range(4)]
     found = compare(own, [{"a": scores(np.full(20, 0.7))}] * 4)
@@ -47,10 +41,10 @@ def test_seeds_that_do_nothing_leave_students_interval_of_patients_who_are_not_s
 
 
 def test_skewed_patients_have_halls_and_johnsons_interval() -> None:
-    """An independent computation gives the expected numbers.
+    """The expected limits were computed independently.
 
-    One end uses Hall's cubic transformation (1992). The other end, where the cubic is flat, uses Johnson's quadratic
-    transformation (1978).
+    One limit of the interval follows from Hall's cubic transformation (1992). The other limit follows from Johnson's
+    quadratic transformation (1978), because Hall's cubic is flat there.
     """
     values = np.array([0.0, 0.01, 0.01, 0.02, 0.02, 0.03, 0.05, 0.08, 0.15, 0.4])
     own = [{"a": scores(0.5 + values)} for _ in range(4)]
@@ -61,17 +55,16 @@ def test_skewed_patients_have_halls_and_johnsons_interval() -> None:
     assert ratio + skew * ratio**2 / 3 + skew**2 * ratio**3 / 27 + skew / 6 == pytest.approx(stats.t.ppf(0.975, 9))
     value = stats.t.ppf(0.025, 9) - skew / 6
     assert (found.mean - found.high) / spread == pytest.approx(value - skew * value**2 / 3)
-    assert found.high - found.mean > 1.5 * (found.mean - found.low)  # the long tail is above the mean
+    # the long tail of the distribution is above the mean
+    assert found.high - found.mean > 1.5 * (found.mean - found.low)
 
 
 def test_no_end_runs_away_where_patients_are_skewed() -> None:
-    """In earlier versions, one end was at +68.5 points, because the inverse of Hall's cubic is unbounded where the
-    cubic is flat.
-    """
+    """In earlier versions, one limit was +68.5 points, because Hall's cubic has no bounded inverse where it is flat."""
     law = Law(0.0, 1.0, 9.0, 0.0)
     for error in (0.05, 0.01, 0.001):
         student = law.within(error)[1]
-        for skew in np.linspace(0, 1, 41):  # ten patients cannot have a greater estimated skewness
+        for skew in np.linspace(0, 1, 41):  # the estimated skewness of ten patients cannot be larger
             low, high = law._replace(skewness=float(skew)).within(error)
             assert (
                 low
@@ -92,7 +85,7 @@ def test_an_interval_leaves_zero_out_exactly_where_the_p_value_says_so() -> None
 
 
 def test_patients_and_not_cases_are_resampled() -> None:
-    """Ten copies of each patient's case count as one case."""
+    """Ten copies of a patient's case have the same weight as one case."""
     random = np.random.default_rng(5)
     difference = random.normal(0.0, 0.2, 60)
     once = compare([{"a": scores(difference)}], [{"a": scores(np.zeros(60))}])
@@ -114,11 +107,11 @@ def test_testing_the_same_patients_with_more_seeds_does_not_shrink_their_share()
     one = compare([{"a": scores(difference)}], [{"a": scores(np.zeros(50))}])
     five = compare([{"a": scores(difference + 0.7)}] * 5, [{"a": scores(np.zeros(50))}] * 5)
     assert five.high - five.low == pytest.approx(one.high - one.low, rel=0.25)
-    assert five.low > 0 and not five.decides  # equal seeds give no estimate of their variance
+    assert five.low > 0 and not five.decides  # equal seeds give no estimate of the variance between seeds
 
 
 def test_patients_and_seeds_are_crossed_with_satterthwaites_degrees() -> None:
-    """The reference adds two mean squares, and subtracts the interaction of seed and patient, which both contain."""
+    """The reference adds the mean squares of seeds and patients, and subtracts the mean square of their interaction."""
     random = np.random.default_rng(9)
     patients, seeds = 400, 4
     cells = random.normal(0.05, 0.1, patients) + random.normal(0, 0.2, (seeds, patients))
@@ -133,7 +126,7 @@ def test_patients_and_seeds_are_crossed_with_satterthwaites_degrees() -> None:
     reach = stats.t.ppf(0.975, variance**2 / squares) * np.sqrt(variance)
     assert (found.high - found.low) / 2 == pytest.approx(reach, rel=0.01)
     just = compare([{"a": scores(one - found.low)} for one in cells], [{"a": scores(np.zeros(patients))}] * seeds)
-    assert just.p == pytest.approx(0.05, rel=1e-3)  # the differences are shifted until the interval touches zero
+    assert just.p == pytest.approx(0.05, rel=1e-3)  # the differences are shifted until zero is a limit of the interval
 
 
 def test_a_difference_and_its_reverse_have_the_same_interval() -> None:
@@ -147,9 +140,9 @@ def test_a_difference_and_its_reverse_have_the_same_interval() -> None:
 
 
 def test_an_a_a_study_names_no_winner() -> None:
-    """Four methods have the same quality, with three seeds and three sites.
+    """In the simulated studies, four methods have the same quality, with three seeds and three sites.
 
-    In at least 19 of 20 studies, no method wins.
+    No method wins in at least 19 of 20 studies.
     """
     named = 0
     for number in range(20):
@@ -183,11 +176,13 @@ def test_a_clear_gain_is_named() -> None:
     tested = _tested(differences)
     assert [name for name, one in tested.items() if one.sure] == ["better", "worse"]
     assert tested["better"].low > 0 and tested["worse"].high < 0
-    assert not compare(study(0.2)[:3], baseline[:3]).decides  # three seeds give no verdict
+    assert not compare(study(0.2)[:3], baseline[:3]).decides  # no verdict is given with three seeds
 
 
 def test_methods_that_give_the_same_are_no_verdict() -> None:
-    """In earlier versions, two models that always predict one class gave a difference of +0.0 (+0.0 to +0.0)."""
+    """In earlier versions, two models that predict the same class for all cases had a difference of +0.0 (+0.0 to
+    +0.0).
+    """
     same = [{"a": scores([0.1, 0.5, 0.9])}, {"a": scores([0.2, 0.4, 0.9])}] * 2
     found = compare(same, same)
     assert (found.mean, found.p) == (0, 1) and found.low == -np.inf and found.high == np.inf and not found.decides
@@ -205,7 +200,7 @@ def test_one_patient_leaves_the_seeds() -> None:
 
 
 def test_sites_that_are_one_person_each_are_compared_as_people() -> None:
-    """With nearly equal seeds, sites with one patient each give the same interval as one site with these patients."""
+    """If seeds differ little, sites with one patient each have the interval of one site with all these patients."""
     random = np.random.default_rng(30)
     moves, person = random.normal(0.2, 0.1, 12), [0] * 5
     mine = [
@@ -232,7 +227,9 @@ def test_what_is_not_paired_is_refused() -> None:
 
 # -------------------------------------------------------------------------------------------------------- by simulation
 def drawn(random: np.random.Generator, sizes: tuple[int, ...], seeds: int) -> tuple[list, list]:
-    """Draw a study of two equal methods: the same patients in all seeds, with noise for seeds and for single cases."""
+    """Draw a study of two equal methods with the same patients in all seeds, and with noise of seeds and of single
+    cases.
+    """
     patients = [random.normal(0, 0.3, size) for size in sizes]
     mine = [
         {f"{site}": scores(own + random.normal(0, 0.1, len(own))) for site, own in enumerate(patients)}
@@ -251,10 +248,11 @@ def test_one_person_s_cases_decide_nothing() -> None:
 
 
 def studies(random: np.random.Generator, gain: float, unsteady: float = 1.0, times: int = 3000) -> np.ndarray:
-    """Draw studies of six methods and three seeds, [times, methods, seeds]. Method 1 may vary more, and method 2 is
-    better by `gain`.
+    """Draw scores [times, methods, seeds] of studies with six methods and three seeds.
 
-    A method judged alone finds a difference of 6 points in 11 % of studies, and of 10 points in 27 %.
+    Method 1 may vary more than other methods, and the score of method 2 is higher by `gain`.
+
+    A test of a single method finds a difference of 6 points in 11 % of studies, and of 10 points in 27 % of studies.
     """
     drawn = random.normal(0, 0.0225, (times, 6, 3))
     drawn[:, 1] *= unsteady
@@ -263,9 +261,7 @@ def studies(random: np.random.Generator, gain: float, unsteady: float = 1.0, tim
 
 
 def sure(studies: np.ndarray, pooled: bool) -> np.ndarray:
-    """Return a mask of the significant differences after Bonferroni's correction, [times, methods without the
-    first].
-    """
+    """Return a mask [times, methods without the first] of significant differences after Bonferroni's correction."""
     ways = studies[:, 1:] - studies[:, :1]
     variance, degrees = ways.var(-1, ddof=1), np.full(ways.shape[:2], 2.0)
     if pooled:
@@ -277,7 +273,9 @@ def sure(studies: np.ndarray, pooled: bool) -> np.ndarray:
 
 
 def test_the_luck_of_all_rows_together_finds_gains_that_one_row_does_not() -> None:
-    """With pooled variance, the power for 6 and 10 points rises from 11 % and 27 % to above 30 % and 60 %."""
+    """If variances are pooled, the power for 6 points rises from 11 % to above 30 %, and for 10 points from 27 % to
+    above 60 %.
+    """
     random = np.random.default_rng(23)
     power = {
         gain: [sure(studies(random, gain), pooled)[:, 1].mean() for pooled in (False, True)] for gain in (0.06, 0.1)
@@ -288,8 +286,8 @@ def test_the_luck_of_all_rows_together_finds_gains_that_one_row_does_not() -> No
 
 @pytest.mark.parametrize(("unsteady", "most"), [(1.0, 0.05), (2.0, 0.06), (3.0, 0.08)])
 def test_a_row_that_is_far_unsteadier_than_the_rest_raises_few_false_alarms(unsteady: float, most: float) -> None:
-    """Without the check, a method that varies three times as much would be falsely significant in more than 15 % of
-    studies.
+    """Without the check, more than 15 % of studies would have a false result for a method that varies three times as
+    much.
     """
     alarms = sure(studies(np.random.default_rng(24), 0.0, unsteady), True).any(-1).mean()
     assert alarms <= most
@@ -307,21 +305,23 @@ def test_the_worst_site_is_each_methods_own() -> None:
 @pytest.mark.parametrize("patients", [2, 4, 8, 16])
 @pytest.mark.parametrize("name", [*intervals.SCORES, *intervals.RANKED])
 def test_intervals_of_a_score_cover_what_other_patients_give(name: str, patients: int) -> None:
-    """In earlier versions, the interval was .40 to .84 if one of ten patients had a Dice of 0 and the others 0.9."""
+    """In earlier versions, nine patients with a Dice of 0.9 and one with a Dice of 0 gave the interval .40 to .84."""
     assert intervals.covered_score(name, patients, 200) >= 0.93
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", worlds.WORLDS, ids=lambda one: one.words)
 def test_intervals_of_a_difference_cover_it_as_often_as_they_say(world: worlds.World) -> None:
-    """The coverage of both limits of the interval is at least .95 for the simulated patients."""
-    few = world.kind == worlds.SKEWED and world.sizes == (5,)  # five patients give no verdict
+    """The interval contains the true difference of the simulated patients in about 95 % of the studies."""
+    few = world.kind == worlds.SKEWED and world.sizes == (5,)  # no verdict is given with five patients
     assert (0.88 if few else 0.92) <= worlds.covered(world, 400, 0)[0] <= 0.98
 
 
 @pytest.mark.slow
 def test_four_rows_without_a_difference_are_one_false_verdict_in_twenty_comparisons() -> None:
-    """400 comparisons of four equal methods gave .065, and 5,000 comparisons gave .046."""
+    """The fraction of false verdicts about four equal methods was .065 in 400 comparisons, and .046 in 5,000
+    comparisons.
+    """
     world = next(one for one in worlds.WORLDS if one.kind == worlds.SKEWED and one.sizes == (20,))
     assert worlds.false_verdicts(world, 1500) <= 0.06
 
@@ -339,9 +339,7 @@ def test_what_is_told_with_power_80_is_found_in_four_of_five_studies(world: worl
 
 
 def test_failures_are_learned_from_all_hospitals_together() -> None:
-    """The upper limit of a hospital's failure rate with five patients is 52 % alone, and 4 % with 95 patients of other
-    hospitals.
-    """
+    """With five patients, the upper limit of a failure rate is 52 %, and with 95 patients of other hospitals 4 %."""
     own = np.full(5, 0.7) + 0.01 * np.arange(5)
 
     def of(*others: np.ndarray) -> Difference:
@@ -356,7 +354,7 @@ def test_failures_are_learned_from_all_hospitals_together() -> None:
     shares = [found.unseen.most(0.05) for found in (alone, beside) if found.unseen]
     assert shares == pytest.approx([1 - 0.025 ** (1 / 5), 1 - 0.025 ** (1 / 100)])
     assert alone.if_unseen(0.05)[0] == pytest.approx(alone.mean - shares[0] * 0.73, abs=0.02)
-    # The other hospitals do not change this interval.
+    # other hospitals' patients do not change this interval
     assert (alone.low, alone.high) == pytest.approx((beside.low, beside.high))
     some, none = np.full(40, 0.7), np.full(40, 0.7)
     some[:20] = 0.0
@@ -365,7 +363,7 @@ def test_failures_are_learned_from_all_hospitals_together() -> None:
 
 
 def test_parts_of_a_concordance_have_its_mean_and_vary_with_all_pairs() -> None:
-    """Without one case, the concordance changes by that case's part."""
+    """A case's contribution is the change of the concordance if the case is left out."""
     random = np.random.default_rng(31)
     drawn = intervals.RANKED["concordance .73"](random, 200)
     parts = parts_of_concordance(*drawn)

@@ -1,6 +1,6 @@
-"""The public names of medsilo, its client, recipes and `extend` have examples and documented arguments.
+"""Public names of medsilo, of its client, of its recipes and of `extend` have examples and documented arguments.
 
-Example folders have the form of NVFlare's catalogue.
+The folders of examples have the form that NVFlare's catalogue demands.
 """
 
 import ast
@@ -24,7 +24,7 @@ from medsilo_lab import extend as extend_lab
 
 PLACES = (medsilo, extend, extend_lab)
 NAMES = [f"{place.__name__}.{name}" for place in PLACES for name in place.__all__ if name != "__version__"]
-# These types have no docstring because docs/research/extend.md describes them, or because a model creates them.
+# These types have no docstring, because docs/research/extend.md describes them or because a model creates them.
 WITHOUT = {"Modules", "Outgoing", "Receive", "Stop", "Tensors", "predict_all"}
 
 
@@ -40,12 +40,12 @@ def test_an_example_runs(name: str, root: Path, monkeypatch: pytest.MonkeyPatch)
         assert doctest.DocTestRunner().run(test).failed == 0
 
 
-# The names are files of an example in NVFlare's repository.
+# These are the names of files in an example of NVFlare's repository.
 FORM = {"README.md", "client.py", "job.py", "model.py", "requirements.txt"}
 
 
 def imported(folder: Path) -> set[str]:
-    """Return the third-party packages that the scripts of a folder import."""
+    """Return the packages that the scripts in a folder import, except Python's own and medsilo's packages."""
     trees = [ast.parse(path.read_text("utf-8")) for path in folder.glob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     names = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
@@ -76,7 +76,7 @@ def described(text: str | None) -> set[str]:
 
 
 def callables() -> dict[str, tuple[Callable[..., Any], str]]:
-    """Return the public functions, constructors and methods of results, each with its documentation."""
+    """Return the public functions, constructors and methods, each with its docstring."""
     found: dict[str, tuple[Callable[..., Any], str]] = {}
     for name in medsilo.__all__:
         own = getattr(medsilo, name)

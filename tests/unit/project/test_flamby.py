@@ -1,4 +1,4 @@
-"""Test FLamby's tables: the data of the protocol, the published facts, and the verdict on a result."""
+"""Test FLamby's tables: the data that the protocol uses, the published facts, and the verdict on a result."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_five_published_seeds_stand_for_every_cell() -> None:
 
 
 def test_a_cell_agrees_within_two_standard_errors() -> None:
-    """Both standard deviations are 0.1, so the difference of two means of four has a standard error of 0.0707."""
+    """If both standard deviations are 0.1, the difference of two means of four values has the standard error 0.0707."""
     theirs = (0.5 - 0.0866025, 0.5 - 0.0866025, 0.5 + 0.0866025, 0.5 + 0.0866025)
     near, far = (tuple(own + shift for own in theirs) for shift in (0.141, 0.142))
     assert PublishedCell("set", "fedavg", "all", near, theirs).error == pytest.approx(0.0707, abs=1e-4)
@@ -82,4 +82,4 @@ def test_the_data_are_those_of_the_protocol_and_a_cell_is_near(tmp_path: Path) -
     assert parts == [(248, 63), (156, 40), (164, 42), (129, 33), (129, 33), (40, 11)]
     work = Work(BRCA, write_tables(lines, tmp_path), tuple(lines), tmp_path)
     assert len(work.columns) == 39
-    assert 0.8 < work.on_all("fedadam", 42) < 0.9  # published: 0.842 with a standard deviation of 0.017
+    assert 0.8 < work.on_all("fedadam", 42) < 0.9  # the published value is 0.842, with a standard deviation of 0.017

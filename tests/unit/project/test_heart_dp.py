@@ -1,4 +1,4 @@
-"""Test the heart study: reading test files, a private federation, and the real data if they are available."""
+"""Test the heart study: reading files, private training, and the real data if they are on this machine."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,9 @@ ROW = "{age},{sex},{pain},{pressure},{fat},0,{ecg},{rate},0,1.5,2,0,3,{level}"
 
 @pytest.fixture
 def hospitals(tmp_path: Path) -> dict[str, Hospital]:
-    """Write four hospitals with 40 rows each, one row without a blood pressure and one with a question mark."""
+    """Write the data of four hospitals with 40 rows each, of which one row lacks a blood pressure and one has a
+    question mark.
+    """
     draw = torch.Generator().manual_seed(3)
     for name in HOSPITALS:
         lines = []

@@ -1,6 +1,6 @@
-"""`make image-buildah` builds the same image twice.
+"""`make image-buildah` builds an identical image each time.
 
-The image runs as an unprivileged user on a read-only file system.
+The image runs without root rights on a file system that is read-only.
 """
 
 import json
@@ -29,7 +29,7 @@ BASE = "localhost/medsilo-test-base"
 LICENCES = "provisioning/containers/licences.csv"
 OF_THE_BASE = {"pip", "setuptools", "wheel"}
 LIGHT = ("typer", "rich", "pydantic", "PyYAML", "Jinja2", "psutil", "filelock", "cryptography", "numpy", "setuptools")
-# Use the network, certificates and host names of this machine.
+# Use this machine's network, certificates and names of hosts.
 HERE = "--isolation chroot --network host --volume /etc/ssl/certs:/etc/ssl/certs:ro "
 HERE += "--volume /etc/resolv.conf:/etc/resolv.conf:ro"
 
@@ -46,7 +46,7 @@ def dockerfile(root: Path) -> str:
 
 @pytest.fixture
 def base(root: Path, tmp_path: Path) -> Iterator[str]:
-    """Return the Dockerfile's base image, or Debian's Python of the same version."""
+    """Yield the base image that the Dockerfile names, or a replacement with Debian's Python of the same version."""
     [own] = re.findall(r"(?m)^ARG BASE=(\S+)", dockerfile(root))
     if subprocess.run(["buildah", "pull", "--quiet", f"docker.io/library/{own}"], capture_output=True).returncode == 0:
         yield f"docker.io/library/{own}"
@@ -68,7 +68,7 @@ def base(root: Path, tmp_path: Path) -> Iterator[str]:
 
 
 def without_torch(root: Path, place: Path) -> None:
-    """Write the committed files as a repository whose lock file lacks torch."""
+    """Clone the repository's committed files, and remove torch from the lock file."""
     told("git", "clone", "--quiet", "--no-hardlinks", root, place)
     lock = place / "requirements.lock"
     pins = dict(re.findall(r"(?m)^([\w.-]+)==(\S+)", lock.read_text()))
@@ -107,7 +107,7 @@ def test_two_builds_are_alike_and_run_as_nobody_where_nothing_can_be_written(
 
 
 def holds_what_its_bill_says(place: Path, system: str) -> None:
-    """Compare each package in the image with the bill of materials, except pip, which comes with the base image."""
+    """Assert that the image contains the packages in the bill of materials, and otherwise only pip."""
     bill = place / "dist/sbom.cdx.json"
     told(sys.executable, place / "provisioning/sbom.py", "write", "requirements.lock", LICENCES, bill, cwd=place)
     written = {(own["name"], own["version"]) for own in json.loads(bill.read_text())["components"]}
@@ -118,7 +118,7 @@ def holds_what_its_bill_says(place: Path, system: str) -> None:
 
 
 def config_of(archive: Path) -> dict:
-    """Return the configuration of an image in the OCI layout."""
+    """Return the configuration of an image in an archive of the OCI layout."""
     with tarfile.open(archive) as file:
 
         def read(name: str) -> dict:
@@ -132,7 +132,9 @@ def config_of(archive: Path) -> dict:
 
 
 def runs_where_nothing_can_be_written(system: str, config: dict, health: list[str]) -> None:
-    """Run the entry point and the health check without a network, as the image's user."""
+    """Run the entry point and the health check as the user of the image, without a network and on a read-only file
+    system.
+    """
     closed = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && mount -t tmpfs tmpfs "$1/tmp" && shift && "$@"'
     enter = ["unshare", "--mount", "--net", "sh", "-c", closed, "sh", system]
     enter += ["chroot", f"--userspec={config['User']}", system, "env", "-i", *config["Env"]]

@@ -1,6 +1,4 @@
-"""Test IMPACT: the statistics, the training sets, the results file, and a part of the study if the data are
-available.
-"""
+"""Test the study of IMPACT: statistics, training sets, the results file, and some runs if the data are available."""
 
 from pathlib import Path
 
@@ -20,7 +18,7 @@ DIED = (DRAW.random(150) < expit(0.3 + 0.7 * SCORES)).astype(float)
 
 
 def test_an_area_and_its_variance_are_those_of_all_pairs() -> None:
-    """By definition, DeLong's variance is the variance of each patient's share of correctly ordered pairs."""
+    """DeLong's variance is the variance over patients of the fraction of correctly ordered pairs."""
     pairs = np.sign(SCORES[DIED == 1][:, None] - SCORES[DIED == 0][None]) / 2 + 0.5
     error = sum(pairs.mean(axis).var(ddof=1) / pairs.shape[1 - axis] for axis in (0, 1)) ** 0.5
     found = auc(SCORES, DIED)
@@ -29,9 +27,9 @@ def test_an_area_and_its_variance_are_those_of_all_pairs() -> None:
 
 
 def test_calibrations_solve_their_equations_and_have_walds_interval() -> None:
-    """The predicted number of deaths is right, and with a slope also the number weighted by score.
+    """Calibration gives the right number of deaths, and with a slope also the right sum of the scores of deaths.
 
-    The interval comes from the information matrix.
+    The expected confidence interval is computed from the information matrix.
     """
     one = np.ones(len(SCORES))
     large, slope = calibration_in_the_large(SCORES, DIED), calibration_slope(SCORES, DIED)
@@ -61,9 +59,7 @@ def test_a_study_that_is_left_out_is_tested_whole_and_trains_nothing(tmp_path: P
 
 @pytest.mark.long
 def test_three_studies_come_out_again(shared_data: Path, tmp_path: Path) -> None:
-    """For the smallest, the largest and the deadliest study, FedAvg equals pooled regression, as in the results
-    file.
-    """
+    """FedAvg equals pooled regression for the smallest study, the largest study and the study with the most deaths."""
     studies = read(shared_data / "impact" / "impact.csv")
     assert (len(studies), sum(map(len, studies.values()))) == (15, 11_022)
     work = Work(studies, tmp_path / "tables")

@@ -1,4 +1,4 @@
-"""Every command in docs/research/reproduce.md is valid, also without the data."""
+"""Each command in docs/research/reproduce.md is valid, even if the data are missing."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from tests.conftest import wanted
 TEXT = (Path(__file__).resolve().parents[3] / "docs/research/reproduce.md").read_text()
 TEXT = joined(TEXT)
 COMMANDS = re.findall(r"^    medsilo (.+)$", TEXT, re.MULTILINE)
-# A plan is valid only if its networks can be built, and the papers' networks are large.
+# Checking a plan builds its networks, and the networks in the papers are large.
 BY_SIZE = [pytest.param(line, marks=pytest.mark.long) if "compare --plan" in line else line for line in COMMANDS]
 
 

@@ -1,4 +1,4 @@
-"""Test the files in results/: each study runs at a tiny size, missing parts are named, and the index is current."""
+"""Each study in results/ runs with few cases, missing results are named, and the index is up to date."""
 
 import re
 import shlex
@@ -57,7 +57,7 @@ NO_OPTIONS = (
     "results.gamma",
     "results.intervals",
     "results.power",
-)  # programs whose only options are for reading and --write
+)  # programs that have no options except options for reading and --write
 THREE = "participation.sites=[a,b,c]"
 SMALL = {
     "activity-windows": ("participation.sites=[subject_01,subject_02,subject_03]",),
@@ -74,7 +74,7 @@ TINY = Page("Tiny", "drawn", "Words.", (PAGES["baselines"].parts[1],))
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
-    """Write simulated data in the layout of the real data."""
+    """Write simulated data that have the layout of the real data."""
     data = tmp_path_factory.mktemp("data")
     draw(data / "nuclei_he", images=9)
     write_hearts(data / HEART)
@@ -102,7 +102,7 @@ def write_cells(folder: Path, images: int = 10) -> None:
 
 
 def write_volumes(folder: Path, volumes: int = 40) -> None:
-    """Write volumes with two adjacent structures, in the layout of the real data set."""
+    """Write volumes with two adjacent structures and the layout of the real data set."""
     nibabel = pytest.importorskip("nibabel")
     for part in ("images", "labels"):
         (folder / part).mkdir(parents=True)
@@ -116,14 +116,14 @@ def write_volumes(folder: Path, volumes: int = 40) -> None:
 
 
 def waves(number: int, count: int) -> np.ndarray:
-    """Return windows [n, sensors, steps] of slow movements with an offset for each sensor."""
+    """Return windows [n, sensors, steps] of slow movements, with another offset for each sensor."""
     draw = np.random.default_rng(number)
     phase = draw.uniform(0, 6, (count, 9, 1)) + np.linspace(0, 3, 128)
     return (np.sin(phase) + np.arange(9)[:, None]).astype(np.float32)
 
 
 def people(number: int) -> dict[str, np.ndarray]:
-    """Return one person's file as stored: numbers of [steps, sensors] under the shape [sensors, steps]."""
+    """Return a person's file as it is stored: values ordered [steps, sensors], with the shape [sensors, steps]."""
     stored = {}
     for part, count in (("train", 12), ("test", 6)):
         stored[f"x_{part}"] = waves(number, count).transpose(0, 2, 1).reshape(count, 9, 128).astype(np.float16)
@@ -132,9 +132,9 @@ def people(number: int) -> dict[str, np.ndarray]:
 
 
 def tiny(part: Part, seeds: int = 1, rows: tuple[str, ...] = ()) -> Part:
-    """Return a part of a study with one round of two methods: the baseline and single-site training.
+    """Return the same part of a study with one round and two methods, the baseline and single-site training.
 
-    FedAvg replaces HarmoFL, which needs more images than a site has here.
+    FedAvg replaces HarmoFL, because HarmoFL needs more images than a site has here.
     """
     against = "FedAvg" if part.baseline.startswith("HarmoFL") else part.baseline
     chosen = {against, *rows, "local"}
@@ -164,7 +164,8 @@ def test_every_plan_of_every_page_is_in_order(places: Places) -> None:
             comparison = Comparison.of(name, one, places)
             titles = {cell.row.title for cell in comparison.cells}
             assert {"local", part.baseline, *part.beside} <= titles
-            assert ("HarmoFL, whole" in titles) == ("HarmoFL, mean" in titles)  # both rows or neither
+            # a results file contains both of these rows or none of them
+            assert ("HarmoFL, whole" in titles) == ("HarmoFL, mean" in titles)
 
 
 def test_every_study_has_a_file_whose_command_makes_it(root: Path) -> None:
@@ -237,7 +238,7 @@ def test_every_page_is_made(name: str, places: Places, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def activity(tmp_path: Path, places: Places) -> tuple[Page, list[Comparison], Places]:
-    """Run two seeds of local, fedavg and fedprox, and later fedbn."""
+    """Run local, fedavg and fedprox with two seeds, and add fedbn later."""
     part = replace(tiny(TINY.parts[0], 2, ("fedprox", "fedbn")), later=("fedbn",))
     page, own = replace(TINY, parts=(part,)), Places(tmp_path, places.data)
     return page, comparisons("tiny", page, own), own
@@ -248,12 +249,13 @@ def test_a_page_that_was_stopped_says_what_is_missing_and_goes_on(
     activity: tuple[Page, list[Comparison], Places],
 ) -> None:
     page, parts, own = activity
-    make(parts, own, time.monotonic())  # the time limit is already over
+    make(parts, own, time.monotonic())  # the program's time limit has passed when the program starts
     nothing = study("tiny", page, parts)
     assert "0 of 2 seeds; 0 of 8 runs" in nothing.header["runs"][0] and not nothing.tables
     assert nothing.header["unfinished"] == "0 of 8 runs"
     make(parts, own, None, seeds=1)
-    assert comparisons("tiny", page, own)[0].whole_seeds() == [0]  # the command finds the same finished seed again
+    # the command uses the finished run of this seed again
+    assert comparisons("tiny", page, own)[0].whole_seeds() == [0]
     (half,) = study("tiny", page, parts).header["runs"]
     assert "1 of 2 seeds; 4 of 8 runs" in half and "not done" not in half
     for cell in parts[0].cells:
@@ -272,7 +274,7 @@ def test_a_page_that_was_stopped_says_what_is_missing_and_goes_on(
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return a temporary folder that replaces results/."""
+    """Yield a temporary folder that replaces the folder results/."""
     monkeypatch.setattr(command_line, "FOLDER", tmp_path)
     yield tmp_path
 
@@ -307,7 +309,7 @@ def test_the_command_asks_for_the_very_same_cells(places: Places) -> None:
 
 
 def recorded() -> Iterator[tuple[str, str]]:
-    """Yield each command in a results file's header or in backticks, after the file's name."""
+    """Yield the file's name and the command for each command in the header of a results file or in backticks."""
     for path in sorted(result_files.FOLDER.glob("*.csv")):
         header = result_files.header_of(path)
         lines = [part for line in header.get("command", ()) for part in line.split("; ")]
@@ -317,12 +319,12 @@ def recorded() -> Iterator[tuple[str, str]]:
 
 
 class Parsed(Exception):
-    """Raised when a program has parsed its command line."""
+    """Raised after a program has parsed its command line."""
 
 
 @pytest.mark.slow
 def test_every_recorded_command_line_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The programs themselves parse the commands, and the plan accepts each change of a key."""
+    """Each program parses its own commands, and the plan accepts each changed key."""
     reads = ArgumentParser.parse_args
 
     def stops(parser: ArgumentParser, *given: object) -> None:
@@ -342,7 +344,7 @@ def test_every_recorded_command_line_is_one(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def read_by_its_program(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise Parsed if a command line is valid."""
+    """Raise Parsed if the command line is valid."""
     if words[0] == "medsilo":
         command, values = parse_command(words[1:])
         if command in ("compare", "run"):
@@ -367,9 +369,9 @@ def read_by_its_program(words: list[str], monkeypatch: pytest.MonkeyPatch) -> No
 
 # ------------------------------------------------------------------ declared contrasts
 def write_scores(folder: Path, name: str, **terms: str) -> Path:
-    """Write scores of three configurations at two hospitals, one of which is better by ten points.
+    """Write scores of three configurations at two hospitals, where one configuration is better by ten points.
 
-    The argument `terms` belongs to that configuration.
+    The argument `terms` describes the better configuration.
     """
     drawn, folder = np.random.default_rng(3), folder / "scores"
     hard = {site: drawn.uniform(0.4, 0.6, 20) for site in "ab"}
@@ -390,17 +392,17 @@ def write_scores(folder: Path, name: str, **terms: str) -> Path:
 
 
 def shown(text: str) -> list[tuple[str, bool]]:
-    """Return the differences with intervals on a page, such as "+9.9 (+5.8 to +13.9)", and whether each difference is
-    bold.
+    """Return each difference with its interval on a page, such as "+9.9 (+5.8 to +13.9)", and whether the page prints
+    it in bold.
     """
     found = re.findall(r"(\*\*)?([+−-]\d[\d.]*) \(([+−-][\d.]+) to ([+−-][\d.]+)\)", text)
     return [(f"{value} ({low} to {high})".replace("−", "-"), bool(bold)) for bold, value, low, high in found]
 
 
 def undeclared(text: str, known: dict[str, bool]) -> list[str]:
-    """Return the differences on a page that are not declared, or wrongly bold.
+    """Return the differences on a page that are not declared, or that are bold without being significant.
 
-    The argument `known` maps each declared contrast to its significance.
+    The argument `known` maps each declared contrast to True if the contrast is significant.
     """
     wrong = [one for one, bold in shown(text) if one not in known or (bold and not known[one])]
     crossing = [one for one, bold in shown(text) if bold and "(-" in one and "to +" in one]
@@ -408,7 +410,9 @@ def undeclared(text: str, known: dict[str, bool]) -> list[str]:
 
 
 def test_pages_show_declared_contrasts_only_as_kept_scores_give_them(root: Path) -> None:
-    """In earlier versions, a page had a contrast of different images in bold, and one contrast with three values."""
+    """In earlier versions, a page had a bold difference between methods on different images, and one contrast had three
+    values.
+    """
     known = {
         contrasts.difference_of(one).replace("*", ""): one.sure
         for found in contrasts.answers()
@@ -447,7 +451,7 @@ def test_a_contrast_is_of_kept_scores_and_names_what_was_chosen(
     assert found.chosen == "fedbn" and found.patients == 40
     gain = found.found["fedbn", "fedavg"]
     assert gain.sure and gain.low < 0.1 < gain.high and not found.found["fedavg", "local"].sure
-    # the contrast with the chosen method is also declared by the method's name
+    # the contrast with the chosen method is declared a second time by the method's name
     assert found.pairs("chosen") == [("fedbn", "fedavg")]
     assert Kept.read(tmp_path / "scores/drawn.csv").text() == (tmp_path / "scores/drawn.csv").read_text("utf-8")
 
@@ -460,16 +464,16 @@ def test_a_contrast_is_of_kept_scores_and_names_what_was_chosen(
 def test_a_contrast_of_other_images_weights_or_networks_is_refused(
     terms: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AdaFed on standardised images minus FedAvg on raw images does not measure AdaFed."""
+    """The difference between AdaFed on standardised images and FedAvg on raw images does not measure AdaFed alone."""
     monkeypatch.setattr(contrasts.kept, "FOLDER", write_scores(tmp_path, "drawn", **terms))
     with pytest.raises(MedsiloError, match=f"fedbn and fedavg differ in {next(iter(terms))}"):
         contrasts.answer("drawn")
 
 
 def test_intervals_of_the_deleted_kind_are_gone(root: Path) -> None:
-    """The deleted intervals added a patient with the worst score to each hospital.
+    """The intervals of earlier versions added a patient with the worst score to each hospital.
 
-    Files with comparisons have intervals of the current kind, or no intervals.
+    A results file with comparisons has intervals of the present version or none.
     """
     withdrawn = {path.stem for path in (root / "results").glob("*.csv") if "intervals" in result_files.header_of(path)}
     assert withdrawn == {*PAGES} - {"what-differs", "weights"}
@@ -481,7 +485,7 @@ def test_intervals_of_the_deleted_kind_are_gone(root: Path) -> None:
 
 @pytest.mark.long
 def test_single_site_models_answer_together_as_their_mean_probability(places: Places, tmp_path: Path) -> None:
-    """Each test case gets the class with the highest mean probability; survival models form no ensemble."""
+    """The ensemble predicts the class with the highest mean probability, and survival models have no ensemble."""
     heart, brca = (
         Comparison.of("whole", replace(tiny(part), rows=("local",), baseline="local"), Places(tmp_path, places.data))
         for part in PAGES["what-differs"].parts
@@ -546,13 +550,13 @@ def test_the_shift_moves_axes_turns_signs_and_scales_kinds_of_sensors() -> None:
     kinds = windows.reshape(4, 3, 3, 128)
     orders = set()
     for kind in range(3):
-        ratios = moved[0, kind, :, None] / kinds[0, kind, None]  # [new axis, old axis, steps]
+        ratios = moved[0, kind, :, None] / kinds[0, kind, None]  # the axes are [new axis, old axis, steps]
         even = np.argwhere(ratios.std(2) < 1e-4)
         assert len(even) == 3 and set(even[:, 0]) == set(even[:, 1]) == {0, 1, 2}
         factors = np.array([ratios[new, old].mean() for new, old in even])
         assert np.allclose(abs(factors), abs(factors[0]), rtol=1e-3) and 0.5 <= abs(factors[0]) <= 2
         orders.add((tuple(even[:, 1]), tuple(np.sign(factors))))
-    assert len(orders) == 1  # one orientation for all sensors of a device
+    assert len(orders) == 1  # all sensors of a device have the same orientation
 
 
 def test_without_files_it_says_where_they_belong(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Results of the same build's tests must support the claims that a hospital reads."""
+"""Claims that a hospital reads must be supported by test results of the same build."""
 
 import subprocess
 import sys
@@ -44,7 +44,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tests" / "test_broken.py").write_text("import no_such_module\n")
     (folder / "conftest.py").write_text("")
     command = [sys.executable, "-m", "pytest", "-n", "1", "--dist", "loadgroup", "-p", "no:cacheprovider"]
-    # without --basetemp, pytest would delete other tests' folders
+    # without --basetemp, pytest would delete folders of other test runs
     command += ["--junitxml=report.xml", "--basetemp=own"]
     done = subprocess.run([*command, "--continue-on-collection-errors"], cwd=folder, capture_output=True, check=False)
     assert done.returncode == 1
@@ -52,7 +52,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def all_passed(path: Path, build: str) -> Path:
-    """Write a JUnit report in which all tests of the claims passed."""
+    """Write a JUnit report in which all tests for the claims have passed."""
     cases = (test.partition(".py::") for test in NAMED)
     lines = (f'<testcase classname="{file.replace("/", ".")}" name="{name}" time="0.1"/>' for file, _, name in cases)
     stated = f'<properties><property name="{BUILD}" value="{build}"/></properties>'
@@ -61,7 +61,10 @@ def all_passed(path: Path, build: str) -> Path:
 
 
 def test_the_gate_waits_for_all_but_long_tests(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """A missing test fails the gate, unless the test is long. The gate names the tests that this machine skips."""
+    """The gate fails if a result is missing, except for a long test.
+
+    The gate names the tests that were skipped on this machine.
+    """
     late = [test for test in NAMED if is_long(test)]
     assert 0 < len(late) < 10
     report = all_passed(tmp_path / "test.xml", build_hash())

@@ -1,4 +1,4 @@
-"""Test the groups of tests, the time limit of a test, the tests for a change, and the age of `make test-long`."""
+"""Test the groups of tests, their time limits, the choice of tests for a change, and the date of `make test-long`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Each package in the image's lock files has a licence, and the bill of materials lists all packages."""
+"""Each package in the image's lock files has a known licence, and the bill of materials lists all of these packages."""
 
 import csv
 import json
@@ -20,7 +20,7 @@ LOCK, TABLE = "requirements.lock", "provisioning/containers/licences.csv"
 
 
 def pinned(lock: Path, root: Path) -> dict[tuple[str, str], set[str]]:
-    """Return the hashes of each package in a lock file that applies to the image's Python."""
+    """Return the hashes of each package that the image's Python installs from a lock file."""
     [version] = re.findall(r"(?m)^ARG BASE=python:([\d.]+)-", (root / "provisioning/containers/Dockerfile").read_text())
     image = {"python_full_version": version, "sys_platform": "linux", "platform_machine": "x86_64"}
     image |= {"platform_python_implementation": "CPython", "implementation_name": "cpython"}
@@ -56,7 +56,7 @@ def test_the_bill_names_every_package_of_the_lock_with_hashes_and_licence(root: 
         done = ran(root, "write", LOCK, TABLE, tmp_path / name)
         assert done.returncode == 0, done.stderr
     text = (tmp_path / "one.json").read_text()
-    assert text == (tmp_path / "two.json").read_text()  # the bill of materials contains no time and no random value
+    assert text == (tmp_path / "two.json").read_text()  # the bill of materials contains neither times nor random values
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     bill, names = json.loads(text), pinned(root / LOCK, root)
     assert {(own["name"], own["version"]) for own in bill["components"]} == names.keys()

@@ -1,4 +1,4 @@
-"""The table of capabilities covers all modules, and a server loads no module that reads cases."""
+"""The table of capabilities has a row for each module, and a server imports no module that reads cases."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 from tests import seats
 from tests.conftest import slow_but
 
-pytestmark = pytest.mark.xdist_group("house rules")  # these tests read the same files
+pytestmark = pytest.mark.xdist_group("house rules")  # the tests of this group read the same files
 
 
 # ---------------------------------------------------------------------------------------------------- a server

@@ -1,4 +1,4 @@
-"""`make docs` builds the documentation as a site whose pages load nothing from other hosts."""
+"""`make docs` builds a site of the documentation, whose pages load nothing from other hosts."""
 
 import re
 import time
@@ -18,7 +18,7 @@ LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "vid
 
 
 class Loaded(HTMLParser):
-    """Collects the addresses that a page loads by itself."""
+    """Collects the addresses from which a page loads files without a click."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings() -> dict[str, Any]:
-    """Return the settings in mkdocs.yml."""
+    """Return the settings in the file mkdocs.yml."""
     return load_yaml(SETTINGS.read_text("utf-8"))
 
 
@@ -64,7 +64,7 @@ def test_what_pages_load_and_link_to_is_there(site: Path) -> None:
     count = 0
     for page in site.rglob("*.html"):
         if page.name == "404.html":
-            continue  # the addresses of the site's 404 page begin at the root
+            continue  # the site's 404 page has addresses that begin at the root
         text = page.read_text("utf-8")
         links = re.findall(r"<a [^>]*href=\"?([^\" >#]+)", text)
         for address in {*links, *Loaded(text).addresses}:
@@ -76,7 +76,7 @@ def test_what_pages_load_and_link_to_is_there(site: Path) -> None:
 
 
 def test_pages_read_as_in_the_repository(site: Path) -> None:
-    """Lists, tables and bold words that the site's Markdown parser missed would appear as typed."""
+    """Each list, table and bold word is rendered, and no page shows Markdown characters."""
     for page in site.rglob("*.html"):
         text = re.sub(r"<(pre|code|script)\b.*?</\1>", "", page.read_text("utf-8"), flags=re.S)
         paragraphs = re.findall(r"<p>(.*?)</p>", text, re.S)
@@ -95,7 +95,7 @@ def test_formulas_are_mathml_and_pictures_have_two_forms(site: Path) -> None:
 
 
 def test_search_works_from_a_folder_and_pages_fit(site: Path, tmp_path: Path) -> None:
-    """The test uses a real browser with a screen of 1400 pixels, and with a phone's 400 pixels."""
+    """A real browser opens the pages on a screen of 1400 pixels and on a phone's screen of 400 pixels."""
     with chromium(tmp_path / "browser") as browser:
         for width in (1400, 400):
             browser.size(width, 900, phone=width == 400)

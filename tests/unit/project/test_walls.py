@@ -1,4 +1,4 @@
-"""The import contracts in pyproject.toml find a violation of each kind, also in texts that name a module."""
+"""The import contracts in pyproject.toml detect each kind of violation, also in strings that name a module."""
 
 import ast
 import re
@@ -17,19 +17,19 @@ from tests.sources import tree_of
 
 pytestmark = pytest.mark.xdist_group("house rules")  # one process reads each file once
 
-# a module, or a class in a module, in a text that loads the module by name
+# a string that names a module, or a class in a module, which the code loads
 NAMED = re.compile(r"(medsilo\w*(?:\.\w+)+)(?::\w+)?")
 
 
 def layers_of_parties() -> list[list[str]]:
-    """Return the packages from bottom to top; packages in one line are independent."""
+    """Return the packages in the order of their layers, from the lowest; packages of one layer are independent."""
     rules = tomllib.loads((PLACE.parent / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
     [own] = [rule["layers"] for rule in rules if rule["id"] == "parties"]
     return [layer.split(" | ") for layer in reversed(own)]
 
 
 def breaches_in_texts(place: Path) -> Iterator[str]:
-    """Yield the texts in which a file names a module of a package that it must not import."""
+    """Yield the strings in which a file names a module that it must not import."""
     level = {package: number for number, layer in enumerate(layers_of_parties()) for package in layer}
     for package in level:
         for path in sorted((place / package).rglob("*.py")):
@@ -89,7 +89,7 @@ def test_a_name_in_a_text_over_a_wall_is_seen(copy: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- privates
-# Names with a leading underscore that belong to other projects.
+# These names with a leading underscore belong to other projects.
 OF_OTHERS = {
     "_foreach_": "torch's operations over many tensors at once",
     "_BatchNorm": "torch's classes of layers, over their dimensions",
@@ -111,8 +111,8 @@ OF_OTHERS = {
     "_sample_foreground_locations": "the same",
 }
 DEFINED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-PATCHES = "nvflare_reliability"  # the replacements in this package have the names of NVFlare's functions
-# The listed classes offer these names to their subclasses, in files of the same package.
+PATCHES = "nvflare_reliability"  # functions in this package that replace functions of NVFlare have the same names
+# Each of these classes offers these names to its subclasses in the same package.
 FOR_SUBCLASSES = {"medsilo/mixing": "the rooms and steps of an aggregator, of which each mixer changes one"}
 
 
@@ -121,9 +121,7 @@ def is_private(name: str) -> bool:
 
 
 def privates_of_others(place: Path) -> Iterator[str]:
-    """Yield the names with a leading underscore that a file uses without defining them, except those of other
-    projects.
-    """
+    """Yield the names with a leading underscore that a file uses without defining, except other projects' names."""
     for path in sorted(place.rglob("*.py")):
         nodes, room = list(ast.walk(tree_of(path))), path.parent.relative_to(place).as_posix()
         own = {node.name for node in nodes if isinstance(node, DEFINED)}

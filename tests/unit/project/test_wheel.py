@@ -1,4 +1,7 @@
-"""Anybody who builds a commit's wheels gets the same bytes at any time. A hospital installs one of the wheels."""
+"""The wheels of a commit have the same bytes whoever builds them, and whenever they are built.
+
+A hospital installs only one of the two wheels.
+"""
 
 import json
 import os
@@ -22,7 +25,7 @@ SOURCES = ("custom", "docs", "jobs", "provisioning", "site_configs", "pyproject.
 
 
 def build(root: Path, place: Path, changed: float) -> list[Path]:
-    """Build the wheels from a copy whose files have this modification time, as `make wheel` does."""
+    """Copy the sources with this modification time, and build the wheels from the copy as `make wheel` does."""
     for name in SOURCES:
         source, target = root / name, place / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +71,7 @@ def test_two_builds_have_the_same_bytes(root: Path, tmp_path: Path) -> None:
     assert "medsilo_server/coordinator.py" in lab
     assert "medsilo_lab/site_configs/strict-hospital/privacy.json" in lab
     assert {name.partition("/")[0] for name in lab & names} == set()
-    # patches and mails for NVFlare are not in the wheels
+    # the wheels do not contain patches and mails for NVFlare
     assert not [name for name in names if name.endswith((".mbox", ".patch", ".md"))]
     for wheel in one:
         index_takes(wheel)
@@ -76,13 +79,13 @@ def test_two_builds_have_the_same_bytes(root: Path, tmp_path: Path) -> None:
         zipfile.ZipFile(wheel).extractall(tmp_path / place)
     assert refused(tmp_path / "hospital") and not refused(tmp_path / "hospital", tmp_path / "lead")
     assert "medsilo-lab" in checks_fedavg(tmp_path / "hospital")
-    # both wheels in one folder, as pip installs them
+    # both wheels are installed into one folder, as pip does
     shutil.copytree(tmp_path / "hospital", tmp_path / "lead", dirs_exist_ok=True)
     assert checks_fedavg(tmp_path / "lead") == ""
 
 
 def index_takes(wheel: Path) -> None:
-    """Assert that PyPI would accept the wheel, and that its README has working links."""
+    """Assert that PyPI accepts the wheel, and that the links in the wheel's README work."""
     checked = subprocess.run(
         [sys.executable, "-m", "twine", "check", "--strict", wheel], capture_output=True, text=True
     )
@@ -106,7 +109,7 @@ def refused(*installed: Path) -> bool:
 
 
 def checks_fedavg(installed: Path) -> str:
-    """Return the error of a command that is given a method's job by its name."""
+    """Return the error of an installed medsilo that looks for the job "fedavg" by its name."""
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     code = "from medsilo.flare.job_source import find_job; print(find_job('fedavg'))"
     done = subprocess.run([sys.executable, "-c", code], cwd=installed, env=environment, capture_output=True, text=True)
@@ -115,7 +118,7 @@ def checks_fedavg(installed: Path) -> str:
 
 
 def interpreter(version: str) -> str:
-    """Return a Python interpreter of this version: on the path, or in the folders of pyenv and uv."""
+    """Return the path of a Python interpreter with this version, from PATH or from the folders of pyenv and uv."""
     home = Path.home()
     places = [*home.glob(f".pyenv/versions/{version}.*"), *home.glob(f".local/share/uv/python/cpython-{version}.*")]
     for path in (shutil.which(f"python{version}"), *(place / "bin" / f"python{version}" for place in places)):
@@ -125,7 +128,7 @@ def interpreter(version: str) -> str:
 
 
 def oldest_of(root: Path) -> dict[str, str]:
-    """Return the lowest allowed versions of medsilo's requirements."""
+    """Return the lowest version that pyproject.toml allows for each requirement of medsilo."""
     bounds = map(Requirement, tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"])
     return {own.name: next(one.version for one in own.specifier if one.operator == ">=") for own in bounds}
 
@@ -144,7 +147,7 @@ ASK = "import json, torch, numpy; print(json.dumps([torch.__version__.partition(
     ],
 )
 def test_it_runs_in_a_user_s_own_environment(root: Path, tmp_path: Path, python: str, torch: str, others: str) -> None:
-    """The test installs the two wheels in an empty environment and runs `medsilo run fedavg`."""
+    """The test installs both wheels in an empty environment, and runs `medsilo run fedavg`."""
     program = interpreter(python)
     wheels, tested, oldest = build(root, tmp_path / "build", 1_600_000_000), required_versions(), oldest_of(root)
     wanted = [f"{name}=={old}" for name, old in oldest.items() if name != "torch"] if others == "oldest" else []

@@ -1,4 +1,4 @@
-"""Test the checks of tools/words.py on all texts, and the limits on their findings."""
+"""Test the checks in tools/words.py, and that their findings in all texts do not exceed the limits."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def found() -> list[Sentence]:
 
 @pytest.mark.slow
 def test_texts_get_no_worse(found: list[Sentence]) -> None:
-    """Lower MOST whenever texts get better."""
+    """Lower the limits in MOST whenever the texts improve."""
     counts = counted(found)
     pages = {f"{one.file}: {one.text}": one.wrong for one in found if one.kind == "page" and one.wrong}
     assert all(counts[kind] <= MOST[kind] for kind in MOST), f"{counts}, at most {dict(MOST)}; make words; {pages}"

@@ -1,4 +1,4 @@
-"""The public workflows only call targets of the Makefile, and each action is pinned by its hash."""
+"""The public workflows call only targets of the Makefile, and name each action by its hash."""
 
 import re
 import tomllib
@@ -49,14 +49,14 @@ def test_the_long_tests_have_each_python_that_wheels_are_installed_with(root: Pa
     given = step["with"]["version"].split()
     assert given == sorted(
         given, key=lambda one: int(one.partition(".")[2]), reverse=True
-    )  # setup-python uses the last version by default
+    )  # by default, setup-python uses the last of the versions
     [matrix] = [
         mark for mark in test_wheel.test_it_runs_in_a_user_s_own_environment.pytestmark if mark.name == "parametrize"
     ]
     assert {python for python, *_ in matrix.args[1]} == set(given)
 
 
-SYSTEMS = {  # system names as on pages, and the runner for each system
+SYSTEMS = {  # the systems' names on pages, and the runner of each system
     "Linux on x86_64": "ubuntu-24.04",
     "Linux on aarch64": "ubuntu-24.04-arm",
     "macOS on Apple silicon": "macos-15",
@@ -64,7 +64,7 @@ SYSTEMS = {  # system names as on pages, and the runner for each system
 
 
 def claimed(root: Path, row: str) -> tuple[set[str], set[str]]:
-    """Return the runners of the systems, and the versions of Python, in a row of the page about installation."""
+    """Return the runners and the Python versions that a row of the page about installation names."""
     page = (root / "docs/start/install.md").read_text("utf-8")
     [cell] = re.findall(rf"(?m)^\| {row} \| (.*) \|$", page)
     tested = cell.partition("Python 3.10")[0]
@@ -88,7 +88,7 @@ def test_each_claim_of_a_system_is_one_job(root: Path) -> None:
 
 
 def test_each_other_system_that_a_page_names_is_one_job(root: Path) -> None:
-    """The README claims Linux on x86_64 alone, since nobody has seen the jobs of other systems pass."""
+    """The README names only Linux on x86_64, because jobs on other systems have not yet been seen to pass."""
     job = yaml.safe_load((root / ".github/workflows/nightly.yml").read_text("utf-8"))["jobs"]["elsewhere"]
     matrix = job["strategy"]["matrix"]
     assert job["runs-on"] == "${{ matrix.system }}" and matrix.keys() == {"system", "python"}
@@ -101,7 +101,7 @@ def test_each_other_system_that_a_page_names_is_one_job(root: Path) -> None:
 
 
 def runners_of(jobs: Iterable[Any]) -> Iterator[str]:
-    """Yield the runner of each job, and of each combination of a matrix."""
+    """Yield the runner of each job, or each runner if the job has a matrix."""
     for job in jobs:
         yield from job["strategy"]["matrix"]["system"] if "matrix.system" in job["runs-on"] else [job["runs-on"]]
 
@@ -117,6 +117,6 @@ def test_the_gate_s_targets_run_in_the_workflows(root: Path) -> None:
 
 def test_what_no_change_waits_for_runs_at_night_and_before_a_release(root: Path) -> None:
     workflow = yaml.safe_load((root / ".github/workflows/long.yml").read_text("utf-8"))
-    assert {"schedule", "push", "workflow_dispatch"} <= workflow[True].keys()  # YAML reads "on" as true
+    assert {"schedule", "push", "workflow_dispatch"} <= workflow[True].keys()  # YAML reads the key "on" as true
     assert workflow[True]["push"] == {"tags": ["v*"]}
     assert "make test-long" in [step.get("run") for step in steps_in(jobs_of(root, FILES[2]))]

@@ -1,4 +1,4 @@
-"""`medsilo resume` and `medsilo report` end with one line if a file of the run is damaged."""
+"""`medsilo resume` and `medsilo report` end with an error of one line if a file of the run is damaged."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run that stopped after its first round."""
+    """Return the folder of a run that stopped after its first round."""
 
     def stop(record: dict) -> None:
         raise MedsiloError("stopped by the test")
@@ -56,7 +56,7 @@ def folder(name: str) -> Damage:
 
 
 def facts(**changes: object) -> Damage:
-    """Change values in the newest checkpoint's metadata."""
+    """Return a function that changes values in the metadata of a run's newest checkpoint."""
 
     def damage(run: Path) -> None:
         (path,) = run.glob("checkpoints/round-*.safetensors")
@@ -116,7 +116,7 @@ def test_resume_says_in_one_line_what_is_damaged(
 
 
 def assert_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Assert that a command fails with one line from medsilo."""
+    """Assert that a command fails with an error of one line."""
     assert main(command) == 1
     told = capsys.readouterr().err
     assert told.startswith("medsilo: ") and told.count("\n") == 1

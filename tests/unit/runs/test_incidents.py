@@ -1,4 +1,4 @@
-"""The watch program of a server or hospital sends one message for the start of an outage and one for its end."""
+"""A server's or hospital's watch program sends one message at the start of an outage and one message at its end."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ FIVE = ["a", "b", "c", "d", "e"]
 
 
 class Clock:
-    """Replaces the clocks of the module with a clock that the test sets."""
+    """A clock that a test sets, and that replaces the clocks of the tested module."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Told:
-    """The messages that a lead receives as time passes second by second."""
+    """Collects the messages that a lead receives, while the clock advances by one second at a time."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.incidents, self.got = clock, Incidents(), list[tuple[float, str]]()
@@ -54,7 +54,7 @@ class Told:
                 self.incidents.take(news)
 
     def passes(self, seconds: float) -> list[str]:
-        """Let time pass, and return the messages."""
+        """Let this many seconds pass, and return the messages that were sent."""
         before = len(self.got)
         for _ in range(int(seconds)):
             self.clock.now += 1
@@ -108,7 +108,7 @@ def test_a_server_that_is_off_and_its_study_are_one_message_and_one(told: Told, 
 
 
 def test_a_study_that_failed_and_goes_on_by_itself_says_both(told: Told) -> None:
-    """The message on an interrupted study also says that the study resumes automatically."""
+    """The message about an interrupted study also says that the study will resume automatically."""
     told.happens(Event("failed", "the disk is full", study="night", job="1", needs_somebody=True))
     told.passes(5)
     told.happens(Event("waits", "the disk is full; goes on in 10 s, 1 of 3", study="night", job="1"))
@@ -187,8 +187,9 @@ def let(watch: metrics.Watch, clock: Clock, seconds: int) -> None:
 
 
 def test_watches_with_one_webhook_tell_an_outage_once(kit: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watches of the server and of a hospital share a webhook, and send one message for an outage that both see. A
-    full disk at the hospital is a second outage.
+    """The watch programs of a server and a hospital share a webhook, and send one message for an outage that both see.
+
+    A full disk at the hospital counts as another outage.
     """
     home, got = kit.with_name("hospital-a"), list[str]()
     both = [watching(kit, got), watching(home, got, beside_server=True)]
@@ -226,8 +227,9 @@ def test_watches_with_one_webhook_tell_an_outage_once(kit: Path, clock: Clock, m
 def test_a_server_that_is_off_with_its_watch_is_reported_by_a_hospital(
     kit: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A restart of the hospital's watch during a long outage loses no message. A short outage of the server causes no
-    message.
+    """If the hospital's watch program restarts during a long outage, no message is lost.
+
+    A short absence of the server causes no message.
     """
     monkeypatch.setattr(metrics, "time", clock)
     home, got = kit.with_name("st-anna"), list[str]()
@@ -263,7 +265,7 @@ def test_a_watch_that_starts_again_repeats_and_forgets_nothing(kit: Path, clock:
     assert len(got) == 1
     watch = watching(kit, got)
     let(watch, clock, 20)
-    assert len(got) == 1  # the outage is not reported again
+    assert len(got) == 1  # the program does not report the outage again
     watch = watching(kit, got, refuses)
     let(watch, clock, 2)
     write(kit, Event("back", "connected", "a"))
@@ -271,7 +273,7 @@ def test_a_watch_that_starts_again_repeats_and_forgets_nothing(kit: Path, clock:
     watch = watching(kit, got)
     let(watch, clock, 2)
     assert len(got) == 2 and "back" in got[1]
-    write(kit, away("b")[0])  # the event happens while no watch runs
+    write(kit, away("b")[0])  # the event happens while no watch program runs
     watch = watching(kit, got)
     let(watch, clock, 20)
     assert len(got) == 3 and " b: " in got[2] and not watch.incidents.open[0].over
@@ -290,7 +292,7 @@ def test_what_happened_while_nobody_looked_says_so(kit: Path, clock: Clock, monk
 
 @pytest.mark.slow
 def test_a_full_disk_ends_no_watch(kit: Path, tmp_path: Path, clock: Clock) -> None:
-    """On a full disk, the watch program still reads events and sends messages."""
+    """The watch program reads events and sends messages even if the disk is full."""
     with mounted(tmp_path / "disk", "1m") as disk:
         kit, got = Path(shutil.copytree(kit, disk / "kit")), list[str]()
         write(kit, Event("began", "FedAvg", study="night"))
@@ -312,8 +314,9 @@ def test_a_full_disk_ends_no_watch(kit: Path, tmp_path: Path, clock: Clock) -> N
 def test_a_full_disk_at_a_hospital_is_told_by_the_server_while_a_study_waits_for_it(
     kit: Path, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a study waits, only the server reports a hospital's full disk, so that the outage gives one message.
-    Without a study, the hospital's watch program reports the full disk.
+    """While a study waits for a hospital's full disk, only the server's watch program sends a message.
+
+    If no study runs, the hospital's own watch program reports the full disk.
     """
     monkeypatch.setattr(metrics, "LOOK", -1.0)
     with mounted(tmp_path / "disk", "4m") as disk:
@@ -363,7 +366,7 @@ def test_messages_that_are_too_many_let_the_oldest_go(capsys: pytest.CaptureFixt
 
 
 def test_a_hospital_that_is_slow_and_then_away_is_one_message_and_its_end_another(clock: Clock) -> None:
-    """A hospital that is first slow and then absent causes one message for the start and one for the end."""
+    """A hospital that is slow and later absent causes one message for the whole outage and one message for its end."""
     told = Told(clock)
     told.happens(Event("slow", "round 70: no answer for 35 s", "a", "study", "job", True))
     assert told.passes(50) == []
@@ -376,8 +379,9 @@ def test_a_hospital_that_is_slow_and_then_away_is_one_message_and_its_end_anothe
 
 
 def test_what_a_hospital_mends_itself_is_told_too(told: Told) -> None:
-    """A restarted process and a renewed certificate cause one message each. A full disk that lasts longer causes a
-    message for its start and one for its end.
+    """A restarted process and a renewed certificate each cause a single message.
+
+    A longer outage by a full disk causes one message at its start and one message at its end.
     """
     told.happens(Event("away", "its process died; it is started again", "a", "lungs", "job-1", needs_somebody=True))
     told.passes(3)

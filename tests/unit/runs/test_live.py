@@ -1,4 +1,4 @@
-"""A person who watches a study sees each site's state, and never waits long for a sign of progress."""
+"""A person who watches a study sees the state of each site, and sees progress at short intervals."""
 
 import http.client
 import http.cookiejar
@@ -32,11 +32,11 @@ from tests.secure.consortium import wait_until
 
 SITES = ["a", "b", "c", "d"]
 
-NOBODY: Any = None  # this channel has no sites behind it, because it is only observed
+NOBODY: Any = None  # this channel is only observed, and has no sites
 
 
 def a_round(number: int, **seconds: float) -> Round:
-    """Return a complete round in which each site answered after the given number of seconds."""
+    """Return a complete round in which each site answered after this number of seconds."""
     sites = {
         site: SiteRound(validation=0.5 + number / 10, train_loss=0.2, seconds=own) for site, own in seconds.items()
     }
@@ -44,7 +44,7 @@ def a_round(number: int, **seconds: float) -> Round:
 
 
 def turns(number: int, **sites: tuple[float | None, float | None]) -> Turns:
-    """Return a round in progress, with the seconds since each request and the seconds until each answer."""
+    """Return an unfinished round in which each site has the seconds since its request and until its answer."""
     own = {site: SiteTurn(asked=asked, answered=answered) for site, (asked, answered) in sites.items()}
     return Turns(task="round", round=number, at=0.0, sites=own)
 
@@ -63,17 +63,19 @@ def test_each_site_has_a_state_between_two_rounds() -> None:
     now = turns(2, a=(50.0, None), b=(20.0, None), c=(40.0, 22.0), d=(None, None))
     moment = Moment(now, {"a": working("training", 0.34), "b": working("sending")}, age=37.0)
     assert progress.now() == {
-        # site a waits for 50 + 37 seconds, and is late after 1.5 times the usual 30 seconds
+        # site a has waited for 50 + 37 seconds, and counts as late after 1.5 times the usual 30 seconds
         "a": "training 34 %, late by 42 s",
         "b": "sending, late by 12 s",
         "c": "answered",
         "d": "waiting",
     }
     assert progress.sentence().startswith("round 2 of 5: a training 34 %, late by 42 s, b sending")
-    moment = Moment(now, {"b": working("refused")})  # over TLS, the lead sees these states, too, except the rejection
+    # a lead who is connected over TLS sees all of these states except the rejection
+    moment = Moment(now, {"b": working("refused")})
     assert [progress.now()[site] for site in "ab"] == ["asked 50 s ago, late by 5 s", "refused"]
     progress.add(a_round(2, a=30.0, b=30.0, c=30.0, d=30.0))
-    assert set(progress.now().values()) == {"answered"}  # reports from the round before have ended
+    # all sites have ended their progress reports of the previous round
+    assert set(progress.now().values()) == {"answered"}
 
 
 def test_in_the_first_round_who_answered_says_who_is_late() -> None:
@@ -100,12 +102,12 @@ def test_the_time_left_grows_shorter_inside_a_round() -> None:
     for seconds in (0, 4, 6, 50):
         now[0] = 20 + seconds
         left.append(progress.seconds_left())
-    assert left == [20, 16, 14, 10]  # the very long last round does not count
+    assert left == [20, 16, 14, 10]  # the last round took very long, and does not count for the usual time
 
 
 def test_rounds_that_were_over_before_anybody_looked_took_their_own_time() -> None:
     progress = StudyProgress(["a"], 12, "dice", lambda: 0.0)
-    # rounds of a resumed study, which are read at the same time
+    # rounds of a resumed study, which all have the same reading time
     for number, seconds in ((1, 20.0), (2, 8.0), (3, 10.0), (4, 12.0)):
         progress.add(a_round(number, a=1.0).model_copy(update={"seconds": seconds}))
     assert progress.seconds_left() == 10 * 8
@@ -130,11 +132,11 @@ def test_turns_are_told_at_every_change_and_with_many_sites_seldom() -> None:
     keeper.begin("round", 4, [f"s{n}" for n in range(4000)])
     for n in range(4000):
         keeper.asked(f"s{n}")
-    assert len(told) == 1  # no time has passed between these requests
+    assert len(told) == 1  # the clock has not advanced between these requests
 
 
 def test_the_lead_is_told_nothing_that_only_a_site_knows() -> None:
-    """The server's report to the lead contains only times that the server measured, and no details from a site."""
+    """The server's report to the lead contains times that the server measured, and nothing that only a site knows."""
     keeper = ByteCounter(NOBODY)
     keeper.begin("round", 1, ["a"])
     told = Progress(planned=1, metric="dice", turns=keeper.now()).as_json()
@@ -155,7 +157,7 @@ def test_a_site_says_how_far_its_training_is(tmp_path: Path) -> None:
             now[0] += 0.2
             own.step()
             seen.append(told.share if (told := read_now(SiteActivity, tmp_path)) else None)
-    assert seen == [None, 0.25, 0.25, 0.75]  # at most one report every quarter of a second
+    assert seen == [None, 0.25, 0.25, 0.75]  # a site writes at most four reports per second
     last = read_now(SiteActivity, tmp_path)
     assert last and (last.task, last.round, last.deed, last.share) == ("round", 2, "sending", None)
     with pytest.raises(MedsiloError), own.answering("round", 3):
@@ -172,7 +174,7 @@ def test_a_site_says_how_far_its_training_is(tmp_path: Path) -> None:
 
 
 def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files that the sites write show after each report which site trains, as on the command line."""
+    """The progress files of the sites show which site trains, in the same form as the command line."""
     monkeypatch.setattr(site_state, "PAUSE", 0.0)
     small = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]
     plan = make_plan("fedavg", "training.rounds=2", "training.local_epochs=6", *small)
@@ -189,7 +191,7 @@ def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: p
     inprocess.run(plan, folder=folder, on_round=progress.add)
     assert any(re.fullmatch(r"training \d+ %", state) for state in seen), seen
     assert {"waiting", "answered"} <= seen
-    assert read_now(Turns, folder) is None and not list(folder.rglob(paths.NOW))  # no report remains after the study
+    assert read_now(Turns, folder) is None and not list(folder.rglob(paths.NOW))  # no report is left after the study
 
 
 # ---------------------------------------------------------------------------------------------------- silence
@@ -199,7 +201,7 @@ def test_a_command_that_has_begun_is_never_silent_for_long(
 ) -> None:
 
     def told(out: str, err: str = "(.*\n)*") -> None:
-        """Wait until what was printed from now on matches these patterns."""
+        """Wait until all new lines of stdout and stderr match these two patterns."""
         said = ["", ""]
 
         def matches() -> bool:
@@ -212,7 +214,7 @@ def test_a_command_that_has_begun_is_never_silent_for_long(
     time.sleep(0.6)
     assert capsys.readouterr().out == ""  # a command without training prints only its results
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    screen.note("reading the model")  # a person sees this note, but a pipe receives only results
+    screen.note("reading the model")  # a terminal shows this note, but a pipe receives only results
     told("", r"reading the model \.\.\.\n(reading the model \(\d+ s\)\n)+")
     screen.begin("reading the plan")
     told(r"reading the plan\n(reading the plan \(\d+ s\)\n)+")
@@ -231,7 +233,7 @@ def test_a_command_that_has_begun_is_never_silent_for_long(
 
 # ------------------------------------------------------------------------------------------------ the live web page
 def listening(pid: int) -> list[Any]:
-    """Return the addresses on which a process and its children listen."""
+    """Return the addresses on which a process and its child processes accept connections."""
     family = [Process(pid), *Process(pid).children(recursive=True)]
     return [line.laddr for one in family for line in one.net_connections("tcp") if line.status == CONN_LISTEN]
 
@@ -239,11 +241,14 @@ def listening(pid: int) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("live", [True, False])
 def test_a_run_is_watched_and_stopped_on_a_page_of_its_own(live: bool, root: Path, tmp_path: Path) -> None:
-    """`medsilo run --live` shows the run on a local web page with a stop button. Without --live, no port is open."""
+    """`medsilo run --live` serves a local web page about the run, with a stop button.
+
+    Without the option --live, the command opens no port.
+    """
     small = [f"--set={change}" for change in ("task.patients=4", "task.patches=4", "training.rounds=5000")]
     command = [sys.executable, "-m", "medsilo", "run", str(root / "jobs/fedavg"), *small, "--engine", "inprocess"]
     command += ["-o", str(tmp_path), "--name", "watched", *(["--live"] if live else [])]
-    # processes in a shell's background ignore the interrupt signal, and so would their children
+    # a shell's background processes and their children ignore the interrupt signal
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
@@ -276,7 +281,7 @@ def test_a_run_is_watched_and_stopped_on_a_page_of_its_own(live: bool, root: Pat
             with pytest.raises(urllib.error.HTTPError, match="403"):
                 browser.open(stop, timeout=60)
             stop = urllib.request.Request(f"{page}stop", f"word={word}".encode(), {"Origin": address[1].rstrip("/")})
-            with suppress(OSError, http.client.HTTPException):  # the page closes when the run ends
+            with suppress(OSError, http.client.HTTPException):  # the page's server stops when the run ends
                 browser.open(stop, timeout=60)
         said = process.communicate(timeout=600)[0]
         assert process.returncode == 130 and "medsilo resume" in said

@@ -1,4 +1,4 @@
-"""An answer with impossible statistics is rejected, and the study continues with the other hospitals."""
+"""The server rejects an answer with impossible statistics, and the study continues with the other hospitals."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ IMAGES = [
 
 
 def poisoned(folder: Path, plan: Any, group: str, ending: str, change: Callable[[Tensor], Any]) -> Study:
-    """Run a study in which the answer of one hospital in round 1 is changed on its way to the server."""
+    """Run a study in which one hospital's answer in round 1 is changed before it reaches the server."""
 
     def script(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
         reply = work()
@@ -77,7 +77,7 @@ def test_an_amplitude_that_no_images_have_blames_who_sent_it(value: float, tmp_p
     first, second = study.rounds
     assert first.answered == [A, B]
     assert f"amplitude/amplitude holds {value:g}; only 0 to 10240 is possible there" in first.refused[C]
-    assert {A, B} <= {*second.answered}  # the server accepts the honest sites' answers
+    assert {A, B} <= {*second.answered}  # the server accepts the answers of the honest sites
     assert study.summary.status == "finished"
 
 

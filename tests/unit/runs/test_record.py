@@ -1,4 +1,4 @@
-"""A run's record lists the jobs that led the study, and allows only one lead at a time."""
+"""A run's record lists the jobs that led the study, and allows only one job at a time to lead."""
 
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def test_new_rounds_are_told_from_where_they_are_asked(tmp_path: Path) -> None:
     assert new_rounds(rounds, 0, sum(sizes) - 1) == rounds[:-1]
     assert new_rounds(rounds, 39, 1) == rounds[39:] and new_rounds(rounds, 40, 1000) == []
     told: list[Round] = []
-    for _ in range(40):  # a command that watches a study repeats its request, even without new rounds
+    for _ in range(40):  # a command that watches a study asks again, even if no round has ended
         told += new_rounds(rounds, told[-1].round if told else 0, 200)
     assert told == rounds
 
@@ -89,8 +89,9 @@ def test_only_what_ended_well_is_finished(tmp_path: Path) -> None:
 
 
 def test_nvflares_folder_around_a_run_names_the_run_in_it(tmp_path: Path) -> None:
-    """A folder from NVFlare's simulator or from 'nvflare job download' contains the run in a subfolder. The error names
-    this subfolder.
+    """A folder from NVFlare's simulator or from 'nvflare job download' contains the run in a subfolder.
+
+    The error about a folder that contains the run in a subfolder names the subfolder.
     """
     for place in ("server/medsilo/one", "job/workspace/medsilo/one"):
         (tmp_path / place).mkdir(parents=True)

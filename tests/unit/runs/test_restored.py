@@ -1,4 +1,4 @@
-"""A server is restored from an older backup, while its hospitals have already continued the study."""
+"""A server is restored from a backup, while its hospitals have already trained in later rounds."""
 
 import shutil
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", f"training.rounds=
 
 
 class Killed(BaseException):
-    """Stops a process without a summary, as a kill does."""
+    """Ends a run without a summary, as the end of the process would."""
 
 
 def plan_of(method: str) -> Plan:
@@ -32,9 +32,7 @@ def plan_of(method: str) -> Plan:
 
 @contextmanager
 def killed(after: int, run: Path, backup: Path | None = None) -> Iterator:
-    """Return a function that kills the run after this round, and first copies the server's files if
-    a backup is wanted.
-    """
+    """Yield a function that ends the run after this round; with `backup`, the server's files are copied first."""
 
     def follow(line: Round) -> None:
         if line.round == after:
@@ -48,9 +46,10 @@ def killed(after: int, run: Path, backup: Path | None = None) -> Iterator:
 
 
 def restored(method: str, backed_up: int, run: Path, backup: Path) -> None:
-    """Run a study, copy the server's files, kill the server, restore the copy, and finish the study."""
+    """Run a study and copy the server's files, end the server later, restore the copy, and finish the study."""
     plan = plan_of(method)
-    with killed(backed_up + 1, run, backup) as follow:  # the server's last checkpoint is then from round `backed_up`
+    # the last checkpoint in the server's copied files is that of round `backed_up`
+    with killed(backed_up + 1, run, backup) as follow:
         inprocess.run(plan, folder=run, settings=CPU, on_round=follow)
     with killed(KILLED, run) as follow:
         inprocess.run(plan, folder=run, settings=CPU, on_round=follow, resume=True)
@@ -68,8 +67,8 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("fedsm", "adafed
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedbn", *SLOW])
 def test_the_numbers_are_the_undisturbed_ones_where_the_state_is_there(method: str, tmp_path: Path) -> None:
-    """A restored study gives the same results as an undisturbed study, because each hospital returns to its saved state
-    of round 10.
+    """The restored study gives the same models as an uninterrupted study, because hospitals return to their state of
+    round 10.
     """
     inprocess.run(plan_of(method), folder=tmp_path / "whole", settings=CPU)
     restored(method, 10, tmp_path / "run", tmp_path / "backup")

@@ -1,4 +1,7 @@
-"""A study's record is read as it was written. Values out of range are rejected, and old run folders remain readable."""
+"""Reading a study's record gives the values that were written.
+
+Values outside of their range are rejected, and run folders of earlier versions remain readable.
+"""
 
 import json
 import shutil
@@ -17,7 +20,8 @@ from medsilo_lab.report.read import cases_tested, read, read_all
 from medsilo_server.record import Record
 from tests.unit.medsilo_lab.test_report import round_line, save, summary_of
 
-OLD = Path(__file__).parents[2] / "fixtures" / "run-of-schema-1"  # a folder from before the record had a schema
+# this folder is from a version whose records had no schema
+OLD = Path(__file__).parents[2] / "fixtures" / "run-of-schema-1"
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -57,7 +61,10 @@ def test_progress_travels_as_json() -> None:
 
 
 def says(new: Any, old: Any) -> bool:
-    """True if the new value contains everything in the old value. The new value may have additional keys."""
+    """Return True if the new JSON value contains everything that the old JSON value contains.
+
+    The new JSON value may have additional keys.
+    """
     if isinstance(old, dict):
         return all(key in new and says(new[key], value) for key, value in old.items())
     if isinstance(old, list):

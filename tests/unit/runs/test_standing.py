@@ -1,4 +1,4 @@
-"""Test figures about every site's updates: sketches, values in the record, and outliers."""
+"""Test figures about each site's updates: their sketches, their values in the record, and the detection of outliers."""
 
 import math
 from collections.abc import Callable
@@ -78,7 +78,7 @@ def test_huge_updates_keep_their_norm_and_no_change_has_no_direction():
 
 
 def rounds_of(count, cosine=0.5, agreement=0.5, norm=1.0, share=0.2, times=None):
-    """Return rounds of five sites in which site b has unusual values in the first `times` rounds."""
+    """Return rounds of five sites, in which site b has these unusual values in the first `times` rounds."""
     usual = SiteRound(updates={"model": SentUpdate(norm=1.0, cosine=0.5, agreement=0.5)}, share=0.2)
     odd = SiteRound(updates={"model": SentUpdate(norm=norm, cosine=cosine, agreement=agreement)}, share=share)
     names = list("abcde")
@@ -108,7 +108,7 @@ def test_who_points_away_is_named_in_calm_words():
 
 
 def test_two_who_share_the_mean_are_both_named():
-    """Two sites with half of the mean each are outliers, although neither has the majority."""
+    """Two sites are both outliers if each of them has half of the weight in the mean."""
     shares = {"a": 0.5, "b": 0.5, "c": 1e-6, "d": 2e-6, "e": 1e-6}
     sites = {name: SiteRound(share=share) for name, share in shares.items()}
     rounds = [Round(round=number, asked=list(shares), answered=list(shares), sites=sites) for number in (1, 2, 3)]
@@ -119,12 +119,12 @@ def test_two_who_share_the_mean_are_both_named():
     "rounds",
     [
         rounds_of(10),
-        rounds_of(10, cosine=-0.9, times=5),  # at most half of the rounds are unusual
+        rounds_of(10, cosine=-0.9, times=5),  # the unusual values occur in at most half of the rounds
         rounds_of(FEWEST - 1, cosine=-0.9),
         rounds_of(10, cosine=AWAY + 0.01),
         rounds_of(
             10, cosine=-0.9, agreement=AGREE + DOUBT / 6 - 0.01
-        ),  # the other sites disagree among themselves, because the hospitals differ
+        ),  # no site is an outlier, because all hospitals' updates differ
         rounds_of(10, cosine=None, agreement=None),
         rounds_of(10, norm=LONG * 0.99),
         rounds_of(10, share=HEAVY - 0.01),
@@ -137,7 +137,7 @@ def test_nobody_is_named_without_a_reason(rounds):
 
 
 def test_of_two_nobody_is_said_to_point_away():
-    """With only one or two sites, no site is an outlier, even if a manipulated record claims agreement."""
+    """If only one or two sites answered, no site is an outlier, whatever the record contains."""
     odd = SiteRound(updates={"model": SentUpdate(norm=1.0, cosine=-0.9, agreement=0.9)})
     for names in (["b"], ["a", "b"]):
         line = Round(round=1, asked=names, answered=names, sites=dict.fromkeys(names, odd))
@@ -154,7 +154,7 @@ def test_whoever_watches_is_told_once():
 
 # -- in the engine -----------------------------------------------------------------------------------------------------
 
-# The hospitals have similar data, and training improves the model within four rounds.
+# The hospitals' data are similar, and four rounds of training improve the model.
 ALIKE = [
     *("task.shift=none", "task.persons=12", "task.windows=40", "task.steps=32"),
     *("training.batch_size=16", "training.rounds=4"),
@@ -163,7 +163,7 @@ DIFFERENT = ["task.shift=feature", "task.persons=6", "task.windows=10", *ALIKE[3
 
 
 def flipped(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
-    """Let site B train honestly, and send the opposite of its update."""
+    """Site B trains honestly, and then sends the opposite of its update."""
     reply = work()
     if site == B and task_and_round(asked)[0] == "round":
         given = asked.groups["model"]
@@ -202,7 +202,7 @@ FIVE = [f"hospital-{letter}" for letter in "abcde"]
 
 
 def bent(site: str, asked: StudyMessage, work: Callable[[], StudyMessage]) -> Answers:
-    """Let site B send four times the opposite of its update."""
+    """Site B trains honestly, and then sends its update multiplied by -4."""
     reply = work()
     if site == B and task_and_round(asked)[0] == "round":
         given, own = asked.groups["model"], reply.groups["model"]

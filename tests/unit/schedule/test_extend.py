@@ -1,6 +1,4 @@
-"""Test methods, tasks and networks of other packages: the unchanged code of docs/research/extend.md, and the
-rejections.
-"""
+"""The code in docs/research/extend.md adds a method, a task and a network, and faulty packages are rejected."""
 
 import os
 import re
@@ -54,7 +52,7 @@ GAIT = [f"task.name={NAME}", "training.rounds=2"]
 
 
 def files_of_page() -> dict[str, str]:
-    """Return the code files on the page, by name."""
+    """Return the files of code that the page contains, by their names."""
     return dict(re.findall(r"^`([\w./-]+)`:\n\n```\w+\n(.*?)^```$", PAGE.read_text("utf-8"), re.S | re.M))
 
 
@@ -63,7 +61,7 @@ def commands_of_page() -> list[list[str]]:
 
 
 def build(folder: Path, place: Path, **changed: str) -> Path:
-    """Build the package of the page, and install the package into `place` by pip."""
+    """Build the package from the code on the page, and install the package into the folder `place` by pip."""
     for name, text in {**files_of_page(), "acme_gait/__init__.py": "", **changed}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, "utf-8")
@@ -79,12 +77,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
-    """Return a function that adds a folder of packages to the path of this process and of its child processes."""
+    """Yield a function that adds a folder to the module path of this process and of its child processes."""
 
     def forget() -> None:
         package.facts_of.cache_clear()
         registry._installed.cache_clear()
-        registry._entries.cache_clear()  # another test's folder may have had the same name
+        registry._entries.cache_clear()  # another test may have used a folder of the same name
         for module in [name for name in sys.modules if name.partition(".")[0] == "acme_gait"]:
             del sys.modules[module]
 
@@ -107,7 +105,7 @@ def acme(installed: Path, seen: Callable[[Path], None]) -> Path:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write three hospitals whose patients walk."""
+    """Write recordings of walking patients at three hospitals."""
     folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     for site in SITES:
         patients = np.repeat(np.arange(10), 6)
@@ -119,7 +117,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def a_distribution(place: Path, name: str, entries: str, **modules: str) -> Path:
-    """Install a package as another installer may leave it: metadata without a list of files."""
+    """Install a package without a list of its files, as some installers do."""
     info = place / f"{name.replace('-', '_')}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -158,8 +156,9 @@ def test_the_pages_commands_run_and_both_engines_agree(
 
 @pytest.mark.slow
 def test_the_page_s_method_passes_the_page_s_test(acme: Path, tmp_path: Path, root: Path) -> None:
-    """The method on the page passes all tests of MethodTester. A mistake in the method, or in the test's list of kept
-    tensors, makes a test fail.
+    """The method on the page passes all tests of MethodTester.
+
+    A mistake in the method or in the test's list of kept tensors makes a test fail.
     """
     right = files_of_page()["tests/test_lg_fedavg.py"]
     wrong = right.replace('"model/0.", ', "")
@@ -177,7 +176,7 @@ def test_the_page_s_network_and_task_pass_the_page_s_tests(acme: Path, tmp_path:
 
 
 def outcome_of(text: str, acme: Path, folder: Path, root: Path, *chosen: str) -> str:
-    """Return pytest's last line about a test file, which runs in a separate process."""
+    """Run a test file in a separate process, and return the last line that pytest prints."""
     (folder / "test_page.py").write_text(text, "utf-8")
     pytest_of = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder)]
     paths = os.pathsep.join([str(acme), str(root / "custom")])
@@ -188,7 +187,7 @@ def outcome_of(text: str, acme: Path, folder: Path, root: Path, *chosen: str) ->
 
 
 def further_examples() -> dict[str, str]:
-    """Return the methods that the page adds to a class, by their names."""
+    """Return the code of the methods that the page adds to a class, by the methods' names."""
     blocks = re.findall(r"^```python\n(    .*?)^```$", PAGE.read_text("utf-8"), re.S | re.M)
     return {text.split("(")[0].removeprefix("    def "): text for text in blocks}
 
@@ -197,7 +196,7 @@ def further_examples() -> dict[str, str]:
 def test_the_pages_further_examples_do_what_it_says(
     acme: Path, data: Path, tmp_path: Path, seen: Callable[[Path], None]
 ) -> None:
-    """Each example is inserted unchanged into the class that the page names."""
+    """The test inserts each example unchanged into the class that the page names."""
     examples, files = further_examples(), files_of_page()
     assert examples.keys() == {"train_round", "private", "across_patients", "cases_in"}
     method = ["training.batch_size=8", *GAIT]
@@ -248,7 +247,7 @@ def at(data: Path) -> SiteSettings:
 
 # ---------------------------------------------------------------------------------------------------- LG-FedAvg
 def round_by_hand(plan: Plan, model: nn.Module, site: str, cases: Dataset, number: int) -> None:
-    """Compute a site's round in plain PyTorch."""
+    """Train a site's model for one round in plain PyTorch."""
     model.train()
     order = generator_for(plan.seed, site, "shuffle", number, 0)
     for inputs, targets in batches(cases, plan.training.batch_size, CPU, order):
@@ -281,7 +280,7 @@ def test_lg_fedavg_shares_its_last_layer_and_no_body_travels(acme: Path, data: P
         for site, model in models.items():
             round_by_hand(plan, model, site, sites[site].participant.data.train, number)
         states = [model.state_dict() for model in models.values()]
-        for name in head:  # all sites have the same number of cases, so the mean is unweighted
+        for name in head:  # all sites have equal numbers of cases, so all weights in the mean are equal
             mean = sum(state[name] for state in states) / len(states)
             for state in states:
                 state[name].copy_(mean)
@@ -314,7 +313,7 @@ def test_the_simulator_refuses_what_its_settings_do_not_name(acme: Path, data: P
 
 
 def asked_to_join(plan: Plan, folder: Path, settings: str, site: str = SITES[0], **facts: Any) -> StudyMessage:
-    """Return the answer of an executor in a kit with these settings to a study's first message."""
+    """Return the answer to a study's first message at a hospital with these settings."""
     kit = Workspace(str(folder), site_name=site)
     config = Path(kit.get_app_config_dir("job"))
     config.mkdir(parents=True, exist_ok=True)
@@ -349,7 +348,7 @@ def test_a_site_refuses_a_package_that_its_settings_do_not_name(
 @pytest.mark.slow
 def test_the_check_of_a_site_asks_its_settings(acme: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "plan.yaml").write_text(make_plan("fedavg", *GAIT).to_yaml())
-    for settings, code in (("", 2), ("packages: [acme-gait]\n", 1)):  # code 1: the data are missing
+    for settings, code in (("", 2), ("packages: [acme-gait]\n", 1)):  # exit code 1, because the data are missing
         (tmp_path / "medsilo.yaml").write_text("device: cpu\n" + settings)
         options = ["--plan", str(tmp_path / "plan.yaml"), "--site", SITES[0], "--settings", str(tmp_path)]
         assert main(["check", *options, "--private", str(tmp_path / "private.txt")]) == code
@@ -468,7 +467,7 @@ def test_a_bad_package_is_one_line(
     with pytest.raises(PlanError) as caught:
         make_plan("fedavg", change)
     assert words in str(caught.value) and len(str(caught.value).splitlines()) == 1
-    make_plan("fedprox")  # parts that the package does not change still work
+    make_plan("fedprox")  # tasks and networks that the package does not change still work
 
 
 def test_a_name_in_two_packages_is_refused(acme: Path, seen: Callable[[Path], None], tmp_path: Path) -> None:
@@ -478,7 +477,7 @@ def test_a_name_in_two_packages_is_refused(acme: Path, seen: Callable[[Path], No
 
 
 def test_a_class_that_comes_from_elsewhere_is_refused(acme: Path, seen: Callable[[Path], None], tmp_path: Path) -> None:
-    """The hash covers the installed files, and an imported class must be from one of the installed files."""
+    """The hash covers the installed files of a package, so a class from any other file is rejected."""
     place = shutil.copytree(acme / "acme_gait", tmp_path / "acme_gait").parent
     sys.path.insert(0, str(place))
     try:

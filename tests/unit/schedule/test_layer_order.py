@@ -1,6 +1,4 @@
-"""The order of layers is part of their guarantee: each relevant pair is tested in its order and in the reverse
-order.
-"""
+"""A guarantee depends on the order of two layers: tests run each such pair in the right and in the reverse order."""
 
 import hashlib
 from pathlib import Path
@@ -30,8 +28,10 @@ NOBODY: Any = None
 
 @pytest.mark.slow
 def test_the_ledger_stands_outside_of_noise(tmp_path: Path) -> None:
-    """In the test's study, a hospital repeats its earlier answer. Noise outside of the ledger would be new in each
-    repetition, for the cost of one answer. The mean of many repetitions would then have no noise.
+    """In this study, the server asks a hospital several times for the same answer.
+
+    If noise were added after the ledger, each repeated answer would have new noise, but only one answer would be
+    charged. The mean of many repeated answers would then contain almost no noise.
     """
     photos = write_photos(tmp_path / "photos", NAMES)
     plan = parse_plan(PRIVATE, [NOISE % (60.0, 1.0)])
@@ -55,7 +55,7 @@ def test_the_ledger_stands_outside_of_noise(tmp_path: Path) -> None:
 
 
 def test_a_file_comes_only_to_a_hospital_that_has_approved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the other order of layers, a server could fill the disk of a hospital that has decided nothing."""
+    """In the reverse order, a server could fill the disk of a hospital that has not approved the plan."""
     home, content = Home(tmp_path / "kit"), bytes(1000)
     name, kept = hashlib.sha256(content).hexdigest(), home.folder / "medsilo/_models"
     monkeypatch.setattr(type(home.plan.network), "files", {name: len(content)})

@@ -1,4 +1,4 @@
-"""Layers of another installed package: one file each, around the site or around the server's channel."""
+"""Test layers of another installed package, which change the site's answers or the server's messages."""
 
 import json
 import re
@@ -33,7 +33,9 @@ installed = installed_as(
 
 
 def test_noise_on_one_group_changes_what_leaves_and_nothing_else(tmp_path: Path) -> None:
-    """At the site, the model is unchanged after training. At the server, the model has noise of the requested size."""
+    """The model at the site does not change after training, and the model at the server contains noise of the chosen
+    size.
+    """
     changes = [*SMALL, "training.rounds=1"]
     noisy = inprocess.run(make_plan("fedbn", *changes, NOISE % (1.0, 0.5)), folder=tmp_path / "noisy", settings=CPU)
     exact = inprocess.run(make_plan("fedbn", *changes), folder=tmp_path / "exact", settings=CPU)
@@ -45,7 +47,7 @@ def test_noise_on_one_group_changes_what_leaves_and_nothing_else(tmp_path: Path)
             if one[name].is_floating_point() and one[name].numel() > 99
         ]
     )
-    assert 0.2 < differences.std() < 0.45  # 0.5 / √3, and the change by clipping
+    assert 0.2 < differences.std() < 0.45  # noise of 0.5 / √3, and the change by clipping
     assert noisy.summary.finished
     assert Record(tmp_path / "noisy").rounds()[0].sites[SITES[0]].train_loss == pytest.approx(
         Record(tmp_path / "exact").rounds()[0].sites[SITES[0]].train_loss
@@ -61,7 +63,7 @@ def test_noise_is_charged_to_the_ledger_round_by_round(tmp_path: Path) -> None:
     charged = [(entry.what, charge.of.noise) for entry in found.entries if entry.kind == "charged"
                for charge in entry.charges if charge.what == "noise on model"]  # fmt: skip
     assert charged == [("round 1", 30.0), ("round 2", 30.0)]
-    assert found.epsilon(1e-3) > 2.0  # more than the cost of the gradients
+    assert found.epsilon(1e-3) > 2.0  # this costs more than the noise on gradients alone
 
 
 def test_a_layer_says_what_leaves_and_what_it_can_not_stand_beside() -> None:
@@ -75,7 +77,7 @@ def test_a_layer_says_what_leaves_and_what_it_can_not_stand_beside() -> None:
 
 
 def test_the_page_has_all_that_a_layer_may_give() -> None:
-    """The page lists every hook of a layer that the engine calls."""
+    """The page lists each method of a layer that the engine calls."""
     section = PAGE.read_text("utf-8").partition("\n## Layers\n")[2].partition("\n## ")[0]
     told = {method for line in section.splitlines() for method in re.findall(r"^\| `(\w+)\(", line)}
     own = {name for kind in (Feature, Layer) for name, one in vars(kind).items() if isfunction(one) and name[0] != "_"}

@@ -1,4 +1,4 @@
-"""A hospital's privacy ledger counts a study: it rejects before data are read, and charges before an answer leaves."""
+"""A hospital's privacy ledger rejects a study over budget before it reads data, and charges answers before sending."""
 
 import json
 import os
@@ -97,7 +97,7 @@ def test_what_is_not_declared_public_is_not_told(photos: Path, tmp_path: Path) -
 def test_over_the_budget_is_refused_before_data_are_read(photos: Path, tmp_path: Path) -> None:
     place = write_photos(tmp_path / "photos", NAMES)
     run(tmp_path / "one", place, epsilon=2.5)
-    place.rename(tmp_path / "away")  # any code that reads the data would raise another error
+    place.rename(tmp_path / "away")  # without the folder, code that reads the data would raise another error
     with pytest.raises(Refused, match=r"costs ε = .* earlier studies .* allows 2.5"):
         run(tmp_path / "two", place, "seed=1", epsilon=2.5)
     (tmp_path / "away").rename(place)
@@ -167,7 +167,8 @@ def test_the_same_request_gets_the_same_answer_from_the_disk_and_costs_nothing(p
     spent = standing(tmp_path).epsilon(1e-3)
     again = site(tmp_path, photos).answer(request)
     assert same(answer, again) and standing(tmp_path).epsilon(1e-3) == spent
-    assert {**answer.facts, "ledger": 0} == {**again.facts, "ledger": 0}  # the ledger's head has changed
+    # the fact "ledger" may differ, because the ledger's head has changed
+    assert {**answer.facts, "ledger": 0} == {**again.facts, "ledger": 0}
     moved = {name: tensor + 0.01 for name, tensor in request.groups["model"].items()}
     other = ask(first.participant.place.plan, {"model": moved}, 1)
     assert not same(site(tmp_path, photos).answer(other), answer)
@@ -191,7 +192,8 @@ def test_a_state_that_was_not_charged_is_not_used(photos: Path, tmp_path: Path, 
         patch.setattr(Ledger, "charge", interrupt)
         first.answer(request)
     assert first.participant.state.done == -1 and list(first.folder.glob("state-1.safetensors"))
-    assert site(tmp_path, photos).participant.state.restore_after(1, 1)  # the site's state for the round is missing
+    # the site did not store its state after the round
+    assert site(tmp_path, photos).participant.state.restore_after(1, 1)
     assert standing(tmp_path).epsilon(1e-3) == 0
     first.answer(request)
     later = site(tmp_path, photos)
@@ -207,7 +209,7 @@ def interrupt(*given: Any, **named: Any) -> None:
 def test_a_study_that_dies_at_the_ledger_goes_on_and_is_charged_for_what_left(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
-    """The whole study, with server and site, dies before or after the second round's charge; then it is resumed."""
+    """The process of server and site dies before or after round 2 is charged, and the study is then resumed."""
     plan, own, charge = parse_plan(PRIVATE), settings_of(photos), Ledger.charge
 
     def die(self: Ledger, study: CountedStudy, what: str, *given: Any) -> None:
@@ -272,7 +274,7 @@ def test_check_and_disclosure_name_the_price(photos: Path, tmp_path: Path) -> No
     assert before.severity == "ok" and "cost ε = 0.000 of 5 allowed" in before.what
     run(tmp_path / "study", photos)
     [after] = privacy_findings(plan, own, book)
-    # 36 training cases, with the noise rounded up
+    # 36 training cases; the noise is rounded up
     assert after.severity == "ok" and "cost ε = 2.000 of 5" in after.what
     [bare] = privacy_findings(parse_plan(STUDY), own, book)
     assert bare.severity == "stops" and dict(price_list(parse_plan(STUDY), own))["tensors: model"] == "not protected"

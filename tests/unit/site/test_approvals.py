@@ -1,6 +1,4 @@
-"""A hospital's approvals: no study runs without one, whatever the server requests, and only the hospital's key makes
-one.
-"""
+"""A hospital runs a study only with an approval signed by the hospital's own key, whatever the server requests."""
 
 import json
 import os
@@ -67,7 +65,7 @@ WANTED = SiteSettings(device="cpu", approval="required")
 
 
 def make_kit(folder: Path, site: str) -> KitFiles:
-    """Write the parts of a hospital's kit that these tests read."""
+    """Write those files of a hospital's kit that these tests read."""
     startup, key, (above, signs) = folder / "startup", fresh(), root()
     startup.mkdir(parents=True)
     (folder / "local").mkdir()
@@ -83,7 +81,7 @@ def make_kit(folder: Path, site: str) -> KitFiles:
 
 
 class Home:
-    """A hospital with a kit, a plan and a study's folder."""
+    """A hospital with a kit, a plan and a folder for the study."""
 
     def __init__(self, folder: Path, site: str = A) -> None:
         self.folder, self.kit = folder, make_kit(folder, site)
@@ -127,7 +125,7 @@ def refused(home: Home, words: str, **given: Any) -> None:
 
 # ---------------------------------------------------------------------------------------------------- code
 class Launcher(JobLauncherSpec):  # type: ignore[misc]
-    """NVFlare's launcher, which starts a job's process."""
+    """A replacement for NVFlare's launcher, which starts the process of a job."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.BEFORE_JOB_LAUNCH:
@@ -151,7 +149,7 @@ class Launcher(JobLauncherSpec):  # type: ignore[misc]
 def test_a_site_that_approves_plans_starts_no_job_with_code(
     guard_first: bool, settings: str, code: bool, told: str, tmp_path: Path
 ) -> None:
-    """Before, a script's job ran without a decision if its sender was allowed to send code."""
+    """In earlier versions, a script ran without a hospital's approval if the job's sender was allowed to send code."""
     make_kit(tmp_path, A)
     (tmp_path / "local/medsilo.yaml").write_text(f"{settings}\n")
     parts: list[FLComponent] = [HospitalEvents(), Launcher()]
@@ -176,9 +174,7 @@ def test_a_site_that_approves_plans_starts_no_job_with_code(
 
 # ---------------------------------------------------------------------------------------------------- a study
 def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
-    """The study is rejected before data are read, approved, sent one round too many, withdrawn during training, and
-    approved again.
-    """
+    """The hospital approves a plan, withdraws its approval during training, and approves the plan again."""
     with pytest.raises(Refused) as error:
         home.site()
     assert str(error.value) == (
@@ -197,7 +193,7 @@ def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
     with pytest.raises(Refused, match="only for studies without stranger,"):
         site.answer(strangers)
 
-    site._looked = float("-inf")  # as if a second had passed during a round
+    site._looked = float("-inf")  # as if the site had last checked its approval long ago
     batches: list[int] = []
 
     def withdraw_in_its_middle() -> None:
@@ -208,7 +204,7 @@ def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
 
     with pytest.raises(Refused, match="has withdrawn its approval of plan"):
         site.answer(server.ask("round", 2), withdraw_in_its_middle)
-    assert len(batches) == 2  # training stopped at once, and not at the end of the round
+    assert len(batches) == 2  # training stopped within the round
     home.approve(rounds=2)
     server.take(site.answer(server.ask("round", 2)))
     for task in ("round", "deliver"):
@@ -265,7 +261,8 @@ def test_a_decision_holds_up_to_its_limits_and_not_beyond() -> None:
     ]
     for one in beyond:
         assert "this plan" in decision.objection("this plan", **{**asked, **one}), one
-    assert decision.objection("this plan", **{**asked, "code": {}}) == ""  # fewer packages change no code that runs
+    # no code that runs changes if the plan needs fewer packages
+    assert decision.objection("this plan", **{**asked, "code": {}}) == ""
     lasting = ApprovalLimits.lasting(1000, None, " b, a,,b")
     assert lasting.expires and 0 <= time.time() + 3_600_000 - lasting.expires < 60
     assert (lasting.rounds, lasting.sites) == (None, ("a", "b"))
@@ -283,7 +280,7 @@ def test_only_what_is_approved_now_can_be_withdrawn(home: Home) -> None:
 
 
 def test_who_takes_part_is_the_plans_word_and_not_the_servers(home: Home) -> None:
-    """The server sends an approved list of sites, but the plan has another list or none."""
+    """The server sends a list of sites that the hospital approved, but the plan lists other sites or no sites."""
     home.approve(sites=tuple(SITES[:2]))
     with pytest.raises(Refused, match=f"only for studies without {SITES[2]},"):
         home.permission().check(SITES[:2], 1)
@@ -297,7 +294,10 @@ def test_who_takes_part_is_the_plans_word_and_not_the_servers(home: Home) -> Non
 
 
 def test_a_plan_without_names_is_approved_as_it_was_submitted(home: Home) -> None:
-    """The server adds the connected sites. The approval holds for any sites, unless it names the allowed sites."""
+    """The plan names no sites, and the server adds the connected sites.
+
+    An approval that names no sites holds for all sites.
+    """
     values = home.plan.resolved()
     values["participation"] |= {"sites": [], "minimum": 2}
     nameless = parse_plan(values)
@@ -314,13 +314,13 @@ def test_a_plan_without_names_is_approved_as_it_was_submitted(home: Home) -> Non
 
 
 def test_rounds_are_counted_and_not_believed(home: Home) -> None:
-    """The server requests round 1 repeatedly with other models, in this study and under another name."""
+    """The server requests round 1 again with other weights, and under the name of another study."""
     home.approve(rounds=2)
     site, server = home.site(), Server(home.plan)
     site.answer(server.ask("join", 0))
     first = server.ask("round", 1)
     site.answer(first)
-    again = site.answer(first)  # a repetition after a broken connection discloses no new number and costs no round
+    again = site.answer(first)  # a repeated answer discloses no new number, and costs no round
     assert again.facts["task"] == "round"
 
     def other(study: str = "") -> StudyMessage:
@@ -348,9 +348,9 @@ def test_rounds_are_counted_and_not_believed(home: Home) -> None:
 
 @pytest.mark.parametrize("task", ["deliver", "test"])
 def test_a_limit_of_rounds_is_not_exceeded_by_the_end_of_a_study(task: str, home: Home) -> None:
-    """A study's end counts as one answer if enough rounds are left.
+    """The delivery or the test at a study's end counts as one answer, for which a round must be left.
 
-    Before, other weights could be scored without limit.
+    In earlier versions, a server could have any number of other weights scored.
     """
     home.approve(rounds=home.plan.rounds + 1)
     site, server = home.site(), Server(home.plan)
@@ -372,7 +372,9 @@ def test_a_limit_of_rounds_is_not_exceeded_by_the_end_of_a_study(task: str, home
 
 
 def test_as_many_rounds_as_an_approval_can_name_are_counted(home: Home) -> None:
-    """Before, after some 240,000 rounds the counter's file exceeded its size limit, and was read as damaged."""
+    """In earlier versions, the counter's file exceeded its size limit after some 240,000 rounds, and was rejected as
+    damaged.
+    """
     with pytest.raises(MedsiloError, match=f"rounds: {MOST_ROUNDS + 1} is too large; give {MOST_ROUNDS} or less"):
         ApprovalLimits.lasting(None, MOST_ROUNDS + 1, "")
     home.approve(rounds=MOST_ROUNDS)
@@ -388,7 +390,7 @@ def test_as_many_rounds_as_an_approval_can_name_are_counted(home: Home) -> None:
 
 
 def test_a_round_from_another_state_or_with_fewer_cases_is_another_round(home: Home) -> None:
-    """A server sends the same model, and requests training from it in many other ways."""
+    """Even with the same weights, a request with another number of cases or another state counts as a new round."""
     home.approve(rounds=1)
     site, server = home.site(), Server(home.plan)
     first = server.ask("round", 1)
@@ -397,7 +399,7 @@ def test_a_round_from_another_state_or_with_fewer_cases_is_another_round(home: H
         other = StudyMessage(first.groups, {**first.facts, **told})
         with pytest.raises(Refused, match="answered all 1.*approved of plan"):
             site.answer(other)
-    site.answer(StudyMessage(first.groups, {**first.facts, "timeout": 60.0}))  # a field on which no training depends
+    site.answer(StudyMessage(first.groups, {**first.facts, "timeout": 60.0}))  # this field has no effect on training
 
 
 def test_an_upgrade_or_other_data_ask_again(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,7 +418,7 @@ def test_without_a_kit_nothing_counts_as_approved(home: Home) -> None:
     with pytest.raises(Refused, match="no kit's key is here"):
         Permission(SiteContext(home.plan, A, SITES, WANTED, home.place))
     Permission(SiteContext(home.plan, A, SITES, SiteSettings(), home.place)).check()
-    own = settings_of("cpu", None, home.folder / "local")  # a run on this machine, whose owner decides alone
+    own = settings_of("cpu", None, home.folder / "local")  # a run on one machine needs no approval
     Permission(SiteContext(home.plan, A, SITES, own, home.place)).check()
 
 
@@ -460,9 +462,7 @@ def edited(home: Home, change: Callable[[dict[str, Any]], None]) -> bytes:
 
 
 def other_signer(home: Home, folder: Path) -> Iterator[bytes]:
-    """Sign the same decisions with another key: that of another hospital, or one whose certificate names this
-    hospital.
-    """
+    """Yield approvals signed by another hospital's key, and by another key whose certificate names this hospital."""
     for number, site in enumerate((B, A)):
         other = Home(folder / str(number), site)
         other.approve()
@@ -524,7 +524,7 @@ def test_a_plan_that_was_exchanged_on_the_disk_is_not_shown(home: Home, capsys: 
 
 
 def test_the_changes_since_an_approved_plan_hide_nothing(home: Home) -> None:
-    """The output names new items of a list, changed items with a name, and values that look equal."""
+    """The changes include new list items, changed list items with names, and different values that print alike."""
     many = [f"site-{number:03}" for number in range(40)]
     one = make_plan("fedavg", *SMALL, "training.rounds=4", sites=many)
     other = make_plan("fedprox", *SMALL, "training.rounds=5", sites=[*many[1:], "site-040"])
@@ -543,7 +543,7 @@ def test_the_changes_since_an_approved_plan_hide_nothing(home: Home) -> None:
 
 
 def table_plan(high: int, purpose: str, **changes: Any) -> Plan:
-    """Return a plan for a hospital's table, in a study with a title."""
+    """Return a plan for the task "table", with a title, a purpose and a contact."""
     values = make_plan("fedavg", *SMALL).resolved()
     columns = [{"name": "age", "low": 30, "high": high}, {"name": "stage", "levels": ["I", "II"]}]
     values["task"] = {"name": "table", "columns": columns, "labels": ["no", "yes"], "target": "relapse"}
@@ -566,7 +566,7 @@ def checked(home: Home, *more: str) -> str:
 
 
 def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(home: Home) -> None:
-    """This holds during a study, and for a change of any of the hospital's settings files."""
+    """A change in any settings file of the hospital invalidates the settings, also during a study."""
     file = home.folder / "local/medsilo.yaml"
     home.approve()
     assert "note local/ is signed as it is now, which nobody confirmed" in checked(home)
@@ -578,7 +578,8 @@ def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(ho
         ("medsilo.yaml", f"{SETTINGS}#\n"),
         ("resources.json", '{"class_allow_list": ["*"]}'),
         ("authorization.json", "{}"),
-        ("resources.json.default", '{"class_allow_list": ["*"]}'),  # NVFlare reads this file if there is no other
+        # NVFlare reads this file if the usual file is missing
+        ("resources.json.default", '{"class_allow_list": ["*"]}'),
         ("more__resources.json", '{"components": []}'),
         ("../startup/more__p_resources.json", '{"components": []}'),
         ("log_config.json", "{}"),
@@ -601,7 +602,7 @@ def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(ho
             permission.check()
         (link / name).unlink()
     link.rmdir()
-    link.symlink_to(home.folder.parent)  # a folder of code elsewhere, which NVFlare adds to the path of a job's process
+    link.symlink_to(home.folder.parent)  # NVFlare adds this other folder of code to the Python path of a job's process
     with pytest.raises(Refused, match="this hospital's custom changed since"):
         permission.check()
     link.unlink()
@@ -673,7 +674,7 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
     assert 47 * 3600 < said["limits"]["expires"] - time.time() <= 48 * 3600
     home.permission().check()
     path = home.approvals.folder / "asked" / f"{home.plan.hash}.json"
-    # withdrawing an approval needs no readable plan
+    # a hospital can withdraw an approval even if the plan's file is unreadable
     path.write_text(path.read_text().replace('"rounds":4', '"rounds":9'))
     assert main(["approve", home.plan.hash, "--decline", *kit]) == 0
     refused(home, "has withdrawn")
@@ -701,9 +702,9 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
 def test_a_person_reads_what_a_study_is_for_before_deciding(
     home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Title, purpose and contact appear in the list and before the question.
+    """`medsilo approve` shows the study's title, purpose and contact in the list of plans and before its question.
 
-    If they are missing, the output says so.
+    The output marks a missing title, purpose or contact as not stated.
     """
     kit, said = ["--kit", str(home.folder)], {"title": "Lungs", "purpose": "find nodules", "contact": "lead@clinic.org"}
     home.permission()._keep()
@@ -735,7 +736,10 @@ def test_a_person_reads_what_a_study_is_for_before_deciding(
 def test_nothing_is_approved_without_a_terminal_unless_that_is_said(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A scheduler starts the command without a terminal. The argument is a waiting plan, a job, or a hash."""
+    """A scheduler runs `medsilo approve` without a terminal.
+
+    The command's argument is the hash of a waiting plan, a job's folder, or an unknown hash.
+    """
     home.permission()._keep()
     write_job(tmp_path / "job", home.plan)
     with Path(os.devnull).open() as nobody:
@@ -749,7 +753,7 @@ def test_nothing_is_approved_without_a_terminal_unless_that_is_said(
 def test_what_a_hospitals_data_meet_is_shown_before_a_decision(
     home: Home, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Bounds that fit one patient, levels, labels and units appear before the approval and in the disclosure report."""
+    """Columns' bounds, levels, labels and units appear in the approval's question and in the disclosure report."""
     ward = {"name": "ward", "levels": ["intensive care", "palliative"]}
     age = {"name": "age", "low": 71.299, "high": 71.301}
     values = home.plan.resolved()
@@ -789,7 +793,7 @@ def renew(home: Home) -> None:
 
 
 def test_a_new_key_takes_over_what_the_key_before_signed(home: Home) -> None:
-    """During a study, the hospital answers the next round without a new decision."""
+    """After a key renewal during a study, the hospital answers the next round without a new approval."""
     accepted = AcceptedSettings(home.kit)
     accepted.accept(WANTED)
     since, site = accepted.check(), None
@@ -825,7 +829,7 @@ def test_without_the_key_before_nothing_is_taken_over(home: Home) -> None:
 
 @pytest.mark.parametrize("forged", ["another root", "another hospital"])
 def test_a_key_that_the_root_did_not_give_this_hospital_hands_nothing_over(home: Home, forged: str) -> None:
-    """The attacker can write into the kit, but not read its key, and adds another key with its approvals."""
+    """An attacker who can write into the kit, but cannot read its key, adds another key and approvals signed by it."""
     key, (_, signs) = fresh(), root() if forged == "another hospital" else (None, fresh())
     folder = home.folder / BEFORE
     folder.mkdir()
@@ -850,9 +854,7 @@ def test_a_kit_that_is_being_replaced_passes(home: Home) -> None:
 
 
 def test_a_person_stands_before_each_plan_on_patients_data_by_default(home: Home, tmp_path: Path) -> None:
-    """Before, approvals were optional unless the settings demanded them, so any lead's plan could read patients'
-    data.
-    """
+    """In earlier versions, approvals were optional by default, so any lead's plan could read patients' data."""
     real = parse_plan(
         {
             "algorithm": {"name": "fedavg"},
@@ -874,4 +876,4 @@ def test_a_person_stands_before_each_plan_on_patients_data_by_default(home: Home
         with pytest.raises(Refused, match="has not approved") if asked else nullcontext():
             permission.check()
     at_home = SiteContext(real, A, [A], SiteSettings(device="cpu", data=own), home.place)
-    Permission(at_home).check()  # a machine without a kit belongs to one person
+    Permission(at_home).check()  # without a kit, the machine's owner needs no approval

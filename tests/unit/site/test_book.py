@@ -1,6 +1,4 @@
-"""A hospital's query budget counts answers despite dying processes, serves all processes, and protects single
-patients.
-"""
+"""A hospital's query budget counts the answers of all its processes, even if a process dies."""
 
 import json
 import os
@@ -41,7 +39,7 @@ def run(folder: Path, data: Path, *changes: str, **settings: object) -> Summary:
 
 
 def answered(folder: Path) -> Counter[str]:
-    """Return the number of answers that site a of a folder's studies has counted."""
+    """Return the number of answers that the query budget of site a has counted."""
     total: Counter[str] = Counter()
     for count in QueryBudget(folder / "_hospital/a").counts().values():
         total.update(count.answered)
@@ -49,7 +47,7 @@ def answered(folder: Path) -> Counter[str]:
 
 
 def test_only_the_account_that_trains_makes_what_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that another account creates would be unreadable for this account."""
+    """The account that trains could not read files that another account had created."""
     budget = QueryBudget(tmp_path / "new" / "book")
     assert budget.may_begin
     another = os.geteuid() + 1
@@ -110,13 +108,13 @@ def test_a_server_that_asks_more_than_its_plan_said_gets_no_more_than_the_budget
 
 
 def test_what_a_running_study_planned_is_spoken_for(book: QueryBudget) -> None:
-    """Otherwise, two studies that were admitted one after the other could both stop halfway."""
+    """Without reserved answers, two studies admitted one after the other could both run out of their query budget."""
     place = book.begin(FIRST.study, None)
     book.admit(FIRST, PLANNED, FEW)
     with pytest.raises(Refused, match="has 4 left"):
         book.admit(SECOND, PLANNED, FEW)
     book.note(FIRST, {"validation": 1}, FEW)
-    place.release()  # the study failed, and sends no further requests
+    place.release()  # the failed study sends no further requests
     book.admit(SECOND, PLANNED, FEW)
 
 
@@ -147,7 +145,7 @@ def test_studies_at_once_share_one_budget(tmp_path: Path) -> None:
     processes = [start(NOTER, tmp_path, f"study-{number}", 20) for number in range(3)]
     told = [int(process.communicate(timeout=600)[0]) for process in processes]
     assert all(process.returncode == 0 for process in processes)
-    assert sum(told) == 40  # 40 of the 60 requested answers
+    assert sum(told) == 40  # the query budget allowed 40 of the 60 requested answers
     assert sum(count.answered["validation"] for count in QueryBudget(tmp_path).counts().values()) == 40
 
 
@@ -183,7 +181,7 @@ def test_a_line_that_was_cut_off_takes_no_other_with_it_and_counts(cut: int, boo
     path = book.folder / ANSWERS
     path.write_bytes(path.read_bytes()[:-cut])
     book.note(FIRST, {"validation": 1}, FEW)
-    unknown = int(cut > 1)  # an answer over all parts counts once more
+    unknown = int(cut > 1)  # an answer over training, validation and test cases counts once more
     assert book.counts()[FIRST].answered == Counter(validation=4, train=unknown, test=unknown)
     for line in path.read_text().splitlines()[-1:]:
         assert json.loads(line)["answered"] == {"validation": 1}
@@ -218,7 +216,7 @@ def test_studies_at_once_over_processes(photos: Path, tmp_path: Path) -> None:
             assert holder.stdout.readline() == "has it\n"
         with pytest.raises(Refused, match="works for 2.*2 at once"):
             run(tmp_path / "three", photos)
-        # continues with files that a dying process still holds open
+        # two studies can run, although the child of a dead process still has the first study's files open
         run(tmp_path / "two", photos)
         assert holders[1].poll() is None
         holders[0].kill()
@@ -244,7 +242,7 @@ def test_the_same_folder_is_the_same_data_however_it_is_named(tmp_path: Path) ->
 
 
 def test_numbers_that_only_this_hospital_knows(book: QueryBudget) -> None:
-    """torch accepts these numbers as seeds."""
+    """The numbers are valid as seeds of torch."""
     numbers = [book.number(f"purpose {place}") for place in range(64)]
     assert all(0 <= number < 2**63 for number in numbers) and max(numbers) > 2**62 and len(set(numbers)) == 64
     assert numbers[:3] == [QueryBudget(book.folder).number(f"purpose {place}") for place in range(3)]
@@ -257,12 +255,13 @@ def test_groups_near_each_other(book: QueryBudget) -> None:
     assert book.near("data", {**first, "test": names[31:]}, 5) == {"test"}
     assert book.near("data", {**first, "test": [*names[31:], "new"]}, 5) == {"test"}
     assert book.near("data", {**first, "test": names[35:]}, 5) == set()
-    # near the first study's test data
+    # the new training set differs in few patients from the first study's test set
     assert book.near("data", {**first, "train": [*names[30:], "new"]}, 5) == {"train"}
-    assert book.near("data", {**first, "test": [*names[30:], names[30]]}, 5) == {"test"}  # one more case of one patient
+    # the first study's test set without one patient
+    assert book.near("data", {**first, "test": [*names[30:], names[30]]}, 5) == {"test"}
     assert book.near("data", {"train": [], "validation": [], "test": names[31:]}, 5) == {"test"}
     assert book.near("other", {**first, "test": names[31:]}, 5) == set()
-    windows = {"test": names[30:] * 2}  # shorter windows give more cases of each patient
+    windows = {"test": names[30:] * 2}  # shorter windows make more cases of each patient
     assert book.near("data", windows, 5) == set()
     assert book.near("data", {"test": names[31:] * 3}, 5) == {"test"}  # all patients but one
     assert not any(name in (book.folder / "patients.jsonl").read_text() for name in names)

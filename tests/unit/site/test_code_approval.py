@@ -1,4 +1,4 @@
-"""A hospital that approves plans runs only approved code of a job, with the approved packages."""
+"""A hospital that requires approvals runs only code and packages that it has approved."""
 
 import json
 import os
@@ -66,12 +66,12 @@ while flare.is_running():
 
 
 NVFLARES = AppDeployer()
-# streams the whole log, with the script's output
+# this component would send the whole log, which contains the script's output, to the server
 STREAMS_ALL = json.dumps(ADDED | {"args": {"target_parent_server": True}})
 
 
 class Hospital:
-    """A hospital whose kit approves plans, and a lead's job from a recipe with a script."""
+    """A hospital whose kit requires approvals, and a lead's job that a recipe made from a script."""
 
     def __init__(self, folder: Path, **recipe: Any) -> None:
         self.folder, self.job = folder / "kit", folder / "jobs/hello"
@@ -95,8 +95,8 @@ class Hospital:
         return approvals_of(QueryBudget(self.folder / "medsilo/_hospital" / SITE), self.kit, WANTED)
 
     def context(self) -> FLContext:
-        """Return the NVFlare context of the kit's main process."""
-        # the streamer changes the configuration before it starts
+        """Return the NVFlare context of the process that runs the hospital's kit."""
+        # this component changes the job's configuration before the job starts
         streams = SiteLogStreamer(log_file_name="error_log.txt")
         parts: list[FLComponent] = [streams, HospitalEvents(), Launcher()]
         fires = lambda event, fl_ctx: fire_event(event, parts, fl_ctx)  # noqa: E731
@@ -110,7 +110,7 @@ class Hospital:
         return engine.new_context()
 
     def deploy(self, deployer: AppDeployer = NVFLARES) -> dict[str, Any]:
-        """Deploy the job as NVFlare does; return its metadata, or None if the hospital rejects it."""
+        """Deploy the job as NVFlare does, and return the job's metadata, or None if the hospital rejects the job."""
         meta = json.loads((self.job / "meta.json").read_text())
         meta |= {"job_id": "job-1", "submitter_name": LEAD}
         flat = self.folder.parent / "flat"
@@ -123,7 +123,7 @@ class Hospital:
         return json.loads((self.folder / "job-1/meta.json").read_text())
 
     def launch(self, meta: dict[str, Any] | None = None) -> str:
-        """Let the kit start the deployed job; return the reason if it does not start."""
+        """Let the kit start the deployed job, and return the reason if the hospital rejects the job."""
         meta = meta or self.deploy()
         assert meta[AppValidationKey.BYOC]
         context = self.context()
@@ -149,7 +149,10 @@ def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hospital:
 def test_a_script_runs_with_the_code_that_was_approved_and_no_other(
     hospital: Hospital, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The job waits until a person approves it by its plan's first digits. Any changed byte needs a new approval."""
+    """The job waits until a person approves the plan by the first digits of its hash.
+
+    A change of any byte of the code needs a new approval.
+    """
     short = hospital.plan.hash[:12]
     told = hospital.launch()
     assert f"has not approved plan {short}" in told and f"medsilo approve {short} --kit KIT" in told
@@ -222,7 +225,7 @@ def test_another_version_of_a_package_that_the_code_imports_asks_again(
 
     monkeypatch.syspath_prepend(tmp_path / "packages")
     hospital.script.write_text(f"import json, gait.steps as steps\n{SCRIPT}")
-    hospital.approve("--yes")  # the approvals' file does not exist yet
+    hospital.approve("--yes")  # the file of approvals does not exist yet
     install("1.0")
     assert "acme-gait no such package, and here is 1.0" in hospital.launch()
     hospital.approve("--yes")
@@ -233,18 +236,18 @@ def test_another_version_of_a_package_that_the_code_imports_asks_again(
 
 
 def test_the_lead_reads_the_reason_from_what_is_deployed(hospital: Hospital) -> None:
-    """An error at a job's start would end the job for all hospitals, without a reason for the lead."""
+    """If the job failed at its start, it would end for all hospitals, and the lead would get no reason."""
     asking = AskingDeployer(why_not_deployed)
     assert hospital.deploy(asking) == {} and not hospital.unpacked.parent.exists()
     assert "has not approved plan" in hospital.told and any(hospital.told in line for line in read(hospital.folder))
     hospital.approve("--yes", what=hospital.plan.hash[:12])
     assert hospital.launch(hospital.deploy(asking)) == ""
-    shutil.rmtree(hospital.app / "custom")  # as a job without code is sent
+    shutil.rmtree(hospital.app / "custom")  # a job without code has no folder custom/
     assert "byoc" not in hospital.deploy(asking) and hospital.told == ""
 
 
 def test_a_plan_that_was_approved_without_code_lets_no_code_run(hospital: Hospital) -> None:
-    """The approval is of the plan's whole hash, given before the plan arrived. It does not cover code."""
+    """An approval of the plan's hash that was given before the job arrived does not cover the job's code."""
     hospital.approve("--yes", what=hospital.plan.hash)
     assert "without code, and this job brings code" in hospital.launch()
     (hospital.app / "config/plan.yaml").unlink()
@@ -266,7 +269,7 @@ def test_a_hospital_without_the_demand_starts_any_code(hospital: Hospital) -> No
 
 
 def test_settings_that_changed_since_they_were_accepted_start_no_code(hospital: Hospital) -> None:
-    """Includes a change that turns approvals off."""
+    """If the setting "approval" is changed to "none", the kit starts no code either."""
     hospital.approve("--yes")
     assert hospital.launch() == ""
     (hospital.folder / "local/medsilo.yaml").write_text("device: cpu\napproval: none\n")
@@ -274,7 +277,7 @@ def test_settings_that_changed_since_they_were_accepted_start_no_code(hospital: 
 
 
 def test_a_hospital_that_demands_privacy_runs_no_code(hospital: Hospital) -> None:
-    """This holds even with an approval, because code cannot be charged to a privacy ledger."""
+    """The privacy ledger cannot charge the answers of code, so not even an approval lets the code run."""
     demands = "device: cpu\napproval: {}\nprivacy: {{epsilon: 1, delta: 1e-5}}\n"
     for approval in ("required", "none"):
         (hospital.folder / "local/medsilo.yaml").write_text(demands.format(approval))
@@ -283,7 +286,7 @@ def test_a_hospital_that_demands_privacy_runs_no_code(hospital: Hospital) -> Non
 
 
 def test_each_site_of_a_recipe_has_code_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The arguments differ by site, and the approval covers those of this site."""
+    """The script's arguments differ between sites, and an approval covers only the own site's arguments."""
     monkeypatch.setattr(AppAuthzService, "app_validator", DefaultAppValidator("client"))
     named = Hospital(tmp_path, sites=[SITE, "b"], launch_external_process=True)
     assert named.app.name == f"app_{SITE}"
@@ -297,7 +300,7 @@ def test_each_site_of_a_recipe_has_code_of_its_own(tmp_path: Path, monkeypatch: 
 # ------------------------------------------------------------------------------------------- the question at a terminal
 @pytest.mark.slow
 def test_a_person_is_asked_at_a_terminal(hospital: Hospital) -> None:
-    """The real command runs in a terminal: "no" rejects the job, and "yes" starts it."""
+    """`medsilo approve` runs in a terminal; the answer "no" rejects the job, and the answer "yes" starts it."""
     command = [sys.executable, "-m", "medsilo", "approve", str(hospital.job), "--kit", str(hospital.folder)]
     for answer, started in (("n", False), ("y", True)):
         process, terminal = pty.fork()
@@ -337,7 +340,7 @@ def test_the_page_shows_the_code_and_signs_what_it_showed(hospital: Hospital) ->
         assert "flare.join(model, optimizer" in shown and "custom/client.py: new" in shown
         [asked] = hospital.approvals.asked()
         hospital.script.write_text(SCRIPT.replace("lr=0.1", "lr=0.2"))
-        hospital.launch()  # other code arrives before the person clicks
+        hospital.launch()  # the server sends other code before the person clicks
         status, text, _ = visitor.send(f"{path}/approve", by="x", code=asked.job_code)
         assert status == 400 and "changed after this page was shown" in text
         status, text, _ = visitor.send(f"{path}/approve", by="x")
@@ -397,7 +400,7 @@ def odd_name(custom: Path) -> None:
 def test_a_folder_that_nobody_can_read_is_refused_at_once(
     odd: Callable[[Path], None], hospital: Hospital, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """This holds for the approval and for deploying the job."""
+    """`medsilo approve` rejects an unusual folder of code, and so does the deployment of the job."""
     hospital.approve("--yes")
     meta = hospital.deploy()
     for custom in (hospital.app / "custom", hospital.unpacked / "custom"):
@@ -430,7 +433,7 @@ def test_code_is_read_up_to_its_limits(tmp_path: Path) -> None:
 
 
 def test_names_and_contents_can_not_be_exchanged() -> None:
-    """Two folders have the same hash only if each name has the same content."""
+    """Two folders have the same hash only if they have the same file names with the same contents."""
     folders = [{"a": b"b", "b": b"a"}, {"a": b"a", "b": b"b"}, {"a": b"ab"}, {"a": b"", "ab": b""}, {"ab": b""}, {}]
     folders += [{"a": b"1\0b", "c": b""}, {"a": b"1", "b": b"c"}]
     assert len({JobCode(files).hash for files in folders}) == len(folders)
@@ -447,7 +450,7 @@ def test_kept_code_that_was_changed_is_not_shown(hospital: Hospital) -> None:
 # ------------------------------------------------------------------------------------------------------- in its process
 @pytest.fixture
 def script(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Any]]:
-    """Run the deployed script in this process, with a server that requests two rounds; return its messages."""
+    """Return a function that runs the deployed script for two rounds, and returns the script's messages."""
     monkeypatch.setattr(client, "before_script_connects", lambda begin: None)
 
     def run() -> list[Any]:
@@ -464,9 +467,7 @@ def script(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
 
 
 def test_a_script_answers_as_long_as_its_approval_holds(hospital: Hospital, script: Callable[[], list[Any]]) -> None:
-    """The script answers two rounds and the delivery in its process, but not without the code, or beyond the
-    approved rounds.
-    """
+    """Without its code, or after the approved rounds and the delivery, the script is rejected."""
     hospital.approve("--yes")
     assert hospital.launch() == ""
     assert len(script()) == 4
@@ -482,7 +483,7 @@ def test_a_script_answers_as_long_as_its_approval_holds(hospital: Hospital, scri
 
 
 def test_a_script_runs_at_a_new_kit_that_approves_nothing(hospital: Hospital, script: Callable[[], list[Any]]) -> None:
-    """Before, the script's first answer began a ledger, and the kit then missed its accepted settings."""
+    """In earlier versions, the script's first answer made the kit demand accepted settings that were missing."""
     (hospital.folder / "local/medsilo.yaml").write_text("device: cpu\napproval: none\n")
     assert hospital.launch() == ""
     assert len(script()) == 4
@@ -493,7 +494,7 @@ def test_a_script_runs_at_a_new_kit_that_approves_nothing(hospital: Hospital, sc
 def test_what_a_script_sends_is_counted_as_other_answers_are(
     hospital: Hospital, script: Callable[[], list[Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All parts of the script's messages count as answers, up to the hospital's limit."""
+    """The query budget counts the script's answers, up to the hospital's limit."""
     hospital.approve("--yes")
     hospital.launch()
     sent = script()

@@ -1,4 +1,4 @@
-"""A hospital's data set is made from a folder or a table, accepted by a person, and checked for changes."""
+"""`medsilo data` makes a data set from a folder or a table; a person accepts it, and later changes are detected."""
 
 import hashlib
 import json
@@ -76,12 +76,13 @@ def test_a_data_set_says_who_is_a_patient_and_what_it_tells(tmp_path: Path) -> N
     told = {part: (one.patients, one.cases) for part, one in own.tells.items()}
     assert told == {"train": (25, 50), "validation": (10, 20), "test": (10, 20)}
     assert {"age", "outcome", "no", "yes"} == {*own.words}
-    assert "MUSTER" not in (tmp_path / "set" / DataSet.FILE).read_text()  # the inventory names no patient either
+    # the data set's file and the inventory contain no patient's name
+    assert "MUSTER" not in (tmp_path / "set" / DataSet.FILE).read_text()
     assert [*read_inventory(tmp_path / "set")] == ["registry.csv"]
 
 
 def test_what_may_be_mailed_has_no_exact_number_of_patients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two versions of a data set that differ by one patient give the same shareable check."""
+    """Two versions of a data set that differ by one patient have the same shareable output of `medsilo check`."""
     kit, out = hospital(tmp_path)
     own = DataSet.read(out)
     count = own.patients.count + 1
@@ -95,7 +96,7 @@ def test_what_may_be_mailed_has_no_exact_number_of_patients(tmp_path: Path, caps
 
 
 def test_nobody_is_taken_for_a_patient_without_being_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before, each row silently counted as a patient, so one patient was in training and test data."""
+    """In earlier versions, each row silently became a patient, so a patient's rows were in training and test data."""
     folder = table(tmp_path / "data", patient=None, lines=1)
     assert main(["data", str(folder), "-o", str(tmp_path / "set"), "--yes"]) == 1
     said = capsys.readouterr().err
@@ -252,7 +253,7 @@ def test_a_data_set_keeps_no_images_ready_that_nobody_trains_with(
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     written: dict[str, int] = {}
 
-    def ask(question: Question) -> str:  # the images were read before
+    def ask(question: Question) -> str:  # counts the images that the command has read before each question
         written[question.key] = len([*scratch.rglob("*.safetensors")])
         return question.proposed
 
@@ -290,7 +291,7 @@ def test_a_file_that_grows_while_it_is_read_is_named(tmp_path: Path, monkeypatch
 
 
 def test_a_table_in_csv_needs_no_pandas(tmp_path: Path, root: Path) -> None:
-    """Importing pandas takes a third of the command's time for a long table."""
+    """Importing pandas would take a third of the time of `medsilo data` for a long table."""
     given = ["data", str(table(tmp_path / "data")), "-o", str(tmp_path / "set"), "--yes"]
     assert "pandas" not in modules_after(root, given)
 
@@ -314,7 +315,7 @@ def test_a_damaged_inventory_is_one_line(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- weights
 @pytest.mark.parametrize("weighting", ["patients", "cases", "uniform"])
 def test_a_hospital_reads_what_its_updates_count_by(tmp_path: Path, weighting: str) -> None:
-    """Before, one patient with twenty rows silently moved the disclosed number of cases."""
+    """In earlier versions, one patient with twenty rows silently changed the disclosed number of cases."""
     rows = [
         {"patient": f"p{number}", "age": 30 + number + line, "outcome": ("no", "yes")[number % 2], "part": part}
         for number, part in enumerate(["train"] * 21 + ["validation"] * 10 + ["test"] * 10)
@@ -349,7 +350,7 @@ WORDS |= {"gut": "good"}
 
 
 def registry_in(folder: Path, words: dict[str, str]) -> Path:
-    """Write the same registry with other words; `words` maps the English words to these."""
+    """Write the same patients' registry with other column names and levels; `words` maps the English words to them."""
     drawn, rows = np.random.default_rng(0), []
     for who in range(PATIENTS):
         told = {"age": int(drawn.integers(30, 80)), "sex": ("male", "female")[who % 2], "course": "good"}
@@ -360,9 +361,9 @@ def registry_in(folder: Path, words: dict[str, str]) -> Path:
 
 
 def test_hospitals_with_other_words_take_part_in_one_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One hospital has the column 'Geschlecht' and the other 'sex'.
+    """One hospital has the column "Geschlecht", and the other hospital has the column "sex".
 
-    Each declares it in its data set, and neither name leaves.
+    Each hospital's data set maps its own names to the plan's names, and no hospital discloses its own names.
     """
     own = {plans: here for here, plans in WORDS.items()}
     folder, out = registry_in(tmp_path / "hier", own), tmp_path / "sets/hier"
@@ -389,7 +390,7 @@ def test_hospitals_with_other_words_take_part_in_one_plan(tmp_path: Path, capsys
 
 
 def test_a_plan_that_init_proposes_speaks_the_called_names(tmp_path: Path) -> None:
-    """Before, `init` had no --call, so its plan contained the hospital's own column names."""
+    """In earlier versions, `init` lacked the option --call, so its plan contained the hospital's own column names."""
     folder = registry_in(tmp_path / "hier", {plans: here for here, plans in WORDS.items()})
     lines = (folder / "registry.csv").read_text().splitlines()
     noted = [lines[0] + ",Bemerkung", *(f"{line},seit {number} Tagen müde" for number, line in enumerate(lines[1:]))]
@@ -419,7 +420,7 @@ def hospital(tmp_path: Path, key: str | None = "Patient ID") -> tuple[Path, Path
 
 
 def test_a_check_without_a_plan_loads_nothing_that_trains(tmp_path: Path, root: Path) -> None:
-    """Before, the check took two seconds of processor time, mostly for loading PyTorch."""
+    """In earlier versions, `medsilo check` took two seconds of processor time, mostly for importing PyTorch."""
     kit, _ = hospital(tmp_path)
     loaded = modules_after(root, ["check", "--kit", str(kit), "--private", str(tmp_path / "private.txt")], code=1)
     assert "medsilo.tasks.case_index" in loaded and loaded & {"torch", "numpy", "nvflare", "medsilo.plan"} == set()
@@ -428,7 +429,10 @@ def test_a_check_without_a_plan_loads_nothing_that_trains(tmp_path: Path, root: 
 def test_whoever_decides_reads_which_words_of_a_plan_nobody_accepted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The lead learns that the data do not fit. The hospital learns the word before it approves the plan."""
+    """The lead learns only that the hospital's data do not fit the plan.
+
+    The hospital learns which column of the plan is missing before it approves the plan.
+    """
     kit, _ = hospital(tmp_path)
     write_job(tmp_path / "other", parse_plan(STUDY, ['task.columns=["age","hiv"]']))
     private = ["--private", str(tmp_path / "private.txt")]
@@ -510,10 +514,9 @@ def test_each_page_says_that_nobody_approves_plans(tmp_path: Path, capsys: pytes
             assert ("plans run at this hospital without an approval" in visitor.page("/")) == said
 
 
-# ---------------------------------------------------------------------------------------------------- the results of a
-# walk
+# ------------------------------------------------------------------------------------------------ the results of a walk
 def test_a_table_that_lies_beside_other_data_is_looked_at_again_after_an_answer(tmp_path: Path) -> None:
-    """Before, after an answer the whole folder was read, and its images became the data."""
+    """In earlier versions, an answer made `medsilo data` read the whole folder, so images replaced the chosen table."""
     rows = [
         {"patient": f"p{n}", "age": 30 + n % 7, "outcome": ("no", "yes")[n % 2], "discharge": ("home", "morgue")[n % 2]}
         for n in range(60)
@@ -537,7 +540,7 @@ def test_a_patient_whose_leading_zeros_a_spreadsheet_lost_is_asked_about(
 
 
 def test_a_class_that_a_person_accepted_counts_also_when_few_have_it(tmp_path: Path) -> None:
-    """An undeclared label of few patients is ignored, and stays ignored when patients leave an accepted data set."""
+    """A label of few patients is ignored unless an accepted data set declares it."""
     folder, out = table(tmp_path / "data", lines=1), tmp_path / "set"
     made(folder, out)
     write_table(
@@ -553,7 +556,9 @@ def test_a_class_that_a_person_accepted_counts_also_when_few_have_it(tmp_path: P
 
 
 def test_a_hospital_with_a_larger_floor_reads_what_it_discloses(tmp_path: Path) -> None:
-    """Before, the file named multiples of five, whatever the hospital's settings were."""
+    """In earlier versions, the data set's file rounded counts to multiples of five, whatever the hospital's settings
+    were.
+    """
     folder = table(tmp_path / "data", lines=1)
     (tmp_path / "local").mkdir()
     (tmp_path / "local/medsilo.yaml").write_text("min_patients_per_metric: 8\n")
@@ -562,9 +567,7 @@ def test_a_hospital_with_a_larger_floor_reads_what_it_discloses(tmp_path: Path) 
 
 
 def test_no_plan_learns_an_outcome_as_something_else(tmp_path: Path) -> None:
-    """If a plan read a class as a number, one patient's odd label would remove that patient, which discloses one
-    bit.
-    """
+    """If a plan could read a class as a number, an odd label would remove its patient, which discloses one bit."""
     rows = [{"patient": f"p{n}", "age": 30 + n % 7, "outcome": n % 2} for n in range(40)]
     write_table(tmp_path / "data/registry.csv", rows)
     own, out = made(tmp_path / "data", tmp_path / "set", "--target", "outcome"), tmp_path / "set"
@@ -577,8 +580,8 @@ def test_no_plan_learns_an_outcome_as_something_else(tmp_path: Path) -> None:
 
 
 def test_every_outcome_of_a_set_makes_a_case_whichever_a_plan_learns(tmp_path: Path) -> None:
-    """Otherwise, a patient without one of two outcomes would be in only one of two studies, and their difference
-    would reveal it.
+    """If a missing outcome removed a patient from one of two studies, their difference would reveal that the outcome is
+    missing.
     """
     rows: list[dict[str, Any]] = [
         {"patient": f"p{n}", "age": 30 + n % 7, "first": "no", "second": ("no", "yes")[n % 2]} for n in range(40)
@@ -599,7 +602,9 @@ def test_every_outcome_of_a_set_makes_a_case_whichever_a_plan_learns(tmp_path: P
 
 
 def test_one_data_set_is_no_two_hospitals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before, two sites read the same data set: 18 test patients counted as 36, and each interval was too narrow."""
+    """In earlier versions, two sites could read one data set: 18 test patients counted as 36, and intervals were too
+    narrow.
+    """
     rows = [{"patient": f"p{n}", "age": 30 + n % 60, "relapse": ("no", "yes")[n % 3 == 0]} for n in range(80)]
     write_table(tmp_path / "data/registry.csv", rows)
     answers = ["--yes", "--target", "relapse"]
@@ -615,7 +620,7 @@ def test_one_data_set_is_no_two_hospitals(tmp_path: Path, capsys: pytest.Capture
 def test_only_a_new_set_needs_a_folder_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An ordinary account accepts a data set from a working folder that it cannot write to."""
+    """A person accepts a data set while the current working folder is not writable."""
     folder, out = table(tmp_path / "data"), tmp_path / "set"
     made(folder, out)
     monkeypatch.chdir("/proc")

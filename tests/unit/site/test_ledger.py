@@ -1,6 +1,6 @@
-"""The ledger never counts less than the sent answers, even if processes die.
+"""The ledger's total cost is never below the cost of the sent answers, even if processes die.
 
-It detects changes, and rejects studies over budget.
+The ledger detects changes of its file, and rejects studies that would exceed the privacy budget.
 """
 
 import json
@@ -80,7 +80,8 @@ def test_a_study_is_let_in_only_with_all_that_it_plans(ledger: Ledger) -> None:
         ledger.plan(CountedStudy(TWO, budget, lambda study: study == "one"), ROUND * 3)
     ledger.plan(CountedStudy(TWO, budget), ROUND * 3)  # the first study has ended without a charge
     ledger.charge(CountedStudy(TWO, budget), "round 1", "a", ROUND)
-    ledger.plan(CountedStudy(TWO, budget), ROUND * 3)  # a resumed study's plan includes its earlier charges
+    # the planned cost of a resumed study includes its earlier charges
+    ledger.plan(CountedStudy(TWO, budget), ROUND * 3)
 
 
 def test_of_a_study_that_is_let_in_again_the_last_plan_counts(ledger: Ledger) -> None:
@@ -94,7 +95,10 @@ def test_of_a_study_that_is_let_in_again_the_last_plan_counts(ledger: Ledger) ->
 
 
 def test_a_study_without_room_is_told_so_before_work_is_done_for_it(ledger: Ledger) -> None:
-    """The estimated cost may differ by 0.01. An admitted study counts with its planned cost."""
+    """A study may exceed the allowed ε by 0.01, because the cost is an estimate.
+
+    A study that the ledger has admitted counts with its planned cost.
+    """
 
     def allowing(epsilon: float) -> CountedStudy:
         return CountedStudy(ONE, PrivacyRequirements(epsilon=epsilon, delta=DELTA))
@@ -171,7 +175,7 @@ def test_a_head_that_is_gone_or_changed_is_noticed(tmp_path: Path) -> None:
 
 
 def test_the_last_line_of_another_history_is_noticed(tmp_path: Path) -> None:
-    """Both histories are signed, and the attacker exchanges only the file."""
+    """Both versions of the ledger are validly signed, and the attacker replaces the ledger's file, but not its head."""
     ledger = filled(tmp_path)
     files = {path: path.read_bytes() for path in (ledger.file, ledger.head)}
     ledger.charge(CountedStudy(ONE, DEMANDS), "round 4", "one", ROUND)
@@ -210,7 +214,10 @@ def test_the_key_of_a_kit_signs_and_a_later_one_goes_on(tmp_path: Path, kind: st
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99, -0.5])
 def test_a_line_that_was_cut_off_by_a_death_counts_for_nothing(tmp_path: Path, share: float) -> None:
-    """`share` is the part of the line that was written. With a negative share, the rest is filled with zeros."""
+    """A positive `share` is the fraction of the ledger's last line that was written before the process died.
+
+    A negative `share` replaces the beginning of this line by zero bytes.
+    """
     ledger = filled(tmp_path)
     whole = ledger.file.read_bytes()
     head = ledger.head.read_bytes()
@@ -222,7 +229,7 @@ def test_a_line_that_was_cut_off_by_a_death_counts_for_nothing(tmp_path: Path, s
             file.write(b"\0" * int(added * (1 + share)))
         else:
             file.truncate(len(whole) + max(1, int(added * share)))
-    ledger.head.write_bytes(head)  # the head is written after the line
+    ledger.head.write_bytes(head)  # the process died before it wrote the new head
     standing = Ledger(tmp_path, DATA).standing()
     assert standing.torn and standing.epsilon(DELTA) == cost(3)
     ledger.charge(CountedStudy(ONE, DEMANDS), "round 4", "again", ROUND)
@@ -232,7 +239,10 @@ def test_a_line_that_was_cut_off_by_a_death_counts_for_nothing(tmp_path: Path, s
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [41, pytest.param(2, marks=pytest.mark.long)])
 def test_a_death_at_every_line_of_the_first_answer(tmp_path: Path, step: int) -> None:
-    """The process dies once at each line of the writing code. The answer then leaves once, and is charged once."""
+    """The process dies at each line of the code that writes the ledger, once for each line.
+
+    After the restart, the answer is sent once and charged once.
+    """
     codes, once = [], cost(1)
     for lines in range(1, MOST_LINES, step):
         job = Job(tmp_path / str(lines), "study", Gaussian(noise=10.0))
@@ -249,7 +259,7 @@ def test_a_death_at_every_line_of_the_first_answer(tmp_path: Path, step: int) ->
 
 
 def check_history(root: Path, seed: int, demands: PrivacyRequirements | None = None) -> float:
-    """Run a history, compare the ledger with the sent answers, and return the excess of the ledger."""
+    """Run a random history of deaths, compare the ledger with the sent answers, and return the ledger's excess cost."""
     root.mkdir()
     history = live(root, seed, demands)
     left = {attempt: job for job in history.jobs for attempt in job.left()}
@@ -258,16 +268,17 @@ def check_history(root: Path, seed: int, demands: PrivacyRequirements | None = N
     assert len(entered) == sum(entry.kind == "charged" for entry in standing.entries)  # each attempt once
     assert all(_study(entered[attempt]) == job.study for attempt, job in left.items())
     drawn = [tuple(values) for job in history.jobs for values in job.left().values()]
-    assert len(set(drawn)) == len(drawn)  # no noise is drawn twice, also in forks
+    assert len(set(drawn)) == len(drawn)  # no two answers have the same noise, even after a process was forked
     unsent = [entry for attempt, entry in entered.items() if attempt not in left]
-    assert len(unsent) <= history.asked_anew  # otherwise, the charged answer itself is sent
+    # a restarted process sends the answer that it has already charged, unless a new answer is requested
+    assert len(unsent) <= history.asked_anew
     of = {job.study: job.of for job in history.jobs}
     charged = [Charge(what="left", of=job.of) for job in left.values()]
     true = epsilon(charged, DELTA)
     charged += [Charge(what="never sent", of=of[_study(entry)]) for entry in unsent]
     found = standing.epsilon(DELTA)
     assert found == epsilon(charged, DELTA) >= true
-    # The excess is at most the cost of the unsent answers alone.
+    # the ledger's excess is at most the cost of the charged answers that were never sent
     assert found - true <= epsilon(charged[len(left) :], DELTA)
     return found - true
 
@@ -286,7 +297,10 @@ def test_histories(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("count", [5, 200])
 def test_many_histories(count: int, tmp_path: Path) -> None:
-    """The history of a seed changes with the writing code. An answer costs up to 0.05 here."""
+    """A change of the code that writes the ledger also changes the history that a seed gives.
+
+    One answer costs at most 0.05 in these histories.
+    """
     above = [check_history(tmp_path / str(seed), seed) for seed in range(1, 1 + count)]
     print(f"above the truth: {sum(one > 0 for one in above)} of {count}, at most {max(above):.4f}")
     assert max(above) <= 0.02

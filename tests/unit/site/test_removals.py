@@ -1,6 +1,6 @@
-"""List all removals, moves and replacements of files in the package, with the files that each function may remove.
+"""The table lists all functions that remove, move or replace files, and the files that each function may remove.
 
-No function removes a person's results. New code that removes files needs an entry in the list.
+No function removes a person's results. A new function that removes files needs an entry in the table.
 """
 
 import ast
@@ -21,9 +21,9 @@ OF_PATHS = {
     "shutil",
 }  # modules whose `remove` and `replace` act on files
 
-# From a file below custom/ and a function to the files that it may remove or replace.
+# The keys are a file below custom/ and a function; the value names the files that the function may remove or replace.
 MAY: dict[tuple[str, str], str] = {
-    # Atomic writes: the new content replaces the file of this name, and a failed write leaves no partial file.
+    # Atomic writes replace a whole file, so a failed write leaves no partial file.
     ("medsilo/core/files.py", "replacing"): "the file that is written anew, and its own temporary one",
     ("medsilo/core/files.py", "write_passing"): "the file that is written anew: progress, of use for moments",
     ("medsilo/core/files.py", "sweep"): "half-written files in folders of this run alone",
@@ -33,10 +33,10 @@ MAY: dict[tuple[str, str], str] = {
     ): "its own temporary file; a mask that was there is refused before",
     ("medsilo_server/record.py", "Record.keep_as_best"): "its own temporary file, which becomes the best checkpoint",
     ("medsilo_lab/testing/tasks.py", "TaskTester.test_a_hospital_without_its_data_has_one_line"): "data that it wrote",
-    # Caches of files named by their SHA-256, which also exist elsewhere.
+    # These functions remove cached files, whose names are their SHA-256 and whose originals exist elsewhere.
     ("medsilo/core/weight_cache.py", "keep"): "the oldest files that were sent for networks, beyond 20 GiB",
     ("medsilo/core/weight_cache.py", "keep_beside"): "the same file under the same hash",
-    # Files that a run needs to continue, removed after its end or before a new start.
+    # A run needs these files to continue, until it ends or starts anew.
     ("medsilo_lab/engines/simulator.py", "run"): "what this call made itself, where the run did not even begin",
     (
         "medsilo_script/simulator_workspace.py",
@@ -52,7 +52,7 @@ MAY: dict[tuple[str, str], str] = {
     ("medsilo_lab/study/cells.py", "run_cell"): "checkpoints and states of a run that has ended well",
     ("medsilo/deploy/supermodel.py", "SuperModel.save"): "the super model of the same folder: its manifest first, and "
     "personal models of hospitals that agree no more",
-    # Removals that a person requested by name, after a list.
+    # A person requested these removals after the command had listed the files.
     ("medsilo/runs/clean.py", "Old.remove"): "what 'medsilo prune' listed, with --yes, but a job's audit.log",
     # A hospital's own records.
     ("medsilo/site/query_budget.py", "QueryBudget._running"): "the mark of a study whose process is gone",
@@ -80,7 +80,7 @@ MAY: dict[tuple[str, str], str] = {
 }
 
 
-@pytest.mark.xdist_group("house rules")  # these tests read the same files
+@pytest.mark.xdist_group("house rules")  # the tests of this group read the same files
 def test_each_place_that_removes_or_replaces_files_is_in_the_table(root: Path) -> None:
     found = {
         (path.relative_to(root / "custom").as_posix(), where)
@@ -92,7 +92,7 @@ def test_each_place_that_removes_or_replaces_files_is_in_the_table(root: Path) -
 
 
 def test_a_run_takes_no_folder_that_somebody_uses(tmp_path: Path) -> None:
-    """A run that has not begun removes only its own files."""
+    """A run that failed to start removes only the files that it wrote itself."""
     (tmp_path / "run/nvflare").mkdir(parents=True)
     (tmp_path / "run/nvflare/notes").write_text("mine")
     with pytest.raises(MedsiloError, match="choose another --name"):
@@ -101,7 +101,7 @@ def test_a_run_takes_no_folder_that_somebody_uses(tmp_path: Path) -> None:
 
 
 def removing(node: ast.AST, where: str = "") -> Iterator[str]:
-    """Yield the function around each call that removes, moves or replaces a file."""
+    """Yield the name of the function around each call that removes, moves or replaces a file."""
     for child in ast.iter_child_nodes(node):
         named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         within = f"{where}.{child.name}".lstrip(".") if named else where
@@ -114,6 +114,6 @@ def is_removal(call: ast.Call) -> bool:
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in NAMES:
         return False
     of = call.func.value.id if isinstance(call.func.value, ast.Name) else ""
-    if call.func.attr in ("remove", "replace") and of not in OF_PATHS:  # a method of texts, lists or values
+    if call.func.attr in ("remove", "replace") and of not in OF_PATHS:  # these are methods of strings, lists or dates
         return call.func.attr == "replace" and len(call.args) == 1 and not call.keywords
     return True

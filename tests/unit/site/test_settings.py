@@ -1,4 +1,4 @@
-"""Each fault in a hospital's settings gives one line, and missing settings have defaults."""
+"""Each fault in a hospital's settings gives an error of one line, and missing settings have default values."""
 
 from datetime import date
 from pathlib import Path
@@ -77,7 +77,9 @@ def test_no_key_lowers_a_constant(values: dict[str, object]) -> None:
 def test_how_many_patients_what_leaves_must_cover(
     values: dict[str, object], synthetic: bool, floors: tuple[int, ...]
 ) -> None:
-    """The limits are for a score, for an average, for the multiples of counts, and for the rounding step of a score."""
+    """The tuple has the minimum patients for a score and for an average, the rounding of counts, and the rounding of
+    scores.
+    """
     own = make_settings(values, "x")
     told = own.least(synthetic), own.least_averaged(synthetic), own.count_unit(synthetic)
     assert (*told, own.resolution([], synthetic).patients) == floors
@@ -94,11 +96,13 @@ def test_settings_are_read_from_the_kit(tmp_path: Path) -> None:
     assert SiteSettings.read(tmp_path) == SiteSettings(device="cpu", threads=2)
     (tmp_path / "medsilo.yaml").write_text("")
     assert SiteSettings.read(tmp_path) == SiteSettings()
-    (tmp_path / "medsilo.yaml").write_text("memory_limit: 0\n")  # trains in NVFlare's own process
+    # with this value, the site trains in the process of NVFlare
+    (tmp_path / "medsilo.yaml").write_text("memory_limit: 0\n")
     assert SiteSettings().isolated and not SiteSettings.read(tmp_path).isolated
     (tmp_path / "medsilo.yaml").write_text("memory_limit: 256\n")  # the smallest limit
     assert SiteSettings.read(tmp_path).most_memory == 256 << 20
-    (tmp_path / "medsilo.yaml").write_text("device: cpu\nlisten: 8080\n")  # a server's key in a file for both parties
+    # the file also has a key of the server, which another reader uses
+    (tmp_path / "medsilo.yaml").write_text("device: cpu\nlisten: 8080\n")
     assert SiteSettings.read(tmp_path, with_others=True) == SiteSettings(device="cpu")
     with pytest.raises(MedsiloError, match="listen: unknown key"):
         SiteSettings.read(tmp_path)

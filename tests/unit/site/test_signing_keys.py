@@ -1,6 +1,6 @@
-"""Each use has a separate key, derived from the kit's key and certified by it.
+"""A kit has a separate signing key for each use, which is derived from the kit's key and certified by the kit's key.
 
-A signature is valid for one use only.
+A signature is valid for only one use.
 """
 
 import base64
@@ -53,7 +53,10 @@ def test_people_compare_the_first_half_of_a_key_s_hash_in_fours() -> None:
 
 @pytest.mark.parametrize("kind", KEYS)
 def test_equal_values_have_the_same_digest_and_the_same_signature(kind: str) -> None:
-    """This holds for any order of insertion. The signature depends on the key and the value."""
+    """Values that differ only in the order of their keys have equal digests and equal signatures.
+
+    A different value or a different signing key gives a different signature.
+    """
     said = {"counts": "known", "train": "agreed"}
     values = {"epsilon": 1.0, "delta": 1e-5}
     one, other = (PrivacyRequirements(public=dict(order), **values) for order in (said.items(), reversed(said.items())))
@@ -84,7 +87,7 @@ def test_each_use_has_a_key_of_its_own_and_always_the_same(kind: str) -> None:
 
 
 def test_what_the_kits_own_key_or_one_of_another_use_signed_is_refused() -> None:
-    """A stolen signature by the key for connections is useless for masks."""
+    """A signature that was made with the key for connections is not valid for the keys of secure aggregation."""
     own, other = certified("site-0"), certified("site-1")
     ledger = UseKey.of(own.key, "ledger")
     of_ledger = ledger.key.public_key().public_bytes_raw() + ledger.key.sign(b"this") + ledger.certified
@@ -97,7 +100,7 @@ def test_what_the_kits_own_key_or_one_of_another_use_signed_is_refused() -> None
 
 
 def lines_of_a_kit(folder: Path) -> tuple[KitFiles, dict[KeyPurpose, dict[str, Any]]]:
-    """Make a hospital that approves, records its settings and charges its ledger; return a signed value of each use."""
+    """Make a kit with an approved plan, accepted settings and a charge; return a signed value for each use."""
     kit, book = make_kit(folder, "hospital-a"), QueryBudget(folder / "medsilo/_hospital/hospital-a")
     approvals = approvals_of(book, kit, WANTED)
     approvals.decide("a" * 64, "approved", "engineer", ApprovalLimits())
@@ -132,7 +135,7 @@ def test_a_certification_that_was_changed_makes_a_file_void(tmp_path: Path) -> N
 
 
 def test_a_kits_key_is_that_of_its_first_certificate() -> None:
-    """The certificates of the signing keys follow the kit's first certificate."""
+    """The kit's private key must belong to the first certificate in the kit's file of certificates."""
     key, (above, signs) = fresh(), root()
     chain = pem(certificate("hospital-a", key, "root", signs), above)
     certificates, private = read_pair(chain, pem(key))
@@ -163,7 +166,7 @@ def test_the_kits_own_key_signs_nothing_in_these_files(tmp_path: Path) -> None:
 
 
 def test_a_key_of_an_unknown_curve_is_one_line(tmp_path: Path) -> None:
-    """X9.62's prime239v3 is a valid curve, but medsilo's library does not know it."""
+    """prime239v3 of X9.62 is a valid elliptic curve that medsilo's cryptography library does not support."""
     known, unknown = bytes.fromhex("06082a8648ce3d030107"), bytes.fromhex("06082a8648ce3d030106")
 
     def odd(text: bytes) -> bytes:

@@ -59,7 +59,7 @@ def test_the_commented_example_is_read_and_has_every_key(root: Path) -> None:
     SiteSettings.read(folder)
     text = (folder / "medsilo.yaml").read_text()
     assert [name for name in SiteSettings.model_fields if not re.search(rf"^#? ?{name}:", text, re.MULTILINE)] == []
-    of_a_set = {"data_set", "lineage"}  # these keys stand in the folder of a data set
+    of_a_set = {"data_set", "lineage"}  # these keys are not in medsilo.yaml, but in the file of a data set
     inner = [*(DataSource.model_fields.keys() - of_a_set), *PrivacyRequirements.model_fields]
     assert [name for name in inner if not re.search(rf"^# [# ]+{name}:", text, re.MULTILINE)] == []
     assert make_settings(load_yaml(text), "medsilo.yaml") == SiteSettings(), "the values are the defaults"
@@ -115,9 +115,7 @@ def test_our_classes_are_where_the_lists_say() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_no_example_lists_more_than_single_classes(example: str, root: Path) -> None:
-    """No example lets jobs bring code without a decision: both approve plans, and approving a plan does not limit
-    code.
-    """
+    """All examples require approvals, because no list of allowed classes limits the code of an approved plan."""
     folder = root / "site_configs" / example
     assert not [*ways_around(folder)] and SiteSettings.read(folder).approval == "required"
 
@@ -128,7 +126,7 @@ def test_no_example_lists_more_than_single_classes(example: str, root: Path) -> 
         ([EXECUTOR, *HARMLESS], False),
         (None, True),
         ([EXECUTOR, "*"], True),
-        ([EXECUTOR, WIDGET], True),  # an NVFlare class that may be harmful
+        ([EXECUTOR, WIDGET], True),  # an NVFlare class that could do harm
         (["nvflare"], True),
         (["medsilo.flare"], True),
         (["medsilo.flare._Hidden"], False),
@@ -171,7 +169,7 @@ def test_whoever_nvflare_lets_send_code_is_found(rights: Any, sends: bool, tmp_p
     person = Person("somebody@clinic.org", "clinic", "lead")
     allowed = FLAuthorizer("clinic", policy).authorize(AuthzContext(user=person, submitter=person, right="byoc"))[0]
     assert allowed is sends and bool(ways_around(tmp_path)) is sends
-    # NVFlare reads the default file if there is no other
+    # NVFlare reads its default file if this file is missing
     (tmp_path / "authorization.json").rename(tmp_path / "authorization.json.default")
     assert bool(ways_around(tmp_path)) is sends
 

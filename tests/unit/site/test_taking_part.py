@@ -1,4 +1,4 @@
-"""A hospital's setting decides whether it observes, tests models, or trains; no plan can extend it."""
+"""A hospital's setting allows it to observe, to test models, or to train, and no plan can allow more."""
 
 import shutil
 from pathlib import Path
@@ -37,12 +37,12 @@ NO_PART = [("observe", TRAINS, "only observes"), ("observe", UNSEEN, "only obser
 
 
 def hospitals(takes_part: str) -> SiteSettings:
-    """Return the settings of three hospitals on one machine; the last takes part in the given way."""
+    """Return the settings of three hospitals on one machine, the last of which has this value of "takes_part"."""
     return EachSites(device="cpu", sites={C: SiteSettings(device="cpu", takes_part=takes_part)})
 
 
 def joined(kit: Path, plan: Plan) -> StudyMessage:
-    """Return the answer of a hospital with this kit to a request to join."""
+    """Return the answer of a hospital with this kit to a request to join a study."""
     context = at_site(kit, plan, C)
     meta = Path(context.get_prop(FLContextKey.WORKSPACE_OBJECT).get_job_meta_path("job"))
     meta.write_text('{"submitter_name": "lead@clinic.example"}')
@@ -83,12 +83,12 @@ def test_at_a_kit_it_is_one_line_before_data_are_read_and_is_kept_as_a_refusal(
     (line,) = event_reading.read(kit)
     assert line.split("\t")[1:5] == ["WARNING", "refused", "-", "lungs"]
     assert why in line and "lead@clinic.example" in line
-    assert not (kit / "medsilo/_hospital").exists()  # the hospital drew no key and counted no answer
+    assert not (kit / "medsilo/_hospital").exists()  # the hospital drew no key, and its query budget counted no answer
 
 
 @pytest.mark.parametrize("takes_part", ["observe", "test"])
 def test_a_plans_own_word_changes_nothing(takes_part: str, tmp_path: Path) -> None:
-    """The images are real, and the plan declares them public. The reader never gets the folder."""
+    """The plan declares the images public, but the hospital still does not read its folder of images."""
     folder = write_hospital(tmp_path / "data", 9, "classification")
     settings = make_settings(
         {"device": "cpu", "data": str(folder), "public_data": True, "takes_part": takes_part}, "medsilo.yaml"

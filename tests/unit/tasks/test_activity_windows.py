@@ -1,4 +1,4 @@
-"""Recorded sensor windows: reading, splitting, and rejections that reveal no name of the hospital."""
+"""The reader of sensor windows reads and splits a hospital's files, and its errors reveal no patient's name."""
 
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def test_a_study_over_recorded_windows(tmp_path: Path) -> None:
     task = ["task.name=activity-windows", "task.sensors=3", "task.activities=4"]
     plan = make_plan("adafed", *task, "algorithm.pretraining.epochs=1", sites=SITES)
     run = inprocess.run(plan, settings=SiteSettings(device="cpu", data=tmp_path))
-    assert run.summary.details.pretraining["cases"] == 14  # 20 % of 32, rounded up, at two sites
+    assert run.summary.details.pretraining["cases"] == 14  # each of two sites uses 20 % of 32 cases, rounded up to 7
     assert set(run.models) == set(SITES)
 
 

@@ -1,6 +1,4 @@
-"""Compare calibration, thresholds, sensitivity and specificity with independent computations, and test their
-disclosure.
-"""
+"""Calibration, thresholds, sensitivity and specificity equal independent computations, and are disclosed coarsely."""
 
 from pathlib import Path
 from typing import Any
@@ -72,7 +70,7 @@ def test_calibration_is_scikit_learns(seed: int) -> None:
     one = torch.from_numpy(labels)
     found = error_of(one, two(told))
     assert found == pytest.approx(wanted)
-    assert found**2 <= brier_score_loss(labels, told)  # this bound holds for any calibration error
+    assert found**2 <= brier_score_loss(labels, told)  # the squared calibration error is never above the Brier score
     first, second = (
         ClassCounts(2).with_derived(
             {CHANCES: chances(one[part], two(told[part])), RELIABILITY: reliability(two(told[part]))}, None
@@ -86,7 +84,8 @@ def test_calibration_is_scikit_learns(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_rates_and_youdens_threshold_are_scikit_learns(seed: int) -> None:
     labels, told = drawn(300, seed)
-    told = (told * BINS).astype(int) / BINS + 0.5 / BINS  # scikit-learn's thresholds then separate the same cases
+    # scikit-learn compares probabilities with the same rounded thresholds
+    told = (told * BINS).astype(int) / BINS + 0.5 / BINS
     counts = chances(torch.from_numpy(labels), two(told))
     for cut in (0.2, 0.5, 0.835):
         sensitivity, specificity = rates_of(decided(counts, cut))
@@ -98,7 +97,7 @@ def test_rates_and_youdens_threshold_are_scikit_learns(seed: int) -> None:
 
 # ---------------------------------------------------------------------------------------------------- of patients
 def test_what_is_told_of_patients_is_coarse_and_near() -> None:
-    """A bin with many cases discloses its mean in small steps, and a bin with few cases its middle."""
+    """A hospital discloses a rounded mean for a bin with many cases, and the bin's centre for a bin with few cases."""
     labels, told = drawn(400, 5)
     exact, one = reliability(two(told)), torch.from_numpy(labels)
     counts, resolution = chances(one, two(told)), Resolution(1 / 400, 2, 5)
@@ -116,9 +115,7 @@ def test_what_is_told_of_patients_is_coarse_and_near() -> None:
 
 
 def test_one_patients_cases_do_not_show_in_what_is_told() -> None:
-    """Whatever the probability of one of 400 patients is within a bin, the disclosed mean changes by at most one
-    step.
-    """
+    """If the probability of one of 400 patients moves within its bin, the disclosed mean moves by at most one step."""
     labels, told = drawn(400, 6)
     place = int((told < 0.1).nonzero()[0][0])
     resolution, found = Resolution(1 / 400, 2, 5), set()
@@ -146,7 +143,7 @@ def histology(*changes: str) -> Plan:
 
 
 def study(root: Path, plan: Plan, **settings: Any) -> tuple[Summary, dict[str, TrainingSite]]:
-    """Run a study in which the second hospital has other settings."""
+    """Run a study in which only the second hospital has these settings."""
     own = {A: SiteSettings(device="cpu"), B: SiteSettings(device="cpu", **settings)}
     sites = {
         site: site_of(plan, site, SITES[:2], given, root / "sites" / site, plan.task.load(site, SITES[:2], 0, None))
@@ -156,7 +153,7 @@ def study(root: Path, plan: Plan, **settings: Any) -> tuple[Summary, dict[str, T
 
 
 def of_validation(root: Path, site: TrainingSite) -> tuple[np.ndarray, np.ndarray]:
-    """Return the classes and probabilities that the tested model gives for a hospital's validation cases."""
+    """Return a hospital's validation classes and the probabilities that the tested model predicts for these cases."""
     measures = site.participant.evaluation.evaluate(
         site.participant.data.validation,
         lambda: None,
@@ -204,10 +201,9 @@ def test_a_hospital_with_too_few_patients_tells_neither_threshold_nor_calibratio
 
 
 def test_of_patients_only_places_of_a_tenth_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums and counts are rounded, the threshold is a multiple of a tenth, and the answer over validation cases is
-    counted.
+    """Disclosed sums and counts are rounded, and the threshold is a multiple of 0.1.
 
-    40 validation patients are just enough at one hospital, and too few at the other.
+    A hospital with 40 validation patients discloses a threshold only if its settings do not demand more patients.
     """
     plan = histology("task.patients=200")
     monkeypatch.setattr(type(plan.task), "synthetic", False)

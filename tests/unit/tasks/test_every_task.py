@@ -1,4 +1,4 @@
-"""Every task and reader passes the tests of TaskTester."""
+"""Every built-in task and every reader passes the tests of TaskTester."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -79,7 +79,7 @@ class TestTable(TaskTester):
 
 
 class Restless(TestClasses):
-    """A faulty reader that returns another order each time."""
+    """A faulty reader that returns the training cases in a new order at each call."""
 
     __test__ = False
 

@@ -1,4 +1,4 @@
-"""A hospital's own folder: its cases, their split, the network's inputs, and errors."""
+"""A hospital's folder of images: reading, splitting by patient, the network's inputs, and rejections."""
 
 import ctypes
 import json
@@ -94,7 +94,10 @@ def told(task: FolderTask, where: DataSource):
 # -------------------------------------------------------------------------------------------------------------- reading
 @pytest.mark.parametrize("stored_as", ["LPS", "RAS", "PIR"])
 def test_a_volume_is_turned_resampled_and_normalised(stored_as: str, tmp_path: Path) -> None:
-    """The file's axes have any order. If the spacing is the plan's own, numpy computes the expected values."""
+    """A volume's axes may have any order in its file.
+
+    If no resampling is needed, the expected values are computed with numpy.
+    """
     write_balls(tmp_path, PATIENTS, spacing=(2.0, 2.0, 3.0), stored_as=stored_as)
     task = volumes(intensity={"kind": "z-score"})
     data = read(task, source(tmp_path))
@@ -153,7 +156,7 @@ def test_channels_come_from_several_files_and_must_lie_on_one_grid(tmp_path: Pat
 
 
 def test_channels_are_matched_by_the_plans_names_and_that_is_said(tmp_path: Path) -> None:
-    """The hospital may use any names for its sequences, and list them in any order."""
+    """The hospital may give its image sequences any names, and list the sequences in any order."""
     for number, own in enumerate(("FLAIR", "T1w"), 1):
         write_balls(tmp_path / own, PATIENTS)
         for path in (tmp_path / own / "images").iterdir():
@@ -178,7 +181,7 @@ def test_channels_are_matched_by_the_plans_names_and_that_is_said(tmp_path: Path
 
 
 def test_slices_of_a_volume_stay_together_and_empty_ones_can_be_kept(balls: Path) -> None:
-    """The ball has a diameter of 14 mm and slices are 2.5 mm apart, so five or six of twelve slices show it."""
+    """A ball of 14 mm is visible in five or six of twelve slices, because the distance between slices is 2.5 mm."""
     task = volumes(dimensions=2, size=[16, 16], target_spacing=[2, 2])
     data = read(task, source(balls))
     assert task.shape == (1, 16, 16)
@@ -201,7 +204,7 @@ def test_photographs_are_resized_or_keep_their_size(squares: Path) -> None:
     kept = read(photos(resize=False), source(squares, **PHOTOS)).train
     inputs, target = kept[0]
     assert inputs.shape == (3, 30, 40)
-    assert target.sum() == 100  # a square of 10 by 10 pixels
+    assert target.sum() == 100  # the structure is a square of 10 by 10 pixels
     place = int(kept.held[0].entry.images[0].stem)
     pixels, _ = photograph(100 * PATIENTS.index(kept.patients[0]) + place)
     assert torch.equal(inputs, torch.from_numpy(pixels.transpose(2, 0, 1) / np.float32(255)).float())
@@ -240,7 +243,7 @@ def test_volumes_are_classified_whole(tmp_path: Path) -> None:
         (tmp_path / "scans").mkdir(exist_ok=True)
         write_volume(tmp_path / "scans" / f"{number}.nii.gz", Volume(image, affine_of((2.0, 2.0, 3.0))))
         rows.append({"image": f"scans/{number}.nii.gz", "label": number % 2, "patient": number})
-    write_table(tmp_path / "cases.csv", rows)  # the reader finds a table of this name without a setting
+    write_table(tmp_path / "cases.csv", rows)  # the reader finds a table named cases.csv without a setting
     task = volumes(kind="classification", labels=["no", "yes"], size=[32, 16, 8])
     data = read(task, source(tmp_path))
     inputs, label = data.train[0]
@@ -269,7 +272,7 @@ def test_parts_are_at_their_shares_at_hospital_size(split: int) -> None:
     assert sizes(parts_of(16, split)) == [10, 3, 3] and sizes(parts_of(25, split)) == [15, 5, 5]
     assert sizes(parts_of(300, split)) == [180, 60, 60]
     assert sizes(parts_of(10, split, shares=(0.8, 0.1, 0.1))) == [8, 1, 1]
-    for count in (3, 4, 5, 6):  # no part is empty, if possible
+    for count in (3, 4, 5, 6):  # with at least three patients, no part of the split is empty
         assert min(sizes(parts_of(count, split))) >= 1 == min(sizes(parts_of(count, split, shares=(0.9, 0.05, 0.05))))
     moved = [patient for patient, part in parts_of(300, split).items() if parts_of(300, split + 1)[patient] != part]
     assert len(moved) > 100  # another random number gives another split
@@ -277,7 +280,7 @@ def test_parts_are_at_their_shares_at_hospital_size(split: int) -> None:
 
 @pytest.mark.parametrize("split", range(5))
 def test_parts_are_at_their_shares_within_each_class(split: int) -> None:
-    """10 of 40 patients are ill, and every draw puts six, two and two of them into the parts."""
+    """10 of 40 patients are ill, and each split puts six into training, two into validation and two into the test."""
     ill = [f"p{n}" for n in range(0, 40, 4)]
     parts = parts_by_rank({f"p{n}": "ill" if n % 4 == 0 else "well" for n in range(40)}, (0.6, 0.2, 0.2), split)
     assert sizes(parts) == [24, 8, 8] and sizes({patient: parts[patient] for patient in ill}) == [6, 2, 2]
@@ -346,7 +349,7 @@ def test_a_folder_with_the_sites_name_is_the_sites(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["iid", "dirichlet", "column"])
 def test_one_folder_is_dealt_to_simulated_sites(kind: str, tmp_path: Path) -> None:
-    """The parts are disjoint and complete, and each patient is at one site."""
+    """The parts of all sites are disjoint and together complete, and each patient is at one site."""
     rows = []
     for number in range(40):
         write_pixels(tmp_path / f"{number}.png", photograph(number, (16, 16))[0])
@@ -395,8 +398,8 @@ def test_pieces_are_drawn_from_the_seed_and_hold_a_structure_when_they_should() 
         free.add(int(patch((image, labels), size, 0.0, seed)[0][0, 0, 0, 0]))
     counts = [seen.count(start) for start in sorted(set(seen))]
     assert sorted(set(seen)) == [(0, 0, 0), (2, 3, 3), (4, 6, 6)]
-    assert min(counts) > 70  # each voxel of a structure is drawn with the same probability
-    assert len(free) > 150  # of 5 x 7 x 7 positions
+    assert min(counts) > 70  # each voxel of the structure is drawn with the same probability
+    assert len(free) > 150  # a patch has 5 x 7 x 7 possible positions
     assert patch((image, labels * 0), size, 1.0, 3)[0].shape == (1, *size)  # there is no structure
 
 
@@ -408,7 +411,10 @@ def test_a_volume_smaller_than_a_piece_is_filled_up() -> None:
 
 
 def test_windows_give_back_what_each_place_would_give_alone() -> None:
-    """The network has a receptive field of one voxel. Images have any size, also smaller than a window."""
+    """The network has a receptive field of one voxel, so its output does not depend on the windows.
+
+    Images may have any size, even smaller than a window.
+    """
     images = torch.randn(1, 2, 7, 13, 21)
     network = torch.nn.Conv3d(2, 3, 1)
     with torch.no_grad():
@@ -421,7 +427,7 @@ AUGMENTED = ["flip-x", "flip-y", "flip-z", "rotate90", "affine", "intensity", "n
 
 @pytest.mark.slow
 def test_processes_that_read_cases_without_shared_memory_are_refused_with_the_remedy(root: Path) -> None:
-    """A container has 64 MB in /dev/shm, where the data loader's processes put their batches."""
+    """Containers have 64 MB of /dev/shm by default, where the data loader's processes store their batches."""
     code = """
 import torch
 from torch.utils.data import ConcatDataset, TensorDataset
@@ -460,14 +466,14 @@ def test_training_cases_depend_on_the_seed_alone_and_not_on_workers(balls: Path)
         return [torch.cat(column) for column in zip(*found, strict=True)]
 
     first, same, alone, other = epoch(1, 0), epoch(1, 2), epoch(1, 0, size=1), epoch(2, 0)
-    for again in (same, alone):  # the result does not depend on other cases in the batch
+    for again in (same, alone):  # a case's augmentation does not depend on other cases in the batch
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0], other[0])
 
 
 @pytest.mark.parametrize("kind", AUGMENTED)
 def test_masks_move_with_their_images(kind: str) -> None:
-    """An image that equals its mask stays equal, except after changes of intensity."""
+    """After a change of geometry, an image with the same values as its mask still equals the mask."""
     task = volumes(augmentation=[kind], foreground=0.0)
     labels = torch.zeros(8, 16, 16, dtype=torch.int64)
     labels[2:5, 3:10, 3:9] = 1
@@ -475,7 +481,7 @@ def test_masks_move_with_their_images(kind: str) -> None:
     batch = torch.stack([labels] * len(many))
     for inputs, target in zip(*task.augmented((batch[:, None].float(), batch), many), strict=True):
         assert inputs.shape == (1, 8, 16, 16) and set(target.unique().tolist()) <= {0, 1}
-        # An image is interpolated from eight voxels, and a mask takes the nearest voxel.
+        # images are interpolated linearly between eight voxels, and masks take the value of the nearest voxel
         away = (inputs[0] - target).abs()
         assert away.max() <= {"noise": 0.4, "affine": 0.875}.get(kind, 0.61) and away.mean() < 0.1
         moved += not torch.equal(target, labels)
@@ -503,7 +509,7 @@ def test_turned_and_scaled_images_are_monai_s_by_the_same_matrix(grid: tuple[int
         matrix[-3:-1, -3:-1] = [[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]
         monai = {"affine": matrix @ np.diag([*scales, 1]), "padding_mode": "border", "image_only": True}
         torch.testing.assert_close(found[case], Affine(mode="bilinear", **monai)(images[case]).as_tensor())
-        numbers = torch.arange(labels[case].numel()).view(1, *grid)  # voxel numbers, which float32 represents exactly
+        numbers = torch.arange(labels[case].numel()).view(1, *grid)  # float32 represents these voxel numbers exactly
         places = Affine(mode="nearest", **monai)(numbers.float()).as_tensor().long()[0]
         assert torch.equal(picked[case], labels[case].flatten()[places])
         changed += 1
@@ -554,7 +560,7 @@ def test_every_cache_gives_the_same_cases(cache: str, balls: Path, tmp_path: Pat
 
 
 def test_the_memory_of_the_cache_is_bounded(tmp_path: Path) -> None:
-    # 0.28 MB for each volume, and a mask of bytes
+    # each volume needs 0.28 MB, and its mask needs one byte for each voxel
     write_balls(tmp_path, PATIENTS, shape=(24, 48, 50), spacing=(2, 2, 3))
     data = read(volumes(), source(tmp_path, cache_memory=1))
     held = [one for part in PARTS for one in getattr(data, part).held]
@@ -616,7 +622,7 @@ def leads_nowhere(path: Path) -> None:
 
 
 BAD_VOLUMES = [
-    # the folder, the damage to a file, and the error
+    # the folder with the damaged file, the damage, and the error
     ("images", cut_off, "an image can't be read"),
     ("labels", cut_off, "a mask can't be read"),
     ("images", with_nan, "an image has values that are NaN"),
@@ -643,7 +649,7 @@ def test_a_bad_volume_is_left_out_and_the_rest_goes_on(
 
 
 def assert_left_out(task: FolderTask, where: DataSource, words: str) -> None:
-    """Assert one problem with these words in the survey and in training, and no name in the shareable text."""
+    """Assert that survey and training report one problem in these words, and that the shareable text names no file."""
     survey = told(task, where)
     (problem,) = [problem for problem in survey.problems if problem.severity != "note"]
     assert problem.severity == "left out" and words in problem.what and problem.count == 1
@@ -659,7 +665,7 @@ def assert_left_out(task: FolderTask, where: DataSource, words: str) -> None:
 
 
 def palette(path: Path) -> None:
-    """Write an image with a palette of 8 bits per pixel."""
+    """Write an image that has a palette of 256 colours."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -675,13 +681,16 @@ def pixels_of(path: Path, shape: tuple[int, ...], kind: type = np.uint8) -> None
 
 
 def real_pixels_of(path: Path) -> None:
-    """Write a TIFF file under another suffix. The reader goes by the content, and not by the suffix."""
+    """Write a TIFF file that has the suffix of another format.
+
+    The reader detects the format by the file's content and not by its suffix.
+    """
     write_pixels(path.with_suffix(".tiff"), np.random.default_rng(0).random((30, 40, 3)).astype(np.float32))
     path.with_suffix(".tiff").rename(path)
 
 
 def turned(path: Path) -> None:
-    """Write a photograph as a rotated phone stores it, with a tag for its orientation."""
+    """Write a photograph like that of a rotated phone, with its orientation as an EXIF tag."""
     tag = Image.Exif()
     tag[274] = 6
     Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(path, "JPEG", exif=tag)
@@ -725,7 +734,7 @@ def test_a_bad_photograph_is_left_out_and_the_rest_goes_on(kind: str, spoil, wor
 
 
 def test_what_training_refuses_of_a_palette_is_refused_in_prediction_too(tmp_path: Path) -> None:
-    """Otherwise, palette indices would silently become pixel values."""
+    """Without the error, prediction would silently use indices of a palette as pixel values."""
     palette(tmp_path / "new.png")
     with pytest.raises(DataError, match="have a palette"):
         scan_of(photos().use, (tmp_path / "new.png",))
@@ -744,7 +753,10 @@ def test_other_ways_to_store_a_picture_are_read_as_programs_show_it(mode: str, e
 
 
 def test_opaque_alpha_is_no_reason_to_leave_an_image_out(tmp_path: Path) -> None:
-    """Screenshots and many viewers save such PNG files. The pixel values equal those without alpha."""
+    """Screenshots and many image viewers save PNG files with an opaque alpha channel.
+
+    The reader gives the same pixel values as for files without an alpha channel.
+    """
     folder = write_photos(tmp_path / "rgb", images=1)
     shutil.copytree(folder, tmp_path / "rgba")
     for path in sorted((tmp_path / "rgba/images").glob("*/*.png")):
@@ -768,7 +780,10 @@ def test_where_all_images_are_left_out_that_is_said(tmp_path: Path) -> None:
 
 
 def test_16_bits_are_read_as_8(tmp_path: Path) -> None:
-    """The images are grey and in colour. An image that uses 12 of 16 bits would be nearly black, and is reported."""
+    """Both grey images and colour images are tested.
+
+    An image that uses only 12 of its 16 bits is reported, because it would be nearly black.
+    """
     grey = photos(colours="grey", resize=False)
     for name, step in (("8", 1), ("16", 257), ("12", 16)):
         for number, patient in enumerate(PATIENTS):
@@ -833,7 +848,7 @@ def test_empty_masks_one_class_and_copies_are_noted(balls: Path, tmp_path: Path)
 
 
 def test_ranges_are_those_of_the_files(balls: Path) -> None:
-    # MONAI changes its inputs in place
+    # MONAI changes its input tensors in place
     on_their_grid = volumes(intensity={"kind": "z-score"}, target_spacing=[1.5, 1.5, 2.5])
     survey = told(on_their_grid, source(balls))
     assert survey.size == ((20, 20), (24, 24), (12, 12))
@@ -845,7 +860,7 @@ def test_ranges_are_those_of_the_files(balls: Path) -> None:
 
 @pytest.mark.parametrize("spelling", ["NFC", "NFD"])
 def test_marks_and_spaces_in_names_are_letters(spelling: str, tmp_path: Path) -> None:
-    """On a Mac, é in a file name is two code points, and in a table one."""
+    """macOS stores é in a file name as two code points, while a table usually has one code point."""
     folder = write_balls(tmp_path / "data é", [f"Zoé {number}" for number in range(6)])
     for path in folder.glob("images/*"):
         path.rename(path.with_name(unicodedata.normalize(spelling, path.name)))
@@ -859,7 +874,7 @@ def test_marks_and_spaces_in_names_are_letters(spelling: str, tmp_path: Path) ->
 
 
 STOPS = [
-    # the change of the rows or the file's content, and the error
+    # the changed values of the row or the file's content, and the error
     ({"patient": None}, "the table has no column patient; name yours under data.columns"),
     ({"label": None, "image": None}, "the table has no column image, label"),
     ("image;label", "the table has no column patient"),
@@ -890,7 +905,7 @@ def test_lines_that_lack_something_are_left_out(balls: Path, tmp_path: Path) -> 
         return {**files, "patient": f"p{number}", **others}
 
     outside = write_balls(tmp_path, ["p8"]) / "images" / "p8.nii.gz"
-    # a full path is allowed, too
+    # an image's absolute path is allowed, too
     rows = [row(n) for n in range(5)] + [row(5, image=str(balls / "images" / "p5.nii.gz"))]
     rows += [row(6, patient=""), row(7, label=""), row(8, image="images/p99.nii.gz"), row(8, image=str(outside))]
     write_table(balls / "some.csv", rows)
@@ -928,7 +943,7 @@ def test_a_folder_that_is_a_link_is_not_entered(balls: Path, tmp_path: Path) -> 
 
 @contextmanager
 def bound_by_modes() -> Iterator[None]:
-    """Make file permissions apply to this thread, as they do not for root."""
+    """Apply file permissions to this thread, although root may normally read every file."""
     kernel, version, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     kernel.capget(version, sets)
     before = sets[0]
@@ -942,7 +957,9 @@ def bound_by_modes() -> Iterator[None]:
 
 
 def test_what_this_account_may_not_read_is_left_out_and_said(balls: Path, tmp_path: Path) -> None:
-    """Before, a closed folder's cases were silently missing, and a closed file was reported as damaged."""
+    """In earlier versions, cases in an unreadable folder were silently missing, and an unreadable file was called
+    damaged.
+    """
     for kind in ("images", "labels"):
         shutil.copytree(balls / kind, tmp_path / "data" / kind)
         shutil.copytree(balls / kind, tmp_path / "data/older" / kind)
@@ -984,7 +1001,9 @@ def test_too_few_patients_leave_a_part_empty(tmp_path: Path) -> None:
 
 
 def test_volumes_along_a_fourth_axis_are_channels(tmp_path: Path) -> None:
-    """A volume with one channel on the fourth axis adds no channel, and a time series is rejected."""
+    """Volumes along the fourth axis are read as channels, a single one as an ordinary volume, and a time series is
+    rejected.
+    """
     affine = np.array([[-2.0, 0, 0, 10], [0, 0, 3, 5], [0, 1.5, 0, -7], [0, 0, 0, 1]])
     values = np.random.default_rng(0).normal(size=(5, 6, 7, 4)).astype(np.float32)
 
@@ -1074,13 +1093,13 @@ def test_plans_that_make_no_sense_are_refused(task: str, numbers: dict, words: s
 
 # ---------------------------------------------------------------------------------------------------- the documentation
 def documented(first: str, root: Path) -> list[dict]:
-    """Return the YAML examples of docs/start/your-data.md that begin with these words."""
+    """Return the YAML examples in docs/start/your-data.md that begin with this line."""
     blocks = (root / "docs/start/your-data.md").read_text(encoding="utf-8").split("```")[1::2]
     return [yaml.safe_load(block.removeprefix("yaml")) for block in blocks if block.startswith(f"yaml\n{first}")]
 
 
 def test_the_first_example_works_as_it_stands(root: Path, tmp_path: Path) -> None:
-    """The masks have 1 and 3 for the plan's kidney and tumour."""
+    """The masks have the values 1 and 3 for the structures that the plan names "kidney" and "tumour"."""
     for number in range(1, 7):
         image, mask = ball((12, 24, 20), (2.0, 2.0, 3.0), number)
         mask[:, :12] *= 3
@@ -1098,7 +1117,7 @@ def test_the_first_example_works_as_it_stands(root: Path, tmp_path: Path) -> Non
 
 
 def test_the_second_example_works_as_it_stands(root: Path, tmp_path: Path) -> None:
-    """The test uses the printed table with more rows, and the plan from jobs/."""
+    """The test adds rows to the table of the page, and uses a plan from jobs/."""
     text = (root / "docs/start/your-data.md").read_text(encoding="utf-8")
     lines = text.split("```\nfile,")[1].split("```")[0].strip().splitlines()[1:]
     lines += [f"photos/{n:04}.png,{('naevus', 'melanoma')[n % 2]},P{n},{PARTS[n % 3]}" for n in range(20, 32)]
@@ -1113,7 +1132,7 @@ def test_the_second_example_works_as_it_stands(root: Path, tmp_path: Path) -> No
 
 
 def test_a_distance_between_surfaces_may_be_many_millimetres() -> None:
-    """Otherwise, the server would reject the tests of real hospitals."""
+    """With a smaller upper limit, the server would reject real hospitals' distances."""
     task = volumes()
     ranges = {name: task.goal.range_of(name) for name, numbers in task.goal.layout.items() if numbers == 2}
     distances = {name for name in ranges if name.startswith("hd95")}

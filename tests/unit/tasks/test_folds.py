@@ -1,6 +1,4 @@
-"""Every patient is tested in exactly one fold, no patient is in two parts, and statistics treat a seed's folds as
-one test.
-"""
+"""Each patient is tested in exactly one fold, and the statistics treat all folds of a seed as one test."""
 
 from collections import Counter
 from pathlib import Path

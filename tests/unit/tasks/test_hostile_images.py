@@ -1,4 +1,6 @@
-"""Hostile image files: the reader follows no path in them, allocates no claimed size, and reads on after an error."""
+"""Hostile images: the reader follows no path in a header, allocates no memory by a claimed size, and reads the next
+image.
+"""
 
 import csv
 import json
@@ -27,7 +29,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
-    """Write a file that an image's header must not read, large enough for 4 x 4 x 4 values."""
+    """Write a file with enough bytes for 4 x 4 x 4 values, which a hostile image's header names as its data."""
     (tmp_path / "secret").write_bytes(SECRET)
     return tmp_path / "secret"
 
@@ -37,7 +39,7 @@ def good(path: Path) -> None:
 
 
 def nifti(path: Path, **fields: bytes) -> None:
-    """Write a NIfTI volume with other bytes at header offsets (at_<offset>)."""
+    """Write a NIfTI volume, and replace the header's bytes at the offset n by the argument at_n."""
     good(path)
     content = bytearray(path.read_bytes())
     for place, value in fields.items():
@@ -47,7 +49,7 @@ def nifti(path: Path, **fields: bytes) -> None:
 
 
 def not_readable_by_nibabel(path: Path) -> None:
-    nifti(path, at_70=struct.pack("<h", 9999))  # an unknown data type: HeaderDataError
+    nifti(path, at_70=struct.pack("<h", 9999))  # nibabel raises HeaderDataError for an unknown data type
 
 
 def offset_that_overflows(path: Path) -> None:
@@ -126,7 +128,7 @@ def test_a_header_that_names_another_file_is_not_followed(name, text, secret: Pa
 
 @pytest.mark.parametrize("axes", ["-13", "0", "11", "3\nNDims = 12", "3\n NDims: -2", "3e9", "999999999999", ""])
 def test_a_number_of_axes_for_which_the_library_has_no_room_is_refused_before_it(axes: str, tmp_path: Path) -> None:
-    """SimpleITK would write beyond its memory, and crash the process without a message."""
+    """Without the check, SimpleITK would write beyond its memory and crash the process."""
     told = META.format(more="").replace("NDims = 3", f"NDims = {axes}")
     (tmp_path / "a.mha").write_bytes(f"{told}ElementDataFile = LOCAL\n".encode() + bytes(64))
     with pytest.raises(DataError, match="damaged"):
@@ -170,15 +172,16 @@ def dicom(path: Path) -> bytes:
 
 
 def test_a_dicom_element_that_claims_gigabytes_is_refused_before_they_are_taken(tmp_path: Path) -> None:
-    """GDCM alone would allocate the memory and never free it."""
+    """Without the check, GDCM would allocate the memory and never free it."""
     whole = dicom(tmp_path / "a.dcm")
     assert Scan.read(tmp_path / "a.dcm").values.size == 30
-    place = whole.rindex(struct.pack("<HH", 0x7FE0, 0x0010)) + 4  # in implicit VR, the length follows the tag
+    # in implicit VR, an element's length follows directly after its tag
+    place = whole.rindex(struct.pack("<HH", 0x7FE0, 0x0010)) + 4
     (tmp_path / "a.dcm").write_bytes(whole[:place] + struct.pack("<I", 3_000_000_000) + whole[place + 4 :])
     with pytest.raises(DataError, match="damaged") as caught:
         Scan.read(tmp_path / "a.dcm")
     assert "claims 3000000000 bytes" in caught.value.private
-    with pytest.raises(DataError, match="damaged"):  # a damaged file in a series is an error, too
+    with pytest.raises(DataError, match="damaged"):  # a damaged file in a series gives the same error
         Scan.read(tmp_path)
 
 
@@ -188,7 +191,7 @@ def test_sequences_and_both_ways_of_writing_are_walked_through(tmp_path: Path) -
     sequence = struct.pack("<HHI", 8, 0x1140, 0xFFFFFFFF) + item + struct.pack("<HHI", 0xFFFE, 0xE0DD, 0)
     lying = sequence.replace(struct.pack("<HHI", 8, 0x60, 0), struct.pack("<HHI", 8, 0x60, 2**31))
     explicit = meta[:6] + struct.pack("<H", 20) + b"1.2.840.10008.1.2.1\0"
-    # A sequence of unknown VR: its items are in implicit VR, and the elements after it are not.
+    # The items of a sequence of unknown VR are in implicit VR, and later elements are in explicit VR again.
     head, after = (
         struct.pack("<HH2sHI", 9, 0x1010, b"UN", 0, 0xFFFFFFFF),
         struct.pack("<HH2sH4s", 8, 0x60, b"CS", 4, b"MR  "),

@@ -1,4 +1,4 @@
-"""Hospitals with different annotated structures and columns, from their files to the loss, the average and the mask."""
+"""Hospitals that annotated different structures share a study: files, loss, aggregation and predicted masks."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -64,9 +64,9 @@ PATTERNS = {"images": ["t1/*.nii.gz", "flair/*.nii.gz"], "labels": "labels/*.nii
 
 
 def write(folder: Path, drew: Mapping[int, int], seed: int, cases: int = 6) -> None:
-    """Write volumes in which two discs are bright in both channels.
+    """Write volumes with two channels, in both of which two discs are bright.
 
-    `drew` maps a structure to its value in the masks.
+    The argument `drew` maps a structure's number to the structure's value in the masks.
     """
     random = np.random.default_rng(seed)
     places = np.stack(np.meshgrid(*map(np.arange, GRID), indexing="ij"), -1)[..., :2]
@@ -118,7 +118,8 @@ def study(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[St
     folder = tmp_path_factory.mktemp("runs") / "study"
     with mock.patch.object(structures, "_along", wraps=structures._along) as weighed:
         found = run(plan_of(), folder=folder, settings=each(hospitals, OWN))
-    assert weighed.call_count == 6 * len(OWN) * 2  # in each round, every hospital's weight and bias of the last layer
+    # in each round, the weight and the bias of each hospital's last layer are averaged by structure
+    assert weighed.call_count == 6 * len(OWN) * 2
     return found, folder
 
 
@@ -137,17 +138,17 @@ def test_what_was_not_drawn_is_one_with_the_background_in_every_loss() -> None:
     second = functional.cross_entropy(output[1:], labels[1:])
     torch.testing.assert_close(entropy.loss(output, target), (first + second) / 2)
     torch.testing.assert_close(entropy.case_losses(output, target), torch.stack([first, second]))
-    # the Dice is that of the annotated structure alone
+    # the Dice loss uses only the structure that the hospital annotated
     only = DiceLoss(include_background=False, to_onehot_y=True, softmax=True)
     dice = Segmentation(NAMES, lambda found, right: only(found, right[:, None]), STRUCTURES)
     right = (labels[0] == 1).double()
     by_hand = 1 - (2 * (p[0, 1] * right).sum() + 1e-5) / ((p[0, 1] + right).sum() + 1e-5)
     torch.testing.assert_close(dice.loss(output[:1], target[:1]), by_hand)
-    # the class weights are those of the labels that this hospital separates
+    # only labels that this hospital separates have class weights
     doubled = weighted(entropy.loss, torch.tensor([1.0, 2.0, 9.0]), 1.0)
     heavy = (-together.gather(0, labels[:1]) * (1 + (labels[:1] == 1))).mean()
     torch.testing.assert_close(doubled(output[:1], target[:1]), heavy)
-    # the loss is invariant to probability mass moved between the background and an unannotated label
+    # the loss does not change if probability moves between the background and an unannotated label
     moved = torch.stack([(p[0, 0] + p[0, 2]) / 2, p[0, 1], (p[0, 0] + p[0, 2]) / 2]).log()[None]
     for goal in (entropy, dice, goal_of("segmentation", ("ant", "post"))):
         torch.testing.assert_close(goal.loss(moved, target[:1]), goal.loss(output[:1], target[:1]))
@@ -158,7 +159,7 @@ def test_a_mark_travels_through_pieces_and_augmentation_and_scores_heed_it() -> 
     image, labels = torch.rand(1, 6, 6), torch.zeros(6, 6, dtype=torch.long)
     labels[2:4, 2:4] = 1
     case = image, labels | mark_of([2, 15])
-    piece = patch(case, (8, 8), 1.0, 3)  # the patch is larger than the image, which is padded
+    piece = patch(case, (8, 8), 1.0, 3)  # the patch is larger than the image, so the image is padded
     _, moved = augmented((piece[0][None], piece[1][None].clone()), ("flip-x", "rotate90", "affine"), True, [5])
     for target in (piece[1], moved[0]):
         assert marks_in(target[None]) == [mark_of([2, 15])] and absent_in(mark_of([2, 15])) == [2, 15]
@@ -173,13 +174,12 @@ def test_a_mark_travels_through_pieces_and_augmentation_and_scores_heed_it() -> 
 
 
 def test_conditional_distillation_by_hand() -> None:
-    """One of four pixels is annotated, and the teacher predicts an annotated structure for another; both are
-    excluded.
-    """
+    """Distillation excludes an annotated pixel, and a pixel for which the teacher predicts an annotated structure."""
     output, taught = torch.zeros(1, 3, 1, 4), torch.zeros(1, 3, 1, 4)
     taught[0, 1, 0, 1], taught[0, 2, 0, 2], output[0, 2, 0, 3] = 9.0, 1.0, -1.0
     target = torch.tensor([[[1, 0, 0, 0]]]) | mark_of([2])
-    own, right = [0.5, 1 / (1 + np.exp(2))], [1 / (1 + np.exp(-2)), 0.5]  # τ = 0.5; pixels 2 and 3
+    # the temperature τ is 0.5, and the values belong to the pixels 2 and 3
+    own, right = [0.5, 1 / (1 + np.exp(2))], [1 / (1 + np.exp(-2)), 0.5]
     dice = 2 * np.dot(own, right) / (sum(own) + sum(right))
     assert float(distilled(output, taught, target, 0.5)) == pytest.approx(1 - dice, rel=1e-4)
     assert float(distilled(output, taught, labels_in(target), 0.5)) == 0.0
@@ -193,7 +193,7 @@ def test_a_structure_is_mixed_by_the_hospitals_that_drew_it() -> None:
 
     model = UNet(features=(4, 8)).build(1, 3)
     axes = outputs_of(model, 3)
-    # a transposed convolution has its outputs on the second axis
+    # a transposed convolution has its output channels on the second axis
     assert sorted(axes.values()) == [0, 1] and outputs_of(model, 4) == {}
     goal = NiftiFolder(**TASK)
     joined = {"a": Answer("post"), "b": Answer("ant"), "c": Answer()}
@@ -231,7 +231,7 @@ def test_hospitals_that_drew_different_structures_learn_all(study: tuple[StudyRe
     }
     assert "dice_post" not in told["a"] and "dice_ant" not in told["b"] and {"dice_ant", "dice_post"} <= told["c"]
     assert min(summary.pooled["dice_ant"], summary.pooled["dice_post"]) > 0.5  # type: ignore[type-var]
-    # the mean over structures, each averaged over the hospitals that annotated it
+    # each structure's Dice is averaged over the hospitals that annotated it, and then the structures are averaged
     dice = {
         name: {site: own.figures[f"dice_{name}"] for site, own in summary.sites.items()} for name in ("ant", "post")
     }
@@ -243,7 +243,7 @@ def test_hospitals_that_drew_different_structures_learn_all(study: tuple[StudyRe
 def test_structures_count_alike_when_a_round_is_chosen() -> None:
     goal = goal_of("segmentation", ("ant", "post"))
     assert judged_by(goal, {"a": ["post"], "c": []}) == {"dice_ant": ["a", "c"], "dice_post": ["c"]}
-    # three hospitals annotated ant and one annotated post, so post's one score counts as much as ant's three
+    # three hospitals annotated ant and one annotated post, so the one score of post counts as much as the three of ant
     assert says_of(goal, {"a": ["post"], "b": ["post"], "d": ["post"], "c": ["ant"]}) == pytest.approx(
         {"a": 1 / 3, "b": 1 / 3, "d": 1 / 3, "c": 1}
     )
@@ -266,7 +266,8 @@ def test_predicting_gives_all_structures_where_one_was_drawn(
     assert asked.predict() == 0
     mask = np.asarray(nibabel.load(next((tmp_path / "out").glob("*mask.nii.gz"))).dataobj)
     values = source.plan.task.use.own_values(data)
-    assert values[2] == 1 and values[1] not in (0, 1)  # the hospital's own value for post; ant gets an unused value
+    # the hospital's masks have a value for post, and ant gets a value that the masks do not use
+    assert values[2] == 1 and values[1] not in (0, 1)
     assert set(np.unique(mask)) == {0, values[1], values[2]}
     assert card_facts(source)["absent"] == {"a": ["post"], "b": ["ant"]}
 
@@ -298,7 +299,8 @@ def test_one_table_says_which_hospital_has_what_and_tells_no_small_count_by_a_su
         return data_tables(task.survey(site, [site], 0, each(hospitals, {site: own}).of(site).data), plan_of(), least)
 
     write(hospitals / "d", {1: 1}, 7, cases=12)
-    write(hospitals / "d", {1: 1, 2: 2}, 7, cases=9)  # three of twelve cases show no post, although it was annotated
+    # the hospital annotated post, but three of its twelve cases show no post
+    write(hospitals / "d", {1: 1, 2: 2}, 7, cases=9)
     told = hospitals_table({site: tables(site, 1, **OWN.get(site, {})) for site in "abd"})
     assert told.columns == ("name", "a", "b", "d")
     assert [list(row) for row in told.rows] == [
@@ -323,7 +325,8 @@ def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
         write_card(Source.open(folder, site), out)
         return (out / "MODEL_CARD.md").read_text()
 
-    assert never not in card(study[1], "")  # the global model is no hospital's own model
+    # the model card of the global model does not name structures that a single hospital never annotated
+    assert never not in card(study[1], "")
     short = ["training.rounds=1", "training.local_epochs=1"]
     for method, sites in (("local", {"a": True, "b": False}), ("fedsm", {"": True})):
         run(plan_of(method).with_changes(short), folder=tmp_path / method, settings=each(hospitals, OWN))
@@ -344,7 +347,10 @@ def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
 def test_methods_with_personal_models_find_structures_that_their_hospital_did_not_draw(
     method: str, hospitals: Path, tmp_path: Path
 ) -> None:
-    """Hospital a annotated no post. Its own model finds post in hospital c's images, whose masks have it."""
+    """Hospital a did not annotate the structure post in its own masks.
+
+    The model of hospital a still segments post in the images of hospital c, which annotated post.
+    """
     found = run(plan_of(method), folder=tmp_path / method, settings=each(hospitals, OWN))
     pooled = found.summary.pooled
     assert pooled["dice_ant"] is not None and pooled["dice_post"] is not None

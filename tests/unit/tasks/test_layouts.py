@@ -1,4 +1,4 @@
-"""Every published layout is read, split by patient, trained for one step and evaluated; a wrong layout gives an
+"""Every published folder layout is read, split by patient, trained for one step and tested; a wrong layout gives an
 error.
 """
 
@@ -31,7 +31,7 @@ def load(layout: Layout, folder: Path, seed: int = 0, **numbers: object) -> Read
 
 
 def where(data: Read) -> dict[str, set[str]]:
-    """Return the parts of each patient, over all sites."""
+    """Return the names of the training, validation and test parts that contain each patient, over all sites."""
     found: dict[str, set[str]] = {}
     for site in data.values():
         for part in PARTS:
@@ -74,7 +74,8 @@ def test_the_paper_s_split_is_another(layout: Layout, folder: Path) -> None:
     counted = [sum(len(getattr(site, part)) for part in PARTS) for site in papers.values()]
     assert counted == [sum(len(getattr(site, part)) for part in PARTS) for site in load(layout, folder).values()]
     if any(len(cases) > len(set(patients_of(cases))) for site in papers.values() for cases in (site.train,)):
-        assert max(len(parts) for parts in where(papers).values()) > 1  # shows why a split by patient is needed
+        # without a split by patient, a patient's cases are in several parts
+        assert max(len(parts) for parts in where(papers).values()) > 1
 
 
 def test_an_empty_folder_is_told_what_is_expected_where(layout: Layout, tmp_path: Path) -> None:
@@ -129,7 +130,8 @@ def test_outlines_are_filled_where_they_are_and_ambiguous_ones_are_not(tmp_path:
     expected = np.zeros((30, 44), np.uint8)
     expected[6:18, 8:20] = 1
     for image in images_in(tmp_path):
-        if image.name[5:12] in ("55-1594", "49-6743"):  # the second image is test data, with an ambiguous region
+        # the second image is a test image, with a region of ambiguous label
+        if image.name[5:12] in ("55-1594", "49-6743"):
             assert np.array_equal(nuclei_in(image, (30, 44)), expected)
     assert {name[5:] for name in where({"": lungs})} == set(layouts.LUNGS)
 
@@ -165,7 +167,7 @@ def test_neighbours_are_channels_and_end_slices_no_cases(tmp_path: Path) -> None
     three = load(LAYOUTS["prostate-3"], tmp_path)["isbi-15"]
     one = TASKS["prostate"](size=32, slices=1).load("isbi-15", ["isbi-15"], 0, tmp_path)
     shown = [sum(len(getattr(data, part)) for part in PARTS) for data in (three, one)]
-    assert shown == [5 * 5, 5 * 6]  # of the slices 0 to 5, which show the prostate, slice 0 is an end
+    assert shown == [5 * 5, 5 * 6]  # with three slices per input, slice 0 has no neighbour and is left out
     assert set(patients_of(three.train)) == set(patients_of(one.train))
     for case in range(len(three.train)):
         patient, (volume, middle) = three.train.patients[case], three.train.cases[case]
@@ -184,7 +186,8 @@ def test_intensities_are_those_of_the_papers() -> None:
     assert np.abs(got[:, 0].numpy() - harmofl).max() < 1e-3
     fedsm = (np.clip(volume.astype(np.float64), 0, 2048) * 255 / 2048).astype(np.uint8) / 255
     got = TASKS["prostate"](size=16, slices=1, intensity="fixed").inputs_of(volume[None])
-    assert np.abs(got[:, 0].numpy() - fedsm).max() < 1 / 255 + 1e-6  # the last step may be rounded differently
+    # rounding to 8 bits twice may differ by one step
+    assert np.abs(got[:, 0].numpy() - fedsm).max() < 1 / 255 + 1e-6
     assert np.abs(got[:, 0].numpy() - fedsm).mean() < 1e-3
     assert (
         TASKS["prostate"](size=16)

@@ -1,4 +1,4 @@
-"""Compare the metrics of test cases with numpy and scikit-learn; the sites' counts add up."""
+"""Metrics equal numpy's and scikit-learn's, and sites' counts add up to the counts of the pooled cases."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_each_patient_counts_once() -> None:
 
 # ---------------------------------------------------------------------------------------------------- classes
 def drawn(cases: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw labels of all classes, and informative probabilities."""
+    """Draw labels that include each class, and probabilities that are related to the labels."""
     random = np.random.default_rng(seed)
     labels = np.concatenate([np.arange(classes), random.integers(0, classes, cases - classes)])
     logits = random.normal(size=(cases, classes)) + 1.2 * np.eye(classes)[labels]
@@ -50,8 +50,8 @@ def drawn(cases: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_ties_count_half() -> None:
-    # For class 1, its cases have 0.8 and 0.5, and the others 0.5 and 0.2. Of the four pairs, three are right and one is
-    # a tie.
+    # The cases of class 1 have the probabilities 0.8 and 0.5, and the cases of class 0 have 0.5 and 0.2. Of the four
+    # pairs of cases, three are ordered correctly and one is a tie.
     second = double(0.8, 0.5, 0.5, 0.2)
     counts = chances(torch.tensor([1, 1, 0, 0]), torch.stack([1 - second, second], 1))
     assert area_under_curve(counts, 2) == pytest.approx(3.5 / 4)
@@ -105,7 +105,7 @@ def test_classes_with_few_cases_are_not_told_apart() -> None:
     told = ACTIVITY.counts(measured(labels, chance), patients, 5)
     assert told.keys() == {"accuracy", "accuracy_by_patient"}
     assert ACTIVITY.counts(measured(labels, chance), patients, 2).keys() == ACTIVITY.layout.keys()
-    without = labels != 5  # an absent class has no effect
+    without = labels != 5  # a class without cases has no effect
     told = ACTIVITY.counts(measured(labels[without], chance[without]), patients[:58], 5)
     assert told.keys() == ACTIVITY.layout.keys()
     assert ACTIVITY.counts(measured(labels[:4], chance[:4]), patients[:4], 5) == {}
@@ -117,7 +117,7 @@ BONES = Segmentation(3, torch.nn.functional.cross_entropy, {"whole": (1, 2), "co
 
 
 def mask(*squares: tuple[int, int, int, int, int]) -> torch.Tensor:
-    """Return labels [1, 16, 16] of squares, each given by its label and its first and last rows and columns."""
+    """Return a mask [1, 16, 16] of squares, each given by its label, its rows and its columns."""
     labels = torch.zeros(1, 16, 16, dtype=torch.int64)
     for label, top, bottom, left, right in squares:
         labels[0, top:bottom, left:right] = label
@@ -125,33 +125,33 @@ def mask(*squares: tuple[int, int, int, int, int]) -> torch.Tensor:
 
 
 def certain(labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return a network's output that predicts exactly these labels."""
+    """Return logits with which a network predicts exactly these labels."""
     return torch.nn.functional.one_hot(labels, classes).movedim(-1, 1).float() * 10
 
 
 def test_dice_and_surfaces_by_hand() -> None:
     task = SyntheticProstate()
-    # a square of 4 by 4 pixels, predicted one column to the right
+    # a square of 4 by 4 pixels, which is predicted one column too far to the right
     right, found = mask((1, 2, 6, 4, 8)), mask((1, 2, 6, 5, 9))
     measures = task.goal.measures(certain(found, 2), right)
     assert measures["dice"].item() == pytest.approx(2 * 12 / 32)
-    # every border pixel is at most one pixel from the other border
+    # each border pixel is at most one pixel from the other mask's border
     assert measures["hd95"].item() == pytest.approx(1.0)
-    assert measures["surface_dice"].item() == 1.0  # within the tolerance of two pixels
+    assert measures["surface_dice"].item() == 1.0  # the distances are within the tolerance of two pixels
     far = task.goal.measures(
         certain(mask((1, 2, 6, 8, 12)), 2), right
-    )  # the prediction is four columns to the right, so only the borders touch
+    )  # the prediction is shifted by four columns, so the two squares only touch
     assert far["dice"].item() == 0.0
     assert far["hd95"].item() == pytest.approx(4.0)
-    # Of 12 border pixels, 4 are at distance 1 and 2 at distance 2 from the other border. The prediction has as many, so
-    # 12 of 24 are within the tolerance of 2.
+    # Of the 12 border pixels of each square, 4 have the distance 1 and 2 the distance 2 to the other square's border.
+    # Therefore, 12 of all 24 border pixels are within the tolerance of two pixels.
     assert far["surface_dice"].item() == pytest.approx(12 / 24)
 
 
 def test_structures_have_figures_of_their_own_in_millimetres() -> None:
     right, found = mask((1, 2, 8, 2, 8), (2, 4, 6, 4, 6)), mask((1, 2, 8, 2, 8), (2, 4, 6, 5, 7))
     measures = BONES.measures(certain(found, 3), right)
-    assert measures["dice_whole"].item() == 1.0  # core and rim together did not change
+    assert measures["dice_whole"].item() == 1.0  # the union of core and rim is predicted correctly
     assert measures["dice_core"].item() == pytest.approx(2 * 2 / 8)
     assert measures["dice"].item() == pytest.approx((1.0 + 0.5) / 2)
     assert measures["hd95_whole"].item() == 0.0

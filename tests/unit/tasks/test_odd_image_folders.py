@@ -1,7 +1,6 @@
-"""`medsilo data` reads image folders as hospitals export them, correctly after at most three answers, or gives a
-reason.
+"""`medsilo data` reads image folders as hospitals export them after at most three answers, or gives a reason.
 
-No folder is silently read wrongly: the command asks for facts that only a person knows, also with --yes.
+The command reads no folder wrongly without a question: even with --yes, it asks for facts that only a person knows.
 """
 
 import csv
@@ -68,13 +67,14 @@ class Writer:
 class Export:
     write: Callable[[Writer], None]
     answers: dict[str, str] = field(default_factory=dict)  # answers to questions that --yes does not answer
-    also: dict[str, str] = field(default_factory=dict)  # answers to questions with a safe default
-    patients: int | dict[str, int] = 0  # the number of patients, for each hospital if there are several
+    also: dict[str, str] = field(default_factory=dict)  # answers to questions for which --yes uses a safe default
+    # the number of patients in the export, or of each hospital's patients if the export has several hospitals
+    patients: int | dict[str, int] = 0
     cases: int | dict[str, int] = 0
     known: bool = True
     left_out: int = 0
     learns: str = "classification"
-    refused: str = ""  # words in the expected reason
+    refused: str = ""  # words that the error must contain
     says: str = ""  # words in the questions
     classes: int = 2
 
@@ -140,9 +140,9 @@ def patients_below_classes(to: Writer) -> None:
 
 @export(answers={"classes": "benign, malignant"}, patients=15, cases=60)
 def numbers_of_patients_begin_again_in_each_class(to: Writer) -> None:
-    """It is unknown whether number 3 is the same patient in both classes.
+    """It is unknown whether patient 3 of one class is also patient 3 of the other class.
 
-    Treating them as one patient leaks no data.
+    If equal numbers in two classes mean one patient, no patient can be in both training and test data.
     """
     for label in CLASSES:
         for number in range(15):
@@ -623,19 +623,21 @@ def videos(to: Writer, patients: bool) -> None:
 
 @export(answers={"patients": "column 'video'"}, patients=20, cases=60, says="are they of 20 patients")
 def frames_of_videos(to: Writer) -> None:
-    """Before, the column of folder names was silently read as the patient, but a patient may have several folders."""
+    """In earlier versions, each folder name silently became a patient, although a patient may have several folders."""
     videos(to, patients=False)
 
 
 @export(patients=10, cases=60)
 def frames_of_videos_of_named_patients(to: Writer) -> None:
-    """Before, the patient column was ignored, and each patient had one video in training and one in test data."""
+    """In earlier versions, the patient column was ignored, so a patient had one video in training and another in test
+    data.
+    """
     videos(to, patients=True)
 
 
 @export(answers={"patients": "lesion_id"}, patients=30, cases=60, says="are they of 30 patients, by column 'lesion_id'")
 def lesions_in_a_table(to: Writer) -> None:
-    """Before, each image was proposed as a patient, and the better column was offered as a pattern."""
+    """In earlier versions, the command proposed each image as a patient, although a column named the lesions."""
     for number in range(60):
         to.image(f"ISIC_{number:07}.png")
     lines = [[f"HAM_{n // 2:04}", f"ISIC_{n:07}", CLASSES[n // 2 % 2], 30 + n % 50] for n in range(60)]
@@ -660,7 +662,7 @@ def test_an_export_is_right_after_three_answers_or_refused(
     command = ["data", str(folder), "-o", str(out), "--yes"]
     assert len(own.answers) + len(own.also) <= 3
     keys, said = list(own.answers), ""
-    for place, key in enumerate(keys):  # --yes stops at questions about possible faults
+    for place, key in enumerate(keys):  # --yes does not answer questions about possible faults
         assert main([*command, *given({known: own.answers[known] for known in keys[:place]})]) == 1
         line = capsys.readouterr().err.splitlines()[-1]
         assert f"{key}: " in line, line
@@ -696,9 +698,7 @@ def cases_of(one: DataSet, place: Path) -> list[Any]:
 
 
 def test_hospitals_in_one_folder_take_part_each_with_its_own(tmp_path: Path) -> None:
-    """`run --settings` reads both hospitals' data sets: one acceptance for all, and each hospital has only its own
-    images.
-    """
+    """After one acceptance, `run --settings` reads a data set for each of two hospitals, with its own images only."""
     folder, out = tmp_path / "export", tmp_path / "set"
     hospitals_with_folders_of_patients(Writer(folder))
     assert main(["data", str(folder), "-o", str(out), "--yes"]) == 0

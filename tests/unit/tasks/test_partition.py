@@ -1,6 +1,4 @@
-"""The Dirichlet partition uses every sample once, leaves no site empty, is deterministic, and rejects impossible
-numbers.
-"""
+"""The Dirichlet partition assigns each sample to one site, leaves no site empty, and repeats exactly for a seed."""
 
 import itertools
 
@@ -59,7 +57,8 @@ def test_takes_tensors_and_lists_and_any_label_values():
 def test_small_alpha_shifts_labels_and_sizes_large_alpha_hardly_does():
     labels = np.arange(6000) % 6
 
-    def distance(alpha):  # mean total variation between a site's label histogram and the histogram of all sites
+    # mean total variation distance between a site's label histogram and the histogram of all sites' labels
+    def distance(alpha):
         parts = dirichlet(labels, 5, alpha, seed=0)
         shares = np.stack([np.bincount(labels[part], minlength=6) / len(part) for part in parts])
         return np.abs(shares - 1 / 6).sum(1).mean() / 2
@@ -115,7 +114,7 @@ def test_natural_sites_come_from_the_column():
 @pytest.mark.parametrize("kind", ["iid", "dirichlet"])
 @pytest.mark.parametrize("alpha", [0.05, 100.0])
 def test_patients_stay_whole_whatever_the_partition(kind, alpha):
-    """With a small alpha, sites differ in their patients' classes."""
+    """With a small alpha, the sites' class frequencies differ strongly."""
     random = np.random.default_rng(1)
     owner = random.integers(0, 120, 900)
     patients = [f"p{number}" for number in owner]

@@ -1,4 +1,4 @@
-"""PNG files, pictures of the input layer, the report's panel and the disclosure report."""
+"""Test PNG files, pictures of the input layer, the report's panel of cases, and the disclosure report."""
 
 import base64
 import re
@@ -23,7 +23,8 @@ from tests.conftest import make_plan
 
 JOBS = Path(__file__).resolve().parents[3] / "jobs"
 SMALL = ["task.patients=4", "task.slices=3", "task.size=32", "network.name=unet", "network.features=[2, 4]"]
-DRAWN = ["task.name=synthetic-prostate", *SMALL]  # the task's name comes first, because it sets the other defaults
+# the task's name comes first, because it changes the other keys' default values
+DRAWN = ["task.name=synthetic-prostate", *SMALL]
 
 
 def read(path: Path) -> np.ndarray:
@@ -123,12 +124,12 @@ def test_outlines_lie_where_the_masks_end(tmp_path: Path) -> None:
         draw_found(image, square(30, 50), square(10, 20), tmp_path / f"{name}.png")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     pixels = read(tmp_path / "a.png")
-    assert pixels.shape == (192, 192, 3)  # three times as large, so that lines look thin
+    assert pixels.shape == (192, 192, 3)  # the picture is three times as large as the image, so that outlines look thin
     there, found = ((pixels == colour).all(2) for colour in (THERE, FOUND))
     assert {tuple(edge) for edge in np.argwhere(there)[[0, -1]]} == {(30, 30), (59, 59)}
     assert there[30, 30:60].all() and not there[33:57, 33:57].any()
     assert np.argwhere(found).min() >= 90 and np.argwhere(found).max() <= 149
-    assert 0.3 < found[90, 90:150].mean() < 0.7  # a dashed line, visible without its colour
+    assert 0.3 < found[90, 90:150].mean() < 0.7  # a dashed line can be recognised without its colour
     grey = pixels[62:88, 62:88]
     assert (grey[..., 0] == grey[..., 1]).all()
 

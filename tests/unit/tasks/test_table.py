@@ -1,4 +1,4 @@
-"""A hospital's own table: reading, errors, training, and a model's predictions for other rows."""
+"""A hospital's table: reading, errors, training, and a model's predictions for the rows of another table."""
 
 import csv
 import json
@@ -33,7 +33,7 @@ HEAD = ("pid", "age", "sex", "outcome", "score", "time", "event", "site", "crea"
 
 
 def lines(patients: int = 30, seed: int = 0) -> list[list[Any]]:
-    """Draw patients whose outcome, score and time depend on age and sex."""
+    """Draw patients with an outcome, a score and a time that depend on age and sex."""
     drawn = np.random.default_rng(seed)
     age, sex = drawn.normal(60, 10, patients).round(1), drawn.integers(0, 2, patients)
     risk = (age - 60) / 10 + sex - 0.5
@@ -144,7 +144,10 @@ def test_numbers_may_be_written_with_a_comma(tmp_path: Path) -> None:
 
 @over_all("decimal, write", [(",", "{:,.1f}"), (".", "{:,.2f}")])
 def test_blanks_and_apostrophes_between_thousands_are_read(decimal: str, write: str) -> None:
-    """French and Swiss programs write such numbers. A point or comma in them is ambiguous, but a space is not."""
+    """French and Swiss programs separate thousands by a space or an apostrophe.
+
+    A point or a comma in a number can be ambiguous, but a space or an apostrophe is not.
+    """
     for mark in (" ", "\u00a0", "\u202f", "'", "\u2019"):
         for value in (1365.5, -250000.0, 12345678.5):
             text = write.format(value).replace(".", "+").replace(",", mark).replace("+", decimal)
@@ -154,7 +157,7 @@ def test_blanks_and_apostrophes_between_thousands_are_read(decimal: str, write: 
 
 
 def test_a_code_for_not_known_is_noted_where_it_would_be_a_number(tmp_path: Path) -> None:
-    """Before, -9 was read as an age of -9 years, which silently moved a hospital's mean."""
+    """In earlier versions, the code -9 for an unknown age was silently read as an age of -9 years."""
     rows = lines()
     for number, row in enumerate(rows):
         row[1] = "-9" if number in (3, 7) else row[1]
@@ -171,24 +174,25 @@ def test_a_code_for_not_known_is_noted_where_it_would_be_a_number(tmp_path: Path
         )
     ]
     assert not any("negative" in p.what for p in survey_of(tmp_path, missing=["", "NA", "-9"]))
-    rows[3][1] = "-3.5"  # several different negative numbers are real values
+    rows[3][1] = "-3.5"  # negative numbers with several different values are real measurements
     write(tmp_path, rows)
     assert not any("negative" in p.what for p in survey_of(tmp_path))
 
 
 def test_a_line_of_totals_is_no_patient(tmp_path: Path) -> None:
-    """Before, the total was an input a hundred times too large."""
+    """In earlier versions, a row of totals was read as a patient with values a hundred times too large."""
     rows = lines()
     totals = [[patient, age, sex, *rows[0][3:]] for patient, age, sex in (("Summe", 2000, "M"), ("P", "", ""))]
     write(tmp_path, rows + totals)
     survey = plan_of().task.survey("a", SITES, 0, source_of(tmp_path))
-    assert sum(part.cases for part in survey.parts.values()) == 31  # the plan's columns remove no patient
+    # values outside of the plan's columns remove no patient
+    assert sum(part.cases for part in survey.parts.values()) == 31
     left = {p.what.partition(";")[0]: p.private for p in survey.problems if p.severity == "left out"}
     assert left == {"lines have no patient, or are totals": ("line 32",)}
 
 
 def test_points_between_thousands_are_read_where_a_column_shows_what_they_are(tmp_path: Path) -> None:
-    """Before, 1.365,5 was not read as a number, and 1.365 was silently read as 1.365."""
+    """In earlier versions, the German number 1.365,5 was not read, and the German 1.365 was silently read as 1.365."""
     plain, german = lines(), lines()
     for number, (one, other) in enumerate(zip(plain, german, strict=True)):
         one[1] = 980.5 if number % 3 == 0 else 1365.5 + number if number % 3 == 1 else 12000 + number
@@ -223,7 +227,7 @@ BAD: list[tuple[Callable[[list[list[Any]]], Any], str, str]] = [
     (lambda rows: rows[2].__setitem__(3, "maybe"), "stops", "a label that is not the plan's (no, yes)"),
     (lambda rows: rows[2].__setitem__(0, ""), "left out", "no patient"),
     (lambda rows: rows[2].append("surplus"), "left out", "more or fewer cells"),
-    (lambda rows: rows[2].__setitem__(8, "x" * 2000), "note", ""),  # a column that is not read
+    (lambda rows: rows[2].__setitem__(8, "x" * 2000), "note", ""),  # the plan does not read this column
     (lambda rows: rows[2].__setitem__(0, "x" * 2000), "left out", "no patient"),
     (lambda rows: rows.append(rows[2]), "note", "lines of one patient are there twice"),
 ]
@@ -265,14 +269,14 @@ def test_an_unusable_table_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "lacks 1 column of the plan, first 'age'" in words(columns={"patient": "pid", "age": "years"})
     assert "a column that the plan does not read" in words(columns={"patient": "pid", "years": "age"})
     assert "which holds patient, part, site" in words(columns={"patient": "pid", "age": "pid"})
-    # column names are compared without case
+    # column names are compared without regard to upper and lower case
     assert "which holds patient, part, site" in words(columns={"patient": "pid", "age": "PID"})
     assert "two columns of one name" in words(columns={"patient": "pid", "age": "SEX"})
     assert "two columns of the plan" in words(columns={"patient": "pid", "age": "sex"})
     assert "not among the plan's labels" in words(label_map={"2": "dead"})
     assert "there is no table" in words(table="other.csv")
     assert "a table has no images" in words(images="*.png")
-    path.write_bytes(path.read_bytes() + b"\x81")  # 0x81 is undefined in Windows' code page, too
+    path.write_bytes(path.read_bytes() + b"\x81")  # the byte 0x81 is also undefined in the Windows code page
     assert "not in UTF-8" in words()
     write(tmp_path, lines(), [*HEAD[:-1], "age"])
     assert "two columns of one name" in words()
@@ -336,11 +340,11 @@ def test_no_promise_of_privacy_is_made_for_coxs_loss() -> None:
 
 def test_a_patients_share_of_the_pairs_decides_how_finely_it_is_told() -> None:
     task = plan_of(**KINDS["survival"]).task
-    target = torch.tensor([[1.0, 1], [2, 0], [3, 0], [4, 0]])  # one event is in all pairs
+    target = torch.tensor([[1.0, 1], [2, 0], [3, 0], [4, 0]])  # this event is in all comparable pairs
     assert task.goal.sway(Cases(torch.zeros(4, 1), target, "abcd"), "abcd") == 1
     target[:, 1] = 1
     assert task.goal.sway(Cases(torch.zeros(4, 1), target, "abcd"), "abcd") == pytest.approx(3 / 6)
-    drawn, names = np.random.default_rng(0), "aabbcdefgh"  # two patients have two rows, and many times are equal
+    drawn, names = np.random.default_rng(0), "aabbcdefgh"  # two patients have two rows each, and many times are equal
     for _ in range(20):
         times, events = drawn.integers(1, 6, 10), drawn.integers(0, 2, 10)
         pairs = [
@@ -355,7 +359,9 @@ def test_a_patients_share_of_the_pairs_decides_how_finely_it_is_told() -> None:
 
 
 def test_a_plan_writes_no_formula_into_predictions() -> None:
-    """People open predictions in spreadsheet programs, and a lead chose the class names."""
+    """A class name that a lead chose could run as a formula when a hospital opens the predictions in a spreadsheet
+    program.
+    """
     assert plan_of(labels=["-1", "+1", "3.5"]).task.labels == ("-1", "+1", "3.5")
     for name in ("=1+1", "@SUM(A1)", "+cmd", "-2+3+cmd|' /C calc'!A0"):
         with pytest.raises(PlanError, match="task.labels"):
@@ -480,7 +486,7 @@ def test_one_table_is_dealt_to_simulated_sites(tmp_path: Path) -> None:
 def test_a_line_is_called_by_its_number_in_the_file(
     before: str, middle: str, ends: str, line: int, tmp_path: Path
 ) -> None:
-    """The file has empty lines, quotes, titles, and a last line with or without a newline."""
+    """The file has empty lines, quoted cells and titles, and its last line may end without a newline."""
     text = before + "x,name\n1,ann\n" + middle + "2,\n3,cy"
     for end in ("", "\n"):
         (tmp_path / "cases.csv").write_bytes((text + end).replace("\n", ends).encode())
@@ -490,7 +496,10 @@ def test_a_line_is_called_by_its_number_in_the_file(
 
 
 def test_a_dealt_table_is_the_same_for_each_site_in_any_order(tmp_path: Path) -> None:
-    """The table is read once for all sites, and no site gets another site's notes. A changed table is read again."""
+    """The table is read once for all sites, but each site gets only the notes about its own rows.
+
+    A table whose file has changed is read again.
+    """
     rows = lines(60)
     rows[3][1] = rows[7][1] = ""
     write(tmp_path, rows)
@@ -517,7 +526,7 @@ def test_folds_are_standardised_by_their_own_training_part(hospitals: Path) -> N
 
 @pytest.mark.parametrize("ending", ["parquet", "xlsx"])
 def test_a_file_has_the_same_lines_for_a_table_of_images_and_of_patients(ending: str, tmp_path: Path) -> None:
-    """Before, two readers numbered rows differently: one counted an empty row in the middle of a table."""
+    """In earlier versions, two readers numbered rows differently, because only one counted empty rows."""
     frame = pandas.DataFrame({"image": ["a.png", None, "b.png"], "label": ["x", None, "y"], "age": [1.5, None, 2.0]})
     path = tmp_path / f"cases.{ending}"
     getattr(frame, "to_excel" if ending == "xlsx" else "to_parquet")(path, index=False)
@@ -536,13 +545,13 @@ def test_parquet_is_read_as_csv(hospitals: Path, tmp_path: Path) -> None:
     other = task.site_data("a", SITES, 0, source_of(hospitals))
     assert torch.equal(own.train.inputs, other.train.inputs) and own.test.patients == other.test.patients
     own = task.site_data("a", SITES, 0, source_of(tmp_path, table="cases.parquet", columns={}))
-    # a row's identifier depends on its whole content
+    # a row's identifier depends on all cells of the row
     other = task.site_data("a", SITES, 0, source_of(hospitals, columns={}))
     assert own.train.patients == other.train.patients and "SECRET-0-0" not in own.train.patients
 
 
 def test_settings_that_were_written_out_read_the_same_table(tmp_path: Path) -> None:
-    """Trainers and the command line get settings with every key written out, and a table still needs no patient."""
+    """Settings that list every key with its default value read the same table as short settings."""
     write(tmp_path, [row[1:] for row in lines()], HEAD[1:])
     said = make_settings({"data": {**described(tmp_path), "columns": {}}}, "a test")
     again = make_settings(said.model_dump(mode="json"), "a test")
@@ -551,13 +560,15 @@ def test_settings_that_were_written_out_read_the_same_table(tmp_path: Path) -> N
 
 
 def test_a_hospital_says_which_numbers_mean_not_known_and_what_holds_for_later_lines(tmp_path: Path) -> None:
-    """Before, 999 in age was read as a number, and a value of the first visit was missing in rows with an outcome."""
+    """In earlier versions, the code 999 was read as an age, and rows of later visits lacked the values of the first
+    visit.
+    """
     head = ("pid", "age", "sex", "diagnosed", "seen", "event")
     rows = [
         ("a", 61, "M", "2020-01-31", "", ""),
         ("b", 999, "F", "2020-02-01", "", ""),
         ("a", "", "", "2020-01-31", "2020-03-01", 1),
-        ("c", "", "", "2021-12-31", "2022-01-01", 0),  # without values of another patient
+        ("c", "", "", "2021-12-31", "2022-01-01", 0),  # a row gets no values of another patient
         ("b", "", "", "2020-02-01", "2020-02-01", 0),
     ]
     more = {"codes": {"age": ["999"]}, "spans": {"time": ["diagnosed", "seen"]}, "fill": ["age", "sex"]}

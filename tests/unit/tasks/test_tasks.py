@@ -97,7 +97,7 @@ def test_more_sites_than_there_are_looks_are_plan_errors(name):
 
 
 LEARNING = [
-    # task, parameters, batch size, learning rate, epochs, the score of guessing, and the test's limit
+    # task, parameters, batch size, learning rate, epochs, score of random guessing, and lowest allowed score
     ("synthetic-activity", {"shift": "none"}, 16, 0.002, 3, 1 / 6, 0.8),
     ("synthetic-activity", {"shift": "both"}, 16, 0.002, 3, 0.5, 0.8),
     ("synthetic-histology", {"coding": "phase", "patients": 40}, 16, 0.003, 5, 0.5, 0.85),

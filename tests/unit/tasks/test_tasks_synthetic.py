@@ -1,4 +1,4 @@
-"""Claims about each synthetic task: its shifts, the information in its label, and that its files are real images."""
+"""Test each synthetic task's claims about shifts between sites, about labels, and about its image files."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def loaded(task, sites=SITES, seed=0):
 
 
 def largest_gap(values):
-    """Return the largest difference between two sites in any of the statistics [sites, statistics]."""
+    """Return the largest difference between two sites in any column of the statistics [sites, statistics]."""
     values = torch.stack(list(values))
     return (values[:, None] - values[None]).abs().max().item()
 
@@ -73,7 +73,8 @@ def test_labels_differ_under_label_shift_only():
 @pytest.mark.slow
 def test_devices_differ_between_families_and_not_inside_one():
     first, second, third, fourth = map(sensors, loaded(SyntheticActivity(shift="feature")))
-    inside = max(mean_gap(first, third), mean_gap(second, fourth))  # the persons differ, and the devices do not
+    # the two sites have different persons but the same devices
+    inside = max(mean_gap(first, third), mean_gap(second, fourth))
     across = min(mean_gap(first, second), mean_gap(third, fourth))
     assert across > 3 * inside
     first, second, *_ = map(sensors, loaded(SyntheticActivity(shift="none")))
