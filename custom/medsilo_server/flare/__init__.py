@@ -1,3 +1,2 @@
-"""Run the server's part of a study in NVFlare: the controller, its transport, and the files of the server's startup
-kit.
+"""Run the server of a study in NVFlare. The modules are NVFlare components of the job and of the server's startup kit.
 """
