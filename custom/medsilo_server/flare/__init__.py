@@ -1,2 +1,1 @@
-"""Run the server of a study in NVFlare. The modules are NVFlare components of the job and of the server's startup kit.
-"""
+"""Run the server of a study in NVFlare. The modules are components of the job or of the server's startup kit."""
