@@ -197,7 +197,7 @@ class Coordinator:
         self.state.save()
 
     def _takes_back(self, number: int, exchange: Exchange) -> bool:
-        """Undo the previous round if the update of one site made other sites diverge. Return True if it was undone."""
+        """Undo the previous round if one site's update made other sites diverge. Return True if a round was undone."""
         from medsilo_server.exclusions import Exclusions
 
         self.blame = self.blame or Exclusions(self.plan.participation.when_missing)

@@ -123,8 +123,8 @@ DIGITS = 4  # number of significant digits in a recorded norm or cosine
 # An update is rejected if its norm exceeds the last round's median norm by this factor. Honest training never makes
 # such an update.
 FAR = 1e6
-# An update is also rejected if two conditions hold. Its norm exceeds the last round's median norm by the factor LONG.
-# The root mean square of its values exceeds LARGE.
+# An update is also rejected if its norm exceeds the last round's median norm by the factor LONG. This second limit
+# applies only to an update whose values have a root mean square above LARGE.
 LONG, LARGE = 1e3, 1.0
 # If all sites diverge after a round, an update causes this if its norm exceeds the other sites' median by this factor.
 STANDS_OUT = 10.0

@@ -15,7 +15,7 @@ from medsilo_server.server_state import ServerState
 
 # Minimum number of diverged sites that exclude another site. Otherwise, one malicious site could exclude honest sites.
 VOICES = 2
-MOST = 2  # If so many rounds were undone because of a site, the site gets no more requests.
+MOST = 2  # If two rounds were undone because of a site, this site gets no more requests.
 
 
 class Exclusions:
@@ -33,11 +33,11 @@ class Exclusions:
         return {**gone, **self._left_out.get(number, {})}
 
     def takes_back(self, number: int, exchange: Exchange, state: ServerState) -> bool:
-        """Undo the previous round if an outlier among its updates has made sites diverge. Return True if it was undone.
+        """Undo the previous round if one site's update made other sites diverge. Return True if a round was undone.
 
-        The suspect is the site that sent the outlier. The round is undone if at least VOICES other sites diverged and
-        no other site can still train. If the outlier's norm exceeds the median by the factor LONG, one other diverged
-        site suffices.
+        The suspect is the site whose update is the largest outlier. The round is undone if at least VOICES other sites
+        diverged and no other site can still train. If the outlier's norm exceeds the median by the factor LONG, the
+        round is undone if at least one other site diverged.
 
         Args:
             number: The number of the present round, in which sites reported that they diverged.

@@ -9,8 +9,8 @@ A request passes through these layers in this order:
     turns           records requests and answers, and counts the bytes of tensors
     channel         NVFlare, or a loop over sites in this process
 
-Secure aggregation is not a channel layer but a `RoundAggregation` (server_state.py), because it needs the state of the
-round. It is a separate package, which is loaded through an entry point.
+Secure aggregation is not a channel layer but a `RoundAggregation` (server_state.py), because secure aggregation needs
+the state of the round. The separate package for secure aggregation is loaded through an entry point.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Define the server's state: the aggregators of the current phase, and the best model so far. Also save the state."""
+"""Define and save the server's state: the aggregators of the current phase, and the best model so far."""
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -383,7 +383,7 @@ class RoundAggregation:
         self.state.take(site, groups, samples, phase)
 
     def finish(self, number: int) -> None:
-        """With secure aggregation, unmask the sums, and pass them to the aggregators. Here, nothing is done.
+        """With secure aggregation, unmask the sums, and pass the sums to the aggregators.
 
         Raises ParticipationError if too few sites help to unmask the sums.
         """

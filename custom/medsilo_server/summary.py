@@ -173,7 +173,7 @@ def _tested(task: Task, tested: Tested, cases: int | None, step: float) -> dict[
 def _readiness(joined: SiteAnswer | None, delivered: SiteAnswer | None) -> Readiness | None:
     """Return the readiness report that a site sent when it joined.
 
-    The report's connection speed is the speed that was measured when the final model was delivered, if it was.
+    If the connection's speed was measured again when the final model was delivered, the report has the newer speed.
     """
     found = joined.readiness if joined else None
     measured = delivered.readiness if delivered else None
@@ -215,7 +215,7 @@ def tested_as(
 def _ranges(task: Task, counts: Counts, counted: int, step: float) -> Iterator[tuple[str, tuple[float, float]]]:
     """Yield the smallest and the largest possible exact value of each rounded mean.
 
-    A mean over a subset of the cases has a larger rounding step, because one patient has a larger weight in it.
+    A mean over a subset of the cases has a larger rounding step, because one patient has a larger weight in the subset.
     """
     for name, length in task.goal.layout.items():
         if length != 2 or name not in counts or not counts[name][1]:

@@ -267,7 +267,7 @@ class AnswerGate(Gate):
                 self.open -= Counter([origin])
 
     def _read(self, origin: str, future: StreamFuture) -> Shareable:
-        """Return a site's answer. Raises Rejected if the answer is rejected.
+        """Return a site's answer. Raises Rejected if the answer is too large or unreadable.
 
         If the method raises another error, the site sends its answer again.
         """
@@ -319,7 +319,7 @@ class AnswerGate(Gate):
         return message.payload
 
     def _checked(self, answer: object) -> Shareable:
-        """Return an answer after it was checked. An answer is marked as rejected if its return code would end the job.
+        """Check an answer, and return it. An answer is marked as rejected if its return code would end the job.
 
         Raises Rejected if NVFlare can't handle the answer.
         """

@@ -1,7 +1,7 @@
 """Send tensors in small pieces, so that only a few pieces are lost when a connection breaks.
 
 NVFlare 2.9 sends each tensor as a whole, and sends the whole tensor again after a connection has broken. This module
-repeats only the requests for lost pieces. It adapts the number of simultaneous requests to the connection's speed.
+repeats only the requests for lost pieces, and adapts the number of simultaneous requests to the connection's speed.
 """
 
 import math
@@ -265,7 +265,7 @@ FETCHING = Fetching()  # One object is enough, because each process runs one job
 
 
 def site_of(process: str) -> str:
-    """Return the name of a site, given the cell name of the site's job process. Names of relays may precede it."""
+    """Return the name of a site, given the cell name of the site's job process. A cell name may begin with relays."""
     return process.rpartition(".")[0].rpartition(".")[2]
 
 
@@ -461,7 +461,7 @@ class _Wanted:
             if code not in PASSING:
                 self.line.on_reply(self.asked)
                 self.transfer.came += self.pieces
-                # If the request was repeated, it is unknown which request the reply answers, so no time is measured.
+                # The time is measured only for a request that was not repeated, because a reply names no request.
                 if not again:
                     self.line.took(monotonic() - self.asked)
                 return reply
@@ -566,7 +566,7 @@ class RetryingRequests:
     def _tell_end(self, piece: AskedPiece, request: Message, **asked: Any) -> None:
         """Inform the sender of a transfer that all pieces have arrived. This method runs in a separate thread.
 
-        Until then, the sender keeps the tensors, because it may have to send a piece again.
+        The sender keeps the tensors until it has this information, because it may have to send a piece again.
         """
         try:
             with suppress(RuntimeError):
@@ -575,7 +575,7 @@ class RetryingRequests:
             self.informed.discard(str(asked["target"]))
 
     def _ask_ahead(self, own: _OnTheirWay, piece: AskedPiece, after: int, there: int, asked: dict[str, Any]) -> None:
-        """Request the next pieces in advance. Their number depends on the connection's speed.
+        """Request the next pieces in advance: the faster the connection, the more pieces.
 
         Args:
             own: The transfer.

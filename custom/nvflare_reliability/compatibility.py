@@ -76,7 +76,7 @@ def _unless(part: str, function: Part) -> Part:
 
 @cache
 def is_merged(part: str) -> bool:
-    """True if the installed NVFlare has merged a patch. This is logged once per process."""
+    """True if the installed NVFlare has merged a patch. Each merged patch is logged once per process."""
     try:
         merged = TRIED[part]()
     except Exception:  # the test does not work with this NVFlare version

@@ -197,8 +197,8 @@ def has_image_of_its_own(meta: Mapping[str, Any], site: str) -> bool:
 class Strangers:
     """Limits the number of connections whose TLS handshakes are not complete.
 
-    If there are too many, one connection of the address with the most connections is closed. This is the oldest
-    connection that has sent no data. If all connections have sent data, it is the oldest connection.
+    If there are too many such connections, one connection of the address with the most connections is closed. The
+    closed connection is the oldest that has sent no data. If all connections have sent data, the oldest is closed.
     """
 
     def __init__(self) -> None:
@@ -399,7 +399,7 @@ def ask_quietly(cell: Cell, *topics: str) -> None:
 def start_again(fl_ctx: FLContext, job_id: str, client: Client) -> str:
     """Start a job's process again at a client, while the job runs. The client checks its policies again.
 
-    Returns the reason why this failed, or an empty text.
+    Returns the reason why the process was not started, or an empty text.
     """
     engine = fl_ctx.get_engine()
     runner, job = engine.job_runner, engine.job_runner.running_jobs.get(job_id)
@@ -634,7 +634,7 @@ def connect(user: str, kit: Path, timeout: float) -> "Session":
     try:
         with _each_key_once(), _only_tcp() if session.api.scheme == "tcp" else nullcontext():
             session.try_connect(timeout)
-    except BaseException:  # This includes Ctrl-C, because an open connection would prevent Python's exit.
+    except BaseException:  # After Ctrl-C, too, the connection must be closed, because it would prevent Python's exit.
         closing = threading.Thread(target=session.close, daemon=True)
         closing.start()
         closing.join(1.0)

@@ -341,7 +341,7 @@ def end_socket(line: socket.socket) -> None:
 # ---------------------------------------------------------------------------------------------------- messages
 @made_for("nvflare.fuel.utils.fobs.fobs:register", "nvflare.fuel.utils.fobs.fobs:Packer.pack")
 def send_tensors_by(decomposer: "type[ViaDownloaderDecomposer]") -> None:
-    """Register a decomposer. This process then sends all tensors or arrays by it, and not by NVFlare's decomposer."""
+    """Replace NVFlare's decomposer, by which this process sends all tensors or arrays, by another decomposer."""
     own = decomposer()
     fobs._decomposers[get_class_name(own.supported_type())] = own
     fobs._dot_handlers.update(dict.fromkeys(own.supported_dots(), own))
@@ -502,7 +502,7 @@ class LostWaits:
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
-        # The waiting requests. Each has a function that returns True if the other process has surely received it.
+        # for each waiting request, a function that returns True if the other process is known to have the request
         self.waiting: dict[int, tuple[Message, Callable[[], bool]]] = {}
         cell.core_cell.set_cell_disconnected_cb(self._lost)
 

@@ -144,7 +144,7 @@ class ReturningSites(FLComponent):
         """Handle a hospital's report that a job's process has ended.
 
         A process that died is started again, unless the hospital's policies reject the job or the hospital's
-        certificate has expired. In these two cases, the plan decides whether the job continues.
+        certificate has expired. If the process is not started again, the plan decides whether the job continues.
         """
         token, job_id, code, why = failure_of_job(request)
         client = self.engine.client_manager.clients.get(token)

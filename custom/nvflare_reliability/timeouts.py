@@ -24,7 +24,7 @@ class Timeouts:
 
     @property
     def piece(self) -> int:
-        """The maximum bytes of a piece of a tensor. After a connection broke, only incomplete pieces are sent again."""
+        """The maximum bytes of a piece of a tensor. If a connection breaks, only incomplete pieces are sent again."""
         if self.rate is None:
             return PIECE
         return min(LARGEST_PIECE, max(SMALLEST_PIECE, int(PIECE_SECONDS * self.rate)))

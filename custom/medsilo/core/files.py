@@ -144,7 +144,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def write_passing(path: Path, value: Any) -> None:
-    """Write short-lived JSON atomically. The function does not wait for the disk, and ignores errors of the disk."""
+    """Write short-lived JSON atomically. Neither wait for the disk nor raise errors of the disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with suppress(OSError):
         temporary.touch(FILE)
@@ -227,7 +227,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Switch off the garbage collector in the context, because it would often scan the many new objects."""
+    """Switch off Python's garbage collector in the context, because the collector would often scan all new objects."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -243,7 +243,7 @@ def leads_out(path: Path, inside: Path) -> bool:
 
 
 def check_tree(folder: Path, largest: int, what: str) -> None:
-    """Raise MedsiloError if a folder from another party has too many files, too large a file, or a link out of it.
+    """Raise MedsiloError if a folder from another party has too many files, a too large file, or a link to other files.
 
     The function opens no file.
 

@@ -20,7 +20,7 @@ def copied(tensor: Tensor) -> Tensor:
     if own.nbytes < LEAST:
         return own.to("cpu", copy=True, memory_format=torch.contiguous_format)
     copy = empty(own.shape, own.dtype)
-    # numpy copies here, because PyTorch would wake its worker threads, which then use the processor while they wait
+    # numpy copies here, because PyTorch's worker threads would use the processor even while they wait
     if own.is_contiguous() and own.device.type == "cpu":
         copy.view(-1).view(torch.uint8).numpy()[:] = own.view(-1).view(torch.uint8).numpy()
         return copy

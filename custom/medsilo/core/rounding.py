@@ -22,7 +22,7 @@ class Resolution:
     """The rounding of means and counts over one group of patients."""
 
     weight: float = 0.0  # fraction of the group's cases that the patient with the most cases has
-    # A mean's rounding step is the most by which this number of patients can move the mean. 0: means are exact.
+    # A mean's rounding step is the most by which so many patients can move the mean. With 0 patients, means are exact.
     patients: int = 0
     unit: int = 1  # counts are rounded to multiples of this number of patients
     # number of cases of the patient with the most cases, rounded up to one digit, so that one patient seldom changes it

@@ -23,7 +23,7 @@ def hash_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 def precision_of(module: nn.Module) -> torch.dtype:
-    """Return the type of a network's first floating-point tensor. Without such a tensor, return PyTorch's default."""
+    """Return the type of a network's first floating-point tensor; PyTorch's default type for other networks."""
     tensors = module.state_dict().values()
     return next((own.dtype for own in tensors if own.is_floating_point()), torch.get_default_dtype())
 

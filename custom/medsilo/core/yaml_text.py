@@ -83,7 +83,7 @@ _Dumper.add_implicit_resolver(*NUMBER)
 
 
 def load_yaml(text: str) -> Any:
-    """Return the values in a YAML text. Raises YamlError."""
+    """Return the values in a YAML text. Raises YamlError if the text is invalid."""
     if len(text.encode("utf-8", "replace")) > LARGEST_YAML:
         raise YamlError(f"it has more than {LARGEST_YAML} bytes")
     try:
@@ -96,7 +96,7 @@ def load_yaml(text: str) -> Any:
 
 
 def read_yaml(path: Path, name: str, wanted: str) -> Any:
-    """Return the values in a YAML file. Raises MedsiloError.
+    """Return the values in a YAML file. Raises MedsiloError if the file is unreadable or invalid.
 
     Args:
         name: The file's name in errors.
@@ -113,7 +113,7 @@ def read_yaml(path: Path, name: str, wanted: str) -> Any:
 
 
 def dump_yaml(value: Any, in_line: bool = False) -> str:
-    """Return a value as YAML text that `load_yaml` can read. The order of keys is kept.
+    """Return a value as YAML text that `load_yaml` can read. The text has the keys of mappings in their order.
 
     Args:
         in_line: Whether to write one line.

@@ -170,7 +170,7 @@ def take_code_away(config: Path) -> None:
 
 
 def start_of(config: Path) -> ScriptStart:
-    """Return the command of a job's script, which the job's configuration contains. Raises Refused.
+    """Return the command of a job's script from the job's configuration. Raises Refused without a valid command.
 
     Args:
         config: The folder that contains the job's configuration.

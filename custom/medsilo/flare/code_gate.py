@@ -53,7 +53,10 @@ def ask_when_deploying(engine: Any) -> None:
 
 
 def why_not_deployed(workspace: Workspace, job: str, fl_ctx: FLContext) -> str:
-    """Return the reason why this hospital rejects an unpacked job, or "" if it accepts the job. Log the reason."""
+    """Return the reason why this hospital rejects an unpacked job, or "" if it accepts the job.
+
+    The reason is also written as an event.
+    """
     meta = _meta(Path(workspace.get_job_meta_path(job)))
     reason = why_not_started(fl_ctx, {**meta, JobMetaKey.JOB_ID.value: job}) if meta.get(AppValidationKey.BYOC) else ""
     if reason:
@@ -101,7 +104,7 @@ def place_of_job(
 ) -> "SiteContext":
     """Return the site's context for a job that contains code, before the server has sent the study's name.
 
-    If the hospital approves plans, the context describes the code. Raises MedsiloError.
+    If the hospital approves plans, the context describes the code. Raises MedsiloError if the code is invalid.
 
     Args:
         app: The folder of the job's unpacked app.

@@ -87,7 +87,7 @@ class SiteEvents(StudyEvents):
         self.wrong = dict[str, float]()  # for each kind of recent error, the time when it last occurred
 
     def begin(self, text: str) -> None:
-        """Log that the site begins or continues a job. Also log it if an earlier process of the job ended silently."""
+        """Log that the site begins or continues a job. Before, log it if an earlier process ended silently."""
         before = fates(self.kit).get(self.job) if self.kit else None
         if before in RUNNING:
             self.tell("failed", "this site's process for the job was ended; another goes on")
@@ -289,7 +289,7 @@ class MedsiloExecutor(Executor):
     def _write_private(self, error: Exception, fl_ctx: FLContext) -> None:
         """Write the details of an error to a private file.
 
-        The details may name patients, so they must not be in NVFlare's logs, which a site may send.
+        The details of an error may name patients, so they must not be in NVFlare's logs, which a site may send.
         """
         try:
             folder = self.folder or output_folder(fl_ctx, settings_of_site(fl_ctx))
@@ -334,7 +334,7 @@ def _used() -> float:
 def _await(work: Future, stop: Callable[[], None]) -> Shareable:
     """Wait for the result of a thread's work, and call `stop` regularly.
 
-    If `stop` raises an error here, it also raises one in the thread, before the next batch.
+    If `stop` raises an error here, `stop` also raises an error in the thread before the next batch.
     """
     while True:
         try:

@@ -18,8 +18,8 @@ from medsilo.site.job_code import JobCode
 META = "meta.json"
 SERVER, CLIENT = "config_fed_server.json", "config_fed_client.json"
 CUSTOM = Path("app/custom")
-# A job without code contains this file instead. Because of it, NVFlare accepts the job's classes despite an empty
-# class_allow_list. A submitted job does not contain this file, so that a hospital's class_allow_list applies.
+# A job without code contains this file instead. Because of this file, NVFlare accepts the job's classes despite an
+# empty class_allow_list. A submitted job does not contain this file, so that a hospital's class_allow_list applies.
 NO_CODE = CUSTOM / "README.md"
 LARGEST_JSON = 1 << 20  # most bytes of each file in a job's configuration
 
@@ -60,7 +60,7 @@ def has_code(job: Path) -> bool:
 
 
 def code_of(job: Path, plan: Plan, app: Path | None = None) -> JobCode | None:
-    """Return the code in a job; None if the job contains no code. Raises MedsiloError.
+    """Return the code in a job; None if the job contains no code. Raises MedsiloError if the code is invalid.
 
     Args:
         app: The folder of a site's app; by default the app that all sites share.

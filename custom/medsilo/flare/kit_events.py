@@ -53,7 +53,7 @@ SETTLED = 60.0
 # NVFlare's message in the error log of a job's process if a class is not allowed
 NOT_ALLOWED = re.compile(r"Component '([\w.]{1,200})'[^\n]{0,300} is not in allow_list(?!; allowing)")
 MOST_READ = 1 << 20  # most bytes of the error log to read
-# A file that NVFlare writes into the kit's folder some seconds before it kills the kit's process.
+# A file that NVFlare writes into a startup kit's folder some seconds before NVFlare kills the kit's process.
 STOP = "shutdown.fl"
 # Rejected registrations are counted under this name, because a rejected party may give any name.
 REGISTERING = "those who register"
@@ -148,7 +148,7 @@ class WorkingTime:
 
 
 class EventKeeper:
-    """Signs a startup kit's events.log, every hour and when the kit's process ends. Also logs counts of rejections."""
+    """Signs a startup kit's events.log, every hour and when the kit's process ends, and logs counts of rejections."""
 
     def __init__(self, kit: Path | None, chain: EventChain | None) -> None:
         """Keep the events of a startup kit.
@@ -261,14 +261,14 @@ class ServerEvents(FLComponent):
             write(kit, Event("away", told, hospital, study, job, needs_somebody=True))
 
     def _registered(self, fl_ctx: FLContext) -> None:
-        """Log it if the server rejected the registration of a party."""
+        """Write an event if the server has rejected the registration of a party."""
         self._refuse(plain(fl_ctx.get_prop(FLContextKey.UNAUTHENTICATED) or ""), REGISTERING, fl_ctx)
 
     def _heard(self, fl_ctx: FLContext) -> None:
         """Handle two processes of one startup kit. NVFlare knows only the process that registered last.
 
-        If the known process is gone, the server logs it out. Then the other process can register at its next heartbeat.
-        NVFlare would wait ten minutes.
+        If the known process is gone, the server logs this process out, so that the other process can register at its
+        next heartbeat. Without this logout, NVFlare would wait ten minutes.
         """
         name = (fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR) or "").rpartition(": ")[2]
         if not name:
@@ -343,8 +343,9 @@ def revoked_in(kit: Path) -> str:
 
 
 def take_revoked(kit: Path, told: object) -> None:
-    """Save the server's list of revoked certificates, if it is newer than the saved list and the root authority signed
-    it.
+    """Save the server's list of revoked certificates, if the list is newer than the saved list.
+
+    A list that the root authority has not signed is ignored.
 
     Args:
         told: The list that the server sent.

@@ -68,7 +68,7 @@ class StudyEvents:
     def on_asking(self, again: Mapping[str, str]) -> None:
         """Write an event for each site that rejected a request which is then repeated.
 
-        Also write an event for each site that has answered the repeated request.
+        If such a site answers the repeated request, write another event.
 
         Args:
             again: For each site to which the request is repeated, the reason of its rejection.

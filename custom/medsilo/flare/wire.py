@@ -81,7 +81,7 @@ def to_parcel(shareable: Shareable, of_script: bool = False) -> StudyMessage:
     """Convert NVFlare's Shareable to a message. Raises Refused if the Shareable is a rejection, or is invalid.
 
     A rejection by medsilo's executor states a reason. NVFlare's own rejections, for example because of a full disk,
-    state no reason. They raise Passing, because a repeated request may succeed.
+    state no reason. For a rejection by NVFlare, the function raises Passing, because a repeated request may succeed.
 
     Args:
         of_script: Whether a training script has answered. If the script raised an exception, a repeated request can't

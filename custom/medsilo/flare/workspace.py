@@ -16,7 +16,7 @@ from medsilo.site.job_code import JobCode, as_brought, has_code
 from medsilo.site.kit import KitFiles
 from medsilo.site.party import PartySettings
 
-# The process of a startup kit needs no plan. Without PyTorch, which this import loads, it starts in half the time.
+# This import loads PyTorch. The process of a startup kit needs no plan, and starts in half the time without PyTorch.
 if TYPE_CHECKING:
     from medsilo.plan import Plan
 
@@ -34,7 +34,7 @@ def plan_of_job(fl_ctx: FLContext, settings: PartySettings) -> "Plan":
 
 
 def code_of_job(fl_ctx: FLContext, plan: "Plan") -> JobCode | None:
-    """Return the code of the running job; None if the job contains no code. Raises MedsiloError."""
+    """Return the code of the running job; None if the job contains no code. Raises MedsiloError for invalid code."""
     app = as_brought(Path(workspace_of(fl_ctx).get_app_dir(fl_ctx.get_job_id())))
     return JobCode.read(app, plan.network.files, has_run=True) if has_code(app) else None
 

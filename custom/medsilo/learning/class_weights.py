@@ -30,9 +30,9 @@ def balanced(counts: Sequence[int]) -> Tensor:
 def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
     """Return a loss function that multiplies the cross entropy of each case or pixel by the weight of its class.
 
-    The result is ℓ + share · mean((w_y − 1) · CE). This is a mean over cases, so a case's weight does not depend on the
-    other cases in its batch. If a network has one logit for two classes, the logit belongs to the second class, and the
-    first class has the logit 0.
+    The new loss is ℓ + share · mean((w_y − 1) · CE). The new loss is a mean over cases, so the weight of a case does
+    not depend on the other cases in the batch. If a network has one logit for two classes, the logit belongs to the
+    second class, and the first class has the logit 0.
 
     Args:
         loss: ℓ, the loss function without class weights.

@@ -1,9 +1,10 @@
 """Train on masks in which a hospital did not annotate all structures. A mark in the labels names these structures.
 
 The lowest byte of a label is the class. Each higher bit marks a structure that was not annotated in the case. A pixel
-labelled as background may belong to a structure without annotations. So at this pixel, the loss uses the sum of the
-probabilities of background and of these structures (a marginal likelihood). A pixel of an annotated structure belongs
-to no other structure. So at this pixel, the loss also reduces the probabilities of all other structures.
+labelled as background may belong to a structure without annotations. So the loss at a background pixel uses the sum of
+the probabilities of background and of all structures without annotations (a marginal likelihood). A pixel of an
+annotated structure belongs to no other structure. So the loss at such a pixel also reduces the probabilities of all
+other structures.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence

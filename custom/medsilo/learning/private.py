@@ -1,8 +1,8 @@
 """Differentially private SGD (Abadi et al. 2016): each unit's gradient is clipped, and noise is added to the sum.
 
 A unit is one case, or all cases of one patient. A unit's cases are sampled together, and the sum of their gradients is
-clipped. Momentum, weight decay and a proximal term are applied after the noise, so they disclose nothing further about
-the cases. Per-case gradients need a copy of the network's weights for each case (`torch.vmap`).
+clipped. Momentum, weight decay and a proximal term are applied after the noise, so these operations disclose nothing
+further about the cases. Per-case gradients need a copy of the network's weights for each case (`torch.vmap`).
 """
 
 import math
@@ -129,7 +129,7 @@ class PrivateSteps:
     def gradient(self, model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor) -> Tensor:
         """Set the weights' gradients to (Σ clip(∇ of a unit) + noise) / expected number of units.
 
-        The method returns the mean loss over cases. This loss has no noise, so the site must not send it.
+        The method returns the mean loss over cases. The returned loss has no noise, so the site must not send it.
         """
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         for weight in weights:

@@ -171,8 +171,8 @@ def moments_of_cases(
 ) -> Iterator[Tensor]:
     """Yield a tensor for each batch: for each case, the mean and the mean square of the inputs of measured layers.
 
-    The tensor has the shape [cases, 2 · channels of all measured layers]. Its values are divided by √(2 · channels), so
-    that the norm of a row is a root mean square.
+    The tensor has the shape [cases, 2 · channels of all measured layers]. The tensor's values are divided by √(2 ·
+    channels), so that the norm of a row is a root mean square.
     """
     watched = measured_layers(model, layers)
     seen: dict[int, Tensor] = {}
@@ -204,7 +204,7 @@ def statistics_from(moments: Tensor, channels: Sequence[int]) -> Statistics:
 
 
 def running_statistics(model: nn.Module) -> Statistics:
-    """Return each batch norm's running mean and variance. The method f-AdaFed uses them as statistics."""
+    """Return each batch norm's running mean and running variance, which the method f-AdaFed uses as statistics."""
     found = [(layer.get_buffer("running_mean"), layer.get_buffer("running_var")) for layer in batch_norm_layers(model)]
     return [(mean.double(), variance.double()) for mean, variance in found]
 

@@ -54,7 +54,7 @@ def pull_towards(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: fl
 
 
 class Shift:
-    """The correction g ← g + s. It also records the mean of all gradients g before the shift s is added.
+    """The correction g ← g + s, which also records the mean of all gradients g before the shift s is added.
 
     Args:
         parameters: The weights.
@@ -82,8 +82,8 @@ class Shift:
 class Moments(nn.Module):
     """Adam's first and second moments for the weights of a network, and the number of Adam's steps.
 
-    The server averages the number of steps over sites, as it averages the moments. So the number need not be an
-    integer. With this average, Adam's bias correction is right even for a site that missed rounds.
+    The server averages the number of steps over sites, as it averages the moments. So the number of steps need not
+    be an integer. With this average, Adam's bias correction is right even for a site that missed rounds.
     """
 
     steps: Tensor
@@ -118,7 +118,7 @@ class GradientSum:
         self.total = [torch.zeros_like(parameter) for parameter in _weights(optimizer)]
 
     def collect(self, optimizer: Optimizer, closure: Closure) -> Tensor:
-        """Add the gradients of one batch to the sum, change no weight, and return the loss. This is a `Step`."""
+        """Add the gradients of one batch to the sum, and return the loss. No weight changes. The method is a `Step`."""
         loss = closure()
         for total, parameter in zip(self.total, _weights(optimizer), strict=True):
             total.add_(cast(Tensor, parameter.grad))

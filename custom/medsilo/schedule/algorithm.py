@@ -56,7 +56,7 @@ class Algorithm(Section):
     # whether the training in a round depends on the study's number of rounds
     paced: ClassVar[bool] = False
     own_step: ClassVar[bool] = False  # whether the method has its own training step, which excludes perturbed steps
-    # Whether the method's training loop does more than a loss and a step per batch. Then a user's script can't run it.
+    # whether the method's training loop does more than a loss and a step per batch, so that no user's script can run it
     own_loop: ClassVar[bool] = False
 
     name: str
@@ -185,7 +185,7 @@ class Algorithm(Section):
         return Schedule(phases, self.outcome.delivery(phases[-1]))
 
     def modules(self, build: ModelFactory) -> Modules:
-        """Return a site's networks by name. If the plan adds amplitudes, the input layer is among them."""
+        """Return a site's networks by name. If the plan adds amplitudes, the networks include the input layer."""
         modules = self.networks(build)
         if self.amplitude is None:
             return modules
@@ -201,7 +201,7 @@ class Algorithm(Section):
         return modules | {INPUT: self.amplitude.layer(build.shape).to(precision)}
 
     def privacy_mechanism(self, able: Iterable[str]) -> Private:
-        """Return the plan's privacy mechanism. Raises PlanError if the method has none.
+        """Return the plan's privacy mechanism. Raises PlanError if the method has no privacy mechanism.
 
         Args:
             able: The names of the methods that support differential privacy, for the error's message.

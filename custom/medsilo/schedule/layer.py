@@ -7,7 +7,7 @@ from medsilo.core.section import Feature
 
 
 class Layer(Feature):
-    """A layer changes the messages between the server and the sites. It is a section of the plan.
+    """A section of the plan that changes the messages between the server and the sites.
 
     A layer object contains settings only, because the server and all sites use it. The objects that `site` and `server`
     return contain the state.

@@ -100,7 +100,7 @@ def statistics_ranges(modules: Modules, task: Task) -> Ranges:
 
 @dataclass(frozen=True)
 class Average:
-    """An average over a site's training images. A hospital sends the average only if it covers enough images."""
+    """An average over a site's training images, which the site sends only if the average covers enough images."""
 
     of: str  # the average's description in the disclosure report
     # returns the number of images that the average covers
@@ -136,8 +136,8 @@ class Group:
     # tensors. The second argument is the site's index among the training sites; None at an evaluation site.
     apply_locally: Callable[[Modules, int | None], None] | None = None
     undefended: str = ""  # why no robust aggregation can replace the mean of the group, and an alternative
-    # Returns the smallest and the largest valid value of each of the group's tensors, by the tensor's name. It is
-    # called once, with networks on PyTorch's meta device.
+    # Returns the smallest and the largest valid value of each of the group's tensors, by the tensor's name. The
+    # networks in the first argument are on PyTorch's meta device.
     ranges: Callable[[Modules, Task], Ranges] = statistics_ranges
     # Raises Refused for values that have the right shape, type and range but are impossible.
     check: Callable[[Tensors], object] = lambda tensors: None
@@ -204,8 +204,8 @@ class Phase:
     )
     # set if only one site trains in each round and sends tensors; the other sites only validate the received tensors
     turn: Turn | None = None
-    # Called at the server before the phase. It may change initial weights that the server has not sent yet, and returns
-    # facts for the summary. A resumed study does not call it again.
+    # Called at the server before the phase, but not again in a resumed study. This function may change initial weights
+    # that the server has not sent yet, and returns facts for the summary.
     before: Callable[[ServerSide, Modules], Facts] | None = None
     trains: bool = True  # whether sites train on their data in this phase
     # number of noisy means over cases that a site sends in each round under differential privacy

@@ -11,7 +11,7 @@ from medsilo.registry import TABLES
 from medsilo.schedule.participation import MOST_SITES, names_for
 
 OPTIMIZER, NAMES, DIMENSIONS = "training.optimizer", "participation.sites", "task.dimensions"
-# The usual values of each optimizer. They replace the plan's values if --set chooses another optimizer.
+# The usual values of each optimizer, which replace the plan's values if --set chooses another optimizer.
 USUAL: Mapping[str, Mapping[str, Any]] = {
     "sgd": {"learning_rate": 0.01, "weight_decay": 0.0},
     "adam": {"learning_rate": 0.001, "weight_decay": 0.0},
@@ -31,7 +31,7 @@ def change(values: dict[str, Any], changes: Iterable[str]) -> None:
 
 
 def name_hospitals(values: dict[str, Any]) -> None:
-    """Name hospitals in a plan that names no hospitals. Their number is the plan's required minimum."""
+    """Name as many hospitals as a plan requires at least, if the plan names no hospitals."""
     part = values.get("participation")
     if isinstance(part, dict) and not part.get("sites") and part.get("minimum") in range(1, MOST_SITES + 1):
         values["participation"] = {**part, "sites": names_for(part["minimum"]), "minimum": None}

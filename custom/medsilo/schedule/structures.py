@@ -20,7 +20,7 @@ def mix_by_structure(
     """Average each output of the last layer over only those sites that annotated the output's structure.
 
     If a site did not annotate all structures, the function replaces the aggregators of those groups that contain the
-    whole last layer. It replaces only plain means.
+    whole last layer. Only aggregators that are plain means are replaced.
 
     Args:
         mixers: The aggregators by group, which the function changes in place.

@@ -1,4 +1,6 @@
-"""End the start of a server whose storage folder belongs to another server. This runs in the server's parent process.
+"""End the start of a server whose storage folder belongs to another server.
+
+This component runs in the server's parent process.
 
 NVFlare runs each submitted job in the storage folder. So two servers with the same folder would run each other's jobs.
 """
@@ -41,8 +43,8 @@ class OwnStorage(FLComponent):
 def claim(kit: Path) -> None:
     """Mark the storage of a server. Raises MedsiloError if another server has marked this storage.
 
-    The mark contains the server's name and root authority. After its startup kit was renewed or restored, the server
-    still has the same name and root authority, so it still owns the storage.
+    The mark contains the server's name and root authority. A renewed or restored startup kit has the same name and root
+    authority as before, so the server still owns the storage.
 
     Args:
         kit: The folder of the server's startup kit.

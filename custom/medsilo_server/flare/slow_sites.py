@@ -7,7 +7,7 @@ from medsilo.flare.study_events import StudyEvents
 from medsilo.runs.progress import late_after
 from medsilo.runs.rounds import Round, Turns
 
-MARGIN = 30.0  # A site counts as slow if it takes this many seconds longer than usual.
+MARGIN = 30.0  # A site counts as slow if its answer takes so many seconds longer than usual.
 
 
 @dataclass

@@ -66,7 +66,7 @@ class _Question:
         client_task.task.data = self.transport.wrap(parcel)
 
     def _after_sending(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        # This reference to the message is not needed, because NVFlare has its own reference until the site has it.
+        # The task's reference to the message is not needed, because NVFlare keeps the message until the site has it.
         client_task.task.data = Shareable()
 
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
