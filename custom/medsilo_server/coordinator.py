@@ -1,4 +1,4 @@
-"""Lead a study on the server: the sites join, train in rounds, receive the resulting model and test it."""
+"""Lead a study on the server: the sites join, train in rounds, receive the final model, and test the final model."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ from medsilo_server.summary import StudyUsage, summarise
 if TYPE_CHECKING:  # The module `exclusions` is only needed when sites diverge and a round is repeated.
     from medsilo_server.exclusions import Exclusions
 
-OVERWEIGHT = 0.9  # a site with a larger share of all training cases causes a warning
+OVERWEIGHT = 0.9  # a site that states a larger fraction of all training cases causes a warning
 
 
 class Coordinator:
@@ -56,19 +56,19 @@ class Coordinator:
             plan: The plan of the study.
             sites: The connected sites. They all train unless the plan names the sites.
             channel: Carries messages to the sites.
-            record: The run folder of the study.
-            engine: The name of the engine, for the summary.
-            on_round: Called after each round.
+            record: Reads and writes the study's run folder.
+            engine: The engine's name, which the summary contains.
+            on_round: Called with the record of each round.
             settings: The server's settings.
             kit: The files of the server's startup kit.
         """
         self.plan, self.record, self.engine, self.on_round = plan, record, engine, on_round
         self.study = record.folder.name
-        # sites that train; other connected sites receive no requests
+        # the sites that train
         self.sites = sorted(plan.participation.sites or sites)
         self.everyone = sorted(
             {*self.sites, *plan.participation.evaluation_sites}
-        )  # sites that train, and sites that only evaluate the resulting model
+        )  # the sites that train, and the sites that only evaluate the final model
         self.rounds: list[Round] = []
         self.ends: dict[str, Exchange] = {}
         self.outcome_told: dict[str, Any] = {}
@@ -98,7 +98,7 @@ class Coordinator:
 
     @property
     def absent(self) -> dict[str, str] | None:
-        """The sites that did not join, each with the reason; None if too few sites joined for the study to begin."""
+        """The sites that did not join, each with the reason; None until enough sites have joined."""
         joined = self.ends.get("join")
         if joined is None or self.asker.channel.breach(joined, "join"):
             return None
@@ -106,15 +106,23 @@ class Coordinator:
 
     @property
     def stated(self) -> dict[str, int]:
-        """The number of training cases that each site states when it joins, which is its weight in means. Only scripts
-        state these numbers freely, so the result is empty for other tasks.
+        """The number of training cases that each site has stated, for a study with training scripts.
+
+        The number is the site's weight in means. Only a script can state any number, so the mapping is empty for other
+        tasks.
         """
         stated = self.asker.acceptance.stated if self.plan.task.scripted else {}
         return {site: stated[site].cases.train for site in self.sites if site in stated}
 
     # ------------------------------------------------------------------ phases of a study
     def run(self, resume: bool = False) -> Summary:
-        """Lead the study to its end, and return its summary. The summary is also written if the study fails."""
+        """Lead the study to its end, write the study's summary, and return the summary.
+
+        The summary is written even if the study fails.
+
+        Args:
+            resume: True to continue from the newest checkpoint.
+        """
         started, clock = now(), time.monotonic()
         if resume:
             with reading(f"the checkpoint of run {self.record.folder.name}"):
@@ -166,12 +174,12 @@ class Coordinator:
         self.state.open(number)
         away = {**self.aggregation.begin(number, phase), **(self.blame.away(number) if self.blame else {})}
 
-        # 2. Send each site its mixed tensors, and receive its update.
+        # 2. Send each site the aggregated tensors, and receive the site's update.
         exchange = self._exchange("round", number, phase, away=away)
         self.state.written()
 
-        # 3. End the round. The sites' validation scores rate the model from before the round; then the updates are
-        # combined.
+        # 3. End the round. The sites' validation scores belong to the model that they received. After the scores are
+        # compared, the updates are aggregated.
         breach = self._breach(exchange, number)
         if breach is None:
             self._consider_best(exchange, number - 1)
@@ -189,9 +197,7 @@ class Coordinator:
         self.state.save()
 
     def _takes_back(self, number: int, exchange: Exchange) -> bool:
-        """Undo the last round if sites diverged after it and the plan continues without one of them; return True if it
-        was undone.
-        """
+        """Undo the previous round if one site's update made other sites diverge. Return True if a round was undone."""
         from medsilo_server.exclusions import Exclusions
 
         self.blame = self.blame or Exclusions(self.plan.participation.when_missing)
@@ -201,14 +207,14 @@ class Coordinator:
         return True
 
     def _line(self, number: int, phase: Phase, exchange: Exchange, seconds: float, mixed: bool) -> Round:
-        """Return a round's record.
+        """Return the record of a round.
 
         Args:
             number: The number of the round.
-            phase: The phase that the round belongs to.
+            phase: The phase that contains the round.
             exchange: The sites' answers.
             seconds: The duration of the round.
-            mixed: True if the updates were combined.
+            mixed: True if the updates were aggregated.
         """
         updates, shares = self.state.directions.updates(), self.state.shares(phase) if mixed else {}
         return Round(
@@ -228,7 +234,7 @@ class Coordinator:
         )
 
     def _breach(self, exchange: Exchange, number: int) -> ParticipationError | None:
-        """Complete the round's aggregation, or return the error that prevents it."""
+        """Complete the aggregation of a round. If this is impossible, return the error."""
         try:
             self.asker.check(exchange, f"round {number}")
             self.aggregation.finish(number)
@@ -237,7 +243,7 @@ class Coordinator:
         return None
 
     def _finish(self) -> None:
-        """Deliver the result to the sites, choose the best model, and let the sites test it once."""
+        """Deliver the final tensors to the sites, choose the best model, and let the sites test the chosen model."""
         number, end = self.plan.rounds, self._server_end()
         if self.plan.course.delivery is not self.plan.course.last:
             self.state.enter(self.plan.course.delivery)
@@ -258,13 +264,20 @@ class Coordinator:
         self.state.details = self.plan.algorithm.outcome.finalize(self.state.details, self._outcomes(tested))
 
     def _outcomes(self, exchange: Exchange) -> dict[str, Any]:
-        """Return each site's message about the method's result."""
+        """Return the facts that each site's answer contains about the method's outcome."""
         read, replies = self.asker.acceptance.outcome_of, exchange.replies.items()
         return {site: read(answer) for site, answer in replies if isinstance(answer, Delivered | Tested)}
 
     # ------------------------------------------------------------------ requests
     def _end(self, task: End, number: int, selected: int | None = None, empty: bool = False) -> Exchange:
-        """Send a request that belongs to no round: `join`, `deliver` or `test`."""
+        """Send one of the requests outside rounds, `join`, `deliver` or `test`, and check that enough sites answer.
+
+        Args:
+            task: The task of the request.
+            number: The number of the last completed round.
+            selected: The round whose model the sites test.
+            empty: True to send no tensors, because the sites already have them.
+        """
         exchange = self.ends[task] = self._exchange(task, number, self.plan.course.delivery, selected, empty)
         if task == "join":
             self._refuse_too_large(exchange)
@@ -272,8 +285,9 @@ class Coordinator:
         return exchange
 
     def _refuse_too_large(self, exchange: Exchange) -> None:
-        """Once all sites have joined, reject sites that state more than the allowed share of all training cases, the
-        largest first.
+        """Reject each site that states more than the allowed fraction of all training cases, the largest site first.
+
+        Call this once, after all sites have joined.
         """
         joined, acceptance = self.asker.joined, self.asker.acceptance
         for site in sorted(joined, key=lambda site: (-acceptance.weight_of(joined[site]), site)):
@@ -290,7 +304,16 @@ class Coordinator:
         empty: bool = False,
         away: Mapping[str, Missing] = MappingProxyType({}),
     ) -> Exchange:
-        """Send a request to every site that is not absent, and process the answers."""
+        """Send a request to the sites, and process their answers.
+
+        Args:
+            task: The task of the request.
+            number: The number of the round.
+            phase: The phase whose tensors the sites receive.
+            selected: The round whose model the sites test.
+            empty: True to send no tensors.
+            away: The sites that get no request, each with the reason.
+        """
         expected = self.aggregation.expected(phase) if task == "round" else {}
         smallest = self._smallest() if self.plan.training.truncate else None
 
@@ -319,7 +342,7 @@ class Coordinator:
         return exchange
 
     def _outcome_for(self, site: str, task: str) -> dict[str, Any]:
-        """Return the method's values about the result that a site receives with a request."""
+        """Return the method's facts about the outcome that a site receives with a request."""
         if task == "deliver":
             return self.plan.algorithm.outcome.delivery_facts(self._server_end(), site)
         return self.outcome_told if task == "test" else {}
@@ -328,9 +351,7 @@ class Coordinator:
         return ServerEnd(self.plan, self.state.layout, self.state.server, self.record.folder)
 
     def _weight(self, answer: Trained) -> int:
-        """Return the weight of a site's update. The site cannot change its numbers of cases and
-        patients after joining.
-        """
+        """Return the weight of a site's update. A site can't change its numbers of cases and patients after joining."""
         return update_weight(self.plan.weighting, answer.samples, answer.cases.train, answer.patients.train)
 
     def _smallest(self) -> int | None:
@@ -340,8 +361,13 @@ class Coordinator:
         return min((cases for cases in known if cases), default=None)
 
     def _consider_best(self, exchange: Exchange, rounds: int) -> None:
-        """Choose the best round by the sites' validation scores. A site that validated on fewer cases than it stated
-        does not count.
+        """Compare a model's validation scores with the scores of the best model so far, and keep the better model.
+
+        Scores that a site suppresses are not compared.
+
+        Args:
+            exchange: The sites' answers, which contain the scores.
+            rounds: The number of rounds that the model was trained for.
         """
         if (
             self.plan.algorithm.outcome.personal
@@ -358,7 +384,7 @@ class Coordinator:
 
 
 def overweight(cases: Mapping[str, int]) -> str:
-    """Return a warning if one site states nearly all training cases, and otherwise an empty text.
+    """Return a warning if one site states nearly all training cases, and an empty text otherwise.
 
     >>> overweight({"a": 30, "b": 10_000_000})
     'b states 10,000,000 of all 10,000,030 training cases, so the mean is nearly its model alone; ask it why'
@@ -375,7 +401,7 @@ def overweight(cases: Mapping[str, int]) -> str:
 def _part(
     exchange: Exchange, site: str, updates: dict[str, SentUpdate], share: float | None, joined: Joined | None
 ) -> SiteRound:
-    """Return the entry of one site in a round's record."""
+    """Return one site's entry in the record of a round."""
     reply = exchange.replies[site]
     assert isinstance(reply, Trained)
     return SiteRound(

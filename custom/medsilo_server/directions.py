@@ -1,9 +1,12 @@
-"""Record the length and direction of every site's update in a round, without keeping any model.
+"""Record the norm and the direction of each site's update in a round. No update is kept in memory.
 
-The norm is exact, and the direction is a count sketch (Charikar et al. 2002; Weinberger et al. 2009). The sketch adds
-each number, with a random sign that depends on its position, to one of WIDTH buckets. On average, the cosine of two
-sketches equals the cosine of the vectors, with a standard deviation of at most about 1 / √WIDTH, or 1.6 %. For large
-models, only SAMPLED numbers enter the sketch. The sampled numbers come from random slices that change in every round.
+The norm is exact. The direction is a count sketch of the update (Charikar et al. 2002; Weinberger et al. 2009). A count
+sketch multiplies each value by a random sign, which depends on the value's position, and adds it to one of WIDTH
+buckets. On average, the cosine of two sketches equals the cosine of the two updates. The standard deviation is at most
+about 1 / √WIDTH, or 1.6 %.
+
+For a large model, only about SAMPLED values of an update enter the sketch. The sampled values come from random slices,
+which change in every round.
 """
 
 import math
@@ -20,34 +23,44 @@ from medsilo.mixing.mixers import Aggregator
 from medsilo.runs.fields import LARGEST
 from medsilo.runs.rounds import Round, SentUpdate
 
-WIDTH = 4093  # A prime, so that the consecutive numbers of a weight matrix's rows spread over the buckets.
+WIDTH = 4093  # number of buckets; a prime, so that values at the same place in a matrix's rows get different buckets
 ROWS = 16
 SAMPLED = ROWS * WIDTH
-PIECE = 1 << 18  # count of numbers of a tensor that are processed at once
-SERIAL = 16 << 10  # PyTorch sums this many numbers in one thread, so the norm does not depend on the number of threads.
+PIECE = 1 << 18  # how many values of a tensor are processed at once
+SERIAL = 16 << 10  # PyTorch sums this many values in one thread, so the norm does not depend on the number of threads.
 
 
 @dataclass(frozen=True)
 class Direction:
-    """The norm of an update, and a sketch of its direction. The sketch has WIDTH numbers and length one, and is None
-    for an update of zero.
+    """The norm of an update, and a sketch of the update's direction.
+
+    The sketch has WIDTH values and the norm 1. An update of norm 0 has no sketch.
     """
 
     norm: float
     sketch: Tensor | None
-    start: float = 0.0  # norm of the weights that the site started from, if it limits the update
+    start: float = 0.0  # norm of the weights before the update, if this norm limits the update; otherwise 0
 
 
 class Sketcher:
-    """Measures updates with the same layout. All sites use the same random signs."""
+    """Computes the norms and the sketches of updates. All updates have tensors of the same names and shapes.
+
+    All updates in a round are multiplied by the same random signs, so that their sketches are comparable.
+    """
 
     def __init__(self, like: Tensors, seed: int = 0) -> None:
+        """Draw the random signs and the random slices.
+
+        Args:
+            like: Tensors that have the names and shapes of an update's tensors.
+            seed: The seed of the random numbers.
+        """
         draw = torch.Generator().manual_seed(seed)
         self.signs = torch.randint(0, 2, (SAMPLED,), generator=draw, dtype=torch.int8).float().mul_(2).sub_(1)
         sizes = {name: tensor.numel() for name, tensor in like.items()}
         self.pieces = [(name, first) for name, size in sizes.items() for first in range(0, size, PIECE)]
         share = min(1.0, max(SAMPLED - len(self.pieces), 0) / max(sum(sizes.values()), 1))
-        self.stretches: list[slice] = []  # for every piece of a tensor, the slice that enters the sketch
+        self.stretches: list[slice] = []  # for each piece of a tensor, the slice that enters the sketch
         for name, first in self.pieces:
             size = min(PIECE, sizes[name] - first)
             length = math.ceil(share * size)
@@ -55,11 +68,14 @@ class Sketcher:
             self.stretches.append(slice(begin, begin + length))
 
     def measure(self, sent: Tensors, given: Tensors) -> Direction:
-        """Return the length and direction of an update. The norm is finite exactly if all numbers of the update are
-        finite.
+        """Return the norm and the direction of an update. The norm is finite if and only if all values are finite.
+
+        Args:
+            sent: The tensors that the site sent.
+            given: The tensors that the site had received.
         """
         direction = self._measure(sent, given, torch.float32)
-        # In single precision, squares may overflow.
+        # The squares of finite values may overflow in single precision.
         return direction if math.isfinite(direction.norm) else self._measure(sent, given, torch.float64)
 
     def _measure(self, sent: Tensors, given: Tensors, dtype: torch.dtype) -> Direction:
@@ -79,10 +95,10 @@ class Sketcher:
 
 
 def standings(directions: Mapping[str, Direction]) -> dict[str, SentUpdate]:
-    """Return the norm of each site's update, and its cosine with the mean of the other sites' updates.
+    """Return the norm of each site's update, and the cosine between the update and the mean of the other updates.
 
-    Before averaging, the other sites' updates are normalised, so that neither a long update nor a large site dominates
-    the mean.
+    Each update is normalised before the mean is computed, so that neither a long update nor a large site dominates the
+    mean.
     """
     known = {site: own.sketch.double() for site, own in sorted(directions.items()) if own.sketch is not None}
     found = {site: SentUpdate(norm=min(rounded(own.norm), LARGEST)) for site, own in directions.items()}
@@ -91,7 +107,7 @@ def standings(directions: Mapping[str, Direction]) -> dict[str, SentUpdate]:
     total, others = torch.stack(list(known.values())).sum(0), len(known) - 1
     for site, sketch in known.items():
         rest = total - sketch
-        # number of other sites, plus the cosines between all ordered pairs of them
+        # the number of other sites, plus the sum of the cosines between all ordered pairs of other sites
         squared = float(rest.square().sum())
         cosine = _cosine(float(rest @ sketch) / math.sqrt(squared)) if squared > 0 else None
         agreement = _cosine((squared - others) / (others * (others - 1))) if others > 1 else None
@@ -104,22 +120,22 @@ def _cosine(value: float) -> float:
 
 
 DIGITS = 4  # number of significant digits in a recorded norm or cosine
-# Updates longer than this multiple of the last round's median are rejected: honest training never gets that far.
+# An update is rejected if its norm exceeds the last round's median norm by this factor. Honest training never makes
+# such an update.
 FAR = 1e6
-# Updates longer than this multiple of the median are rejected if the root mean square change of the weights also
-# exceeds LARGE.
+# An update is also rejected if its norm exceeds the last round's median norm by the factor LONG. This second limit
+# applies only to an update whose values have a root mean square above LARGE.
 LONG, LARGE = 1e3, 1.0
-# An update longer than this multiple of the other sites' median counts as the cause if all sites diverge after the
-# round.
+# If all sites diverge after a round, an update causes this if its norm exceeds the other sites' median by this factor.
 STANDS_OUT = 10.0
-START = 20.0  # maximum length of a training script's first update, as a multiple of the norm of its initial weights
-FARTHEST = 1e4  # maximum root mean square change of the weights in a round, also in the first round
+START = 20.0  # maximum norm of a training script's first update, as a multiple of the norm of the initial weights
+FARTHEST = 1e4  # maximum root mean square change of the weights in a round, even in the first round
 
 
 class RoundDirections:
-    """The directions of all updates of trained weights in a round, by site and group.
+    """Records the directions of all updates of trained weights in a round, by group and site.
 
-    For each site and group, this keeps one sketch of 16 kB and no model.
+    A direction takes 16 kB of memory, and the updates themselves are not kept.
     """
 
     def __init__(
@@ -133,11 +149,11 @@ class RoundDirections:
         """Set the limits for the updates of one round.
 
         Args:
-            groups: The layouts of the groups that sites both receive and send.
+            groups: Tensors with the names and shapes of the tensors that sites both receive and send, by group.
             trained: The names of the trained weights.
             seed: The seed of the sketches' random signs.
             before: The directions of the previous round.
-            from_start: True if updates are compared with the norm of the weights that they start from.
+            from_start: True if the norm of the received weights limits the norm of an update.
         """
         chosen = {group: {n: t for n, t in own.items() if n in trained} for group, own in groups.items()}
         self._sketchers = {group: Sketcher(own, seed) for group, own in chosen.items() if own}
@@ -155,16 +171,21 @@ class RoundDirections:
             self._limits[group] = min(FARTHEST * each, of_last)
 
     def usual(self, group: str) -> float:
-        """Return the median norm of a group's updates, or 0 without updates.
+        """Return the median norm of all updates of a group, or 0 if there are no updates.
 
-        With an even number of updates, the larger middle value counts, so that a tiny update does not make another
-        update an outlier.
+        For an even number of updates, this is the larger of the two middle values. Otherwise, one tiny update could
+        make another update an outlier.
         """
         return median_high([own.norm for own in self._noted.get(group, {}).values()] or [0.0])
 
     def measure(self, groups: Groups, given: Callable[[str], Tensors]) -> dict[str, Direction]:
-        """Return the direction of each group that a site sent. A norm is finite exactly if all weights of the group are
-        finite.
+        """Return the direction of a site's update, for each group.
+
+        A group's norm is finite if and only if all trained weights of the group are finite.
+
+        Args:
+            groups: The tensors that the site sent.
+            given: Returns the tensors of a group that the site had received.
         """
         found = {group: own.measure(groups[group], given(group)) for group, own in self._sketchers.items()}
         for group in self._from_start & found.keys():
@@ -172,8 +193,9 @@ class RoundDirections:
         return found
 
     def check(self, directions: Mapping[str, Direction]) -> None:
-        """Raise Refused for an update that is longer than the limit, which does not depend on the other sites' answers
-        in the round.
+        """Raise Refused if the norm of an update exceeds the limit.
+
+        The limit does not depend on the answers of other sites in this round.
         """
         for group, own in directions.items():
             limit = min(self._limits[group], START * own.start if own.start else math.inf)
@@ -184,15 +206,15 @@ class RoundDirections:
                 )
 
     def note(self, site: str, directions: Mapping[str, Direction]) -> None:
-        """Keep the directions of an accepted answer."""
+        """Record the directions of a site's update after the server has accepted the site's answer."""
         for group, direction in directions.items():
             self._noted.setdefault(group, {})[site] = direction
 
     def farthest(self) -> tuple[str, float] | None:
-        """Return the site with the largest outlier among the updates, and its ratio to the median of the others; None
-        without outliers.
+        """Return the site whose update is the largest outlier, and the size of this outlier.
 
-        With only two sites, there are no outliers.
+        The size is the norm of the update, divided by the median norm of the other sites' updates. Returns None if no
+        update is an outlier, or if there are fewer than three sites.
         """
         found: list[tuple[float, str]] = []
         for own in self._noted.values():
@@ -204,7 +226,7 @@ class RoundDirections:
         return (site, times) if times > STANDS_OUT else None
 
     def updates(self) -> dict[str, dict[str, SentUpdate]]:
-        """Return the record of the round's updates, by site and group."""
+        """Return the norm and the cosines of each update in the round, by site and group."""
         found: dict[str, dict[str, SentUpdate]] = {}
         for group, directions in self._noted.items():
             for site, update in standings(directions).items():
@@ -213,7 +235,7 @@ class RoundDirections:
 
 
 def length_of(tensors: Tensors, names: Collection[str]) -> float:
-    """Return the joint norm of the named weights."""
+    """Return the norm of those tensors that have these names, taken together as one vector."""
     squares = [
         torch.linalg.vector_norm(own.float()).double().square() for name, own in tensors.items() if name in names
     ]
@@ -221,13 +243,14 @@ def length_of(tensors: Tensors, names: Collection[str]) -> float:
 
 
 def rounded(value: float) -> float:
-    """Round a number to the significant digits of the record."""
+    """Round a number to DIGITS significant digits."""
     return float(f"{value:.{DIGITS}g}")
 
 
 def changed_weights(mixers: Iterable[Aggregator | None], rounds: Sequence[Round]) -> list[list[float]] | None:
-    """Return the matrix of weights with which the sites' models are mixed, or None if it has not changed since the last
-    record.
+    """Return the matrix of the weights that each site's model has in each site's mix.
+
+    Returns None if no aggregator has such a matrix, or if the matrix equals the last recorded matrix.
     """
     found = (mixer.matrix for mixer in mixers if mixer)
     weights = next((own.double().round(decimals=4).tolist() for own in found if own is not None), None)

@@ -1,4 +1,4 @@
-"""Send a site the pretrained files that its network needs and that the site lacks."""
+"""Send a site the files of initial weights that the plan's network needs and that the site lacks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from medsilo.runs.messages import FILES, PIECE, StudyMessage
 
 
 class FileSupply:
-    """A channel that sends each site its missing files once, from the server's copy."""
+    """A channel that sends the network's files of initial weights to each site that lacks them, at most once."""
 
     def __init__(self, inner: Channel, files: Mapping[str, int]) -> None:
         self.inner, self.files = inner, files
@@ -24,7 +24,7 @@ class FileSupply:
             return missing
         self.sent |= set(lacking)
         kept = {file: (str(weight_cache.find(file, size)), size) for file, size in self.files.items()}
-        files = {  # Memory mapping leaves the files on the disk until they are sent.
+        files = {  # With memory mapping, the files are read from the disk only when they are sent.
             f"{file}.{number}": piece
             for file, (path, size) in kept.items()
             for number, piece in enumerate(torch.from_file(path, False, size, dtype=torch.uint8).split(PIECE))

@@ -1,4 +1,4 @@
-"""Detect on the server if a hospital's privacy ledger was replaced by an old copy."""
+"""Detect at the server that an old copy has replaced a hospital's privacy ledger."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,10 @@ from medsilo.runs.messages import MOST_HEADS, MOST_WARNINGS, LedgerHead, SiteWar
 
 
 class LedgerWatch:
-    """A channel that remembers the last entry of each hospital's ledger across studies, and sends it to the hospital
-    with each request.
+    """A channel that stores the last entry of each hospital's privacy ledger, and adds this entry to each request.
 
-    A hospital with an older copy of its ledger rejects the study. If it does not, the server adds a warning to its
-    answer.
+    The entries are stored across studies. If a hospital's ledger is an older copy, the hospital rejects the request. If
+    the hospital answers despite this, the server adds a warning to the answer.
     """
 
     def __init__(self, inner: Channel, file: Path) -> None:
@@ -24,8 +23,8 @@ class LedgerWatch:
 
         Args:
             inner: The channel that carries the messages.
-            file: The file with the last ledger entries, for all studies. If two studies write it at the same time, an
-                entry may be lost until the next answer.
+            file: The file that contains the last ledger entries for all studies. If two studies write this file at the
+                same time, an entry may be missing until the hospital's next answer.
         """
         self.inner, self.file = inner, file
 

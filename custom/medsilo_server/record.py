@@ -1,4 +1,4 @@
-"""Write a study's files to the run folder on the server, whose layout other programs may rely on."""
+"""Write a study's files to the run folder on the server. Other programs may rely on the run folder's layout."""
 
 import json
 import os
@@ -34,7 +34,7 @@ from medsilo.runs.reading import read_rounds, read_summary
 from medsilo.runs.rounds import Round, Turns
 from medsilo.runs.schema import Summary
 
-if TYPE_CHECKING:  # Without PyTorch, the server's parent process starts in half the time.
+if TYPE_CHECKING:  # These imports load PyTorch, without which the server's parent process starts in half the time.
     from torch import Tensor
 
     from medsilo.plan import Plan
@@ -43,8 +43,9 @@ LET_GO = 60.0  # seconds to wait for another job to release the study
 
 
 def new_study(plan: "Plan") -> str:
-    """Return a name for a new run: method, task, time and random letters, since several runs may start in the same
-    second.
+    """Return a name for a new run: the method, the task, the time, and random letters.
+
+    The random letters distinguish runs that start in the same second.
     """
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return f"{plan.algorithm.name}-{plan.task.name}-{stamp}-{secrets.token_hex(2)}"
@@ -52,7 +53,7 @@ def new_study(plan: "Plan") -> str:
 
 @contextmanager
 def alone(path: Path, told: str, wait: float = 0.0) -> Iterator[None]:
-    """Hold a file lock inside the `with` block, or until this process ends.
+    """Hold a file lock in the context. The lock is released earlier if this process ends.
 
     Args:
         path: The lock file.
@@ -78,7 +79,7 @@ class Best(BaseModel):
 
 
 class CheckpointFacts(BaseModel):
-    """The values in a checkpoint that are not tensors. The aggregators check their own part when they load it."""
+    """The values in a checkpoint that are not tensors. The aggregators validate the values under `mixers`."""
 
     plan: str
     sites: list[str]
@@ -97,8 +98,9 @@ class Record:
         model_folders.look_in(folder / model_folders.FOLDER)
 
     def begin(self, plan: "Plan") -> None:
-        """Write the files that precede the first round; raise MedsiloError if the folder holds a run that has begun to
-        train.
+        """Write the files that must exist before the first round.
+
+        Raises MedsiloError if the folder contains a run that has begun to train.
         """
         if not self.make_way():
             raise MedsiloError(f"run folder {self.folder.name} exists; choose another name, or resume that run")
@@ -110,8 +112,10 @@ class Record:
         write_provenance(self.folder, plan)
 
     def make_way(self) -> bool:
-        """Return True if a study can begin in this folder. The files of a study that never trained are deleted, except
-        for logs and sites' files.
+        """Return True if a study can begin in this folder.
+
+        If the folder contains a study that never trained, this study's files are deleted. Logs and sites' files are
+        kept.
         """
         if not (self.folder / paths.PLAN).exists():
             return True
@@ -127,18 +131,19 @@ class Record:
     # ------------------------------------------------------------------ NVFlare's jobs
     @contextmanager
     def led_by(self, job: str) -> Iterator[None]:
-        """Lock the study for one job. The operating system releases the lock if the job's process dies."""
+        """Lock the study for one job in the context. If the job's process dies, the system releases the lock."""
         told = f"another job leads {self.folder.name} now; 'medsilo status' lists jobs"
         with alone(self.folder / paths.LOCK, told, LET_GO):
             append_line(self.folder / paths.JOBS, job)
             yield
 
     def claim(self, lead: str | None, resume: bool) -> None:
-        """Bind the study to the user who submitted its job; raise MedsiloError if it belongs to another user or is
-        finished.
+        """Record which user owns the study.
+
+        Raises MedsiloError if the study belongs to another user, or if the job continues a finished study.
 
         Args:
-            lead: The submitter's name, or None in simulations.
+            lead: The name of the user who submitted the job, or None in a simulation.
             resume: True if the job continues the study.
         """
         path = self.folder / paths.LEAD
@@ -150,7 +155,7 @@ class Record:
             write_text(path, lead)
 
     def check_owner(self, lead: str | None) -> None:
-        """Raise MedsiloError if an existing study belongs to another user than `lead`."""
+        """Raise MedsiloError if the study exists and does not belong to the user `lead`."""
         path = self.folder / paths.LEAD
         if path.exists() and path.read_text(encoding="utf-8") != (lead or ""):
             raise MedsiloError(f"study {self.folder.name} belongs to another lead; choose another name")
@@ -159,18 +164,25 @@ class Record:
 
     @staticmethod
     def of_job(studies: Path, job: str) -> "Record | None":
-        """Return the study that an NVFlare job led, or None."""
+        """Return the record of the study that an NVFlare job led, or None.
+
+        Args:
+            studies: The folder that contains all studies.
+            job: The job's identifier.
+        """
         found = (path.parent for path in studies.glob(f"*/{paths.JOBS}") if job in path.read_text().split())
         return next((Record(folder) for folder in found), None)
 
     # ------------------------------------------------------------------ rounds
     def rounds(self) -> list[Round]:
-        """Return the recorded rounds. An incomplete last line, as after a crash, is ignored."""
+        """Return the recorded rounds. If a crash left an incomplete last line, this line is ignored."""
         return read_rounds(self.folder, growing=True)
 
     def tell_now(self, turns: Turns | None) -> None:
-        """Write the current requests to a file, for users who watch the run on this machine. None deletes the file when
-        the study ends.
+        """Write the state of the current request to a file, which status displays on this machine read.
+
+        Args:
+            turns: The state. None: the study has ended, and the file is deleted.
         """
         if turns is None:
             with suppress(OSError):
@@ -183,8 +195,9 @@ class Record:
         append_line(self.folder / paths.ROUNDS, _line(line).removesuffix("\n"))
 
     def forget_after(self, round_number: int) -> list[Round]:
-        """Delete the recorded rounds after the given round, since they will be repeated; return the
-        remaining rounds.
+        """Delete the records of all rounds after a given round, because these rounds are repeated.
+
+        Returns the remaining records.
         """
         kept = [line for line in self.rounds() if line.round <= round_number]
         write_text(self.folder / paths.ROUNDS, "".join(map(_line, kept)))
@@ -206,9 +219,9 @@ class Record:
         Args:
             round_number: The number of the round.
             tensors: The tensors of the state.
-            facts: The other values of the state.
-            before: An earlier round whose checkpoint is kept. All other old checkpoints are deleted once the new one is
-                complete.
+            facts: The values of the state that are not tensors.
+            before: An earlier round whose checkpoint is kept. All other old checkpoints are deleted as soon as the new
+                checkpoint is complete.
         """
         save_tensors(self._checkpoint(round_number), tensors, {**facts, "round": round_number})
         for path in self.checkpoints.glob(paths.ROUND_FILES):
@@ -220,11 +233,15 @@ class Record:
                 path.unlink()
 
     def sweep(self) -> None:
-        """Delete the incomplete files of a server that was killed. Sites clean their own folders."""
+        """Delete the incomplete files that a killed server left. Incomplete files in sites' folders are kept."""
         sweep(self.folder, *(self.folder / name for name in (paths.CHECKPOINTS, *paths.SHARED_FOLDERS)))
 
     def load_checkpoint(self, round_number: int | None = None) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
-        """Return the newest checkpoint, or the checkpoint of the given round."""
+        """Return the tensors and the other values of a checkpoint.
+
+        Args:
+            round_number: The checkpoint's round; by default the newest checkpoint.
+        """
         with reading(f"the checkpoint of run {self.folder.name}"):
             path = max(self.checkpoints.glob(paths.ROUND_FILES), key=self._round_of, default=None)
             path = path if round_number is None else self._checkpoint(round_number)
@@ -240,8 +257,11 @@ class Record:
         return int(checkpoint.stem.removeprefix("round-"))
 
     def keep_as_best(self, round_number: int) -> None:
-        """Keep a round's checkpoint as the best so far. A hard link avoids copying the file."""
-        if self._best(round_number).exists():  # The round was repeated after a resume.
+        """Keep the checkpoint of a round under a second name, as the best round so far.
+
+        The second name is a hard link if the file system supports hard links, and otherwise a copy.
+        """
+        if self._best(round_number).exists():  # A resumed study has repeated the round.
             return
         temporary = self.checkpoints / ".best.part"
         temporary.unlink(missing_ok=True)
@@ -256,7 +276,7 @@ class Record:
         return self.checkpoints / paths.BEST_FILES.replace("*", str(round_number))
 
     def load_best(self, round_number: int) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
-        """Return the checkpoint of a round that was kept as the best."""
+        """Return the checkpoint of a round that `keep_as_best` kept."""
         return load_tensors(self._best(round_number))
 
     def check_unfinished(self) -> None:
@@ -269,26 +289,33 @@ class Record:
         return not self.finished() and any(self.checkpoints.glob(paths.ROUND_FILES))
 
     def finished(self) -> Summary | None:
-        """Return the summary of a finished study; None if the study failed or is not over."""
+        """Return the study's summary if the study is finished; None if it failed or is not over."""
         summary = self.summary()
         return summary if summary and summary.finished else None
 
     # ------------------------------------------------------------------ results
     def save_global(self, file: str, model: dict[str, "Tensor"], facts: dict[str, Any]) -> None:
-        """Save the global model, if the method has one, as `paths.BEST` or `paths.LAST`."""
+        """Save the global model.
+
+        Args:
+            file: The file's name: `paths.BEST` or `paths.LAST`.
+        """
         save_tensors(self.folder / paths.GLOBAL / file, model, facts)
 
     def write_summary(self, summary: Summary) -> None:
         write_json(self.folder / paths.SUMMARY, summary.as_json())
 
     def summary(self) -> Summary | None:
-        """Return the run's summary, or None if it has not ended."""
+        """Return the summary of the run, or None if the run has not ended."""
         return read_summary(self.folder) if (self.folder / paths.SUMMARY).exists() else None
 
 
 def new_rounds(rounds: Sequence[Round], after: int, size: int) -> list[Round]:
-    """Return the rounds that follow the round `after`, up to `size` bytes. The first of them is returned whatever its
-    size.
+    """Return the rounds after a given round.
+
+    Args:
+        after: The number of the given round.
+        size: The maximum bytes of all returned rounds. A first round with more bytes is returned alone.
     """
     told: list[Round] = []
     for line in rounds[bisect_right(rounds, after, key=lambda line: line.round) :]:

@@ -1,6 +1,6 @@
-"""Send requests to sites, repeat them, and record the missing sites with the reasons.
+"""Send requests to sites, repeat requests, and record which sites are missing and why.
 
-The transport of the messages is defined elsewhere.
+Another module transports the messages.
 """
 
 import threading
@@ -26,17 +26,21 @@ class Exchange:
     """A request to several sites, and their answers."""
 
     asked: list[str] = field(default_factory=list)
-    replies: dict[str, SiteAnswer] = field(default_factory=dict)  # The tensors of the answers are in the aggregators.
+    replies: dict[str, SiteAnswer] = field(default_factory=dict)  # answers without their tensors
     missing: Mapping[str, Missing] = field(default_factory=dict)
     bytes_up: Mapping[str, int] = field(default_factory=dict)
     bytes_down: Mapping[str, int] = field(default_factory=dict)
 
     def by_kind(self, kind: str) -> dict[str, str]:
-        """Return the reasons of the missing sites of one kind: "refused" or "lost"."""
+        """Return the missing sites of one kind, each with the reason.
+
+        Args:
+            kind: "refused" or "lost".
+        """
         return {site: gone.reason for site, gone in sorted(self.missing.items()) if gone.kind == kind}
 
     def warnings(self) -> dict[str, list[str]]:
-        """Return the notes that sites sent with their answers."""
+        """Return the notes in each site's answer. Sites without notes are omitted."""
         return {site: reply.notes for site, reply in sorted(self.replies.items()) if reply.notes}
 
 
@@ -58,10 +62,10 @@ class Retry:
             rules: The plan's participation section.
             sites: The sites that train.
             pause: Waits for the given seconds.
-            lost: Called for every site that did not answer, since it may not have received its request.
+            lost: Called with each site that did not answer, because the site may not have received the request.
         """
         self.inner, self.rules, self.sites, self.pause, self.lost = inner, rules, sites, pause, lost
-        # sites whose answer was rejected and that got the request again, each with the reason
+        # the sites to which the request is sent again after a rejection, each with the reason of the rejection
         self.again: Mapping[str, str] = {}
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
@@ -74,7 +78,7 @@ class Retry:
             answered.add(site)
             again.pop(site, None)
 
-        # A site that rejected the request gets no repetition, because it would reject that, too.
+        # the sites that do not get the request again, each with the reason
         refused: dict[str, Missing] = {}
         attempt = 0
         while asked:
@@ -95,8 +99,15 @@ class Retry:
         return refused
 
     def _worth_asking(self, missing: Mapping[str, Missing], attempt: int, waited: float) -> list[str]:
-        """Return the sites to ask again. With `when_missing: wait`, these are lost sites and sites whose training
-        process died. With `stop`, only the latter are asked again, once.
+        """Return the sites to which the request is sent again.
+
+        With `when_missing: wait`, these are lost sites and sites with a temporary problem, such as a training process
+        that died. With `when_missing: stop`, sites with a temporary problem get the request again once.
+
+        Args:
+            missing: The sites that did not answer, each with the reason.
+            attempt: How often the request has been sent.
+            waited: The seconds since the request was first sent.
         """
         if waited + RETRY_PAUSE > self.rules.retry_timeout:
             return []
@@ -107,7 +118,12 @@ class Retry:
         )
 
     def breach(self, exchange: Exchange, where: str) -> str | None:
-        """Return a message if too few sites answered, or None. `where` names the request in the message."""
+        """Return a message if too few sites answered, and None otherwise.
+
+        Args:
+            exchange: The request and its answers.
+            where: The request's name in the message.
+        """
         needed, required = self.sites, self.rules.required
         if self.rules.when_missing == "stop":
             needed, required = exchange.asked, len(exchange.asked)
@@ -122,20 +138,20 @@ class Retry:
         return f"{where}: {answered}, the plan needs {required}: {reasons}"
 
 
-PAUSE = 0.001  # Minimum seconds between two status updates, for each site, so that many sites cost no more than few.
+PAUSE = 0.001  # Two status updates are at least so many seconds apart, multiplied by the number of sites.
 
 
 class ByteCounter:
-    """A channel that records which sites have been asked and have answered, and counts the bytes of tensors.
+    """A channel that records which sites have received a request and have answered, and counts the bytes of tensors.
 
-    Only status displays use it; the study does not depend on it. Several threads may call it.
+    Only status displays use the recorded times. Several threads may call the methods at the same time.
     """
 
     def __init__(
         self, inner: Channel, tell: Notify = lambda turns: None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.inner, self._tell, self._clock = inner, tell, clock
-        self.bytes_down: dict[str, int] = {}  # bytes of tensors by site, in the current request
+        self.bytes_down: dict[str, int] = {}  # for each site, the bytes of the tensors in the current request
         self.bytes_up: dict[str, int] = {}
         self._changing = threading.Lock()
         self._what = ("", 0)
@@ -151,7 +167,7 @@ class ByteCounter:
             return parcel
 
         def coming(site: str, reply: StudyMessage) -> None:
-            # The receiver raises an error for an unacceptable answer, whose bytes are then not counted.
+            # If `receive` rejects the answer, it raises an error, and the answer's bytes are not counted.
             receive(site, reply)
             self.bytes_up[site] = reply.size()
             self.answered(site)
@@ -159,14 +175,14 @@ class ByteCounter:
         return self.inner.ask(sites, going, coming, timeout)
 
     def begin(self, task: str, number: int, sites: Sequence[str]) -> None:
-        """Start to record a request to these sites."""
+        """Begin the record of a request to these sites."""
         with self._changing:
             self._what, self._asked, self._answered = (task, number), dict.fromkeys(sites), {}
             self.bytes_down, self.bytes_up = {}, {}
             self._say(now=True)
 
     def asked(self, site: str) -> None:
-        """Record that a site has received the request."""
+        """Record that the request was sent to a site."""
         with self._changing:
             self._asked[site] = self._clock()
             self._answered.pop(site, None)
@@ -204,12 +220,12 @@ class ByteCounter:
 
 
 class RequestScheduler:
-    """Sends requests to the sites of a study, and uses an answer only after all of it was accepted."""
+    """Sends requests to the sites of a study. An answer is used only after all checks have accepted it."""
 
     def __init__(self, acceptance: Acceptance, channel: Retry, turns: ByteCounter) -> None:
         self.plan, self.study, self.acceptance = acceptance.plan, acceptance.study, acceptance
         self.channel, self.turns = channel, turns
-        self.joined = acceptance.joined  # The answers with which sites joined; this is a live view.
+        self.joined = acceptance.joined  # each site's answer to "join"; this is the dictionary of `acceptance`, no copy
 
     def ask(
         self,
@@ -224,9 +240,10 @@ class RequestScheduler:
         Args:
             task: The task of the request.
             number: The number of the round.
-            sites: The sites to ask.
-            words: Returns the tensors and the other values for a site.
-            take: Called with a site's accepted answer and tensors; raises Refused to reject it.
+            sites: The sites that get the request.
+            words: Returns the tensors and the other values of a site's request.
+            take: Called with a site's name, its checked answer and its tensors. It may raise Refused to reject the
+                answer.
         """
         exchange, timeout = Exchange(list(sites)), self.plan.participation.timeout
 
@@ -258,7 +275,12 @@ class RequestScheduler:
         return exchange
 
     def check(self, exchange: Exchange, what: str) -> None:
-        """Raise ParticipationError if too few sites have answered. `what` names the request in the message."""
+        """Raise ParticipationError if too few sites have answered.
+
+        Args:
+            exchange: The request and its answers.
+            what: The request's name in the error.
+        """
         if breach := self.channel.breach(exchange, what):
             errors = (gone.error for _, gone in sorted(exchange.missing.items()) if gone.error)
             raise ParticipationError(breach) from next(errors, None)

@@ -1,16 +1,16 @@
-"""Stack the server's channel layers in their order. A site's layers are in site_stack.py.
+"""Wrap the server's channel in layers. site_stack.py wraps a site in layers.
 
-A request passes through these layers, from the outside to the inside:
+A request passes through these layers in this order:
 
     retry           repeats the request, as the plan's participation section says
     ledger          watches the hospitals' privacy ledgers, if the plan uses differential privacy
-    supply          sends a site the files that it lacks, once
-    layers of the plan, in its order
+    supply          sends each site the files that the site lacks, once
+    plan's layers   the layers that the plan lists, in the plan's order
     turns           records requests and answers, and counts the bytes of tensors
     channel         NVFlare, or a loop over sites in this process
 
-The server's `RoundAggregation` (server_state.py) is not a channel layer, because secure aggregation needs the round's
-state. Secure aggregation is a separate package, whose server part is loaded by its entry point.
+Secure aggregation is not a channel layer but a `RoundAggregation` (server_state.py), because secure aggregation needs
+the state of the round. The separate package for secure aggregation is loaded through an entry point.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,15 +26,15 @@ from medsilo_server.server_state import RoundAggregation, ServerState
 def asking(
     channel: Transport, plan: Plan, sites: Sequence[str], tell: Notify, lost: Callable[[str], None], heads: Path
 ) -> tuple[Retry, ByteCounter]:
-    """Return the server's channel with all layers, and the layer that counts requests and answers.
+    """Return the outermost layer of the server's channel, and the layer that records requests and answers.
 
     Args:
         channel: Carries the messages.
         plan: The plan of the study.
         sites: The sites that train.
-        tell: Called with the status of each request.
-        lost: Called for every site that did not answer.
-        heads: The file with the last entries of the hospitals' ledgers.
+        tell: Called when the status of the current request changes.
+        lost: Called with each site that did not answer.
+        heads: The file that contains the last entry of each hospital's privacy ledger.
     """
     turns = ByteCounter(channel, tell)
     inner: Channel = turns
@@ -52,7 +52,7 @@ def asking(
 
 
 def aggregation_of(asker: RequestScheduler, state: ServerState, kit: KitFiles | None = None) -> RoundAggregation:
-    """Return the aggregation of a study's rounds, with secure aggregation if the plan asks for it.
+    """Return the object that aggregates the answers in each round. The plan may choose secure aggregation.
 
     Args:
         asker: Sends requests to the sites.

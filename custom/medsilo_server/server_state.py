@@ -1,4 +1,4 @@
-"""Hold the server's state: the aggregators of the current phase, the best model so far, and checkpoints of both."""
+"""Define and save the server's state: the aggregators of the current phase, and the best model so far."""
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,13 +22,13 @@ from medsilo_server.record import Record
 
 
 class Store:
-    """Additional state of secure aggregation, which is empty in this base class."""
+    """The state that secure aggregation adds to the server's state. In this base class, the added state is empty."""
 
     def find(self, group: str) -> Tensors | None:
-        """Return the tensors of a group that all sites receive, or None to use the aggregator's tensors."""
+        """Return the tensors of a group that each site receives. None: the sites receive the aggregator's tensors."""
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tensors and the other values of this state, for a checkpoint."""
+        """Return the tensors and the other values that a checkpoint stores for this state."""
         return {}, {}
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -36,8 +36,9 @@ class Store:
 
 
 class ServerState:
-    """Holds the aggregators of all groups from phase to phase. Tensors that were sent or are being written are never
-    changed in place.
+    """The server's state of a study, above all the aggregator of each group of tensors.
+
+    A tensor is never changed in place after the server has sent it or has begun to write it to a checkpoint.
     """
 
     def __init__(self, plan: Plan, record: Record, server: ServerSide, mixers: dict[str, Aggregator]) -> None:
@@ -45,31 +46,31 @@ class ServerState:
 
         Args:
             plan: The plan of the study.
-            record: The run folder.
-            server: The view of the server that methods get.
-            mixers: The dictionary of aggregators that `server` refers to.
+            record: Reads and writes the run folder.
+            server: The server's data that methods may use.
+            mixers: The dictionary of aggregators, which `server` also contains.
         """
         self.plan, self.course, self.record, self.server, self.mixers = plan, plan.course, record, server, mixers
         self.sites = server.sites
-        self.layout = plan.layout()  # networks without values: the server holds no model besides its aggregators
+        self.layout = plan.layout()  # the networks on PyTorch's meta device, because only aggregators need values
         self.trained = frozenset(name for net in self.layout.values() for name, _ in net.named_parameters())
         buffers = frozenset(name for net in self.layout.values() for name, _ in net.named_buffers())
         self.shield = plan.aggregation.shield(buffers - self.trained)
-        self.place: int | None = None  # position of the phase that the aggregators belong to
-        self.once: set[str] = set()  # groups of the current phase that sites receive and do not send back
-        self.settled: dict[str, list[str]] = {}  # for each site, the groups that it has received and does not send back
+        self.place: int | None = None  # index of the phase to which the aggregators belong
+        self.once: set[str] = set()  # groups that sites receive only once in the current phase
+        self.settled: dict[str, list[str]] = {}  # for each site, those groups of `once` that the site has received
         self.details: dict[str, Any] = {}
         self.store = Store()
-        self.best: dict[str, Any] | None = None  # round and validation scores of the best model
+        self.best: dict[str, Any] | None = None  # the round and the validation scores of the best model
         self.done = 0
         self.directions = RoundDirections({}, (), 0)
-        self.suspect: tuple[str, float] | None = None  # site with the largest outlier in the last aggregated round
+        self.suspect: tuple[str, float] | None = None  # site and size of the largest outlier in the last round
         self.writer = ThreadPoolExecutor(1)  # writes a round's checkpoint while the sites train the next round
         self.writing: Future[None] | None = None
 
     # ------------------------------------------------------------------ a round
     def expected(self, phase: Phase) -> Groups:
-        """Return the layout of the tensors that sites send in a phase, in the transport's precision."""
+        """Return tensors that have the names, shapes and types of the tensors that sites send in a phase."""
         return self._packed(views(phase.sent, self.layout))
 
     def _packed(self, groups: Groups) -> Groups:
@@ -101,10 +102,14 @@ class ServerState:
         self.ranges = {group.name: group.ranges(self.layout, self.plan.task) for group in phase.sent}
 
     def enter(self, phase: Phase, fresh: bool = True) -> None:
-        """Create the aggregators of a new phase, in the order of its groups, because an aggregator may depend on
-        earlier groups.
+        """Create the aggregators of a phase, in the order of the phase's groups.
 
-        A group that is sent for the first time starts with its initial values. All other groups keep their values.
+        The order matters, because an aggregator may depend on the aggregators of earlier groups. A group that did not
+        exist in an earlier phase starts with its initial values. All other groups keep their values.
+
+        Args:
+            phase: The phase that begins.
+            fresh: False if a resumed study has already called the phase's function `before`.
         """
         travelling = views(phase.groups, self.layout).keys()
         initial: Groups = {}
@@ -116,7 +121,7 @@ class ServerState:
         for group in phase.groups:
             if group.name in travelling:
                 self._make(group, initial.get(group.name))
-        for name in self.once - travelling:  # No site will need the removed groups again.
+        for name in self.once - travelling:  # No later phase needs these groups.
             self.mixers.pop(name, None)
         self.once = {group.name for group in phase.once if group.name in travelling}
 
@@ -131,14 +136,17 @@ class ServerState:
         self.mixers[group.name] = mixer
 
     def payload(self, site: str, phase: Phase) -> Groups:
-        """Return the tensors that a site needs in a phase, except for those that it already has."""
+        """Return the tensors that a site needs in a phase and has not received yet."""
         travelling, known = views(phase.given, self.layout), self.settled.get(site, [])
         stays = {group.name for group in phase.given if group.apply_locally and self.plan.sealed}
         given = (group for group in phase.given if group.name in travelling.keys() - stays - set(known))
         return {group.name: self._current(group, site) for group in given}
 
     def _current(self, group: Group, site: str) -> dict[str, Tensor]:
-        """Return the tensors of a group for a site. A site that does not train gets the shared tensors."""
+        """Return the tensors of a group that a site receives.
+
+        If the group is personal, an evaluation site receives the group's `fallback_group`, if there is one.
+        """
         if site in self.sites and (mean := self.store.find(group.name)):
             return dict(mean)
         if group.personal and group.fallback_group and site not in self.sites:
@@ -146,7 +154,14 @@ class ServerState:
         return self.mixers[group.name].current(site if group.personal else self.sites[0])
 
     def take(self, site: str, groups: Groups, samples: int, phase: Phase) -> None:
-        """Add a site's tensors, whose shapes were checked, to the aggregators; raise Refused for impossible values."""
+        """Add a site's tensors to the aggregators. Raises Refused for impossible values.
+
+        Args:
+            site: The site.
+            groups: The site's tensors, whose names, shapes and types were checked before.
+            samples: The weight of the site's update.
+            phase: The current phase.
+        """
         personal = {group.name: group.personal for group in phase.sent}
 
         def given(group: str) -> dict[str, Tensor]:
@@ -162,16 +177,16 @@ class ServerState:
         self.directions.note(site, directions)
 
     def shares(self, phase: Phase) -> Mapping[str, float]:
-        """Return the weight of each site in the round that ended, taken from the first group that is averaged."""
+        """Return the normalised weight of each site in the mean of the last round, for the first group with a mean."""
         found = (self.mixers[group.name].shares for group in phase.sent if group.name in self.mixers)
         return next((shares for shares in found if shares), {})
 
     def mark_synced(self, site: str) -> None:
-        """Record that a site has received the groups that are sent only once."""
+        """Record that a site has received those groups that sites receive only once."""
         self.settled[site] = sorted(self.once)
 
     def mark_lost(self, site: str) -> None:
-        """Record that a site may lack the groups that are sent only once, so that it gets them again."""
+        """Record that a site may lack the groups that sites receive only once. The site will get these groups again."""
         self.settled.pop(site, None)
 
     def finish(self, number: int) -> None:
@@ -183,12 +198,16 @@ class ServerState:
 
     # ------------------------------------------------------------------ the best model
     def consider_best(self, scores: Mapping[str, float | None], rounds: int) -> None:
-        """Keep the model after so many rounds if its mean validation score is the best so far.
+        """Keep a model as the best model if its mean validation score is higher than the best model's.
 
-        If hospitals round their scores, the later of two equal scores is kept, because the first may belong to a model
-        that had not learned. The mean is over the sites that scored both models, so that a site's absence favours no
-        model. All structures have the same weight in it. A model with a score that could not be computed is not
-        considered.
+        The mean is over the sites that scored both models, so that the absence of a site favours neither model. In the
+        mean, all structures have the same weight. If the means are equal and hospitals round their scores, the later
+        model is kept, because the earlier model may not have learned yet. If a site could not compute its score, the
+        model is not kept.
+
+        Args:
+            scores: The model's validation score at each site; None if it could not be computed.
+            rounds: The number of rounds that the model was trained for.
         """
         known = {site: score for site, score in scores.items() if score is not None}
         if not known or len(known) < len(scores) or not self.course.used_as_scored(rounds):
@@ -207,7 +226,7 @@ class ServerState:
         self.best = {"round": rounds, "scores": known}
 
     def go_back_to(self, rounds: int) -> None:
-        """Load the model of the round that was kept as the best."""
+        """Load the model of a round that was kept as the best round."""
         self._take_over(*self.record.load_best(rounds), self.expected(self.course.last))
 
     def save_common(self, file: str, rounds: int) -> None:
@@ -231,7 +250,7 @@ class ServerState:
         self.record.save_global(file, algorithm.whole(networks, algorithm.outcome.common).state_dict(), facts)
 
     def summary_details(self) -> dict[str, Any]:
-        """Return the details for the summary, including the groups' details about sites."""
+        """Return the summary's details, including the details about sites that the groups add."""
         found = dict(self.details)
         for group in self.course.last.groups:
             if group.name in self.mixers:
@@ -240,7 +259,7 @@ class ServerState:
 
     # ------------------------------------------------------------------ checkpoints
     def save(self) -> None:
-        """Start to write a checkpoint in a thread. The next round may begin in the meantime.
+        """Start to write a checkpoint in another thread. The next round may begin before the checkpoint is complete.
 
         Call `written` before any step that depends on the checkpoint.
         """
@@ -258,11 +277,11 @@ class ServerState:
             tensors |= {f"{group}/{name}": tensor for name, tensor in state.items()}
         hidden, told = self.store.state()
         tensors, facts = {**tensors, **hidden}, {**facts, **told}
-        before = self.done - 1 if self.suspect else None  # The last round may have to be undone.
+        before = self.done - 1 if self.suspect else None  # The last round may be undone later.
         self.writing = self.writer.submit(self.record.save_checkpoint, self.done, tensors, facts, before)
 
     def written(self) -> None:
-        """Wait until the checkpoint is written; raise its error."""
+        """Wait until the checkpoint is written. If writing failed, raise the error."""
         writing, self.writing = self.writing, None
         if writing:
             writing.result()
@@ -273,16 +292,15 @@ class ServerState:
         self._restore(*self.record.load_checkpoint())
 
     def take_back(self) -> bool:
-        """Undo the last aggregated round if it contains an outlier; return True if it was undone.
+        """Undo the last round if an update in it is an outlier. Return True if the round was undone.
 
-        A round is undone when other sites diverge after it. With secure aggregation, a round cannot be repeated with
-        fewer sites.
+        With secure aggregation, no round is undone, because a round cannot be repeated with fewer sites.
         """
         suspect, self.suspect = self.suspect, None
         if suspect is None or self.plan.sealed:
             return False
         self.written()
-        best = self.best  # The best model cannot be that of the undone round, because no site has scored it.
+        best = self.best  # The best model is from an earlier round, because the undone round's model has no score.
         self.mixers.clear()
         self.place, self.directions = None, RoundDirections({}, (), 0)
         self._restore(*self.record.load_checkpoint(self.done - 1))
@@ -298,20 +316,24 @@ class ServerState:
             raise MedsiloError(
                 "the checkpoint belongs to a round that the plan does not have, so it is damaged; start again"
             )
-        for number in range(1, max(facts["round"], 1) + 1):  # Recreate the aggregators of every phase so far, in order.
+        for number in range(1, max(facts["round"], 1) + 1):  # Create the aggregators of each phase so far, in order.
             place = self.course.place_of(number)
             if place != self.place:
                 self.enter(self.course.phases[place], fresh=False)
                 self.place = place
-                # The values are loaded at once, because the next phase's aggregators may depend on them.
+                # The values are loaded here, because the aggregators of the next phase may depend on the values.
                 self._take_over(tensors, facts, facts["mixers"])
         self.store.load(tensors, facts)
         self.details, self.settled = facts["details"], facts["settled"]
         self.done, self.best = facts["round"], facts["best"]
 
     def _take_over(self, tensors: dict[str, Tensor], facts: dict[str, Any], groups: Iterable[str]) -> None:
-        """Load a checkpoint's values of these groups into their aggregators. Groups of later phases
-        have no values yet.
+        """Load values from a checkpoint into the aggregators.
+
+        Args:
+            tensors: The checkpoint's tensors.
+            facts: The checkpoint's other values.
+            groups: The groups whose values are loaded.
         """
         for group in self.mixers.keys() & set(groups):
             prefix = f"{group}/"
@@ -320,17 +342,21 @@ class ServerState:
 
 
 class RoundAggregation:
-    """Aggregates the answers of a round without secure aggregation: each answer is added when it arrives.
+    """Aggregates the sites' answers in a round without secure aggregation: each answer is added when it arrives.
 
-    Secure aggregation overrides this class, and unmasks the sum before the aggregators end the round.
+    Secure aggregation derives from this class, and unmasks the sum over sites before the aggregators end the round.
     """
 
     def __init__(self, state: ServerState) -> None:
         self.state = state
 
     def agree(self, joined: Mapping[str, Joined]) -> None:
-        """Check that some site has each label that the plan names. Secure aggregation also lets the sites agree on keys
-        here.
+        """Raise ParticipationError if there is a label of the plan that no training site has annotated.
+
+        Secure aggregation overrides this method: the sites then also agree on keys.
+
+        Args:
+            joined: Each site's answer to "join".
         """
         held = [
             {*answer.absent}
@@ -341,20 +367,23 @@ class RoundAggregation:
             raise ParticipationError(f"no hospital that trains has {', '.join(lacking)}; remove it from the plan")
 
     def begin(self, number: int, phase: Phase) -> Mapping[str, Missing]:
-        """Begin a round whose aggregators are ready; return the sites that do not take part, each with the reason."""
+        """Begin a round. Return the sites that can't take part, each with the reason."""
         return {}
 
     def expected(self, phase: Phase) -> Groups:
-        """Return the layout of the tensors that sites send in a phase, in the transport's precision."""
+        """Return tensors that have the names, shapes and types of the tensors that sites send in a phase."""
         return self.state.expected(phase)
 
     def letters(self, site: str, groups: Groups) -> dict[str, Any]:
-        """Return additional values for the request to a site, besides its tensors."""
+        """Return the values that secure aggregation adds to a site's request; here, there are none."""
         return {}
 
     def take(self, site: str, groups: Groups, samples: int, phase: Phase) -> None:
-        """Add a site's tensors, whose shapes were checked, to the aggregators; raise Refused for impossible values."""
+        """Add a site's tensors to the aggregators, as `ServerState.take` does."""
         self.state.take(site, groups, samples, phase)
 
     def finish(self, number: int) -> None:
-        """Give the unmasked sums to the aggregators; raise ParticipationError if too few sites help to unmask them."""
+        """With secure aggregation, unmask the sums, and pass the sums to the aggregators.
+
+        Raises ParticipationError if too few sites help to unmask the sums.
+        """

@@ -1,4 +1,4 @@
-"""Summarise a study for summary.json."""
+"""Make the summary of a study, which summary.json contains."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,29 +32,34 @@ from medsilo_server.server_state import ServerState
 class StudyUsage:
     """The data from which a study's summary is made."""
 
-    acceptance: Acceptance  # has the plan, and the sites that train or only evaluate
+    acceptance: Acceptance  # contains the plan, and the names of the training sites and the evaluation sites
     state: ServerState
     engine: str
     rounds: Sequence[Round]
-    ends: Mapping[str, Exchange]  # the requests `join`, `deliver` and `test`, if they were sent
+    ends: Mapping[str, Exchange]  # those of the requests `join`, `deliver` and `test` that were sent, and their answers
 
     def reply(self, end: str, site: str) -> SiteAnswer | None:
-        """Return a site's answer to the request `join`, `deliver` or `test`."""
+        """Return a site's answer to a request outside rounds, or None.
+
+        Args:
+            end: The request: `join`, `deliver` or `test`.
+            site: The site.
+        """
         return self.ends[end].replies.get(site) if end in self.ends else None
 
     def tested(self, site: str) -> Tested | None:
-        """Return a site's test result."""
+        """Return a site's test result, or None."""
         answer = self.reply("test", site)
         return answer if isinstance(answer, Tested) else None
 
 
 def summarise(led: StudyUsage, reason: str | None, passing: bool, started: str, seconds: float) -> Summary:
-    """Summarise the sites' contributions and the result of a study, including a failed study.
+    """Return the summary of a study, which may have failed.
 
     Args:
         led: The data of the study.
-        reason: Why the study failed, or None.
-        passing: True if the cause of the failure may pass by itself.
+        reason: The reason why the study failed, or None.
+        passing: True if the cause of the failure is temporary.
         started: The time of the study's start.
         seconds: The duration of the study.
     """
@@ -103,10 +108,11 @@ def summarise(led: StudyUsage, reason: str | None, passing: bool, started: str, 
 
 
 def means(task: Task, sites: Mapping[str, SiteResult]) -> dict[str, float | None]:
-    """Return the mean test score over the sites that disclose it, and the mean over their cases.
+    """Return two mean test scores: `mean_test` over sites, and `pooled_test` over the sites' test cases.
 
-    If sites annotated different structures, each structure is averaged over its sites first, and then the structures
-    are averaged. The sites' own means would not be comparable.
+    Only sites that disclose their score count. If sites annotated different structures, each structure's score is
+    averaged over the sites that annotated it, and then the mean over structures is taken. The means that the sites
+    compute themselves would not be comparable.
     """
     goal = task.goal
     judged = judged_by(goal, {site: own.absent for site, own in sites.items()})
@@ -121,7 +127,7 @@ def means(task: Task, sites: Mapping[str, SiteResult]) -> dict[str, float | None
 
 
 def _scored(told: Iterable[tuple[SiteResult, float | None]]) -> list[tuple[float, float]]:
-    """Return the scores that sites disclose, with the numbers of their test cases."""
+    """Return the score and the number of test cases for each site that discloses its score."""
     return [(score, own.test["cases"] or 0) for own, score in told if own.test and score is not None]
 
 
@@ -165,8 +171,9 @@ def _tested(task: Task, tested: Tested, cases: int | None, step: float) -> dict[
 
 
 def _readiness(joined: SiteAnswer | None, delivered: SiteAnswer | None) -> Readiness | None:
-    """Return a site's readiness report from joining, with the connection speed that was measured when the model was
-    delivered.
+    """Return the readiness report that a site sent when it joined.
+
+    If the connection's speed was measured again when the final model was delivered, the report has the newer speed.
     """
     found = joined.readiness if joined else None
     measured = delivered.readiness if delivered else None
@@ -181,16 +188,17 @@ def tested_as(
     step: float = 0.0,
     counted: int | None = None,
 ) -> dict[str, Any]:
-    """Return a site's test result for the summary. `suppressed` names the numbers that the site does not disclose
-    because of too few cases.
+    """Return a site's test result in the form in which the summary contains it.
+
+    The result's key `suppressed` names the metrics that the site does not disclose because it has too few cases.
 
     Args:
         task: The task of the study.
         told: The test result that the site sent.
         cases: The number of the site's test cases.
         threshold: The decision threshold.
-        step: The step to which the site rounds its score, or 0.
-        counted: The total of the site's counts: patients if it rounds its score, and otherwise cases.
+        step: The site's rounding step for its score, or 0 if the site does not round.
+        counted: The number of patients if the site rounds its score, and otherwise the number of cases.
     """
     counts: Counts = told["counts"]
     known, of_classes = counts_of(task, dict(counts), threshold), task.goal.classifies
@@ -205,8 +213,9 @@ def tested_as(
 
 
 def _ranges(task: Task, counts: Counts, counted: int, step: float) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Yield the smallest and largest possible value of each mean. A mean over a part of the cases is rounded more
-    coarsely, because each patient has more weight in it.
+    """Yield the smallest and the largest possible exact value of each rounded mean.
+
+    A mean over a subset of the cases has a larger rounding step, because one patient has a larger weight in the subset.
     """
     for name, length in task.goal.layout.items():
         if length != 2 or name not in counts or not counts[name][1]:
@@ -219,13 +228,13 @@ def _ranges(task: Task, counts: Counts, counted: int, step: float) -> Iterator[t
 
 
 def counts_of(task: Task, counts: Counts, threshold: float | None) -> Counts:
-    """Return a site's counts, with the derived counts of a classification."""
+    """Return a site's counts. For a classification, counts that follow from these counts are added."""
     of_classes = task.goal.classifies
     return of_classes.with_derived(counts, threshold) if of_classes else counts
 
 
 def _warnings(led: StudyUsage, site: str) -> dict[str, list[str]]:
-    """Return the notes that a site sent with its answers, by round or by request."""
+    """Return the notes in a site's answers. The keys are round numbers, or the names of requests outside rounds."""
     told = {str(line.round): line.warnings.get(site, []) for line in led.rounds}
     told |= {end: reply.notes for end in led.ends if (reply := led.reply(end, site))}
     return {when: lines for when, lines in told.items() if lines}

@@ -1,3 +1,3 @@
-"""Protect NVFlare against broken connections and senders that misbehave. Any NVFlare application can use this
+"""Protect NVFlare against broken connections and against malicious senders. Any NVFlare application can use this
 package.
 """

@@ -1,8 +1,8 @@
 """Read sites' answers before NVFlare does, so that no answer can end the server's job process.
 
-NVFlare 2.9 fetches tensors while it decodes an answer, and ends the server's job process if an answer cannot be
-decoded. The gate decodes answers first. An answer that is too large or unreadable then counts as rejected, and the job
-goes on.
+NVFlare 2.9 fetches tensors while it decodes an answer, and ends the server's job process if it can't decode an answer.
+Here, the gate decodes each answer first. If an answer is too large or unreadable, the gate rejects the answer, and the
+job continues.
 """
 
 import json
@@ -34,23 +34,23 @@ from nvflare_reliability.chunking import site_of
 from nvflare_reliability.errors import Rejected, TryAgain, one_line
 from nvflare_reliability.message_limits import MOST_OPEN, Gate, MessageLimits
 
-DEEPEST = 100  # maximum nesting of a message body: FOBS adds two levels around each object
-DOWNLOADS = (dots.TENSOR_DOWNLOAD, dots.NUMPY_DOWNLOAD)  # sections that hold the addresses for fetching tensors
+DEEPEST = 100  # maximum levels of nesting in a message body; FOBS adds two levels around each object
+DOWNLOADS = (dots.TENSOR_DOWNLOAD, dots.NUMPY_DOWNLOAD)  # kinds of sections that refer to tensors
 CUT = "its answer can't be read: it was cut short"
 LONGEST_REFERENCE = 10_000  # maximum bytes of a section that refers to tensors
-LISTS, MAPS = {*range(0x90, 0xA0), 0xDC, 0xDD}, {*range(0x80, 0x90), 0xDE, 0xDF}  # msgpack's codes of lists and maps
+LISTS, MAPS = {*range(0x90, 0xA0), 0xDC, 0xDD}, {*range(0x80, 0x90), 0xDE, 0xDF}  # msgpack's codes for lists and maps
 
 
 def check_outline(blob: Sequence[bytes], most: MessageLimits, origin: str) -> None:
-    """Raise Rejected unless a message is complete, has only allowed sections, and is within its limits.
+    """Raise Rejected if a message is incomplete, has a section that is not allowed, or exceeds its limits.
 
-    A FOBS message has a body in msgpack, and sections for large texts and for references to tensors. A small body can
-    need a hundred times its size in memory, so values are counted before they are decoded.
+    A FOBS message consists of a body in msgpack, and of sections that contain large texts or refer to tensors. A body
+    can need a hundred times its size in memory, so the function counts the body's values before they are decoded.
 
     Args:
         blob: The message's bytes.
-        most: The limits of the message.
-        origin: The cell of the sender. Tensors may be fetched only from this cell or from the cells below it.
+        most: The message's limits.
+        origin: The sender's cell. The message may refer only to tensors of this cell and of its child cells.
     """
     buffers, place = BufferList(list(blob)), 0
     end = buffers.get_size()
@@ -78,8 +78,15 @@ def _read(buffers: BufferList, start: int, size: int, end: int) -> bytes:
 
 
 def _check_reference(dot: int, content: bytes, origin: str, seen: list[int]) -> None:
-    """Raise Rejected unless a section refers to tensors of the sender. A message may have one
-    reference of each kind.
+    """Raise Rejected if a section of a message refers to data that are not tensors of the sender.
+
+    A message may have at most one section of each kind.
+
+    Args:
+        dot: The section's kind.
+        content: The section's bytes.
+        origin: The sender's cell.
+        seen: The kinds of the message's earlier sections, to which the function adds this kind.
     """
     if dot not in DOWNLOADS or dot in seen:
         raise Rejected("its answer refers to data in a way that is not allowed")
@@ -88,17 +95,17 @@ def _check_reference(dot: int, content: bytes, origin: str, seen: list[int]) -> 
         place = json.loads(content) if len(content) <= LONGEST_REFERENCE else None
     except (ValueError, RecursionError):
         place = None
-    # A training script has a cell below its site's cell.
+    # The cell of a training script is a child of its site's cell.
     if not isinstance(place, dict) or not f"{place.get('fqcn')}.".startswith(f"{origin}."):
         raise Rejected("its answer refers to data that are not its own")
 
 
 def check_body(body: bytes, most: int) -> None:
-    """Raise Rejected unless the bytes are one msgpack value.
+    """Raise Rejected if a message's body is not exactly one msgpack value, or is nested more than DEEPEST levels deep.
 
     Args:
-        body: The bytes of a message's body.
-        most: The maximum number of values in the body. Its nesting is limited by DEEPEST.
+        body: The body's bytes.
+        most: The maximum number of values in the body.
     """
     reader = Unpacker(max_buffer_size=0)
     reader.feed(body)
@@ -111,7 +118,7 @@ def check_body(body: bytes, most: int) -> None:
         left[-1] -= 1
         parts = _parts(reader, body)
         seen += 1
-        # A list counts with its announced length, because msgpack allocates memory for that length.
+        # The announced length of a list is counted, because msgpack allocates memory for this length.
         if seen + parts > most:
             raise Rejected(f"its answer has more than {most} values")
         left.append(parts)
@@ -122,7 +129,7 @@ def check_body(body: bytes, most: int) -> None:
 
 
 def _parts(reader: Unpacker, body: bytes) -> int:
-    """Read the header of a msgpack value, and return the number of values that a list or map contains."""
+    """Read the header of a list or a map, and return its number of values. Skip any other value, and return 0."""
     try:
         code = body[reader.tell()]
         if code in LISTS:
@@ -140,32 +147,33 @@ def _parts(reader: Unpacker, body: bytes) -> int:
 LOG = logging.getLogger(__name__)
 UNREAD = "reliability.unread"
 Reject = Callable[[Shareable, str], None]
-# Return codes that a site's answer may have. Some of the other codes make NVFlare end the job.
+# The return codes that a site's answer may have. Some other return codes would make NVFlare end the job.
 CODES = (ReturnCode.OK, ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED, ReturnCode.TASK_RESULT_FILTER_ERROR)
-READERS = 256  # threads that read answers: each of them mostly waits for data
-# limit on consecutive answers of a site whose tensors could not be fetched; a restart of the site causes one
+READERS = 256  # number of threads that read answers; a thread mostly waits for data
+# An answer is rejected if the tensors of so many consecutive answers of a site could not be fetched. A restart of the
+# site causes one such answer.
 MOST_FAILED = 5
 # The only commands that a site may send to the server's job process.
 FROM_SITES = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)
 
 
 def mark_rejected(answer: Shareable, reason: str) -> None:
-    """Mark an answer as rejected, with the reason."""
+    """Mark an answer as rejected, and add the reason to the answer."""
     answer.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
     answer.set_header("reliability.rejected", reason)
 
 
 class AnswerGate(Gate):
-    """Limits the messages that reach the server's job process."""
+    """Checks the messages that reach the server's job process, and reads the sites' answers."""
 
     def __init__(self, cell: Cell, most: MessageLimits, task: str = "", reject: Reject = mark_rejected) -> None:
         """Create a gate for the server's job process.
 
         Args:
             cell: The cell of the server's job process.
-            most: The limits of each message, until `allow` changes them.
+            most: The limits of each message, until a call of `allow` changes the limits.
             task: The name of the tasks that sites answer.
-            reject: A function that marks an answer as rejected, with the reason.
+            reject: A function that marks an answer as rejected, and adds the reason to the answer.
         """
         super().__init__(cell, most)
         self.task, self.reject = task, reject
@@ -174,16 +182,16 @@ class AnswerGate(Gate):
         self.open: Counter[str] = Counter()  # for each sender, the number of answers that are queued or being read
         # For each sender, the number of consecutive answers whose tensors could not be fetched.
         self.failed: Counter[str] = Counter()
-        self.reading: set[str] = set()  # senders whose answers are being read
-        self.expelled: set[str] = set()  # cells of excluded hospitals: messages from and to these cells are dropped
-        self.last_heard: dict[str, float] = {}  # for each monitored sender, the time of the last message
+        self.reading: set[str] = set()  # senders of whom an answer is being read
+        self.expelled: set[str] = set()  # cells of excluded hospitals, whose messages are rejected
+        self.last_heard: dict[str, float] = {}  # for each monitored sender, the time when its last message arrived
 
     @property
     def _readers(self) -> list[BlobHandler]:
         return [self.answers.handler] if self.answers else []
 
     def guard_server(self) -> None:
-        """Limit sites' messages, and read their answers before NVFlare does."""
+        """Begin to check the sites' messages, and to read the sites' answers before NVFlare does."""
         self.answers = patches.AnswerReader(self.cell, self._answered)
         patches.look_at_messages(self.cell, self._inspect)
         self.watch_fetching()
@@ -195,11 +203,10 @@ class AnswerGate(Gate):
             self.readers = ThreadPoolExecutor(READERS, "answers")
 
     def _inspect(self, message: Message) -> Message | None:
-        """Inspect a request before NVFlare decodes it; a message that this method returns is sent as the reply.
+        """Inspect a message before NVFlare decodes it. If this method returns a message, it is sent as the reply.
 
-        A site may only request tasks and submit answers. NVFlare would also accept commands that end the job.
-
-        NVFlare would also end the process if a site reported that one of the server's messages is too large.
+        A site may only request tasks and submit answers. NVFlare would also accept commands that end the job. NVFlare
+        would also end the process if a site reported that a message of the server was too large.
         """
         origin = str(message.get_header(MessageHeaderKey.ORIGIN))
         if FqcnInfo(origin).is_on_server:
@@ -220,17 +227,18 @@ class AnswerGate(Gate):
         return make_reply(CellCode.INVALID_REQUEST) if channel == CellChannel.SERVER_COMMAND else None
 
     def _sender(self, origin: str) -> str:
-        """Return the site that owns a cell of this job, or an empty text for other cells."""
+        """Return the name of the site that owns a cell of this job. Return an empty text for a cell of another job."""
         hospital, is_of_job = self._of_job(origin)
         return hospital if is_of_job else ""
 
     def _answered(self, future: StreamFuture, stream: Stream) -> None:
-        """Start to read an answer in a thread of this gate as soon as its first byte arrives.
+        """Start to read an answer in a thread of this gate. NVFlare calls this when the answer's first byte arrives.
 
-        NVFlare calls this method in one of 64 threads, and needs other threads of the same pool to fetch tensors. If
-        answers were read in these threads, 64 answers at once would block each other forever.
+        NVFlare has 64 threads that call this method, and needs threads of the same pool to fetch tensors. If these
+        threads read answers, 64 simultaneous answers would block each other forever.
 
-        The limit on open answers keeps a sender whose answers never end from occupying all threads.
+        The number of open answers per sender is limited. Otherwise, a sender of endless answers could occupy all
+        threads.
         """
         origin = str(future.headers.get(MessageHeaderKey.ORIGIN))
         with self.lock:
@@ -249,7 +257,7 @@ class AnswerGate(Gate):
                 answer = self._unread(str(error), origin)
             assert self.answers
             self.answers.pass_on(future.headers, answer)
-        # If the connection broke, for example, the site receives the error and sends its answer again.
+        # The cause may be a broken connection. The site receives the error, and sends its answer again.
         except Exception as error:
             LOG.warning("an answer of %s was not taken", one_line(origin), exc_info=True)
             if not future.error:
@@ -259,9 +267,9 @@ class AnswerGate(Gate):
                 self.open -= Counter([origin])
 
     def _read(self, origin: str, future: StreamFuture) -> Shareable:
-        """Return a site's answer; raise Rejected if the answer must not count.
+        """Return a site's answer. Raises Rejected if the answer is too large or unreadable.
 
-        After any other error, the site sends its answer again.
+        If the method raises another error, the site sends its answer again.
         """
         headers = future.headers
         try:
@@ -311,7 +319,10 @@ class AnswerGate(Gate):
         return message.payload
 
     def _checked(self, answer: object) -> Shareable:
-        """Return an answer that NVFlare can handle, and reject an answer whose return code would end the job."""
+        """Check an answer, and return it. An answer is marked as rejected if its return code would end the job.
+
+        Raises Rejected if NVFlare can't handle the answer.
+        """
         headers = answer.get(ReservedHeaderKey.HEADERS) if isinstance(answer, Shareable) else None
         if not isinstance(answer, Shareable) or not isinstance(headers, dict):
             raise Rejected("its answer can't be read: it is not one of NVFlare's")
@@ -323,7 +334,12 @@ class AnswerGate(Gate):
         return answer
 
     def _unread(self, reason: str, origin: str) -> Shareable:
-        """Make a rejected answer in place of an unreadable answer. NVFlare identifies the sender by its token."""
+        """Make a rejected answer that replaces an unreadable answer.
+
+        Args:
+            reason: The reason of the rejection.
+            origin: The sender's cell.
+        """
         site, job = site_of(origin), origin.rpartition(".")[2]
         context = FLContext()
         context.set_prop(FLContextKey.CURRENT_RUN, job, private=False, sticky=False)
@@ -337,5 +353,5 @@ class AnswerGate(Gate):
 
 
 def is_unread(answer: Shareable) -> bool:
-    """True if an answer replaces one that could not be read."""
+    """True if an answer replaces an unreadable answer."""
     return answer.get_header(UNREAD) is True

@@ -1,7 +1,7 @@
-"""Send tensors in small pieces, so that a broken connection loses only the pieces in transit.
+"""Send tensors in small pieces, so that only a few pieces are lost when a connection breaks.
 
-NVFlare 2.9 sends a tensor of any size as a whole, and starts again after a broken connection. medsilo repeats lost
-requests, and adapts the number of simultaneous requests to the connection's speed.
+NVFlare 2.9 sends each tensor as a whole, and sends the whole tensor again after a connection has broken. This module
+repeats only the requests for lost pieces, and adapts the number of simultaneous requests to the connection's speed.
 """
 
 import math
@@ -58,9 +58,9 @@ from nvflare_reliability.patches import (
 )
 from nvflare_reliability.timeouts import Timeouts
 
-# PyTorch warns that the buffer of a received tensor is read-only, but nothing writes to it.
+# PyTorch warns that the buffer of a received tensor is read-only, but no code writes to this buffer.
 warnings.filterwarnings("ignore", "The given buffer is not writable")
-FEW = 1 << 16  # A piece of fewer bytes is copied into its message.
+FEW = 1 << 16  # A piece that has fewer bytes is copied into the message's body.
 KINDS = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -75,39 +75,43 @@ KINDS = {
 }
 TYPES = {dtype: kind for kind, dtype in KINDS.items()}
 Tensors = dict[str, Tensor]
-LEAST = 1 << 20  # minimum bytes of a tensor that is stored in a file, if files are used
-MOST_AXES = 64  # maximum number of a tensor's dimensions
-MARK = "|"  # separates the tensor's name, the piece's number and the tensor's shape in the name of a piece
+LEAST = 1 << 20  # A whole tensor that has fewer bytes stays in memory even if a file stores tensors.
+MOST_AXES = 64  # maximum number of dimensions of a tensor
+MARK = "|"  # separates three texts in a piece's name: the tensor's name, the piece's number and the tensor's shape
 
 
 class Store(Protocol):
-    """A file that stores received tensors, and raises Rejected for tensors that it cannot accept."""
+    """A file that stores received tensors."""
 
     end: int  # length of the file in bytes
 
     def append(self, tensor: Tensor) -> int:
-        """Append a tensor's bytes to the file, and return their offset."""
+        """Append a tensor's bytes to the file, and return their offset. Raises Rejected if this fails."""
 
     def align(self) -> None:
-        """Pad the file to an offset at which any number type may be mapped."""
+        """Pad the file, so that the next tensor's offset is aligned for any type of tensor."""
 
     def mapped(self) -> Tensor:
-        """Map the whole file into memory as bytes."""
+        """Return the whole file as a memory-mapped tensor of bytes."""
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return a tensor's memory as bytes, without a copy, even for bfloat16, which NumPy lacks."""
+    """Return a tensor's memory as bytes, without a copy.
+
+    The tensor is first viewed as uint8, because NumPy has no type for bfloat16.
+    """
     return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
 
 
 def in_pieces(tensors: Tensors, most: int) -> Tensors:
-    """Split tensors into views of at most `most` bytes each. A tensor whose name looks like the name of a piece becomes
-    one piece.
+    """Split tensors into pieces of at most `most` bytes. A piece is a view of its tensor.
+
+    A small tensor is not split, and keeps its name. If the name contains MARK, the tensor becomes one piece.
     """
     pieces: Tensors = {}
     for name, tensor in tensors.items():
         if tensor.nbytes <= most and MARK not in name:
-            pieces[name] = tensor.contiguous()  # NVFlare cannot send other memory formats, such as channels_last.
+            pieces[name] = tensor.contiguous()  # NVFlare can't send a tensor that is not contiguous.
             continue
         shape = ",".join(map(str, tensor.shape))
         parts = tensor.reshape(-1).split(max(1, most // tensor.element_size()))
@@ -116,10 +120,10 @@ def in_pieces(tensors: Tensors, most: int) -> Tensors:
 
 
 def in_one(pieces: Tensors, join: Callable[[list[Tensor]], Tensor] = torch.cat) -> Tensors:
-    """Join the pieces of tensors; raise Rejected if they do not fit together.
+    """Join the pieces of tensors. Raises Rejected if the pieces do not fit together.
 
     Args:
-        pieces: Pieces of tensors by name.
+        pieces: Whole tensors and pieces of tensors, by name.
         join: A function that joins the flat pieces of one tensor.
     """
     tensors: Tensors = {}
@@ -143,8 +147,9 @@ def in_one(pieces: Tensors, join: Callable[[list[Tensor]], Tensor] = torch.cat) 
 
 
 def packed(name: str, piece: Tensor) -> list[Any]:
-    """Encode a piece of a tensor for sending: its name, number type, shape and bytes. NVFlare sends large byte strings
-    without a copy.
+    """Encode a piece of a tensor as a list: the piece's name, number type, shape and bytes.
+
+    A piece of at least FEW bytes is not copied.
     """
     content = bytes_of(piece.contiguous())
     sent = Datum.blob_datum(content) if len(content) >= FEW else bytes(content)
@@ -152,20 +157,21 @@ def packed(name: str, piece: Tensor) -> list[Any]:
 
 
 def unpacked(piece: Any) -> Tensors:
-    """Decode a received piece of a tensor, and return it by name."""
+    """Decode a received piece of a tensor, and return the piece by its name."""
     name, kind, shape, sent = piece
     content = sent.value if isinstance(sent, Datum) else sent
     if not isinstance(name, str) or not isinstance(content, bytes) or min(shape, default=0) < 0:
         raise ValueError(kind)
-    # A piece of a larger tensor is copied later, when the tensor is joined.
+    # If the piece belongs to a larger tensor, it is copied later, when the tensor's pieces are joined.
     own = content if MARK in name else bytearray(content)
     tensor = torch.frombuffer(own, dtype=KINDS[kind]) if own else torch.empty(0, dtype=KINDS[kind])
     return {name: tensor.reshape(shape)}
 
 
 def arrays_of(content: bytes) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npz file; raise ValueError if they are larger than the file, since a compressed file
-    could expand without limit.
+    """Return the arrays in an .npz file.
+
+    Raises ValueError if the arrays have more bytes than the file, because a compressed file could expand without limit.
     """
     with ZipFile(BytesIO(content)) as file:
         if sum(part.file_size for part in file.infolist()) > len(content):
@@ -174,7 +180,7 @@ def arrays_of(content: bytes) -> dict[str, np.ndarray]:
 
 
 def side_by_side(pieces: list[Tensor]) -> Tensor:
-    """Join pieces of a tensor, without a copy if they are adjacent in memory."""
+    """Join the flat pieces of a tensor. If the pieces are adjacent in memory, no data are copied."""
     first, size, end = pieces[0], 0, pieces[0].data_ptr()
     for piece in pieces:
         if piece.dtype != first.dtype or piece.data_ptr() != end or not piece.is_contiguous():
@@ -184,24 +190,24 @@ def side_by_side(pieces: list[Tensor]) -> Tensor:
 
 
 class ArrivingTensors(ItemConsumer):
-    """Tensors that arrive piece by piece. Large tensors can be stored in a file.
+    """Collects tensors that arrive piece by piece. A file can store the large tensors.
 
-    The file is memory-mapped, so its pages can leave memory and be loaded again. The server can therefore receive the
-    answers of many sites at once.
+    The file is memory-mapped, so the system can drop its pages from memory and read them again. So the server can
+    receive the answers of many sites at once.
     """
 
     def __init__(self, store: "Callable[[], Store] | None", read: Callable[[Any], Mapping] = unpacked) -> None:
         """Create an empty collection of tensors.
 
         Args:
-            store: A function that creates a file for large tensors. If it is None, all tensors stay in memory.
-            read: A function that decodes a received value to tensors by name.
+            store: A function that creates a file for large tensors. None: all tensors stay in memory.
+            read: A function that decodes a received value, and returns tensors by name.
         """
         super().__init__()
         self._new_store, self._read = store, read
-        self.problem: Rejected | None = None  # why a reply was rejected
+        self.problem: Rejected | None = None  # the error by which a received value was rejected
         self._store: Store | None = None
-        # offset in the file, bytes, number type and shape of each stored piece
+        # for each piece in the file: its offset, its number of bytes, its number type and its shape
         self._places: dict[str, tuple[int, int, torch.dtype, tuple[int, ...]]] = {}
         self._held: Tensors = {}
 
@@ -209,7 +215,7 @@ class ArrivingTensors(ItemConsumer):
         try:
             for item in items:
                 self.take(self._read(item))
-        except Exception as error:  # Without this handler, NVFlare would request the same values again and again.
+        except Exception as error:  # Otherwise, NVFlare would request the same values again and again.
             self.problem = error if isinstance(error, Rejected) else Rejected("a piece of a tensor is not what it says")
             raise self.problem from error
         return {}
@@ -227,7 +233,7 @@ class ArrivingTensors(ItemConsumer):
             self._places[key] = self._store.append(piece), piece.nbytes, piece.dtype, tuple(piece.shape)
 
     def whole(self) -> Tensors:
-        """Join all received tensors; raise Rejected if their pieces do not fit together."""
+        """Join the pieces of all received tensors, and return the tensors. Raises Rejected if pieces do not fit."""
         content = self._store.mapped() if self._store and self._store.end else torch.empty(0, dtype=torch.uint8)
         filed = {
             key: content[begin : begin + size].view(dtype).reshape(shape)
@@ -237,13 +243,17 @@ class ArrivingTensors(ItemConsumer):
 
 
 class Fetching:
-    """The time when another process last fetched tensors from this process, and whether it has received all of them."""
+    """Records when another process last requested tensors of this process, and whether it has received all tensors."""
 
     def __init__(self) -> None:
         self.last, self.all = -math.inf, True
 
     def saw(self, ended: bool) -> None:
-        """Record a request for a piece of a tensor, or that the receiver has all pieces."""
+        """Record a request for a piece of a tensor.
+
+        Args:
+            ended: True if the other process already has all pieces, and requests the end of the transfer.
+        """
         self.last, self.all = monotonic(), ended
 
     def silence(self) -> float:
@@ -251,22 +261,22 @@ class Fetching:
         return monotonic() - self.last
 
 
-FETCHING = Fetching()  # One instance is enough because each process runs one job.
+FETCHING = Fetching()  # One object is enough, because each process runs one job.
 
 
 def site_of(process: str) -> str:
-    """Return the site's name from the cell name of its job process. Names of relays may precede it."""
+    """Return the name of a site, given the cell name of the site's job process. A cell name may begin with relays."""
     return process.rpartition(".")[0].rpartition(".")[2]
 
 
 class _Chunks(TensorDownloadable):
-    """Splits tensors into numbered chunks: small tensors share a chunk, and large tensors are divided."""
+    """Divides tensors into numbered chunks. Small tensors share a chunk, and a large tensor is split into pieces."""
 
     def __init__(self, tensors: Tensors, most: int) -> None:
         parts = in_pieces(tensors, most)
         super().__init__(parts, most)
         self.tensors: Tensors | None = parts
-        self.pieces: list[list[str]] = []  # names of the tensors and parts of tensors in each chunk
+        self.pieces: list[list[str]] = []  # for each chunk, the names of its tensors and pieces of tensors
         room = 0
         for name, part in parts.items():
             room -= part.nbytes
@@ -291,38 +301,38 @@ class _Chunks(TensorDownloadable):
 
     def release(self) -> None:
         self.tensors = None
-        FETCHING.all = True  # The receiver may ask for the end of the transfer before its last piece has arrived.
+        FETCHING.all = True  # NVFlare releases the tensors when the transfer has ended.
         super().release()
 
 
-AHEAD = 1.0  # Pieces are requested ahead for this many seconds of transfer, at the measured speed.
-MOST_AHEAD = 32  # maximum number of simultaneous requests for the same tensors
+AHEAD = 1.0  # As many pieces are requested in advance as arrive in so many seconds at the measured speed.
+MOST_AHEAD = 32  # maximum number of pieces that are requested in advance
 MOST_TOGETHER = 8  # maximum number of pieces in one reply
 
 
 @dataclass
 class _OnTheirWay:
-    """A transfer of tensors whose next pieces are requested ahead."""
+    """A transfer of tensors whose next pieces are requested in advance."""
 
-    # The expected replies and the number of pieces in each, by the number of the first piece.
+    # The expected replies, by the number of a reply's first piece. Each reply has its number of pieces.
     coming: dict[int, tuple[Future[Message], int]] = field(default_factory=dict)
-    next: int = 1  # number of the first piece that was not requested yet
+    next: int = 1  # the number of the first piece that was not requested yet
     came: int = 0
-    there: int | None = None  # total number of pieces, once all have arrived
+    there: int | None = None  # the total number of pieces, set when all pieces have arrived
     since: float = field(default_factory=monotonic)
     ended: bool = False
 
     def room(self) -> int:
-        """Return the number of additional pieces that the connection can carry, judged by its speed so far."""
+        """Return the number of pieces that may be requested in advance, given the connection's speed so far."""
         return min(MOST_AHEAD, 1 + math.ceil(AHEAD * self.came / max(monotonic() - self.since, 0.001)))
 
     def next_ones(self, after: int, there: int) -> Iterator[tuple[int, int]]:
-        """Yield the next requests, each as the number of its first piece and the number of pieces.
+        """Yield the next requests. A request is the number of its first piece and the number of pieces.
 
-        On a fast connection, a reply has several pieces, because each reply costs both processes the same overhead.
+        On a fast connection, one reply has several pieces, because each reply costs both processes time.
 
         Args:
-            after: The first piece that has not arrived.
+            after: The number of the first piece that has not arrived.
             there: The total number of pieces.
         """
         self.next = max(self.next, after)
@@ -332,13 +342,13 @@ class _OnTheirWay:
             self.next += together
 
 
-ON_THEIR_WAY: dict[str, _OnTheirWay] = {}  # running transfers, by NVFlare's reference ID of the tensors
+ON_THEIR_WAY: dict[str, _OnTheirWay] = {}  # running transfers, by NVFlare's reference ID for the tensors
 
 
 class ChunkedTensors(TensorDecomposer):
     """Sends tensors through NVFlare's download service, in pieces of limited size."""
 
-    # Creates a file for large tensors that arrive in this process; None keeps them in memory.
+    # Creates a file for large tensors that arrive in this process. None: the tensors stay in memory.
     store: "ClassVar[Callable[[], Store] | None]" = None
 
     def to_downloadable(self, items: dict, max_chunk_size: int, fobs_ctx: dict) -> TensorDownloadable:
@@ -354,14 +364,14 @@ class ChunkedTensors(TensorDecomposer):
 
 
 def fetched(arriving: ArrivingTensors, **kwargs: Any) -> tuple[str, dict]:
-    """Fetch tensors from another process; raise Rejected if they are unreadable.
+    """Fetch tensors from another process. Raises Rejected if the tensors are unreadable.
 
     Args:
         arriving: The collection that receives the tensors.
         **kwargs: Arguments of NVFlare's `download_object`.
 
     Returns:
-        A connection error, or an empty text; and the tensors by name.
+        The error of the connection or an empty text, and the tensors by name.
     """
     download_object(consumer=arriving, **kwargs)
     if (problem := arriving.problem) is not None:
@@ -370,7 +380,7 @@ def fetched(arriving: ArrivingTensors, **kwargs: Any) -> tuple[str, dict]:
 
 
 class PlainTensors(TensorDecomposer):
-    """Sends tensors in NVFlare's own format, for the process of a training script."""
+    """Sends tensors in NVFlare's own format, which the process of a training script can read."""
 
     def download(self, *, fobs_ctx: Any = None, **kwargs: Any) -> tuple[str, dict]:
         return fetched(ArrivingTensors(None, load), **kwargs)
@@ -386,37 +396,41 @@ class PlainArrays(NumpyArrayDecomposer):
         return read_array(BytesIO(data))
 
 
-# Errors that end when the connection is restored.
+# errors after which a repeated request may succeed, because the connection may be restored
 PASSING = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)
-PAUSE = 1.0  # seconds before a request that could not be sent is repeated
-SOONEST = 2.0  # minimum seconds before a piece counts as late, even on a fast connection
-UNKNOWN = 10.0  # seconds before a piece counts as late if the connection's speed is still unknown
+PAUSE = 1.0  # minimum seconds between two attempts to send a request
+SOONEST = 2.0  # minimum seconds after which a piece counts as late, even on a fast connection
+UNKNOWN = 10.0  # seconds after which a piece counts as late if the connection's speed is still unknown
 
 
 class Pace:
-    """Estimates the transfer time of a piece on a connection, smoothed as in TCP (RFC 6298).
+    """Estimates how long the transfer of a piece takes on a connection. The estimate is smoothed as in TCP (RFC 6298).
 
-    Replies arrive roughly in the order of their requests, so a reply counts as lost when a much later request was
+    Replies arrive roughly in the order of their requests. So a reply counts as lost when a much later request was
     answered. If no reply arrives at all, one thread sends pings until the connection is restored.
     """
 
     def __init__(self) -> None:
-        # smoothed transfer time and its deviation in seconds; 0 before the first piece
+        # the smoothed transfer time and the transfer time's smoothed deviation, in seconds; 0 before the first piece
         self.smooth, self.varies = 0.0, 0.0
-        self.due: list[_Wanted] = []  # expected replies, in the order of their first requests
-        self.last = -math.inf
-        self.came = -math.inf  # time of the latest request that was answered
+        self.due: list[_Wanted] = []  # the expected replies, in the order of their first requests
+        self.last = -math.inf  # the time when the last reply arrived
+        self.came = -math.inf  # the time when the latest of all answered requests was sent
 
     def late(self) -> float:
-        """Return the seconds after which a piece counts as late."""
+        """Return the seconds after its request at which a piece counts as late."""
         return max(SOONEST, self.smooth + 4 * self.varies) if self.smooth else UNKNOWN
 
     def on_reply(self, asked: float) -> None:
-        """Record that a reply has arrived. `asked` is the time of its request."""
+        """Record that a reply has arrived.
+
+        Args:
+            asked: The time when the reply's request was sent.
+        """
         self.came, self.last = max(self.came, asked), monotonic()
 
     def took(self, seconds: float) -> None:
-        """Update the estimate with the transfer time of a piece, in seconds."""
+        """Update the estimate by the measured transfer time of a piece."""
         self.smooth, self.varies = self.smooth or seconds, self.varies or seconds / 2
         self.varies += (abs(seconds - self.smooth) - self.varies) / 4
         self.smooth += (seconds - self.smooth) / 8
@@ -424,7 +438,7 @@ class Pace:
 
 @dataclass(eq=False)
 class _Wanted:
-    """A reply with pieces of a tensor, for which one thread waits."""
+    """A reply that contains pieces of a tensor. One thread waits for the reply."""
 
     transfer: _OnTheirWay
     line: Pace
@@ -437,7 +451,7 @@ class _Wanted:
     asked: float = 0.0
 
     def come(self) -> Message:
-        """Request pieces of a tensor again and again until the reply arrives or the transfer is over."""
+        """Repeat the request for the pieces until the reply arrives or the transfer is over. Return the reply."""
         again = False
         while True:
             self.asked = monotonic()
@@ -447,12 +461,12 @@ class _Wanted:
             if code not in PASSING:
                 self.line.on_reply(self.asked)
                 self.transfer.came += self.pieces
-                # If the request was repeated, the reply may belong to either request, so its time is not measured.
+                # The time is measured only for a request that was not repeated, because a reply names no request.
                 if not again:
                     self.line.took(monotonic() - self.asked)
                 return reply
             end_reply(self.request["request"])
-            # After a failed request, the connection's speed is measured from zero.
+            # After a failed request, the measurement of the connection's speed begins again.
             self.transfer.came, self.transfer.since = 0, monotonic()
             if self._is_over():
                 return make_reply(ReturnCode.SERVICE_UNAVAILABLE, error=f"silent for {self.patience.silence:g} s")
@@ -469,7 +483,7 @@ class _Wanted:
         if self._is_silent():
             while self._is_silent() and not self._is_over():
                 self._look()
-            sleep(PAUSE)  # Data in transit arrive just after the connection is restored.
+            sleep(PAUSE)  # The reply may arrive shortly after the connection is restored.
         lost = self.line.came > self.asked + AHEAD and self._received() == before
         return not lost and not self._is_over()
 
@@ -480,7 +494,7 @@ class _Wanted:
         return monotonic() - max(self.line.last, self.asked) > self.line.late()
 
     def _look(self) -> None:
-        """Send a ping if this reply is the first expected reply; other threads only wait."""
+        """Send a ping if this reply is the first expected reply on the connection. Otherwise, wait a moment."""
         asked = monotonic()
         if self.line.due[0] is self:
             reply = self.send(**self.request | {"request": ping(), "timeout": SOONEST})
@@ -490,13 +504,13 @@ class _Wanted:
 
 
 class RetryingRequests:
-    """Sends the requests of a job's process, and repeats lost requests as long as the plan allows.
+    """Sends the requests of a job's process, and repeats lost requests as long as the time limits allow.
 
     Args:
-        cell: The process's cell.
-        patience: The time limits of the plan.
-        sees_fetching: True if `FETCHING` shows when another process fetches this process's tensors. Otherwise, NVFlare
-            limits the time of an answer.
+        cell: The cell of the process.
+        patience: The time limits.
+        sees_fetching: True if `FETCHING` records when another process requests this process's tensors. Otherwise,
+            NVFlare's own time limit applies to an answer.
     """
 
     def __init__(self, cell: Cell, patience: Timeouts, sees_fetching: bool = True) -> None:
@@ -504,9 +518,9 @@ class RetryingRequests:
         self.sees_fetching, self.waits = sees_fetching, LostWaits(cell)
         reply_once(cell, (OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC))
         self.fetchers = ThreadPoolExecutor(256, "pieces")
-        # speed of each connection, by the process that sends the tensors
+        # the speed of each connection, by the process that sends the tensors
         self.lines: defaultdict[str, Pace] = defaultdict(Pace)
-        # Processes that are being informed that all pieces have arrived. Another transfer from the same process waits.
+        # The processes that are being informed in another thread that all pieces have arrived.
         self.informed = set[str]()
 
     def end_fetchers(self) -> None:
@@ -515,7 +529,7 @@ class RetryingRequests:
         ended.shutdown(wait=False)
 
     def request(self, *given: Any, **asked: Any) -> Message:
-        """Send a request and return its reply, in place of the cell's `send_request`."""
+        """Send a request, and return its reply. This method replaces the cell's `send_request`."""
         if asked.get("channel") == OBJ_DOWNLOADER_CHANNEL:
             return self._fetch(**asked)
         if asked.get("topic") == ServerCommandNames.GET_TASK:
@@ -530,7 +544,7 @@ class RetryingRequests:
         return self.send(*given, **asked)
 
     def _fetch(self, request: Message, **asked: Any) -> Message:
-        """Return a piece of a tensor, and request the next pieces ahead."""
+        """Return the reply to a request for a piece of a tensor, and request the next pieces in advance."""
         piece = AskedPiece(request)
         own = ON_THEIR_WAY.get(piece.tensors)
         if own is None:  # The tensors were not split into pieces by this module.
@@ -550,8 +564,9 @@ class RetryingRequests:
         return reply
 
     def _tell_end(self, piece: AskedPiece, request: Message, **asked: Any) -> None:
-        """Inform the sender, in another thread, that all pieces have arrived. The sender keeps them until then, because
-        it may have to send a piece again.
+        """Inform the sender of a transfer that all pieces have arrived. This method runs in a separate thread.
+
+        The sender keeps the tensors until it has this information, because it may have to send a piece again.
         """
         try:
             with suppress(RuntimeError):
@@ -560,13 +575,21 @@ class RetryingRequests:
             self.informed.discard(str(asked["target"]))
 
     def _ask_ahead(self, own: _OnTheirWay, piece: AskedPiece, after: int, there: int, asked: dict[str, Any]) -> None:
-        """Request the next pieces ahead, as many as the connection can carry."""
+        """Request the next pieces in advance: the faster the connection, the more pieces.
+
+        Args:
+            own: The transfer.
+            piece: A request of the transfer.
+            after: The number of the first piece that has not arrived.
+            there: The total number of pieces.
+            asked: The arguments of the request.
+        """
         for number, together in own.next_ones(after, there):
             asking = {**asked, "request": piece.other(number, together)}
             own.coming[number] = self.fetchers.submit(self._patiently, own, together, **asking), together
 
     def _patiently(self, own: _OnTheirWay, pieces: int = 1, **asked: Any) -> Message:
-        """Request pieces of a tensor until they arrive or the sender has been silent for too long."""
+        """Repeat a request for pieces of a tensor until the pieces arrive or the time limit is over."""
         line = self.lines[str(asked.get("target"))]
         wanted = _Wanted(own, line, self.patience, self.cell, self.send, asked, pieces)
         line.due.append(wanted)
@@ -576,5 +599,5 @@ class RetryingRequests:
             line.due.remove(wanted)
 
     def _is_being_fetched(self) -> bool:
-        """True if the server may still be fetching this site's answer."""
+        """True if the server may still be fetching the tensors of this site's answer."""
         return FETCHING.silence() < (2 * self.patience.again if FETCHING.all else self.patience.silence)

@@ -1,5 +1,7 @@
-"""NVFlare components for the parent processes of server and hospitals. The components limit connections and logs, and
-end old jobs. Server and hospitals list them in `local/resources.json`.
+"""Define NVFlare components for the parent processes of the server and of hospitals.
+
+The components limit connections and logs, and end old jobs. The file `local/resources.json` of a startup kit lists the
+kit's components.
 """
 
 from nvflare.apis.event_type import EventType
@@ -14,16 +16,15 @@ from nvflare.fuel.f3.message import Message
 
 from nvflare_reliability import kit_patches, patches
 
-# Maximum bytes of a message to the server's parent process. The files of a job arrive as a stream, which NVFlare writes
-# to disk.
+# Maximum bytes of a message to the server's parent process. A job's files are no such message, because NVFlare streams
+# them to the disk.
 MOST = 8 << 20
-ADMIN = "admin"  # the topic of admin requests to a hospital; after a disconnection, the user gets an error
-WAITING = 8 * MOST  # maximum bytes of one sender that may wait to be read
+ADMIN = "admin"  # the topic of admin requests to a hospital
+WAITING = 8 * MOST  # maximum bytes that one sender has sent and that wait to be read
 
 
 class ForgottenJobs(FLComponent):
-    """Ends jobs that the server's records still list as running after a crash, and jobs that were aborted while they
-    started.
+    """Ends the jobs that ran when the server crashed, and the jobs that were aborted while they started.
 
     The component also repairs the signing of the server's messages, and limits the size of the server's logs.
     """
@@ -38,10 +39,10 @@ class ForgottenJobs(FLComponent):
 
 
 class BoundedStreams(FLComponent):
-    """Limits the messages of each hospital or user to the server's parent process, and the duration of TLS handshakes.
+    """Limits the messages that each hospital or user sends to the server's parent process.
 
-    In a job's process, `nvflare_reliability.answer_gate` does this. The parent process has no plan from which limits
-    follow.
+    The component also limits the duration of TLS handshakes. In a job's process, `nvflare_reliability.answer_gate`
+    limits messages to the sizes that the plan needs. The parent process has no plan, so its limits are constants.
     """
 
     def __init__(self) -> None:
@@ -53,27 +54,27 @@ class BoundedStreams(FLComponent):
             self.bound(fl_ctx.get_engine().get_cell())
 
     def bound(self, cell: Cell) -> None:
-        """Limit all later messages to a cell."""
+        """Limit the messages that a cell will receive."""
         patches.hold_less(cell)
         self.cell, self.streams = cell, patches.StreamLimits(cell)
         patches.look_at_messages(cell, self._comes)
 
     def _comes(self, message: Message) -> Message | None:
-        """Inspect a message before NVFlare decodes it; a message that this method returns is sent as the reply.
+        """Inspect a message before NVFlare decodes it. If this method returns a message, it is sent as the reply.
 
-        Most messages only pass through this process to a job's process. NVFlare has verified the sender of each message
-        by its token.
+        Most messages are addressed to a job's process, and this process only forwards them. NVFlare has already
+        verified the sender of the message by the sender's token.
         """
         if message.get_header(MessageHeaderKey.DESTINATION) != self.cell.get_fqcn() or not patches.is_piece(message):
             return None
-        # The limit is set for each message, because NVFlare registers more handlers after its start.
+        # The limit is set again for each message, because NVFlare registers further handlers after its start.
         patches.limit_blobs(self.cell, MOST)
         sender = str(message.get_header(CellMessageAuthHeaderKey.CLIENT_NAME))
         return None if self.streams.take(message, sender, WAITING) else make_reply(CellCode.MSG_TOO_BIG)
 
 
 class LostConnections(FLComponent):
-    """At a hospital, closes the sockets of lost or failed connections, and limits the size of the audit log."""
+    """Closes the sockets of lost or failed connections at a hospital, and limits the size of the audit log."""
 
     def __init__(self) -> None:
         super().__init__()

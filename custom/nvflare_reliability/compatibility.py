@@ -1,6 +1,6 @@
-"""Record the NVFlare functions on which each patch depends, and log a warning when their code has changed.
+"""Record the NVFlare functions on which each patch depends, and log a warning if the code of such a function differs.
 
-In a clone, `python -m tests.nvflare_names --known` adds the installed NVFlare to the known versions.
+In a clone of the repository, `python -m tests.nvflare_names --known` adds the installed NVFlare to the tested versions.
 """
 
 import ast
@@ -17,11 +17,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-UPSTREAM = Path(__file__).parent / "upstream"  # documents each patch, sometimes with a patch file for NVFlare
+UPSTREAM = Path(__file__).parent / "upstream"  # folder that documents each patch
 KNOWN = UPSTREAM / "known.json"  # hashes of each function's code in the tested NVFlare versions
 LOG = logging.getLogger(__name__)
 PLACES: dict[str, tuple[str, ...]] = {}  # for each patch, the NVFlare functions on which it depends
-# For each patch that can recognise that NVFlare has merged it, the function that tests this.
+# For each patch that NVFlare may have merged, a function that tests whether the installed NVFlare has merged it.
 TRIED: dict[str, Callable[[], bool]] = {}
 PARSING = threading.Lock()  # In Python 3.11, two threads that parse code at the same time can cause a SystemError.
 Part = TypeVar("Part", bound=Callable[..., Any])
@@ -30,16 +30,16 @@ Part = TypeVar("Part", bound=Callable[..., Any])
 def made_for(
     *places: str, begins: str = "__init__", merged: Callable[[], bool] | None = None, whole: bool = True
 ) -> Callable[[Part], Part]:
-    """Mark a patch with the NVFlare functions on which it depends.
+    """Record the NVFlare functions on which a patch depends.
 
-    When the patch is first used, one log line names the functions that differ from the tested NVFlare versions.
+    When the patch is first used, one log line names those functions whose code differs from the tested versions.
 
     Args:
-        *places: NVFlare functions, each as "module:Class.function".
-        begins: For a patch that is a class, the method that starts to use it.
-        merged: Returns True if the installed NVFlare already has the patch. It is called once per process, and an
-            error in it counts as False. A merged patch does nothing, logs this once, and returns None.
-        whole: False if only a part of the patch may be merged. That part then calls `is_merged` where it begins.
+        *places: The NVFlare functions, each as "module:Class.function".
+        begins: If the patch is a class, the method that is called first.
+        merged: Returns True if the installed NVFlare has merged the patch. It is called once per process, and an error
+            counts as False. A merged patch does nothing except to log this once, and returns None.
+        whole: False if the patch must do something even if it was merged. The patch then calls `is_merged` itself.
     """
 
     def marked(part: Part) -> Part:
@@ -76,10 +76,10 @@ def _unless(part: str, function: Part) -> Part:
 
 @cache
 def is_merged(part: str) -> bool:
-    """Return True if the installed NVFlare already has a patch, and log this once in each process."""
+    """True if the installed NVFlare has merged a patch. Each merged patch is logged once per process."""
     try:
         merged = TRIED[part]()
-    except Exception:  # in an NVFlare version that this test does not know
+    except Exception:  # the test does not work with this NVFlare version
         LOG.debug("%s can't be tried with NVFlare %s", part, version("nvflare"), exc_info=True)
         return False
     if merged:
@@ -89,20 +89,20 @@ def is_merged(part: str) -> bool:
 
 @cache
 def say_if_changed(part: str) -> None:
-    """Log once in each process that a patch does not fit the installed NVFlare."""
+    """Log a warning, once per process, if a patch depends on a function whose code differs in the installed NVFlare."""
     if others := changed(part):
         told = "%s was made for another NVFlare than %s: %s differs here; medsilo's upstream/%s.md says why"
         LOG.warning(told, part, version("nvflare"), ", ".join(others), part)
 
 
 def changed(part: str) -> list[str]:
-    """Return the NVFlare functions of a patch whose code matches no tested version."""
+    """Return those functions on which a patch depends whose code differs from each tested NVFlare version."""
     known = json.loads(KNOWN.read_text("utf-8"))
     return [place for place in PLACES[part] if hash_of(place) not in known.get(place, {}).values()]
 
 
 def hash_of(place: str) -> str:
-    """Hash a function's code without its comments; return an empty text if the function does not exist."""
+    """Return a hash of a function's code without its comments, or an empty text if the function does not exist."""
     module, _, names = place.partition(":")
     try:
         found: Any = import_module(module)

@@ -1,11 +1,12 @@
-"""Define this package's errors, and clean other parties' texts for logs."""
+"""Define the errors of this package, and make texts from other parties safe for logs."""
 
 LONGEST = 2000  # maximum number of characters in a text
 
 
 class Rejected(Exception):
-    """Raised when something from another party is rejected. The message may be sent to anybody, but
-    `private` may not.
+    """Raised to reject data from another party.
+
+    The error's message may be sent to anybody, but the text `private` must not be sent.
     """
 
     def __init__(self, message: str, private: str = "") -> None:
@@ -14,15 +15,15 @@ class Rejected(Exception):
 
 
 class TryAgain(Exception):
-    """Raised for an error that may not occur again when the action is repeated."""
+    """Raised if the action may succeed when it is repeated."""
 
 
 def one_line(text: object, most: int = LONGEST) -> str:
-    """Return another party's text as one line of at most `most` printable characters."""
+    """Return a text as one line of at most `most` printable characters."""
     letters = (letter if letter.isprintable() else " " for letter in str(text)[:most])
     return " ".join("".join(letters).split())
 
 
 def size_text(size: int) -> str:
-    """Format a number of bytes with its unit."""
+    """Return a number of bytes as text in MB or GB."""
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

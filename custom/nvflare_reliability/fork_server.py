@@ -1,12 +1,12 @@
-"""Start simulated sites as forks of one process that has imported all modules, with Python's fork server.
+"""Start simulated sites as forks of one process that has already imported all modules (Python's fork server).
 
 NVFlare's simulator starts a Python process for each site, or for each task of a site if there are fewer threads than
-sites. Each process imports PyTorch, NVFlare and the application. The imports take seconds of a core and hundreds of
-megabytes, and can exceed the simulator's time limit of a minute. A fork has all modules at once and shares their
-memory.
+sites. Each process imports PyTorch, NVFlare and the application. The imports take seconds of processor time and
+hundreds of megabytes, and can exceed the simulator's time limit of a minute. A fork needs no imports, and shares the
+memory of the modules.
 
-Measured for the first round: with 3 sites, 12.8 s of processor time and 1.1 GB without forks, and 8.9 s and 0.9 GB with
-forks. With 16 sites, it takes 51.7 s and 4.0 GB without forks, and 19.8 s and 1.7 GB with forks.
+The first round with 3 sites takes 12.8 s of processor time and 1.1 GB without forks, and 8.9 s and 0.9 GB with forks.
+The first round with 16 sites takes 51.7 s and 4.0 GB without forks, and 19.8 s and 1.7 GB with forks.
 """
 
 import multiprocessing
@@ -24,26 +24,27 @@ from typing import Any
 from nvflare_reliability import forked
 from nvflare_reliability.kit_patches import SITE_PROCESS
 
-# Maximum number of sites that start at the same time. If a hundred sites start at once, all exceed NVFlare's time
-# limit.
+# Maximum number of sites that start at the same time. If a hundred sites started at once, all of them would exceed
+# NVFlare's time limit.
 AT_ONCE = 2 * (os.cpu_count() or 1)
-POLL = 0.2  # seconds between two checks of a process
+POLL = 0.2  # seconds between two checks whether a process has started or ended
 SHARED = (SITE_PROCESS, "aiohttp.web", "google.protobuf.message")  # modules that every simulated site imports
 _starting = threading.BoundedSemaphore(AT_ONCE)
 
 
 class ForkedSite:
-    """A simulated site's process, with the interface that NVFlare expects. Only a limited number of processes start at
-    the same time.
+    """The process of a simulated site. The class has the methods of `Popen` that NVFlare calls.
+
+    At most AT_ONCE processes start at the same time.
     """
 
-    context: Any  # multiprocessing's fork server context
+    context: Any  # the fork server's context in the module multiprocessing
     lasting = False  # True if a site keeps its process for the whole job, so that an early end is a failure
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], **ignored: Any) -> None:
         _starting.acquire()
         self.begun, self.given_up, self._looking = False, False, threading.Lock()
-        # A pipe is used because an Event would not show that a process was killed.
+        # A pipe shows that the process was killed, which an Event would not show.
         self._told, tells = self.context.Pipe(duplex=False)
         self._process = self.context.Process(target=_be_site, args=([*command[1:]], dict(env), str(Path.cwd()), tells))
         self._process.start()
@@ -55,7 +56,7 @@ class ForkedSite:
     def _let_others_start(self) -> None:
         while not self._told.poll(POLL) and self.poll() is None:
             pass
-        with suppress(EOFError):  # The site's process died before it reported its start.
+        with suppress(EOFError):  # The site's process died before it sent the message that it has started.
             self.begun = self._told.poll() and bool(self._told.recv_bytes())
         _starting.release()
 
@@ -66,26 +67,26 @@ class ForkedSite:
 
     @property
     def returncode(self) -> int | None:
-        """Exit code, or None while the process runs."""
+        """The exit code, or None while the process runs."""
         return self.poll()
 
     @property
     def has_died(self) -> bool:
-        """True if the process has died, so that no more messages of the site will arrive."""
+        """True if the process has died, so that the site sends no more messages."""
         return self.lasting and (self.given_up or (self.begun and bool(self.poll())))
 
     def wait(self, timeout: float) -> None:
-        """Wait until the process has ended, or until the timeout in seconds."""
+        """Wait until the process has ended, but at most `timeout` seconds."""
         until = time.monotonic() + timeout
         while self.poll() is None and time.monotonic() < until:
             time.sleep(POLL)
 
 
 def begin(modules: Sequence[str], lasting: bool) -> None:
-    """Start the fork server, which imports the given modules while NVFlare starts.
+    """Start the fork server, which imports modules while NVFlare starts.
 
     Args:
-        modules: The modules to import in advance.
+        modules: The modules to import, in addition to SHARED.
         lasting: True if each site keeps its process for the whole job.
     """
     from multiprocessing.forkserver import ensure_running

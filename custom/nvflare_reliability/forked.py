@@ -1,4 +1,4 @@
-"""Give a job's processes access to the simulator's forked sites (fork_server.py)."""
+"""Give the processes of a simulated job access to the simulator's forked sites (fork_server.py)."""
 
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nvflare_reliability.fork_server import ForkedSite
 
-SITES: dict[str, "ForkedSite"] = {}  # latest process of each site
-begun: Connection | None = None  # in a fork, the connection to the parent process
+SITES: dict[str, "ForkedSite"] = {}  # for each site, its latest process
+begun: Connection | None = None  # in a fork, the connection on which the fork reports that it has started
 
 
 def died() -> dict[str, str]:
-    """Return the simulated sites whose process has died, each with the reason. On separate machines, NVFlare reports
-    dead processes itself.
+    """Return the simulated sites whose process has died, each with the reason.
+
+    Outside the simulator, the result is empty, because NVFlare reports dead processes.
     """
     return {name: "its process died" for name, own in [*SITES.items()] if own.has_died}
 

@@ -1,7 +1,7 @@
-"""Patch NVFlare in the parent processes of server and hospitals, in the simulator, in users' commands and in training
-scripts.
+"""Patch NVFlare in all processes that are not a job's processes.
 
-The rules for all patches, and the patches for a job's processes, are in patches.py.
+These are the parent processes of the server and of hospitals, the simulator, users' commands and training scripts. The
+module patches.py contains the rules for all patches, and the patches for a job's processes.
 """
 
 import asyncio.constants
@@ -67,20 +67,20 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 BACKLOG = 512  # maximum number of connections that wait to be accepted
-# NVFlare waits to send with `select`, which only handles file descriptors up to 1023.
-MOST_OF_ONE, MOST = 64, 256  # maximum number of simultaneous handshakes from one address, and from all addresses
-SAID_AGAIN = 3600.0  # seconds before failed handshakes of the same address are logged again
-AUDIT, AUDITS = 16 << 20, 10  # maximum bytes of audit.log before a new file begins, and maximum number of old files
+# The number of connections is limited, because NVFlare uses `select`, which only handles file descriptors up to 1023.
+MOST_OF_ONE, MOST = 64, 256  # maximum numbers of simultaneous handshakes: from one address, and from all addresses
+SAID_AGAIN = 3600.0  # seconds until another failed handshake of the same address is logged
+AUDIT, AUDITS = 16 << 20, 10  # maximum bytes of audit.log, and maximum number of older audit logs that are kept
 SITE_PROCESS = "nvflare.private.fed.app.simulator.simulator_worker"  # the program that a simulated site runs
-DEATHS = (  # exit codes of a job process that was killed or that crashed
+DEATHS = (  # the exit codes of a job process that was killed or that crashed
     *(ProcessExitCode.EXCEPTION, ProcessExitCode.UNSAFE_COMPONENT, ProcessExitCode.CONFIG_ERROR),
     ProcessExitCode.INFRASTRUCTURE_ERROR,
 )
-TOLD = "revoked-certificates"  # header of a reply that carries the list of revoked certificates
-DISABLED = "is disabled"  # end of the server's reply to an excluded client
-UNSIGNED = "NA"  # signature that a server without a key uses
+TOLD = "revoked-certificates"  # header of a reply that contains the list of revoked certificates
+DISABLED = "is disabled"  # the last words of the server's reply to an excluded client
+UNSIGNED = "NA"  # the signature in messages of a server that has no key yet
 STARTED = "Start the client app..."  # the reply of a client that has started a job's process
-KEYS: dict[tuple[bytes, bytes | None], Any] = {}  # private keys, by PEM text and password
+KEYS: dict[tuple[bytes, bytes | None], Any] = {}  # the loaded private keys, by PEM text and password
 Outcome = tuple[bool, Any, str | None]  # whether to stop, the result of a simulated site's process, and the next site
 
 
@@ -91,7 +91,7 @@ Outcome = tuple[bool, Any, str | None]  # whether to stop, the result of a simul
     "nvflare.fuel.f3.drivers.socket_conn:ConnectionHandler.handle",
 )
 def shake_hands_apart() -> None:
-    """Perform each incoming TLS handshake in a separate thread, with a time limit."""
+    """Do each incoming TLS handshake in a separate thread, and limit the time of a handshake."""
     from nvflare.fuel.f3.drivers.grpc_driver import GRPC_DEFAULT_OPTIONS
 
     tcp_driver.TcpStreamServer = _Listener
@@ -100,7 +100,7 @@ def shake_hands_apart() -> None:
 
 
 class _Listener(TcpStreamServer):
-    """Accepts connections before their TLS handshakes, and closes connections with revoked certificates."""
+    """Accepts connections before their TLS handshakes, and closes connections whose certificates are revoked."""
 
     request_queue_size = BACKLOG
 
@@ -108,13 +108,11 @@ class _Listener(TcpStreamServer):
         self.strangers = Strangers()
         self.revocations = Revocations(connector.params.get(DriverParams.CA_CERT.value))
         self.revocations.look()
-        self.there: dict[Any, bytes | None] = {}  # the peer's certificate of each open connection
+        self.there: dict[Any, bytes | None] = {}  # for each open connection, the certificate of the other party
         super().__init__(driver, connector)
 
     def service_actions(self) -> None:
-        """Close the connections whose certificates have been revoked. The base class calls this method
-        twice a second.
-        """
+        """Close the connections whose certificates were revoked. The base class calls this method twice a second."""
         super().service_actions()
         if self.revocations.look():
             for request, certificate in [*self.there.items()]:
@@ -159,17 +157,15 @@ class _Listener(TcpStreamServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: socket.socket, client_address: tuple[str, int]) -> None:
-        """Log a failed connection at debug level. At a higher level, anybody who can reach the port could fill the
-        disk.
-        """
+        """Log a failed connection at the level DEBUG. At a higher level, any computer could fill the disk."""
         LOG.debug("no connection of %s: %s", client_address[0], sys.exc_info()[1])
 
 
 class AskingDeployer(AppDeployer):
-    """Deploys jobs as NVFlare does, and first asks a function whether a job may start.
+    """Deploys jobs as NVFlare does, and then asks a function whether the job may start.
 
     Args:
-        ask: Returns the reason why a job must not start, or an empty text.
+        ask: A function that returns the reason why a job must not start, or an empty text if it may start.
     """
 
     def __init__(self, ask: Callable[[Workspace, str, FLContext], str]) -> None:
@@ -194,21 +190,22 @@ class AskingDeployer(AppDeployer):
 
 
 def has_image_of_its_own(meta: Mapping[str, Any], site: str) -> bool:
-    """True if a job's metadata name a container image or code for a site, as NVFlare reads them."""
+    """True if a job's metadata name a container image or code for a site, according to NVFlare."""
     return bool(AppAuthzService.derive_local_app_info({}, dict(meta), site).get(AppValidationKey.BYOC))
 
 
 class Strangers:
-    """Connections during their TLS handshakes. If there are too many, the address with the most connections loses one.
+    """Limits the number of connections whose TLS handshakes are not complete.
 
-    The oldest connection that has sent no data is closed, or otherwise the oldest connection.
+    If there are too many such connections, one connection of the address with the most connections is closed. The
+    closed connection is the oldest that has sent no data. If all connections have sent data, the oldest is closed.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.waiting: dict[socket.socket, str] = {}  # address of each connection, oldest first
-        self.speaking = set[socket.socket]()
-        self.said: dict[str, float] = {}  # time of the last log line for each address
+        self.waiting: dict[socket.socket, str] = {}  # the address of each connection, oldest connection first
+        self.speaking = set[socket.socket]()  # connections that have sent data
+        self.said: dict[str, float] = {}  # for each address, the time of the last log line
 
     def come(self, line: socket.socket, address: str) -> None:
         with self.lock:
@@ -239,7 +236,7 @@ class Strangers:
             self._forget(line)
 
     def say(self, address: str, what: str) -> None:
-        """Log a problem with an address, unless it was logged recently."""
+        """Log a problem with an address, unless a problem with the same address was logged recently."""
         now = monotonic()
         with self.lock:
             self.said = {one: then for one, then in self.said.items() if now - then < SAID_AGAIN}
@@ -251,7 +248,7 @@ class Strangers:
 
 
 def closes_lost() -> bool:
-    """True if NVFlare itself closes the socket of a connection that its other side has ended."""
+    """True if the installed NVFlare closes the socket of a connection that the other party has closed."""
     here, there = socket.socketpair()
     with here, there:
         connection = SocketConnection(here, SimpleNamespace(params={}))
@@ -262,12 +259,15 @@ def closes_lost() -> bool:
 
 @made_for("nvflare.fuel.f3.drivers.socket_conn:SocketConnection.read_loop", merged=closes_lost)
 def close_lost_connections() -> None:
-    """Close the sockets of lost connections."""
+    """Close the sockets of lost connections, which the garbage collector does."""
     gc.collect()
 
 
 def ends_forgotten() -> bool:
-    """True if NVFlare itself ends the jobs that ran when the server died: the start of its job runner names it."""
+    """True if the installed NVFlare ends the jobs that ran when the server died.
+
+    The job runner's method `run` then calls the method that ends these jobs.
+    """
     from nvflare.private.fed.server.job_runner import JobRunner
 
     return JobRunner.update_abnormal_finished_jobs.__name__ in JobRunner.run.__code__.co_names
@@ -279,12 +279,12 @@ def ends_forgotten() -> bool:
     merged=ends_forgotten,
 )
 def end_forgotten_jobs(fl_ctx: FLContext) -> None:
-    """Mark the jobs that ran when the server crashed as ended. No job can run yet when this is called."""
+    """Mark the jobs that ran when the server crashed as ended. Call this before the server can start a job."""
     fl_ctx.get_engine().job_runner.update_abnormal_finished_jobs([], fl_ctx)
 
 
 def signs_when_ready() -> bool:
-    """True if NVFlare itself keeps no signature that it made without a key."""
+    """True if the installed NVFlare makes a new signature after it has signed a message without a key."""
     from nvflare.private.fed.server.fed_server import FederatedServer
 
     server, signatures = FederatedServer.__new__(FederatedServer), [UNSIGNED, "signed"]
@@ -301,15 +301,16 @@ def signs_when_ready() -> bool:
     merged=signs_when_ready,
 )
 def sign_when_ready(fl_ctx: FLContext) -> None:
-    """Let the server sign its messages once it has its key. Without this patch, NVFlare stops signing after one
-    unsigned message.
+    """Let the server sign its messages as soon as it has its key.
+
+    Without this patch, NVFlare never signs a message after it has sent an unsigned message.
     """
     server = fl_ctx.get_engine().server
     own = server.sign_auth_token
 
     def sign(name: str, token: str) -> str:
         signed = own(name, token)
-        # If the signature is empty, NVFlare signs again later.
+        # After an empty signature, NVFlare makes a new signature for the next message.
         return "" if (name, signed) == (server.my_own_auth_client_name, UNSIGNED) else signed
 
     server.sign_auth_token = sign
@@ -322,8 +323,9 @@ def sign_when_ready(fl_ctx: FLContext) -> None:
     "nvflare.private.fed.server.job_cmds:JobCommandModule.abort_job",
 )
 def keep_aborted(fl_ctx: FLContext) -> None:
-    """Keep the status of a job that was aborted while it started. Without this patch, NVFlare overwrites it with
-    "running".
+    """Keep the status "aborted" of a job that was aborted while it started.
+
+    Without this patch, NVFlare replaces this status by "running".
     """
     engine = fl_ctx.get_engine()
     books: Any = engine.get_component(SystemComponents.JOB_MANAGER)
@@ -346,9 +348,8 @@ def keep_aborted(fl_ctx: FLContext) -> None:
 def hear_of_aborts(heard: Callable[[str, str], None]) -> None:
     """Call a function when an authorised user aborts a job.
 
-    The function is also called for jobs that no longer run; NVFlare itself only replies that such a job is completed.
-
-    Call this while a server starts, before NVFlare registers its commands.
+    The function is also called if the job no longer runs. Without this patch, NVFlare only replies that such a job is
+    completed. Apply this patch while a server starts, before NVFlare registers its commands.
 
     Args:
         heard: Called with the job's ID and the user's name.
@@ -371,11 +372,11 @@ def hear_of_aborts(heard: Callable[[str, str], None]) -> None:
     "nvflare.private.fed.server.message_send:send_requests",
 )
 def ask_quietly(cell: Cell, *topics: str) -> None:
-    """Do not log an error if a request with one of these topics cannot be sent.
+    """Do not log an error if a request that has a given topic can't be sent.
 
     Args:
         cell: The cell that sends the requests.
-        *topics: The topics. NVFlare uses different topics for requests to one client and to several.
+        *topics: The given topics. NVFlare uses one topic for requests to one client, and another for several clients.
     """
     own, own_many = cell.send_request, cell.broadcast_multi_requests
 
@@ -396,9 +397,9 @@ def ask_quietly(cell: Cell, *topics: str) -> None:
     "nvflare.private.fed.server.server_engine:ServerEngine.start_client_job",
 )
 def start_again(fl_ctx: FLContext, job_id: str, client: Client) -> str:
-    """Start a running job again at a client, and return the reason if that fails, or an empty text.
+    """Start a job's process again at a client, while the job runs. The client checks its policies again.
 
-    The client checks its policies again, as when the job first started.
+    Returns the reason why the process was not started, or an empty text.
     """
     engine = fl_ctx.get_engine()
     runner, job = engine.job_runner, engine.job_runner.running_jobs.get(job_id)
@@ -436,12 +437,13 @@ def is_expelled(engine: Any, client: str) -> bool:
     "nvflare.private.fed.client.communicator:Communicator.send_heartbeat",
 )
 def hear_of_expulsion(engine: Any, heard: Callable[[], None], answered: Callable[[object], None]) -> None:
-    """End a client's jobs when the server has excluded it; NVFlare would only log this and continue the jobs.
+    """End the jobs of a client that the server has excluded. NVFlare would only log this, and continue the jobs.
 
     Args:
         engine: The client's engine.
-        heard: Called each time the server rejects the heartbeat of an excluded client.
-        answered: Called each time the server accepts a heartbeat, with the text of `tell_with_heartbeats`.
+        heard: Called each time the server rejects a heartbeat because it has excluded the client.
+        answered: Called each time the server accepts a heartbeat. The argument is the text that
+            `tell_with_heartbeats` has added to the reply, or None.
     """
     cell = engine.get_cell()
     own = cell.send_request
@@ -467,9 +469,10 @@ def hear_of_expulsion(engine: Any, heard: Callable[[], None], answered: Callable
     "nvflare.fuel.f3.cellnet.core_cell:CoreCell.state_change",
 )
 def beat_when_connected(engine: Any) -> None:
-    """Send a client's heartbeat as soon as it is connected to the server again.
+    """Send a heartbeat as soon as a client is connected to the server again.
 
-    A restarted server knows no clients, and NVFlare's next heartbeat may come ten seconds later.
+    A restarted server knows a client only after the client's heartbeat. NVFlare may send the next heartbeat only ten
+    seconds later.
     """
     cell, last = engine.get_cell(), dict[str, Any]()
     own = cell.send_request
@@ -501,7 +504,12 @@ def beat_when_connected(engine: Any) -> None:
     "nvflare.private.fed.server.fed_server:FederatedServer.client_heartbeat",
 )
 def tell_with_heartbeats(server: Any, text: Callable[[], str]) -> None:
-    """Add a text, if there is one, to each of the server's replies to a client's heartbeat."""
+    """Add a text to each reply that the server sends to a client's heartbeat.
+
+    Args:
+        server: The server.
+        text: Returns the text. An empty text is not added.
+    """
     own = server._generate_reply
 
     def reply(headers: dict[str, Any], *given: Any, **more: Any) -> Message:
@@ -517,8 +525,9 @@ def _named(sites: Any) -> list[str]:
 
 
 def failure_of_job(request: Message) -> tuple[str, str, int, str]:
-    """Parse a client's report that a job process ended into the client's token, the job, the exit code
-    and the reason.
+    """Parse a client's report that a job process has ended.
+
+    Returns the client's token, the job's ID, the exit code and the reason.
     """
     told = request.payload if isinstance(request.payload, dict) else {}
     code, why = told.get(JobFailureMsgKey.CODE), one_line(told.get(JobFailureMsgKey.REASON) or "", 300)
@@ -528,13 +537,13 @@ def failure_of_job(request: Message) -> tuple[str, str, int, str]:
 
 @made_for("nvflare.private.fed.client.client_executor:JobExecutor._wait_child_process_finish")
 def say_why(engine: Any, reason: Callable[[str], str]) -> None:
-    """Add a more precise reason to a client's report that a job process ended.
+    """Replace the reason in a client's report that a job process has ended by a more precise reason.
 
     NVFlare reports "infrastructure error" for each process that ends while it starts.
 
     Args:
         engine: The client's engine.
-        reason: Returns the reason for a job, or an empty text if it is unknown.
+        reason: Returns the reason why a job's process ended, or an empty text if the reason is unknown.
     """
     cell = engine.get_cell()
     own = cell.send_request
@@ -553,8 +562,9 @@ def say_why(engine: Any, reason: Callable[[str], str]) -> None:
     "nvflare.private.fed.server.job_runner:JobRunner.resolve_client_outcome",
 )
 def wait_no_more(fl_ctx: FLContext, job_id: str, clients: set[str]) -> bool:
-    """Let an ended job finish without the final reports of some clients; return True if the server
-    still lists the job.
+    """Let a job finish without waiting for the final reports of some clients.
+
+    Returns True if the server still lists the job as running.
     """
     runner = fl_ctx.get_engine().job_runner
     for name in clients:
@@ -563,7 +573,7 @@ def wait_no_more(fl_ctx: FLContext, job_id: str, clients: set[str]) -> bool:
 
 
 def rolls_audit() -> bool:
-    """True if NVFlare itself starts a new file when an audit log is full."""
+    """True if the installed NVFlare starts a new file when an audit log is full."""
     with TemporaryDirectory() as folder:
         auditor = Auditor(f"{folder}/audit.log")
         rolls = hasattr(auditor.audit_file, "doRollover")
@@ -578,8 +588,9 @@ def rolls_audit() -> bool:
     whole=False,
 )
 class RollingFile(RotatingFileHandler):
-    """A log file that is renamed to <name>.1 when it is full. Older files are renamed to <name>.2 and so on, and the
-    oldest is deleted.
+    """A log file that is renamed to <name>.1 when it is full.
+
+    At the same time, <name>.1 is renamed to <name>.2, and so on. The oldest file is deleted.
     """
 
     def write(self, line: str) -> None:
@@ -587,7 +598,7 @@ class RollingFile(RotatingFileHandler):
 
 
 def bound_audit() -> None:
-    """Limit the size of this process's audit log by rotating its file."""
+    """Limit the size of this process's audit log: a full log is renamed, and a new log begins."""
     auditor = AuditService.get_auditor()
     if auditor and not is_merged("RollingFile"):
         with auditor._lock:
@@ -605,14 +616,14 @@ def bound_audit() -> None:
     "nvflare.lighter.utils:load_private_key_file",
 )
 def connect(user: str, kit: Path, timeout: float) -> "Session":
-    """Return a session with the server; raise NVFlare's error if the server does not answer in time.
+    """Connect to the server, and return the session. Raises NVFlare's error if the server does not answer in time.
 
     After an error, the session is closed. If closing takes long, the connection attempt is stopped, too.
 
     Args:
         user: The user's name.
         kit: The folder of the user's startup kit.
-        timeout: The maximum number of seconds.
+        timeout: The maximum number of seconds to wait for the server.
     """
     from nvflare.fuel.flare_api.flare_api import Session
 
@@ -623,7 +634,7 @@ def connect(user: str, kit: Path, timeout: float) -> "Session":
     try:
         with _each_key_once(), _only_tcp() if session.api.scheme == "tcp" else nullcontext():
             session.try_connect(timeout)
-    except BaseException:  # BaseException includes Ctrl-C, because an open connection keeps Python from exiting.
+    except BaseException:  # After Ctrl-C, too, the connection must be closed, because it would prevent Python's exit.
         closing = threading.Thread(target=session.close, daemon=True)
         closing.start()
         closing.join(1.0)
@@ -636,8 +647,9 @@ def connect(user: str, kit: Path, timeout: float) -> "Session":
 
 @contextmanager
 def _each_key_once() -> Iterator[None]:
-    """Load a user's private key only once in this process. NVFlare 2.9 loads it four times, and tests its primes each
-    time.
+    """Load each private key only once in this process.
+
+    NVFlare 2.9 loads a user's private key four times, and each time tests the key's primes.
     """
     load = serialization.load_pem_private_key
 
@@ -655,12 +667,10 @@ def _each_key_once() -> Iterator[None]:
 
 @contextmanager
 def _only_tcp() -> Iterator[None]:
-    """Connect without the drivers for other protocols. Their libraries take a fifth of the running time of a short
-    command.
-    """
+    """Load only NVFlare's driver for TCP. Loading the other drivers takes a fifth of a short command's time."""
     drivers, name = communicator.driver_mgr, TcpDriver.__name__
     if name not in drivers.class_cache:
-        drivers.class_cache.add(name)  # NVFlare's mark for a registered driver
+        drivers.class_cache.add(name)  # NVFlare marks a registered driver in this way
         drivers.register(TcpDriver)
     communicator.driver_loaded = True
     try:
@@ -683,16 +693,17 @@ def patient_simulator(
     begin: Callable[[], None],
     run_site: Callable[..., Outcome],
 ) -> "SimulatorRunner":
-    """Create NVFlare's simulator with a longer time limit for starting sites.
+    """Create an NVFlare simulator that has a longer time limit for the start of a site.
 
     Args:
         job: The folder of the job.
         workspace: The simulator's workspace.
         sites: The names of the sites, separated by commas.
         threads: The number of threads that run sites.
-        patience: The seconds that a site's process has to start.
+        patience: The time limit for the start of a site's process, in seconds.
         begin: Called in the server's process.
-        run_site: Gets a site's name and a function that runs its process once; returns the outcome of the process.
+        run_site: A function that runs a site and returns the outcome. Its arguments are the site's name and a function
+            that runs the site's process once.
     """
     from nvflare.private.fed.app.simulator.simulator_runner import SimulatorClientRunner, SimulatorRunner
 
@@ -717,9 +728,13 @@ def patient_simulator(
 @made_for("nvflare.private.fed.app.simulator.simulator_runner:SimulatorClientRunner.do_one_task")
 @contextmanager
 def sites_started_by(start: Callable[..., Any]) -> Iterator[None]:
-    """Start the simulator's sites with another function that takes the arguments of `Popen`.
+    """Start the simulator's sites by another function in this context.
 
-    Python starts every program through `subprocess.Popen`, so this works with each version of NVFlare.
+    The patch replaces `subprocess.Popen`, by which NVFlare starts every program, so it works with each version of
+    NVFlare.
+
+    Args:
+        start: A function that takes the arguments of `Popen`, and starts a site.
     """
     own = subprocess.Popen
 
@@ -737,7 +752,11 @@ def sites_started_by(start: Callable[..., Any]) -> Iterator[None]:
 @cache
 @made_for("nvflare.client.cell.api:CellClientAPI.init", "nvflare.client.cell.api:CellClientAPI._register_control_cbs")
 def before_script_connects(begin: Callable[[Cell], None]) -> None:
-    """Call a function with the cell of a training script's process before the cell receives messages."""
+    """Call a function before the cell of a training script's process receives messages.
+
+    Args:
+        begin: The function, which is called with the cell.
+    """
     from nvflare.client.cell.api import CellClientAPI
 
     own = CellClientAPI._register_control_cbs

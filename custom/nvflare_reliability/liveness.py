@@ -1,5 +1,6 @@
-"""Find the hospitals of a job that are disconnected or silent, by asking the server's parent process
-(returning_sites.py).
+"""Find out in a job's process at the server which hospitals are disconnected or silent.
+
+The job's process asks the server's parent process, where returning_sites.py watches the hospitals' connections.
 """
 
 import logging
@@ -21,47 +22,46 @@ LOG = logging.getLogger(__name__)
 CHANNEL, TOPIC, CALL = "reliability", "liveness", "call"
 UNHEARD = (CellCode.TIMEOUT, CellCode.COMM_ERROR, CellCode.TARGET_UNREACHABLE, CellCode.INVALID_TARGET)
 EXPELLED = "the consortium expelled it"
-# Beginnings of the reasons why a job cannot run at a hospital.
+# the first words of the reasons why a job can't run at a hospital
 REFUSES, WAITS = "its policies refuse the job", "its certificate ended"
-UNKNOWN = "No callback is registered"  # NVFlare's reply if nobody listens to a channel
-LOOK = 1.0  # seconds between two checks of a job
-# A hospital counts as absent after this many seconds without connection and messages: broken connections often return.
+UNKNOWN = "No callback is registered"  # NVFlare's reply if no function answers requests on a channel
+LOOK = 1.0  # seconds between two checks of a job's hospitals
+# A hospital without a connection counts as absent only after so many seconds, because connections are often restored.
 GRACE = 4.0
-SILENCE = 30.0  # minimum seconds before silence counts as absence: a job process sends a message every ten seconds
+SILENCE = 30.0  # minimum seconds of silence that count as absence; a job's process sends a message every ten seconds
 ANSWERS = 5.0  # seconds within which a party must answer a call
 
 
 @dataclass
 class _Site:
-    """The state of a hospital in a job."""
+    """The state of one hospital in a job."""
 
     cell: str
-    starts: int = 0
-    known: float = field(default_factory=monotonic)  # time when the job first contacted the hospital
+    starts: int = 0  # how often the hospital's processes were started again
+    known: float = field(default_factory=monotonic)  # time when the job first learned of the hospital
     last_heard: float = 0.0
-    longest: float = 0.0  # longest silence that ended with a message
-    problem: str = ""  # reason for absence that somebody at the hospital must remove
-    closed: float | None = None
-    away: tuple[float, str] | None = None  # time since when the hospital cannot answer, and the reason
+    longest: float = 0.0  # the longest time between two messages, in seconds
+    problem: str = ""  # a reason for absence that a person must remove
+    closed: float | None = None  # time since which the connection is closed; None while it is open
+    away: tuple[float, str] | None = None  # the time since which the hospital can't answer, and the reason
 
 
 @dataclass(eq=False)
 class Liveness:
-    """Finds the hospitals of a job that cannot answer, from the server's connections and from the
-    hospitals' silence.
-    """
+    """Finds the hospitals of a job that can't answer: their connections are closed, or they are silent for too long."""
 
     cell: Cell
-    last_heard: dict[str, float]  # time of the last message from each monitored cell
+    last_heard: dict[str, float]  # for each monitored cell, the time when its last message arrived
     sync: Callable[[], None]  # updates the hospitals' tokens
-    silence: float  # maximum seconds of silence while a connection is open; less if earlier silences were short
-    patience: float = math.inf  # seconds after which the job stops to wait for an absent hospital
-    expelled: set[str] = field(default_factory=set)  # cells of excluded hospitals, whose messages are dropped
+    # Maximum seconds of silence while a connection is open. The limit is shorter if a hospital's silences were short.
+    silence: float
+    patience: float = math.inf  # seconds after which the job no longer waits for an absent hospital
+    expelled: set[str] = field(default_factory=set)  # cells of excluded hospitals, whose messages are rejected
     sites: dict[str, _Site] = field(default_factory=dict)
     ended: threading.Event = field(default_factory=threading.Event)
 
     def begin(self) -> None:
-        """Start to check hospitals in a thread, until `ended` is set."""
+        """Start a thread that checks the hospitals until `ended` is set."""
         threading.Thread(target=self._watch, name="liveness", daemon=True).start()
 
     def wait_for_all(self, most: float, abort: Signal) -> None:
@@ -78,13 +78,13 @@ class Liveness:
                 self.look()
 
     def look(self) -> None:
-        """Ask the server's parent process which hospitals are connected."""
+        """Ask the server's parent process which hospitals are connected, and update the state of each hospital."""
         request = new_cell_message({}, [name for name, site in self.sites.items() if self.last_heard[site.cell] > 0])
         where = {"channel": CHANNEL, "topic": TOPIC, "target": FQCN.ROOT_SERVER}
         reply = self.cell.send_request(**where, request=request, timeout=5.0, optional=True)
         if reply.get_header(MessageHeaderKey.RETURN_CODE) != CellCode.OK:
             if UNKNOWN in str(reply.get_header(MessageHeaderKey.ERROR)):
-                # The server's startup kit lacks the component, and NVFlare would log a warning for each check.
+                # The server's startup kit lacks the component returning_sites. NVFlare logs a warning for each check.
                 self.ended.set()
             return
         for name, told in reply.payload.items():
@@ -101,7 +101,7 @@ class Liveness:
         bearable = min(self.silence, max(SILENCE, 2 * site.longest))
         gone = now - max(site.closed, heard) > GRACE if site.closed else now - heard > bearable
         if closed or came_back:
-            site.last_heard = now  # The silence of a disconnected or restarted hospital is measured from now on.
+            site.last_heard = now  # The silence is measured from now on.
         elif heard > site.last_heard:
             site.longest = max(site.longest, heard - site.last_heard if site.last_heard else 0.0)
             site.last_heard = heard
@@ -117,11 +117,13 @@ class Liveness:
             site.away = (site.away[0] if site.away else now), problem
 
     def away(self) -> dict[str, str]:
-        """Return the sites that cannot answer now, each with the reason."""
+        """Return the sites that can't answer now, each with the reason."""
         return self.hopeless() | {name: site.away[1] for name, site in list(self.sites.items()) if site.away}
 
     def left_behind(self, many: int, least: int) -> dict[str, str]:
-        """Return the sites for which a round does not wait. If enough sites are present, these are all absent sites.
+        """Return the sites for which a round does not wait, each with the reason.
+
+        If enough sites are present, the round waits for no absent site.
 
         Args:
             many: The number of sites in the round.
@@ -131,8 +133,9 @@ class Liveness:
         return away if many - len(away) >= least else self.hopeless()
 
     def hopeless(self) -> dict[str, str]:
-        """Return the sites for which waiting has ended, each with the reason. Either somebody at the site must act, or
-        the site has been absent for too long.
+        """Return the absent sites for which the job no longer waits, each with the reason.
+
+        Either a person must remove the reason, or the site has been absent for too long.
         """
         found, now = {}, monotonic()
         for name, site in list(self.sites.items()):
@@ -146,15 +149,16 @@ class Liveness:
         return found
 
     def absences(self) -> dict[str, str]:
-        """Return the sites that cannot answer now, each with the reason and its age."""
+        """Return the sites that can't answer now, each with the reason and the seconds since the absence began."""
         away = {name: site.away for name, site in list(self.sites.items()) if site.away}
         return {name: f"{why} ({monotonic() - since:.0f} s ago)" for name, (since, why) in away.items()}
 
 
 @dataclass(eq=False)
 class Silent:
-    """Finds parties that have stopped by calling them, because a connection may stay open long after a party has
-    stopped.
+    """Calls parties to find out which parties have stopped.
+
+    The connection of a stopped party may stay open for a long time.
     """
 
     cell: Cell
@@ -166,10 +170,10 @@ class Silent:
         self.cell.register_request_cb(channel=CHANNEL, topic=CALL, cb=lambda _: make_reply(CellCode.OK))
 
     def call(self, cells: Mapping[str, str]) -> None:
-        """Call parties in threads, without waiting. Later, `deaf` contains those that did not answer.
+        """Call several parties, and do not wait for their answers. A party that does not answer is later in `deaf`.
 
         Args:
-            cells: The parties' cells by name.
+            cells: For each party, the name of its cell.
         """
         self.deaf &= cells.keys()
         for name in cells.keys() - self.called:
@@ -182,7 +186,7 @@ class Silent:
             reply = self.cell.send_request(**where, request=new_cell_message({}), timeout=ANSWERS, optional=True)
             if reply.get_header(MessageHeaderKey.RETURN_CODE) not in UNHEARD:
                 self.deaf.discard(name)
-            elif monotonic() - began < 2 * ANSWERS:  # If more time has passed, this process itself was suspended.
+            elif monotonic() - began < 2 * ANSWERS:  # If more time has passed, this process was suspended.
                 self.deaf.add(name)
         finally:
             self.called.discard(name)

@@ -1,7 +1,7 @@
-"""Limit the size of messages to a job's process: no message may be larger than the plan needs.
+"""Limit the size of the messages that a job's process accepts to the size that the plan needs.
 
-NVFlare 2.9 accepts messages of any size. medsilo checks the announced size before memory is used. On the server,
-answer_gate.py also reads sites' answers.
+NVFlare 2.9 accepts messages of any size. This module checks a message's announced size before NVFlare allocates memory
+for the message. At the server, answer_gate.py also reads the sites' answers.
 """
 
 import threading
@@ -20,11 +20,11 @@ from nvflare.fuel.f3.streaming.stream_types import Stream, StreamFuture
 from nvflare_reliability import patches
 from nvflare_reliability.errors import size_text
 
-MOST_OPEN = 8  # maximum number of unfinished answers from one sender; an honest sender may repeat broken answers
+MOST_OPEN = 8  # maximum number of unfinished answers of one sender; an honest sender may send a broken answer again
 
 
 class MessageLimits(Protocol):
-    """Limits of one message."""
+    """The limits of a message."""
 
     @property
     def size(self) -> int:
@@ -32,49 +32,49 @@ class MessageLimits(Protocol):
 
     @property
     def values(self) -> int:
-        """The maximum number of values, including lists and maps."""
+        """The maximum number of values in a message. A list or a map counts as a value, too."""
 
 
 class Gate:
-    """Limits the messages to the process of a job at a site. AnswerGate extends it for the server."""
+    """Limits the messages that a job's process at a site accepts. The subclass AnswerGate is for the server."""
 
     def __init__(self, cell: Cell, most: MessageLimits) -> None:
         """Create a gate for a job's process.
 
         Args:
-            cell: The process's cell.
-            most: The limits of each message, until `allow` changes them.
+            cell: The cell of the process.
+            most: The limits of each message, until a call of `allow` changes the limits.
         """
         self.cell, self.most = cell, most
         self.replies, self.streams = patches.Replies(cell), patches.StreamLimits(cell)
-        self.taken: dict[str, int] = {}  # for each sender, the bytes fetched for the message that is being read
-        self.refused: dict[str, str] = {}  # for each sender, the reason why fetching was stopped
+        self.taken: dict[str, int] = {}  # for each sender, the bytes of tensors fetched for its present message
+        self.refused: dict[str, str] = {}  # for each sender, the reason why a tensor was not fetched
         self.lock = threading.Lock()
         patches.hold_less(cell)
         patches.connect_in_time()
 
     def allow(self, most: MessageLimits) -> None:
-        """Change the limits of all later messages."""
+        """Set the limits for all later messages."""
         self.most = most
         patches.limit_blobs(self.cell, most.size, self.replies.handler, *self._readers)
 
     @property
     def _readers(self) -> list[BlobHandler]:
-        """The handlers of messages that this gate reads before NVFlare does."""
+        """The handlers for messages that this gate reads before NVFlare does."""
         return []
 
     def watch_fetching(self) -> None:
-        """Count the bytes of tensors before they are fetched."""
+        """Begin to count the bytes of tensors before the tensors are fetched."""
         self.replies.announced(f"{OBJ_DOWNLOADER_CHANNEL}:{OBJ_DOWNLOADER_TOPIC}", self._fetched)
         self.allow(self.most)
 
     def _fetched(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
-        """Accept an announced piece of a tensor, unless its message would become too large."""
-        if not self.replies.is_awaited(stream):  # The piece was requested again in the meantime.
+        """Accept an announced piece of a tensor, unless the piece would make the tensor's message too large."""
+        if not self.replies.is_awaited(stream):  # A newer request for the same piece was sent in the meantime.
             return self.replies.refuse(stream, "nobody waits for it any more")
         origin, size = "".join(self._of_job(str(stream.get_headers().get(MessageHeaderKey.ORIGIN)))), stream.get_size()
         known = isinstance(size, int) and size > 0
-        if size == 0:  # The reply answers a ping, or the process does not have the tensors.
+        if size == 0:  # The reply answers a ping, or the other process does not have the tensors.
             return self.replies.settle(stream, make_reply(stream.get_headers().get(MessageHeaderKey.RETURN_CODE)))
         with self.lock:
             total = self.taken.get(origin, 0) + (size if known else 0)
@@ -89,39 +89,47 @@ class Gate:
         return self.replies.refuse(stream, self.refused[origin])
 
     def _of_job(self, origin: str) -> tuple[str, str]:
-        """Split a cell's name into its owner and its suffix in this job. The suffix is empty if the cell does not
-        belong to the job.
+        """Return two texts for a cell's name: the name of the cell's owner, and a dot with the job's ID.
 
-        A site may have several cells in a job, for example for a training script in a separate process.
+        If the cell does not belong to this job, the second text is empty. A site may have several cells in a job, for
+        example for a training script in a separate process.
         """
         return origin.partition("." + self.cell.get_fqcn().rpartition(".")[2])[:2]
 
     def _give_back(self, future: StreamFuture, origin: str, size: int) -> None:
-        """Subtract the bytes of a piece that did not arrive, because it is fetched again."""
+        """Subtract the bytes of a piece that did not arrive, because the piece will be fetched again."""
         with self.lock:
             if future.error and origin in self.taken:
                 self.taken[origin] -= size
 
     def _streamed(self, message: Message, sender: str) -> Message | None:
-        """Accept a part of a stream, unless too many bytes of its sender wait to be read."""
+        """Accept a message that is part of a stream, unless too many bytes of the stream's sender wait to be read.
+
+        Returns None, or the reply by which the message is rejected.
+        """
         taken = self.streams.take(message, sender, MOST_OPEN * self.most.size)
         return None if taken else make_reply(CellCode.MSG_TOO_BIG)
 
     def _too_large(self, size: int, more: str = "") -> str:
-        """Return the reason for rejecting a message. `more` is " or more" if only a part of the size is known."""
+        """Return the reason by which a message is rejected as too large.
+
+        Args:
+            size: The bytes of the message.
+            more: " or more" if the message has further bytes whose number is unknown.
+        """
         most = size_text(self.most.size)
         return f"its message of {size_text(size)}{more} was not taken: at most {most} belong to one"
 
     # ------------------------------------------------------------------ at a site
     def guard_site(self) -> None:
-        """Limit the messages from the server."""
+        """Begin to limit the messages from the server."""
         self.replies.announced(f"{CellChannel.SERVER_COMMAND}:{ServerCommandNames.GET_TASK}", self._task_comes)
         patches.look_at_messages(self.cell, self._stream_comes)
         self.watch_fetching()
 
     def _stream_comes(self, message: Message) -> Message | None:
-        """Inspect a message before NVFlare decodes it; a message that this method returns is sent as the reply."""
-        # Messages to other cells are only forwarded.
+        """Inspect a message before NVFlare decodes it. If this method returns a message, it is sent as the reply."""
+        # This process only forwards messages to other cells.
         is_own = message.get_header(MessageHeaderKey.DESTINATION) == self.cell.get_fqcn()
         return self._streamed(message, "") if is_own and patches.is_piece(message) else None
 

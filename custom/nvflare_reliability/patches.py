@@ -1,10 +1,10 @@
 """Patch NVFlare in the processes of a job. The patches for all other processes are in kit_patches.py.
 
-Each patch adds something for which NVFlare has no public interface. For a patch NAME, `upstream/NAME.md` describes the
-issue to NVFlare's maintainers, sometimes with a patch file.
+Each patch adds a behaviour for which NVFlare has no public interface. For a patch NAME, the file `upstream/NAME.md`
+describes the problem for NVFlare's maintainers.
 
-For each patch, a test in tests/federation/test_patches.py shows NVFlare's behaviour without it, and fails when the
-patch is no longer needed. If NVFlare's code differs from the tested versions, the patch logs a warning when it starts.
+For each patch, a test in tests/federation/test_patches.py shows NVFlare's behaviour without the patch. The test fails
+when the patch is no longer needed. If NVFlare's code differs from the tested versions, the patch logs a warning.
 """
 
 import errno
@@ -57,24 +57,23 @@ from nvflare_reliability.compatibility import is_merged, made_for
 if TYPE_CHECKING:
     from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 
-BUFFER = 1 << 18  # size of a stream's buffer; larger messages are sent in frames of this size
-# Bytes of a message that only fast connections carry, and maximum bytes of its frames. A frame of 4 MiB plus its header
-# would exceed the limit of NVFlare's HTTP driver.
+BUFFER = 1 << 18  # bytes of a stream's buffer; a larger message is sent in frames of this size
+# A message that has more than LONG bytes is sent in frames of up to LONGEST_FRAME bytes. A frame of 4 MiB with its
+# header would exceed the limit of NVFlare's HTTP driver.
 LONG, LONGEST_FRAME = 2 << 20, (4 << 20) - (1 << 16)
-MOST_LEFT = 64 << 20  # bytes of garbage that trigger a collection
-# Maximum number of unfinished streams of one sender. An honest sender has about a dozen replies, and may repeat broken
-# streams.
+MOST_LEFT = 64 << 20  # bytes of garbage after which the garbage collector runs
+# Maximum number of unfinished streams of one sender. An honest sender has about a dozen unfinished replies, and may
+# repeat broken streams.
 MOST_STREAMS = 32
-MOST_KEPT = 256  # maximum number of finished streams that are kept to recognise repeated parts
-# Keys in the state of a request or reply: number of the next piece, count of all pieces, and count of pieces in a
-# reply.
+MOST_KEPT = 256  # maximum number of finished streams that are kept, so that their repeated messages are recognised
+# keys in the state of a request or a reply: the next piece's number, the count of all pieces, the count in one reply
 NEXT, PIECES, TOGETHER = "next", "pieces", "together"
 LOOK = 1.0  # seconds between two checks for old streams
-HANDSHAKE = 10.0  # maximum seconds for connecting, including the TLS handshake
-AGAIN = 4  # maximum seconds between attempts to connect; a longer wait delays the reconnection to a restarted server
-# Seconds without data before a TCP keep-alive probe, seconds between two probes, and the number of probes.
+HANDSHAKE = 10.0  # maximum seconds for a connection attempt, including the TLS handshake
+AGAIN = 4  # maximum seconds between two connection attempts, because a longer pause delays a restarted server's clients
+# seconds without data before a TCP keep-alive probe, seconds between two probes, and number of probes
 KEEP_ALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 30, socket.TCP_KEEPCNT: 8}
-# A timer that is never started; NVFlare would start one for a stream that has none.
+# A timer that is never started. NVFlare starts a timer for each stream that has no timer yet.
 NO_THREAD = threading.Timer(0.0, lambda: None)
 Send = Callable[..., Message]
 LOG = logging.getLogger(__name__)
@@ -82,7 +81,7 @@ LOG = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------------------------------------------- memory
 def fits_buffers() -> bool:
-    """True if NVFlare itself makes the buffer of a short message short."""
+    """True if the installed NVFlare uses a small buffer for a short message."""
     task = TxTask(SimpleNamespace(), BUFFER, "", "", "", {}, BlobStream(bytes(10), {}), False, False, False)
     return len(task.buffer) == 10
 
@@ -94,9 +93,7 @@ def fits_buffers() -> bool:
     whole=False,
 )
 def hold_less(cell: Cell) -> None:
-    """Use smaller buffers in a cell, and larger frames for large messages, because each frame costs
-    the same overhead.
-    """
+    """Make a cell use smaller buffers, and larger frames for large messages, because each frame takes time."""
     streamer, lock = cell.byte_streamer, threading.Lock()
     own, usual = streamer.send, streamer.chunk_size if is_merged("hold_less") else BUFFER
 
@@ -112,7 +109,7 @@ def hold_less(cell: Cell) -> None:
 
 
 def frees_sent() -> bool:
-    """True if NVFlare itself frees sent messages, so that they need no garbage collection."""
+    """True if the installed NVFlare frees a sent message without the garbage collector."""
     future = StreamFuture(0, task_handle=StreamTaskSpec())
     future.set_result(0)
     return future.task_handle is None
@@ -126,18 +123,18 @@ def frees_sent() -> bool:
     whole=False,
 )
 class GarbageBudget:
-    """Estimates the garbage in this process, and runs the garbage collector before there is too much."""
+    """Estimates the bytes of garbage in this process, and runs the garbage collector if there are too many."""
 
     def __init__(self) -> None:
         self._bytes, self._lock = 0, threading.Lock()
 
     def begin(self) -> None:
-        """Exclude all existing objects from garbage collection, so that it only examines new objects."""
+        """Exclude all existing objects from garbage collection, so that the collector only examines new objects."""
         gc.collect()
         gc.freeze()
 
     def sent(self, size: int = 0) -> None:
-        """Count a sent message of this many bytes, and collect garbage if there is too much."""
+        """Count the bytes of a sent message as garbage, and run the garbage collector if there are too many bytes."""
         if is_merged("GarbageBudget"):
             return
         with self._lock:
@@ -149,7 +146,7 @@ class GarbageBudget:
             gc.collect()
 
 
-GARBAGE = GarbageBudget()  # One instance is enough because each process runs one job.
+GARBAGE = GarbageBudget()  # One object is enough, because each process runs one job.
 
 
 # ---------------------------------------------------------------------------------------------------- streams
@@ -160,12 +157,12 @@ GARBAGE = GarbageBudget()  # One instance is enough because each process runs on
     whole=False,
 )
 def limit_blobs(cell: Cell, most: int, *others: BlobHandler) -> None:
-    """Make a cell reject every message that is announced with more bytes than the limit.
+    """Make a cell reject each message whose announced size exceeds a limit.
 
     Args:
         cell: The cell that receives the messages.
-        most: The maximum number of bytes.
-        *others: More message handlers, which the cell does not list.
+        most: The limit in bytes.
+        *others: Further message handlers, which are not registered at the cell.
     """
     registered = [callback.cb for callback in [*cell.byte_receiver.registry.reg.values()]]
     if is_merged("limit_blobs"):
@@ -183,7 +180,7 @@ def is_piece(message: Message) -> bool:
 
 
 def end_stream(stream: Stream, reason: str) -> None:
-    """End an incoming stream, and send the reason to its sender."""
+    """End an incoming stream, and send the reason to the stream's sender."""
     stream.task.stop(StreamError(reason))
 
 
@@ -193,26 +190,27 @@ def end_stream(stream: Stream, reason: str) -> None:
     "nvflare.fuel.f3.streaming.byte_receiver:RxTask._remove_task",
 )
 class StreamLimits:
-    """Limits the number and the size of each sender's incoming streams."""
+    """Limits the number of incoming streams of each sender, and the bytes of these streams that wait to be read."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell, self.lock = cell, threading.Lock()
-        self.known: dict[str, dict[tuple, RxTask]] = {}  # streams of each sender, oldest first
+        self.known: dict[str, dict[tuple, RxTask]] = {}  # for each sender, its streams, oldest stream first
         self.waiting: dict[str, int] = {}  # for each sender, an upper bound on the bytes that wait to be read
-        self.ended: dict[tuple, float] = {}  # for each finished stream, the time when its end was noticed
+        self.ended: dict[tuple, float] = {}  # for each finished stream, the time at which a check found it finished
         self.looked = monotonic()
 
     def take(self, message: Message, sender: str, most: int) -> bool:
-        """Return True if a part of a stream is accepted. If a sender has too many streams, the oldest streams are
-        ended.
+        """Return True if a message that is part of a stream is accepted.
+
+        If the message's sender has too many unfinished streams, the oldest of these streams are ended.
 
         Args:
-            message: A message that is part of a stream.
-            sender: The party that sent it.
-            most: The maximum number of bytes of this sender that may wait to be read.
+            message: The message.
+            sender: The party that sent the message.
+            most: The maximum number of bytes from this sender that may wait to be read.
         """
         for wish in (StreamHeaderKey.RETRY_TIMEOUT, StreamHeaderKey.RETRY_WAIT):
-            # Only this process decides how long a finished stream is kept.
+            # The sender may not decide how long a finished stream is kept.
             message.headers.pop(wish, None)
         if message.get_header(StreamHeaderKey.ERROR_MSG):  # An error message does not start a stream.
             return True
@@ -230,12 +228,12 @@ class StreamLimits:
                 ended = [task for task in own.values() if _has_ended(task)]
                 begun = [task for task in own.values() if not _has_ended(task)]
             waiting = self.waiting.get(sender, 0) + size
-            # Waiting bytes are counted exactly for a new stream or near the limit, and estimated otherwise.
+            # The waiting bytes are counted exactly if the stream is new or the estimate exceeds the limit.
             if is_new or waiting > most:
                 waiting = sum(map(_waiting, own.values())) + size
             self.waiting[sender] = waiting
         if is_new:
-            GARBAGE.sent()  # Each stream causes a reply or is a reply.
+            GARBAGE.sent()  # Each stream is a request, which causes a reply, or is a reply itself.
         for task in ended[:-MOST_KEPT]:
             task._remove_task()
         for task in begun[:-MOST_STREAMS]:
@@ -245,7 +243,7 @@ class StreamLimits:
         return waiting <= most
 
     def _forget_old(self) -> None:
-        """Forget finished streams after the configured time."""
+        """Forget each finished stream after the time that NVFlare's configuration sets."""
         now = monotonic()
         if now - self.looked < LOOK:
             return
@@ -271,7 +269,7 @@ def _keep_without_thread(task: RxTask) -> None:
 
 
 def _waiting(task: RxTask) -> int:
-    """Return the bytes of a stream that have arrived but were not read."""
+    """Return the number of a stream's bytes that have arrived and wait to be read."""
     return sum(len(piece or b"") for _, piece in [*task.chunks, *task.out_seq_chunks.values()])
 
 
@@ -283,11 +281,10 @@ def _waiting(task: RxTask) -> int:
     "nvflare.fuel.f3.sfm.conn_manager:ConnManager.start_connector_task",
 )
 def connect_in_time() -> None:
-    """Give up a connection attempt if the TLS handshake takes too long or the connector is stopped; NVFlare then
-    connects again.
+    """End a connection attempt if the TLS handshake takes too long or the connector is stopped.
 
-    Without this patch, NVFlare waits forever. The patch also shortens the pause between attempts from ten seconds to
-    four.
+    After a slow handshake, NVFlare connects again. Without this patch, NVFlare waits forever. The patch also shortens
+    the pause between two attempts from ten seconds to four.
     """
     if TcpDriver.connect is not _connect:
         conn_manager.MAX_WAIT = conn_manager.SILENT_RECONNECT_TIME = AGAIN
@@ -312,7 +309,7 @@ def _connect(driver: TcpDriver, connector: ConnectorInfo) -> None:
         line.close()
         raise
     driver.add_connection(connection)
-    # The connection attempt was stopped during the handshake, before the connection was registered.
+    # If the connector was stopped during the handshake, the connection was not registered yet, and is closed here.
     if connector.stopped.is_set():
         connection.close()
     connection.read_loop()
@@ -329,14 +326,14 @@ def _shutting_down_too(own: Callable[[TcpDriver], None]) -> Callable[[TcpDriver]
 
 
 def keep_alive(line: socket.socket) -> None:
-    """Close a connection some minutes after the peer's machine has disappeared."""
+    """Make the system close a connection some minutes after the other party's machine has disappeared."""
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEP_ALIVE.items():
         line.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def end_socket(line: socket.socket) -> None:
-    """Shut down a connection, so that a thread that waits for it gets an error."""
+    """Shut down a connection. A thread that waits for data on this connection then gets an error."""
     with suppress(OSError, ValueError):  # The connection has already ended.
         line.shutdown(socket.SHUT_RDWR)
 
@@ -344,7 +341,7 @@ def end_socket(line: socket.socket) -> None:
 # ---------------------------------------------------------------------------------------------------- messages
 @made_for("nvflare.fuel.utils.fobs.fobs:register", "nvflare.fuel.utils.fobs.fobs:Packer.pack")
 def send_tensors_by(decomposer: "type[ViaDownloaderDecomposer]") -> None:
-    """Send all tensors or arrays of this process with this decomposer instead of the registered decomposer."""
+    """Replace NVFlare's decomposer, by which this process sends all tensors or arrays, by another decomposer."""
     own = decomposer()
     fobs._decomposers[get_class_name(own.supported_type())] = own
     fobs._dot_handlers.update(dict.fromkeys(own.supported_dots(), own))
@@ -359,14 +356,14 @@ def look_at_messages(cell: Cell, look: Callable[[Message], Message | None]) -> N
 
     Args:
         cell: The cell that receives the messages.
-        look: Gets each message. If it returns a message, that message is sent as the reply.
+        look: A function that is called with each message. If it returns a message, this message is sent as the reply.
     """
     cell.core_cell.set_message_interceptor(look)
 
 
 @made_for("nvflare.fuel.f3.cellnet.cell:Adapter.call")
 class AnswerReader:
-    """Passes sites' answers to a function that reads them, instead of NVFlare's cell."""
+    """Passes each site's answer to a function that reads the answer, and not directly to NVFlare's cell."""
 
     def __init__(self, cell: Cell, answered: Callable[[StreamFuture, Stream], None]) -> None:
         found = cell.byte_receiver.registry.find(CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE)
@@ -378,13 +375,15 @@ class AnswerReader:
         return self.handler.handle_blob_cb(future, stream, resume, stream)
 
     def pass_on(self, headers: dict, answer: Shareable) -> None:
-        """Pass an answer that was read on to NVFlare."""
+        """Pass an answer to NVFlare after it was read."""
         self._take(_Read(headers, answer))
 
 
 class _Unspoken(Shareable):
-    """An answer with a short representation. NVFlare formats each answer with its tensors for debug logs, even if these
-    are off. For 29 million parameters, that took 0.3 s.
+    """An answer whose text form is short.
+
+    NVFlare converts each answer and its tensors to text for a debug log, even if this log is off. With 29 million
+    parameters, this conversion takes 0.3 s.
     """
 
     def __repr__(self) -> str:
@@ -392,7 +391,7 @@ class _Unspoken(Shareable):
 
 
 class _Read:
-    """Wraps a message that was already read as NVFlare's future of an unread message."""
+    """Wraps a message that was already read, so that NVFlare handles it like the future of an unread message."""
 
     def __init__(self, headers: dict, payload: Shareable) -> None:
         self.headers = {key: value for key, value in headers.items() if key != StreamHeaderKey.PAYLOAD_ENCODING}
@@ -405,13 +404,13 @@ class _Read:
 
 @made_for("nvflare.fuel.f3.cellnet.cell:Cell._process_reply", "nvflare.fuel.f3.cellnet.cell:Cell._send_one_request")
 class Replies:
-    """Lets a function inspect the replies to a cell's requests, and then accepts or rejects them."""
+    """Lets functions inspect, accept and reject the replies to a cell's requests."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell, self.handler = cell, BlobHandler(cell._process_reply)
 
     def announced(self, topic: str, comes: Callable[[StreamFuture, Stream, bool], int]) -> None:
-        """Call a function for each reply on a topic before the reply is accepted."""
+        """Call a function for each reply on a topic, before the reply is accepted."""
         self.cell.register_stream_cb(CellChannel.RETURN_ONLY, topic, comes)
 
     def take(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
@@ -419,17 +418,17 @@ class Replies:
         return self.handler.handle_blob_cb(future, stream, resume)
 
     def is_awaited(self, stream: Stream) -> bool:
-        """True if a request still waits for an announced reply."""
+        """True if a request still waits for the announced reply."""
         return stream.get_headers().get(StreamHeaderKey.STREAM_REQ_ID) in self.cell.requests_dict
 
     def refuse(self, stream: Stream, reason: str) -> int:
-        """Reject a reply, so that its request fails at once."""
+        """Reject an announced reply, so that the reply's request fails at once."""
         self.settle(stream, make_reply(ReturnCode.MSG_TOO_BIG, error=reason))
         end_stream(stream, reason)
         return 0
 
     def settle(self, stream: Stream, reply: Message) -> int:
-        """Answer a request with another reply instead of the announced stream."""
+        """Answer a request by another reply in place of the announced reply."""
         waiter = self.cell.requests_dict.get(stream.get_headers().get(StreamHeaderKey.STREAM_REQ_ID))
         if waiter:
             _settle(waiter, reply)
@@ -438,7 +437,7 @@ class Replies:
 
 @made_for("nvflare.fuel.f3.streaming.download_service:_download_object")
 def send_requests_by(cell: Cell, request: Send) -> Send:
-    """Send a cell's requests with another function; return NVFlare's original function."""
+    """Send the requests of a cell by another function. Returns NVFlare's original function."""
     own: Send = cell.send_request
     cell.send_request = request
     return own
@@ -450,11 +449,11 @@ def send_requests_by(cell: Cell, request: Send) -> Send:
     whole=False,
 )
 def reply_once(cell: Cell, to: tuple[str, str]) -> None:
-    """Send a cell's replies on one topic without NVFlare's retries.
+    """Let NVFlare send each reply on one topic only once. NVFlare would send an unconfirmed reply again.
 
     Args:
         cell: The cell that sends the replies.
-        to: The channel and topic of the requests.
+        to: The channel and the topic of the requests.
     """
     if is_merged("reply_once"):
         cell.reply_once_topics.add(to)
@@ -471,7 +470,7 @@ def reply_once(cell: Cell, to: tuple[str, str]) -> None:
 
 @made_for("nvflare.fuel.f3.cellnet.cell:Cell._send_one_request", "nvflare.fuel.f3.streaming.byte_receiver:RxTask.stop")
 def end_reply(request: Message) -> None:
-    """End the stream of a reply that nobody awaits any more."""
+    """End the stream of the reply to a request, because the request is repeated."""
     own = request.get_header(StreamHeaderKey.STREAM_REQ_ID)
     with RxTask.map_lock:
         tasks = [task for task in RxTask.rx_task_map.values() if _request_of(task) == own]
@@ -480,7 +479,7 @@ def end_reply(request: Message) -> None:
 
 
 def received(cell: Cell, request: Message) -> int:
-    """Return the number of bytes that have arrived so far in reply to a request."""
+    """Return the number of bytes that have arrived so far of the reply to a request."""
     waiter = cell.requests_dict.get(request.get_header(StreamHeaderKey.STREAM_REQ_ID))
     return waiter.receiving_future.get_progress() if waiter and waiter.receiving_future else 0
 
@@ -495,25 +494,26 @@ def _request_of(task: RxTask) -> str | None:
     "nvflare.fuel.f3.cellnet.core_cell:CoreCell.state_change",
 )
 class LostWaits:
-    """Ends a request when the connection is lost on which it waits for a reply; its sender then repeats it.
+    """Ends a waiting request when its connection is lost, so that the request's sender repeats the request.
 
-    NVFlare itself waits until the request's time limit, because it sends a request only once. A request to which a
-    reply has begun to arrive continues, because NVFlare sends the rest of a reply again.
+    NVFlare would wait until the request's time limit, because NVFlare sends a request only once. If the reply has begun
+    to arrive, the request is not ended, because NVFlare sends the missing bytes of a reply again.
     """
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
-        # For each waiting request, whether the other process is known to have received it.
+        # for each waiting request, a function that returns True if the other process is known to have the request
         self.waiting: dict[int, tuple[Message, Callable[[], bool]]] = {}
         cell.core_cell.set_cell_disconnected_cb(self._lost)
 
     @contextmanager
     def of(self, request: Message, has_arrived: Callable[[], bool]) -> Iterator[None]:
-        """Within this context, the request ends when its connection is lost.
+        """End a request in this context if its connection is lost.
 
         Args:
-            request: The request, which is sent within this context.
-            has_arrived: True if the other process is known to have received the request. The request then continues.
+            request: The request, which must be sent in this context.
+            has_arrived: Returns True if the other process has shown that it has received the request. Then the request
+                is not ended.
         """
         self.waiting[id(request)] = request, has_arrived
         try:
@@ -523,7 +523,7 @@ class LostWaits:
 
     def _lost(self, other: CellAgent) -> None:
         if FQCN.is_ancestor(self.cell.get_fqcn(), other.get_fqcn()):
-            return  # Requests do not go through the cells below this cell, such as a training script's.
+            return  # The lost connection is to a child cell, such as a training script's cell, and carries no requests.
         for request, has_arrived in [*self.waiting.values()]:
             waiter = self.cell.requests_dict.get(request.get_header(StreamHeaderKey.STREAM_REQ_ID))
             if waiter and not waiter.in_receiving.is_set() and not has_arrived():
@@ -531,20 +531,20 @@ class LostWaits:
 
 
 def _settle(waiter: SimpleWaiter, reply: Message) -> None:
-    """Answer a waiting request with this reply."""
+    """Answer a waiting request by a reply that this process has made."""
     waiter.stream_error = "it is not read"
     waiter.result = reply
     waiter.in_receiving.set()
 
 
 def ping() -> Message:
-    """Make a request that any process that sends tensors answers with a few bytes."""
+    """Make a request to which each process that sends tensors replies with a few bytes."""
     return new_cell_message({}, {_PropKey.REF_ID: "ping", _PropKey.CANCEL: True})
 
 
 @made_for("nvflare.fuel.f3.streaming.download_service:_download_object")
 class AskedPiece:
-    """A request for a numbered piece of tensors."""
+    """A request for one or more numbered pieces of tensors."""
 
     def __init__(self, request: Message) -> None:
         self.asked: dict[str, Any] = request.payload
@@ -552,7 +552,7 @@ class AskedPiece:
         self.number, _ = asked_for(self.asked.get(_PropKey.STATE))
 
     def other(self, number: int, together: int) -> Message:
-        """Make a request for other pieces of the same tensors.
+        """Return a request for other pieces of the same tensors.
 
         Args:
             number: The number of the first piece.
@@ -561,7 +561,13 @@ class AskedPiece:
         return new_cell_message({}, {**self.asked, _PropKey.STATE: {NEXT: number, TOGETHER: together}})
 
     def confirm(self, cell: Cell, end: Message, source: str) -> None:
-        """Confirm to the sender that all pieces have arrived, if it asks for a confirmation."""
+        """Confirm to the sender of the tensors that all pieces have arrived, if the sender wants a confirmation.
+
+        Args:
+            cell: This process's cell.
+            end: The sender's last reply.
+            source: The sender's cell.
+        """
         told = end.payload if isinstance(end.payload, dict) else {}
         if told.get(_PropKey.CONFIRM_EXPECTED):
             all_came = {
@@ -578,7 +584,7 @@ def has_stopped(cell: Cell) -> bool:
 
 
 def no_more() -> Message:
-    """Make the reply that says that no more pieces follow."""
+    """Return a reply that ends a transfer: all pieces were sent."""
     return make_reply(ReturnCode.OK, body={_PropKey.STATUS: ProduceRC.EOF})
 
 
@@ -589,7 +595,7 @@ def asked_for(state: dict[str, int] | None) -> tuple[int, int]:
 
 
 def pieces_in(reply: Message) -> int:
-    """Return the total number of pieces according to a reply, or 0 if the reply does not state it."""
+    """Return the total number of pieces that a reply states, or 0 if the reply does not state it."""
     match reply.payload:
         case {_PropKey.STATE: {"pieces": int(pieces)}}:
             return pieces
@@ -606,7 +612,7 @@ class _EachOnce(list):
 
 
 def sends_again() -> bool:
-    """True if NVFlare itself sends a task again to a client that lost it, and no later task in its place."""
+    """True if the installed NVFlare sends a lost task again to the same client, and no later task instead."""
     from nvflare.apis.impl.wf_comm_server import _TASK_KEY_MANAGER, TaskCheckStatus, WFCommServer
 
     for later in (TaskCheckStatus.SEND, TaskCheckStatus.NO_BLOCK):
@@ -624,12 +630,12 @@ def sends_again() -> bool:
 
 @made_for("nvflare.apis.impl.wf_comm_server:WFCommServer.process_task_request", merged=sends_again)
 def deliver_once(task: Task) -> None:
-    """Record each delivery of a task to a client only once."""
+    """Make a task record each delivery to a client only once, even if NVFlare sends the task again."""
     task.client_tasks = _EachOnce()
 
 
 def gives_cell() -> bool:
-    """True if NVFlare's engine itself gives the cell of a job."""
+    """True if the installed NVFlare's engine has a method that returns the cell of a job."""
     from nvflare.private.fed.server.server_engine import ServerEngine
 
     return hasattr(ServerEngine, "get_job_cell")
@@ -641,14 +647,14 @@ def gives_cell() -> bool:
     whole=False,
 )
 def cell_of_job(fl_ctx: FLContext) -> Cell:
-    """Return the cell that receives sites' answers; this also works in the simulator."""
+    """Return the cell that receives the sites' answers, in a real job or in the simulator."""
     engine = fl_ctx.get_engine()
     return engine.get_job_cell() if is_merged("cell_of_job") else engine.server.command_agent.cell
 
 
 # ---------------------------------------------------------------------------------------------------- both sides
 class _Lossy:
-    """A log file that drops lines when they cannot be written, and raises no error."""
+    """A log file that drops a line which can't be written, and raises no error."""
 
     def __init__(self, file: IO[str]) -> None:
         self.file, self.fails = file, False
@@ -670,7 +676,7 @@ class _Lossy:
                 LOG.warning("the job's audit can't be written (%s)", type(error).__name__)
             self.fails = True
         else:
-            # Written lines stay in memory until they are flushed, so only a flush shows that the disk has space again.
+            # A written line stays in memory until the next flush. So only a flush shows that the disk has space again.
             self.fails = self.fails and what != self.file.flush
 
 
@@ -682,11 +688,11 @@ class _Full:
 
 
 def outlives_a_full_disk() -> bool:
-    """True if the installed NVFlare drops an audit line that cannot be written, without an error."""
+    """True if the installed NVFlare raises no error when it can't write a line of an audit log."""
     auditor = audit.Auditor.__new__(audit.Auditor)
     auditor.audit_file, auditor._lock = _Full(), threading.Lock()
     told, silent = logging.getLogger(audit.__name__), logging.Filter("nobody")
-    told.addFilter(silent)  # The error is not logged, because the disk is not really full.
+    told.addFilter(silent)  # NVFlare must not log the error of this test, because the disk is not really full.
     try:
         auditor.add_job_event("")
     except OSError:
@@ -702,7 +708,7 @@ def outlives_a_full_disk() -> bool:
     merged=outlives_a_full_disk,
 )
 def audit_without_fail() -> None:
-    """Drop lines of this job's audit log that cannot be written, instead of failing."""
+    """Drop a line of this job's audit log that can't be written. NVFlare would raise an error."""
     auditor = AuditService.get_auditor()
     if hasattr(auditor, "audit_file"):  # the simulator's auditor has no file
         with auditor._lock:
@@ -716,10 +722,12 @@ BACKEND = "nvflare.app_common.executors.client_api.external_process_backend:Exte
 
 @made_for(f"{BACKEND}._trainer_liveness_error", f"{BACKEND}._trainer_exit_reason")
 def hear_of_killed_script(heard: Callable[[int], object]) -> None:
-    """Call a function with the signal that killed a training script's process. The system kills a process when memory
-    is exhausted.
+    """Call a function when the system has killed a training script's process, for example because memory was exhausted.
 
-    NVFlare itself would fail this task and all later tasks.
+    Without this patch, this task and all later tasks of NVFlare would fail.
+
+    Args:
+        heard: Called with the number of the signal that killed the process.
     """
     from nvflare.app_common.executors.client_api.external_process_backend import ExternalProcessBackend
 

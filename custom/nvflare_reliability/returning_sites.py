@@ -1,7 +1,8 @@
-"""Watch hospitals' connections and tokens in the server's parent process, and report them to the jobs (liveness.py).
+"""Watch the connections and the tokens of hospitals in the server's parent process, and report them to running jobs.
 
-A restarted hospital registers with a new token, which NVFlare does not report to running jobs. The component starts the
-job processes of the hospital again, which continue from the hospital's saved state.
+A restarted hospital registers with a new token, which NVFlare does not report to running jobs. This component starts
+the hospital's job processes again, which continue from the hospital's saved state. In a job's process, liveness.py
+requests the reports.
 """
 
 import logging
@@ -27,30 +28,30 @@ from nvflare_reliability.kit_patches import DEATHS, failure_of_job, is_expelled,
 from nvflare_reliability.liveness import CHANNEL, EXPELLED, LOOK, REFUSES, TOPIC, WAITS
 
 LOG = logging.getLogger(__name__)
-TRIES = 6  # attempts to start a job process at a hospital; the pause doubles after each, so all take about a minute
+TRIES = 6  # attempts to start a job's process at a hospital, which take about a minute together
 # A hospital's job process is not started again if it has died more than MOST_DEATHS times within WITHIN seconds.
 MOST_DEATHS = 5
 WITHIN = 3600.0
-ASKS = 30.0  # A job without requests for this many seconds counts as silent.
-Heard = Callable[[str, str, bool], None]  # gets a job, a hospital, and True if the job's process runs there again
+ASKS = 30.0  # A job that has requested no report for so many seconds will request none.
+Heard = Callable[[str, str, bool], None]  # arguments: a job, a hospital, and whether the job's process runs there again
 
 
 @dataclass
 class _Job:
     """The state of a running job."""
 
-    seen: set[str] = field(default_factory=set)  # hospitals' cells that were connected at some time
-    active: set[str] = field(default_factory=set)  # hospitals whose messages have reached the job
-    starts: dict[str, int] = field(default_factory=dict)  # for each hospital, how often it registered again
-    deaths: dict[str, list[float]] = field(default_factory=dict)
-    # for each hospital, the reason why it cannot return to the job
+    seen: set[str] = field(default_factory=set)  # hospitals' cells that have been connected to the server
+    active: set[str] = field(default_factory=set)  # hospitals that have sent a message to the job
+    starts: dict[str, int] = field(default_factory=dict)  # for each hospital, how often it has registered again
+    deaths: dict[str, list[float]] = field(default_factory=dict)  # for each hospital, when the job's process died
+    # for each hospital that can't return to the job, the reason
     problems: dict[str, str] = field(default_factory=dict)
 
 
 class ReturningSites(FLComponent):
-    """Lets restarted hospitals return to the running jobs, and reports lost connections to these jobs.
+    """Lets restarted hospitals return to running jobs, and reports lost connections to these jobs.
 
-    Only jobs that ask for liveness reports take part.
+    A job takes part only if its process requests the reports.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class ReturningSites(FLComponent):
         self.jobs: dict[str, _Job] = {}
         self.engine: Any = None
         self.listens = False
-        self.dead = set[tuple[str, str]]()  # jobs and hospitals whose process died and is being restarted
+        self.dead = set[tuple[str, str]]()  # (job, hospital) for each process that died and is being restarted
         self.heard: Heard = lambda job, hospital, runs: None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -70,7 +71,7 @@ class ReturningSites(FLComponent):
             self._look(fl_ctx)
 
     def _asked(self, request: Message) -> Message:
-        """Answer a job's request about its hospitals."""
+        """Answer a job's request for a report about the job's hospitals."""
         origin, told = str(request.get_header(MessageHeaderKey.ORIGIN)), request.payload
         job_id = origin.rpartition(".")[2]
         running = self.engine.run_processes.get(job_id)
@@ -91,15 +92,19 @@ class ReturningSites(FLComponent):
         return make_reply(CellCode.OK, body=hospitals)
 
     def _listen(self) -> None:
-        """Receive hospitals' reports of ended processes. NVFlare's own listener must be registered before."""
+        """Begin to receive the hospitals' reports that processes have ended.
+
+        Call this only after NVFlare has registered its own function for these reports.
+        """
         if not self.listens:
             self.listens = True
             where = {"channel": CellChannel.SERVER_MAIN, "topic": CellChannelTopic.REPORT_JOB_FAILURE}
             self.engine.get_cell().register_request_cb(**where, cb=self._process_ended)
 
     def _is_closed(self, job: _Job, cell: str, job_id: str) -> bool:
-        """True if the connection of a hospital or of its job process is lost. Hospitals behind relays have no direct
-        connection.
+        """True if the connection of a hospital, or of the hospital's job process, is lost.
+
+        A hospital behind a relay never has a direct connection, so this is False for such a hospital.
         """
         cells = {cell, FQCN.join([cell, job_id])}
         connected = {name for name in cells if self.engine.get_cell().is_cell_connected(name)}
@@ -107,7 +112,7 @@ class ReturningSites(FLComponent):
         return not cells & job.seen <= connected
 
     def _look(self, fl_ctx: FLContext) -> None:
-        """Let restarted hospitals return to their jobs, and end the wait for final reports that cannot come."""
+        """Let restarted hospitals return to their jobs, and let ended jobs finish."""
         here = {client.name: client for client in self.engine.get_clients()}
         for job_id in list(self.jobs):
             running = self.engine.run_processes.get(job_id)
@@ -127,19 +132,19 @@ class ReturningSites(FLComponent):
                 self._take_in(job_id, client)
 
     def _let_go(self, job_id: str, fl_ctx: FLContext) -> None:
-        """At the end of a job, do not wait for the reports of absent hospitals."""
+        """Let an ended job finish without waiting for the final reports of absent hospitals."""
         job, cell = self.jobs[job_id], self.engine.get_cell()
-        # A hospital's cell has the hospital's name, unless it is behind a relay.
+        # The cell of a hospital has the hospital's name, unless the hospital is behind a relay.
         gone = {name for name in job.active & job.seen if not cell.is_cell_connected(name)}
         gone |= {name for name in job.active if is_expelled(self.engine, name)}
         if not wait_no_more(fl_ctx, job_id, gone):
             del self.jobs[job_id]
 
     def _process_ended(self, request: Message) -> Message:
-        """Handle a hospital's report that a job process has ended.
+        """Handle a hospital's report that a job's process has ended.
 
-        A process that died is started again. If the hospital's policies reject the job, or its certificate has expired,
-        it is not started again. The plan then decides whether the job goes on.
+        A process that died is started again, unless the hospital's policies reject the job or the hospital's
+        certificate has expired. If the process is not started again, the plan decides whether the job continues.
         """
         token, job_id, code, why = failure_of_job(request)
         client = self.engine.client_manager.clients.get(token)
@@ -161,9 +166,7 @@ class ReturningSites(FLComponent):
         return self.engine.server.process_job_failure(request)
 
     def _has_reason(self, request: Message, job_id: str, hospital: str, why: str) -> None:
-        """Report to a job why a hospital cannot take part. If the job sends no request for such reports, NVFlare ends
-        it.
-        """
+        """Report to a job why a hospital can't take part. NVFlare ends a job that does not request such reports."""
         deadline = monotonic() + ASKS
         while job_id not in self.jobs and monotonic() < deadline:
             threading.Event().wait(LOOK)
@@ -178,7 +181,7 @@ class ReturningSites(FLComponent):
         threading.Thread(target=self._start, args=(job_id, client), daemon=True).start()
 
     def _start(self, job_id: str, client: Client) -> None:
-        """Start a job process at a hospital, with several attempts."""
+        """Start a job's process at a hospital. If this fails, try again several times."""
         job, why = self.jobs[job_id], ""
         for attempt in range(TRIES):
             threading.Event().wait(LOOK * 2**attempt)
@@ -201,7 +204,7 @@ class ReturningSites(FLComponent):
 
 
 def hear_of_processes(engine: Any, heard: Heard) -> None:
-    """Call a function when a job process dies at a hospital and when it has been started again.
+    """Call a function when a job's process dies at a hospital, and again when the process has been started again.
 
     The server's startup kit must list the component `returning_sites`.
     """

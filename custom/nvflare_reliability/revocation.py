@@ -1,5 +1,6 @@
-"""Read and sign the list of revoked certificates (RFC 5280). The consortium's root signs it, and each startup kit has a
-copy.
+"""Read and sign the list of revoked certificates (RFC 5280).
+
+The consortium's root authority signs the list, and each startup kit has a copy.
 """
 
 import logging
@@ -11,11 +12,11 @@ from cryptography import x509
 
 LOG = logging.getLogger(__name__)
 LIST = "revoked.pem"  # name of the file in a startup kit
-LARGEST = 1 << 20  # maximum bytes of a list, enough for some 10,000 certificates
+LARGEST = 1 << 20  # maximum bytes of a list; a list of 10,000 certificates has about so many bytes
 
 
 def read_list(text: bytes, root: x509.Certificate) -> x509.CertificateRevocationList:
-    """Parse a list of revoked certificates in PEM form; raise ValueError unless this root signed it."""
+    """Return the list of revoked certificates in a PEM text. Raises ValueError if `root` has not signed the list."""
     if len(text) > LARGEST:
         raise ValueError(f"the list of revoked certificates has more than {LARGEST >> 20} MiB")
     found = x509.load_pem_x509_crl(text)
@@ -25,13 +26,14 @@ def read_list(text: bytes, root: x509.Certificate) -> x509.CertificateRevocation
 
 
 def number_of(revoked: x509.CertificateRevocationList) -> int:
-    """Return the serial number of a list. A later list has a greater number."""
+    """Return the serial number of a list. A newer list has a larger number."""
     return revoked.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
 
 
 def list_in(kit: Path) -> x509.CertificateRevocationList | None:
-    """Return the list of revoked certificates in a startup kit, or None. Raises OSError or ValueError if it is
-    unreadable.
+    """Return the list of revoked certificates in a startup kit; None if the kit has no list.
+
+    Raises OSError or ValueError if the list is unreadable.
     """
     try:
         text = (kit / LIST).read_bytes()
@@ -41,11 +43,14 @@ def list_in(kit: Path) -> x509.CertificateRevocationList | None:
 
 
 def is_newer(text: bytes, kit: Path) -> bool:
-    """True if a list is signed by the kit's root and newer than the kit's list. Raises OSError or ValueError."""
+    """True if a list is newer than the list in a startup kit.
+
+    Raises OSError or ValueError if the list is invalid or the kit's root authority has not signed it.
+    """
     told = read_list(text, x509.load_pem_x509_certificate((kit / "startup/rootCA.pem").read_bytes()))
     try:
         before = list_in(kit)
-    except ValueError:  # The kit's file is damaged.
+    except ValueError:  # The list in the kit is damaged.
         before = None
     return before is None or number_of(told) > number_of(before)
 
@@ -56,13 +61,13 @@ def signed_list(
     root: x509.Certificate,
     sign: Callable[[x509.CertificateRevocationListBuilder], x509.CertificateRevocationList],
 ) -> x509.CertificateRevocationList:
-    """Return a new list that adds certificates to the previous list.
+    """Return a new signed list that contains the certificates of the previous list and further certificates.
 
     Args:
-        before: The previous list, if there is one.
-        certificates: The certificates to revoke.
+        before: The previous list, or None.
+        certificates: The further certificates.
         root: The consortium's root certificate.
-        sign: A function that signs the list with the root's key.
+        sign: A function that signs the list with the root authority's key.
     """
     now = datetime.now(UTC).replace(microsecond=0)
     builder = x509.CertificateRevocationListBuilder(root.subject, now, root.not_valid_after_utc)
@@ -77,17 +82,18 @@ def signed_list(
 
 
 class Revocations:
-    """The revoked certificates of a startup kit, read again when the file changes. A list without the root's signature
-    is ignored.
+    """The certificates that the list in a startup kit revokes.
+
+    The list is read again when its file changes. A list that the root authority has not signed is ignored.
     """
 
     def __init__(self, root: str | None) -> None:
-        self.root = Path(root) if root else None  # path of the kit's startup/rootCA.pem
+        self.root = Path(root) if root else None  # path of the file startup/rootCA.pem in the startup kit
         self.seen: tuple[int, int] | None = None
         self.serials: frozenset[int] = frozenset()
 
     def look(self) -> bool:
-        """Read the list again; return True if more certificates are revoked than at the last call."""
+        """Read the list again if its file has changed. Return True if the list revokes further certificates."""
         if not self.root:
             return False
         kit = self.root.parent.parent
@@ -106,7 +112,11 @@ class Revocations:
         return bool(more)
 
     def holds(self, certificate: bytes | None) -> bool:
-        """True if a certificate in DER form is revoked."""
+        """True if a certificate is revoked.
+
+        Args:
+            certificate: The certificate in DER form.
+        """
         if not self.serials or not certificate:
             return False
         return x509.load_der_x509_certificate(certificate).serial_number in self.serials

@@ -1,24 +1,24 @@
-"""Define errors whose message names the fault, its place and the remedy in one line."""
+"""Define errors whose one-line message names the fault, the place of the fault, and the remedy."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from medsilo.core.text import plain
 
-# the beginning of a site's error message when training gives NaN or infinity
+# prefix of the error message that a site sends when its training gives NaN or infinity
 DIVERGED = "training diverged"
 
 
 class MedsiloError(Exception):
     """The base class of medsilo's errors, whose messages are safe to show to anybody.
 
-    A hospital may send the message to the server, so it must not have paths, file names or patients' identifiers.
-    `private` has details for the hospital only. A message may quote values from another party, so control characters
-    are removed and long messages are truncated.
+    A hospital may send the message to the server, so the message must not have paths, file names or patients'
+    identifiers. The attribute `private` has details that the hospital never sends. A message may quote values that
+    another party sent, so this class removes control characters and truncates long messages.
 
     Args:
-        message: one line: the fault, its place, and the remedy
-        private: details for the hospital alone
+        message: One line that names the fault, the place of the fault, and the remedy.
+        private: Details that the hospital never sends.
 
     >>> from medsilo.extend import MedsiloError
     >>> str(MedsiloError("no images are there; give a folder with such", private="/data/ward-3"))
@@ -32,7 +32,11 @@ class MedsiloError(Exception):
     @staticmethod
     @contextmanager
     def kept_back(told: str) -> Iterator[None]:
-        """Replace the message of an error raised in the context, because it may quote a hospital's data."""
+        """Replace the message of a MedsiloError raised in the context, because the message may quote a hospital's data.
+
+        Args:
+            told: The new message.
+        """
         try:
             yield
         except MedsiloError as error:
@@ -41,7 +45,11 @@ class MedsiloError(Exception):
     @staticmethod
     @contextmanager
     def needing(told: str) -> Iterator[None]:
-        """Replace an ImportError raised in the context by this message, which names the extra to install."""
+        """Turn an ImportError raised in the context into a MedsiloError.
+
+        Args:
+            told: The new error's message, which names the extra to install.
+        """
         try:
             yield
         except ImportError as error:
@@ -53,7 +61,7 @@ class PlanError(MedsiloError):
 
 
 class YamlError(MedsiloError):
-    """A text is not valid YAML, or has YAML that medsilo rejects; the message has the line and the reason."""
+    """A text is not valid YAML, or uses a feature of YAML that medsilo rejects."""
 
     def __init__(self, problem: str, line: int | None = None) -> None:
         self.problem, self.line = problem, line
@@ -72,12 +80,12 @@ class DataError(MedsiloError):
 class Unfit(DataError):
     """A site's cases do not fit the plan.
 
-    Details stay at the site, because a lead could choose plans to learn about patients from them.
+    Details stay at the site. Otherwise, a lead could choose plans whose errors reveal facts about patients.
     """
 
 
 class Refused(MedsiloError):
-    """A message or request is rejected, with the reason.
+    """This party rejects a message or a request; the error's message states the reason.
 
     >>> raise Refused("weights of layer 3 are not finite")
     Traceback (most recent call last):
@@ -86,7 +94,7 @@ class Refused(MedsiloError):
 
 
 class Passing(Refused):
-    """A rejection for a temporary reason, so that repeating the request may succeed."""
+    """A rejection for a temporary reason: the same request may succeed later."""
 
 
 class NoRoom(Passing):
@@ -94,12 +102,12 @@ class NoRoom(Passing):
 
 
 class Died(Passing):
-    """The training process died during this request. A new process was started, so that repeating the request may
-    succeed."""
+    """The training process died during a request. A new training process has started, so the sender may repeat the
+    request."""
 
 
 class Lacks(Refused):
-    """A site lacks a file of initial weights, which the server then sends."""
+    """A site lacks a file of initial weights. The server then sends this file to the site."""
 
 
 class ParticipationError(MedsiloError):
@@ -107,12 +115,16 @@ class ParticipationError(MedsiloError):
 
 
 class Aborted(MedsiloError):
-    """The run was asked to stop."""
+    """Another process or the user stopped the run."""
 
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Report any error in reading one of medsilo's own files as a damaged file."""
+    """Turn any other error raised in the context into a MedsiloError about a damaged file.
+
+    Args:
+        what: The file that the context reads, as named in the error.
+    """
     try:
         yield
     except MedsiloError:

@@ -1,7 +1,7 @@
 """Write files atomically, and save tensors without pickle.
 
-Plug-ins should write with `write_json`, `write_text` and `write_bytes`, whose files only this user account can read,
-and read with `read_bounded`.
+Plug-ins should read files with `read_bounded`, and write files with `write_json`, `write_text` and `write_bytes`. Only
+the present user account can read the written files.
 
 >>> from tempfile import TemporaryDirectory
 >>> from medsilo.extend import files
@@ -31,14 +31,14 @@ if TYPE_CHECKING:  # importing torch takes 1.5 seconds, and many commands don't 
     from torch import Tensor
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk
-UNASKED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)  # errors of file systems that can't sync folders
-MOST_IN_TREE = 20_000  # most files and folders in another party's folder
-# permissions for this user account only, because files may be about patients
+UNASKED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)  # errors where a file system can't sync folders
+MOST_IN_TREE = 20_000  # largest number of files and folders that `check_tree` allows
+# Only the present user account may read files, because files may be about patients.
 FOLDER, FILE = 0o700, 0o600
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, accessible to this user account only; existing folders stay unchanged."""
+    """Make a folder and its missing parents. Only the present user account can open the new folders."""
     if folder.is_dir():
         return
     for place in (*reversed(folder.parents), folder):
@@ -48,18 +48,18 @@ def make_folder(folder: Path) -> None:
 
 
 def free_disk(folder: Path) -> int:
-    """Return the free bytes on the disk of a folder, which need not exist yet."""
+    """Return the number of free bytes on a folder's disk. The folder need not exist yet."""
     return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
 
 
 def check_unquoted(path: Path | str, remedy: str) -> None:
-    """Reject a path with blanks or quotes, because NVFlare does not quote paths in command lines."""
+    """Raise MedsiloError if a path has blanks or quotes, because NVFlare does not quote paths in command lines."""
     if torn := re.search(r"[\s'\"\\#]", str(path)):
         raise MedsiloError(f"NVFlare starts nothing where a path has {torn[0]!r}: {remedy}", str(path))
 
 
 def sync_names(folder: Path) -> None:
-    """Write a folder's entries to the disk, so that a power cut can't undo new or removed files."""
+    """Sync a folder's entries to the disk, so that a power cut can't undo the creation or removal of a file."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -73,7 +73,7 @@ def sync_names(folder: Path) -> None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Turn an OSError in the context into NoRoom if the disk is full, and else into MedsiloError."""
+    """Turn an OSError raised in the context into NoRoom if the disk is full, and else into MedsiloError."""
     try:
         yield
     except OSError as error:
@@ -89,8 +89,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces `path` if the context ends without an error; otherwise `path` stays
-    unchanged."""
+    """Yield the path of a temporary file. The temporary file replaces `path` if the context ends without an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with _writing(path):
@@ -108,7 +107,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sweep(*folders: Path) -> None:
-    """Remove the temporary files of killed processes from folders to which no other process writes."""
+    """Remove the temporary files that killed processes left in folders. No other process may write to these folders."""
     for folder in folders:
         for path in folder.glob(".*.part"):
             path.unlink(missing_ok=True)
@@ -117,7 +116,7 @@ def sweep(*folders: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with replacing(path) as temporary:
-        # Names of files in the text may not be valid UTF-8.
+        # The text may contain file names that are not valid UTF-8.
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
@@ -128,7 +127,10 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a file and wait until it is on the disk; an incomplete last line is ended first."""
+    """Append a line to a file, and wait until the line is on the disk.
+
+    If the file's last line lacks its line break, the line break is added first.
+    """
     with _writing(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
         with os.fdopen(descriptor, "rb+") as file:
@@ -142,7 +144,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def write_passing(path: Path, value: Any) -> None:
-    """Write short-lived JSON atomically, without waiting for the disk; errors are ignored."""
+    """Write short-lived JSON atomically. Neither wait for the disk nor raise errors of the disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with suppress(OSError):
         temporary.touch(FILE)
@@ -151,12 +153,16 @@ def write_passing(path: Path, value: Any) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically; raises ValueError for NaN or infinity, which JSON does not have."""
+    """Write JSON atomically. Raises ValueError for NaN or infinity, which JSON does not have."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Write rows as CSV atomically, with these columns first and then all other keys of the rows."""
+    """Write rows as CSV atomically.
+
+    Args:
+        columns: The first columns. All other keys of the rows become further columns.
+    """
     text, every = io.StringIO(), dict.fromkeys([*columns, *(key for row in rows for key in row)])
     writer = csv.DictWriter(text, list(every), restval="", lineterminator="\n")
     writer.writeheader()
@@ -165,16 +171,16 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[s
 
 
 def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any] | None = None) -> None:
-    """Write named tensors and JSON facts into one safetensors file, atomically.
+    """Write named tensors and JSON metadata to one safetensors file, atomically.
 
-    Tensors in mapped files are read one after another, so that they are never all in memory, as the safetensors library
-    would require.
+    The function reads memory-mapped tensors one after another, so that they are never all in memory. The safetensors
+    library would need all tensors in memory at once.
     """
     from medsilo.core.mmap_store import TYPES, bytes_of, let_go, stretches_of
 
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts or {}, allow_nan=False)}}
     end = 0
-    # Larger types come first, so that all numbers are aligned.
+    # Tensors with larger types come first, so that all values are aligned.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     for name in names:
         dtype, shape = tensors[name].dtype, tensors[name].shape
@@ -194,13 +200,13 @@ def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str
 
 
 def load_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
-    """Return the tensors and facts of a file that `save_tensors` wrote."""
+    """Return the tensors and the metadata of a file that `save_tensors` wrote."""
     with _opened(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["facts"])  # noqa: SIM118
 
 
 def load_facts(path: Path) -> dict[str, Any]:
-    """Return the facts of a file that `save_tensors` wrote, without reading its tensors."""
+    """Return the metadata of a file that `save_tensors` wrote, without reading the file's tensors."""
     with _opened(path) as file:
         return json.loads(file.metadata()["facts"])
 
@@ -213,7 +219,7 @@ def _opened(path: Path) -> Iterator[Any]:
         with safetensors.safe_open(path, framework="pt") as file:
             yield file
     except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        # RecursionError: a malicious file may have deeply nested facts
+        # RecursionError: a malicious file may have deeply nested metadata
         raise MedsiloError(
             f"{path.name} cannot be read ({type(error).__name__}); it is missing or damaged", private=str(path)
         ) from error
@@ -221,7 +227,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Make many small objects without a search for cycles among them, which would look at all of them many times."""
+    """Switch off Python's garbage collector in the context, because the collector would often scan all new objects."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -232,15 +238,18 @@ def uncollected() -> Iterator[None]:
 
 
 def leads_out(path: Path, inside: Path) -> bool:
-    """True for a symbolic link to a path outside this resolved folder."""
+    """True if a path is a symbolic link to a target outside the resolved folder `inside`."""
     return path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside)
 
 
 def check_tree(folder: Path, largest: int, what: str) -> None:
-    """Raise MedsiloError if a folder from another party has too many files, a file of more than `largest` bytes, or a
-    link out of it.
+    """Raise MedsiloError if a folder from another party has too many files, a too large file, or a link to other files.
 
-    No file is opened. what: the folder's name in the error.
+    The function opens no file.
+
+    Args:
+        largest: The most bytes of one file.
+        what: The folder's name in the error.
     """
     inside, seen = folder.resolve(), 0
     for place, folders, names in os.walk(folder):
@@ -260,7 +269,7 @@ def check_tree(folder: Path, largest: int, what: str) -> None:
 
 
 def read_bounded(path: Path, largest: int) -> bytes:
-    """Read a file; raises ValueError if it has more bytes than `largest`."""
+    """Return a file's content. Raises ValueError if the file has more than `largest` bytes."""
     with path.open("rb") as file:
         content = file.read(largest + 1)
     if len(content) > largest:

@@ -1,4 +1,4 @@
-"""Store tensors in a nameless temporary file, which the system frees after the last use or a crash."""
+"""Store tensors in a temporary file without a name. The system frees the file after its last use or a crash."""
 
 import mmap
 import os
@@ -13,8 +13,8 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, NoRoom
 
 ALIGNED = 64  # bytes
-MOST_SPARE, MOST_FILES = 1 << 30, 16  # most bytes and files kept for reuse
-# Names of torch's types in safetensors files.
+MOST_SPARE, MOST_FILES = 1 << 30, 16  # most bytes and most files that are kept for reuse
+# the names that safetensors files use for PyTorch's types
 TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -30,8 +30,11 @@ TYPES = {
 
 
 class _File:
-    """A nameless temporary file. A file that is no longer used is reused. Allocating a new file takes a tenth of a
-    round with 29 million parameters."""
+    """A temporary file without a name.
+
+    A new object reuses the file of a deleted object. Allocating a new file would take a tenth of the time of a round
+    with 29 million parameters.
+    """
 
     spare: ClassVar[list[int]] = []
 
@@ -39,7 +42,7 @@ class _File:
         try:
             self.number = self.spare.pop()
         except IndexError:
-            # without a buffer, so that a full disk is noticed at once
+            # Without a buffer, a write to a full disk fails at once.
             with tempfile.TemporaryFile(buffering=0) as file:
                 self.number = os.dup(file.fileno())
 
@@ -52,13 +55,13 @@ class _File:
 
 
 class _Mapping(mmap.mmap):
-    """A memory mapping that keeps its file in use."""
+    """A memory mapping that holds a reference to its file, so that the file is not reused."""
 
     file: _File
 
 
 class Spill:
-    """A temporary file of tensors, stored one after another as in memory."""
+    """A temporary file that contains the bytes of tensors, one tensor after another."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -75,7 +78,10 @@ class Spill:
         ) from error
 
     def append(self, tensor: Tensor) -> int:
-        """Append a tensor and return its offset; raises NoRoom if the disk is full, and keeps earlier tensors."""
+        """Append a tensor, and return the tensor's offset in the file.
+
+        Raises NoRoom if the disk is full; earlier tensors stay intact.
+        """
         begin = self.end
         try:
             self.end = self._write(bytes_of(tensor), begin)
@@ -85,15 +91,15 @@ class Spill:
         return begin
 
     def _write(self, content: memoryview, begin: int) -> int:
-        """Write content at an offset, and return its end."""
-        # A full disk may accept a part of the content; the next write then raises the error.
+        """Write content at the offset `begin`, and return the offset after the content."""
+        # A nearly full disk may accept only the first bytes; the next write then raises the error.
         while content:
             written = os.pwritev(self._file.number, [content], begin)
             content, begin = content[written:], begin + written
         return begin
 
     def put(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Append tensors to the file, and return the mapped tensors.
+        """Append tensors to the file, and return memory-mapped tensors with the same values.
 
         Raises NoRoom if the disk is full; earlier tensors stay intact.
         """
@@ -106,19 +112,19 @@ class Spill:
         except MedsiloError:
             self.shorten(begin)
             raise
-        if os.fstat(self._file.number).st_size < self.end:  # the last tensor is empty, at an aligned offset
+        if os.fstat(self._file.number).st_size < self.end:  # the last tensor has no bytes, and its offset was aligned
             self.shorten(self.end)
         content = self.mapped(begin)
         return [content[place : place + size].view(dtype).view(shape) for place, size, dtype, shape in places]
 
     def align(self) -> None:
-        """Align the next tensor's offset for any type of number."""
+        """Align the next tensor's offset for any type of tensor."""
         self.end += -self.end % ALIGNED
 
     def mapped(self, begin: int = 0) -> Tensor:
-        """Return all bytes from an offset as a lazily read tensor, which may outlive this object.
+        """Return all bytes after the offset `begin` as a memory-mapped tensor, which may outlive this object.
 
-        The tensor must not be changed, because `let_go` would discard the changes.
+        The caller must not change the tensor's values, because `let_go` would discard the changes.
         """
         if self.end == begin:
             return torch.empty(0, dtype=torch.uint8)
@@ -132,20 +138,20 @@ class Spill:
         return numbers
 
     def shorten(self, end: int) -> None:
-        """Free the bytes after an offset."""
+        """Remove the file's bytes after the offset `end`."""
         os.truncate(self._file.number, end)
         self.end = end
 
 
-# by the address where a mapping begins
+# mappings by the memory address at which each mapping begins
 _MAPPED: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
 
 
-Slice = tuple[mmap.mmap, int, int]  # a mapped file, first byte and end
+Slice = tuple[mmap.mmap, int, int]  # a mapped file, the slice's first byte, and the byte after the slice
 
 
 def stretches_of(tensors: Iterable[Tensor]) -> list[Slice]:
-    """Return the slices of mapped files that contain these tensors; tensors in memory have none."""
+    """Return the slices of mapped files that contain these tensors. Tensors outside mapped files are skipped."""
     found: dict[int, Slice] = {}
     for tensor in tensors:
         address = tensor.untyped_storage().data_ptr()
@@ -158,14 +164,14 @@ def stretches_of(tensors: Iterable[Tensor]) -> list[Slice]:
 
 
 def let_go(stretches: Iterable[Slice]) -> None:
-    """Drop the mapped pages from memory; the system reads them again when needed."""
+    """Drop the slices' pages from memory. The system reads a dropped page from the file at the next access."""
     for content, begin, end in stretches:
         begin -= begin % mmap.PAGESIZE
         content.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 def stored(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Write tensors to a new file one by one, and return the mapped tensors."""
+    """Write tensors to a new file one by one, and return memory-mapped tensors with the same values."""
     return Spill().put(tensors)
 
 
@@ -174,5 +180,8 @@ os.register_at_fork(after_in_child=_File.spare.clear)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return a contiguous tensor's memory as bytes, without a copy; numpy has no type for bfloat16."""
+    """Return a contiguous tensor's memory as bytes, without a copy.
+
+    The tensor is first viewed as uint8, because numpy has no type for bfloat16.
+    """
     return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")

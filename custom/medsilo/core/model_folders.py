@@ -1,11 +1,11 @@
-"""List the folders that weight_cache.py searches for files of initial weights."""
+"""List the folders in which weight_cache.py searches for files of initial weights."""
 
 from pathlib import Path
 
-FOLDER = "models"  # subfolder of a run's folder for files of initial weights
-FOLDERS: dict[Path, None] = {}  # in the order of the search
+FOLDER = "models"  # subfolder of a run's folder that contains files of initial weights
+FOLDERS: dict[Path, None] = {}  # the folders, in the order of the search
 
 
 def look_in(*folders: Path) -> None:
-    """Add folders to the search."""
+    """Add folders to the list."""
     FOLDERS.update(dict.fromkeys(folder.absolute() for folder in folders))

@@ -1,4 +1,4 @@
-"""Distinguish a program's own code from code of installed packages."""
+"""Distinguish a program's own code from the code of installed packages."""
 
 import ast
 import inspect
@@ -15,7 +15,7 @@ from typing import Any
 from medsilo.core.package import PLACE
 
 INSTALLED = [PLACE, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
-OTHERS = {"site-packages", "dist-packages"}  # names of folders with installed packages
+OTHERS = {"site-packages", "dist-packages"}  # names of folders that contain installed packages
 
 
 def is_installed(file: Path | str) -> bool:
@@ -25,14 +25,14 @@ def is_installed(file: Path | str) -> bool:
 
 @cache
 def _installed(*places: str) -> list[Path]:
-    """Return the folders with installed packages, including folders on PYTHONPATH."""
+    """Return the folders that contain installed packages, including such folders on PYTHONPATH."""
     return [*INSTALLED, *(Path(place) for place in places if any(Path(place).glob("*.dist-info")))]
 
 
 def own_line(error: BaseException) -> str:
-    """Return the last line of the program's own code in an error's traceback, as " (FILE, line 12, in dice)", or "".
+    """Return the last line of an error's traceback that is in the program's own code, or "".
 
-    The text omits the file's folder, so that a hospital may send it.
+    The text is like " (FILE, line 12, in dice)". A hospital may send the text, so it omits the file's folder.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not is_installed(frame.filename) and not frame.filename.startswith("<frozen")]
@@ -40,14 +40,15 @@ def own_line(error: BaseException) -> str:
 
 
 def uncalled(kind: Any) -> set[str]:
-    """Return a class's public methods that its package never uses and that no base class of another package has.
+    """Return the names of a class's public methods that nothing calls.
 
-    Probably the author expects medsilo to call such a method, but misspelt its name.
+    Such a method's name does not occur in the code of the class's package, and no base class from another package
+    defines the name. The author probably misspelt the name of a method that medsilo calls.
     """
     package = kind.__module__.partition(".")[0]
     own = [one for one in kind.__mro__ if one.__module__.partition(".")[0] == package]
     known = {name for one in kind.__mro__ if one not in own for name in vars(one)}
-    checks = getattr(kind, "__pydantic_decorators__", None)  # pydantic calls these checks
+    checks = getattr(kind, "__pydantic_decorators__", None)  # pydantic calls these validators
     known |= {name for part in fields(checks) for name in getattr(checks, part.name)} if checks else set()
     left = {
         name
@@ -57,7 +58,7 @@ def uncalled(kind: Any) -> set[str]:
     }
     named = set[str]()
     for name, value in [(name, value) for one in own for name, value in vars(one).items() if inspect.isfunction(value)]:
-        named |= {*value.__code__.co_names} - {name}  # works without source code, as in a notebook
+        named |= {*value.__code__.co_names} - {name}  # needs no source code, which a notebook may lack
     left -= named
     for text in _sources(own, package):
         if not left:
@@ -67,16 +68,21 @@ def uncalled(kind: Any) -> set[str]:
 
 
 def _sources(own: list[Any], package: str) -> Iterator[str]:
-    """Yield source code that may call a class's methods, beginning with the class itself."""
+    """Yield the source code that may call a class's methods: first the code of the class, then its package's modules.
+
+    Args:
+        own: The class and its base classes from the same package.
+        package: The package's name.
+    """
     for one in [*own, *(module for name, module in [*sys.modules.items()] if name.partition(".")[0] == package)]:
         try:
             yield inspect.getsource(one)
-        except (OSError, TypeError):  # a class or module without a source file
+        except (OSError, TypeError):  # a class or a module that has no source file
             continue
 
 
 def _named(node: ast.AST) -> str:
-    """Return the name, attribute or string that a node of a syntax tree refers to, or ""."""
+    """Return the name, the attribute or the string constant in a node of a syntax tree; "" for other nodes."""
     if isinstance(node, ast.Attribute):
         return node.attr
     if isinstance(node, ast.Name):

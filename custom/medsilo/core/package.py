@@ -1,7 +1,7 @@
-"""Compute versions and hashes of installed packages, by which sites verify that they run the same code.
+"""Return versions and hashes of installed packages. Sites compare the hashes to verify that they run the same code.
 
 A package is one of medsilo's import packages (`medsilo`, `medsilo_dicom`) or another installed distribution
-(`acme-gait`). Each package has its own hash, so a change of one package does not affect another.
+(`acme-gait`). Each package has its own hash, so a change to one package does not change another package's hash.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT.parent
 ENGINE = "medsilo"
 ALWAYS = (ENGINE, "nvflare_reliability")  # packages that every study runs if they are installed
-OURS = (ENGINE, "medsilo-lab")  # the distributions with medsilo's packages
-# suffixes of compiled modules, which Python prefers to sources
+OURS = (ENGINE, "medsilo-lab")  # the distributions that contain medsilo's packages
+# suffixes of compiled modules, which Python loads instead of a source file of the same name
 NATIVE = (*EXTENSION_SUFFIXES, ".so", ".pyd")
-# suffixes of medsilo's files that are executed or displayed
+# suffixes of those of medsilo's files that are executed or displayed
 SUFFIXES = (".py", ".pyc", *NATIVE, ".html", ".js", ".css", ".template", ".csv")
-DECISIVE = ("nvflare", "torch", "numpy", "monai")  # libraries whose versions may change results' last digits
+DECISIVE = ("nvflare", "torch", "numpy", "monai")  # libraries whose versions may change the last digits of results
 
 
 def check_nvflare() -> None:
-    """Raise MedsiloError unless NVFlare's release is the release with which medsilo is tested."""
+    """Raise MedsiloError if the installed NVFlare is not the release with which medsilo is tested."""
     wanted = re.findall(r"(?m)^nvflare==(\S+)$", (ROOT / "tested.txt").read_text("utf-8"))[0]
     if (installed := version("nvflare")).split(".")[:2] != wanted.split(".")[:2]:
         raise MedsiloError(
@@ -42,24 +42,27 @@ def check_nvflare() -> None:
 
 
 def is_ours(name: str) -> bool:
-    """True if this is the name of one of medsilo's import packages."""
+    """True if `name` is the name of one of medsilo's import packages."""
     return name in ALWAYS or name.startswith(f"{ENGINE}_")
 
 
 def ours_behind(thing: object) -> set[str]:
-    """Return the packages of medsilo that define an object's class and its base classes."""
+    """Return those of medsilo's import packages that define an object's class or a base class of this class."""
     return set(filter(is_ours, (kind.__module__.partition(".")[0] for kind in type(thing).__mro__)))
 
 
 def is_here(name: str) -> bool:
-    """True if a package with this name can be imported."""
+    """True if Python can import a package with this name."""
     return find_spec(name) is not None
 
 
 @cache
 def machine_facts() -> dict[str, str]:
-    """Return facts of this machine on which results depend: versions of Python and libraries, and torch's processor
-    instructions."""
+    """Return the facts of this machine that may change results.
+
+    The facts are the versions of Python and of the libraries in `DECISIVE`, and the processor instructions that PyTorch
+    uses.
+    """
     from torch.backends.cpu import get_cpu_capability
 
     own = {name: version(name) for name in DECISIVE}
@@ -67,7 +70,7 @@ def machine_facts() -> dict[str, str]:
 
 
 def place_in_package(file: str) -> str | None:
-    """Return the path of one of medsilo's files within its package; None for a file of another package."""
+    """Return the relative path of one of medsilo's files, beginning with its package; None for other files."""
     path = Path(file)
     place = path.relative_to(PLACE) if path.is_relative_to(PLACE) else None
     return place.as_posix() if place and is_ours(place.parts[0]) else None
@@ -77,7 +80,7 @@ METADATA = (".dist-info", ".egg-info")
 
 
 def canonical(name: str) -> str:
-    """Return the canonical spelling of a distribution's name: Acme_FL and acme-fl are the same."""
+    """Return the canonical spelling of a distribution's name: "acme-fl" for "Acme_FL"."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -90,8 +93,14 @@ def is_installed(name: str) -> bool:
 
 
 def attach_again(group: str, name: str) -> str:
-    """Return a remedy if a checkout's pyproject.toml has an entry point that it lacked when it was installed; ""
-    otherwise."""
+    """Return the remedy for an entry point that was added to a checkout's pyproject.toml after the installation.
+
+    Returns "" if pyproject.toml does not have the entry point.
+
+    Args:
+        group: The entry point's group.
+        name: The entry point's name.
+    """
     file = PLACE.parent / "pyproject.toml"
     if PLACE.name != "custom" or not file.is_file():
         return ""
@@ -104,7 +113,7 @@ def attach_again(group: str, name: str) -> str:
 
 
 def extra_with(module: str) -> str | None:
-    """Return the extra of medsilo that installs a module, such as "medsilo[page]", or None."""
+    """Return the extra of medsilo that installs a module, such as "medsilo[page]"; None if no extra does."""
     if not is_installed(ENGINE):
         return None
     for line in distribution(ENGINE).requires or ():
@@ -117,11 +126,11 @@ def extra_with(module: str) -> str | None:
 
 @cache
 def facts_of(name: str) -> dict[str, str]:
-    """Return the version and hash of one of medsilo's packages or another installed distribution.
+    """Return the version and the hash of one of medsilo's packages or of another installed distribution.
 
-    The hash is a SHA-256 over the names and contents of the files, and over the entry points of other distributions. It
-    does not depend on how the package was installed. A process computes it once. Raises MedsiloError if Python would
-    load bytecode that differs from its source.
+    The hash is a SHA-256 over the names and contents of the package's files. For a distribution that is not medsilo's,
+    the hash also covers the entry points. The hash does not depend on how the package was installed. A process computes
+    each hash once. Raises MedsiloError if Python would load bytecode that differs from its source file.
     """
     other = None if is_ours(name) else distribution(name)
     digest = hashlib.sha256()
@@ -141,9 +150,10 @@ def facts_of(name: str) -> dict[str, str]:
 
 
 def files_of(name: str) -> dict[str, Path]:
-    """Return the files of a package by their relative paths: the code of medsilo's packages, or all files of others.
+    """Return the files of a package by their relative paths.
 
-    An editable installation has no list of its files, so its folders are searched.
+    For one of medsilo's packages, these are the files with a suffix in `SUFFIXES`; for another distribution, all files.
+    An editable installation has no list of its files, so the function searches the installation's folders.
     """
     if is_ours(name):
         return {path: place for path, place in _in_module(name) if place.name.endswith(SUFFIXES)}
@@ -156,14 +166,14 @@ def files_of(name: str) -> dict[str, Path]:
 
 
 def _taken_before(source: Path) -> Iterator[Path]:
-    """Yield existing files that Python would load instead of this source file."""
+    """Yield the existing files that Python would load instead of a source file."""
     if source.suffix == ".py":
         names = (*(f"{source.stem}{suffix}" for suffix in EXTENSION_SUFFIXES), f"{source.stem}/__init__.py")
         yield from filter(Path.is_file, (source.parent / name for name in names))
 
 
 def _has_true_bytecode(source: Path, content: bytes) -> bool:
-    """True if Python has no bytecode for a source file, or if the bytecode was compiled from it."""
+    """True if a source file has no bytecode that Python would load, or if the bytecode was compiled from the source."""
     try:
         place = importlib.util.cache_from_source(str(source))
         cached = Path(place).read_bytes()
@@ -178,33 +188,36 @@ def _has_true_bytecode(source: Path, content: bytes) -> bool:
         there = source.stat()
         made_of = (int(there.st_mtime), there.st_size)
         is_loaded = facts == b"".join((number & 0xFFFFFFFF).to_bytes(4, "little") for number in made_of)
-    if not is_loaded:  # Python compiles the source again
+    if not is_loaded:  # Python ignores the bytecode, and compiles the source again
         return True
     try:
-        there_is = SourcelessFileLoader(source.stem, place).get_code(source.stem)  # this does not execute the code
+        there_is = SourcelessFileLoader(source.stem, place).get_code(source.stem)  # get_code does not execute the code
     except (ImportError, EOFError, ValueError, TypeError):  # the bytecode is damaged
         return False
     return there_is == compile(content, str(source), "exec", dont_inherit=True)
 
 
 def files_in(found: Distribution) -> set[Path]:
-    """Return the resolved paths of a distribution's installed files."""
+    """Return the resolved paths of the files that a distribution installed."""
     return {Path(str(found.locate_file(path))).resolve() for path in found.files or ()}
 
 
 def name_that_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    """Return the name of a package that differs between both mappings, preferably medsilo; None if all are equal."""
+    """Return the name of a package whose facts differ between two mappings; None if the mappings are equal.
+
+    If several packages differ, "medsilo" comes first.
+    """
     differ = [name for name in {*one, *other} if one.get(name) != other.get(name)]
     return min(differ, key=lambda name: (name != ENGINE, str(name)), default=None)
 
 
 def in_words(facts: Any) -> str:
-    """Return a package's version and shortened hash as text."""
+    """Return a package's version and the first digits of its hash as text."""
     return f"{facts.get('version')} ({str(facts.get('hash'))[:12]})" if isinstance(facts, dict) else "no such package"
 
 
 def _is_content(path: PurePath) -> bool:
-    """True if a file is part of the package itself, and not bytecode, a script or the installer's metadata."""
+    """True if a file is the package's own, and not bytecode, a script or metadata that the installer wrote."""
     written = path.parts[0].endswith(METADATA) or path.parts[0] == ".."
     return not written and "__pycache__" not in path.parts
 

@@ -1,7 +1,7 @@
 """End a process when its parent dies, and measure the process's peak memory.
 
-Linux sends its signal for this (PR_SET_PDEATHSIG) when the starting thread ends, and NVFlare starts jobs from
-short-lived threads. So a thread checks regularly whether the parent has changed.
+A thread checks regularly whether the process has another parent. Linux's signal PR_SET_PDEATHSIG is useless here: Linux
+sends this signal when the thread that started the process ends. NVFlare starts jobs from short-lived threads.
 """
 
 import ctypes
@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 
 POLL = 0.5  # seconds between two checks
-# processes with a watching thread; a forked child has another number, and starts its own thread
+# numbers of the processes that have started a watching thread; a forked child must start its own thread
 _watching: set[int] = set()
 
 
 def end_with(parent: int) -> None:
-    """End this process and its descendants silently when `parent` is no longer its parent."""
+    """Start a thread that kills this process and its descendants as soon as `parent` is no longer the parent."""
     if os.getpid() not in _watching:
         _watching.add(os.getpid())
         threading.Thread(target=_watch, args=(parent,), name="lifeline", daemon=True).start()
@@ -32,7 +32,7 @@ def _watch(parent: int) -> None:
 
 
 def end_family(pid: int) -> None:
-    """Kill all descendants of a process and finally the process itself, which may be the current process."""
+    """Kill all descendants of a process, and then the process itself, which may be the current process."""
     with suppress(psutil.NoSuchProcess):
         first = psutil.Process(pid)
         while children := first.children(recursive=True):
@@ -40,19 +40,21 @@ def end_family(pid: int) -> None:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()
             if not psutil.wait_procs(children, timeout=1)[0]:
-                # A process that waits for a disk, for example, can't be killed now.
+                # Linux can't kill a process now that waits for a disk, for example.
                 break
         first.kill()
 
 
 STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's numbers of these options
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # the numbers by which glibc knows these two options
 LARGE = 32 << 20  # bytes; the largest threshold that glibc accepts
 
 
 def most_held() -> int:
-    """Return this process's peak memory in bytes since `forget_most` or its start, or its present memory if the system
-    records no peak."""
+    """Return this process's peak memory in bytes since the last call of `forget_most`, or else since its start.
+
+    If the system records no peak, the function returns this process's present memory.
+    """
     try:
         lines = STATUS.read_text().splitlines()
     except OSError:
@@ -61,15 +63,15 @@ def most_held() -> int:
 
 
 def forget_most() -> None:
-    """Reset this process's peak memory, if the system supports it."""
+    """Set this process's peak memory to its present memory, if the system supports this reset."""
     with suppress(OSError):
         FORGET.write_text("5")
 
 
 def reuse_blocks() -> None:
-    """Let the C library reuse memory blocks of a message's size, and return larger blocks to the system.
+    """Let the C library reuse freed memory blocks of at most `LARGE` bytes, and return larger blocks to the system.
 
-    Reuse saves time, because the system zeroes new memory page by page.
+    Reuse saves time, because the system fills each page of new memory with zeros.
     """
     with suppress(OSError, AttributeError, TypeError):
         set_option = ctypes.CDLL(None).mallopt

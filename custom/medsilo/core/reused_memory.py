@@ -1,4 +1,4 @@
-"""Copy tensors into reused memory, which saves the time in which the system zeroes new memory."""
+"""Copy tensors into reused memory, because the system needs time to fill new memory with zeros."""
 
 import math
 import weakref
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 LEAST = 1 << 18  # bytes; the C library itself reuses smaller blocks
-MOST_SPARE = 256 << 20  # most bytes kept for later copies
+MOST_SPARE = 256 << 20  # most bytes that are kept for later copies
 
-_spare: dict[int, list[np.ndarray]] = {}  # released blocks by size
+_spare: dict[int, list[np.ndarray]] = {}  # released memory blocks by size in bytes
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """Return a contiguous copy of a tensor in the CPU's memory, without gradient."""
+    """Return a detached, contiguous copy of a tensor. The copy is in the CPU's memory."""
     own = tensor.detach()
     if own.nbytes < LEAST:
         return own.to("cpu", copy=True, memory_format=torch.contiguous_format)
     copy = empty(own.shape, own.dtype)
-    # numpy copies here, because torch would wake its threads, which then wait by spinning
+    # numpy copies here, because PyTorch's worker threads would use the processor even while they wait
     if own.is_contiguous() and own.device.type == "cpu":
         copy.view(-1).view(torch.uint8).numpy()[:] = own.view(-1).view(torch.uint8).numpy()
         return copy
@@ -46,7 +46,7 @@ def _block_of(size: int) -> np.ndarray:
 
 
 def _take_back(block: np.ndarray) -> None:
-    """Keep a released block of memory for reuse; any thread may call this at any time."""
+    """Keep a released memory block for reuse. Any thread may call this function at any time."""
     waiting = sum(size * len(blocks) for size, blocks in list(_spare.items()))
     if waiting + block.nbytes <= MOST_SPARE:
         _spare.setdefault(block.nbytes, []).append(block)

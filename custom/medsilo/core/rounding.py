@@ -1,4 +1,4 @@
-"""Round numbers over a group of patients so that they reveal no single patient."""
+"""Round means and counts over a group of patients, so that the rounded values reveal no single patient."""
 
 import math
 from collections import Counter
@@ -9,7 +9,7 @@ STEPS = (1, 2, 5)  # factors of a power of ten
 
 
 def step_of_at_least(width: float) -> float:
-    """Return the smallest of ..., 0.1, 0.2, 0.5, 1, 2, 5, 10, ... that is at least `width`; 0 for 0."""
+    """Return the smallest of the steps ..., 0.1, 0.2, 0.5, 1, 2, 5, ... that is at least `width`; 0 for width 0."""
     if width <= 0:
         return 0.0
     power = math.floor(math.log10(width))
@@ -21,37 +21,47 @@ def step_of_at_least(width: float) -> float:
 class Resolution:
     """The rounding of means and counts over one group of patients."""
 
-    weight: float = 0.0  # the largest share of the cases that one patient has
-    # number of patients who together move a rounded mean by at most one step; 0: means are exact
+    weight: float = 0.0  # fraction of the group's cases that the patient with the most cases has
+    # A mean's rounding step is the most by which so many patients can move the mean. With 0 patients, means are exact.
     patients: int = 0
     unit: int = 1  # counts are rounded to multiples of this number of patients
-    # the most cases of one patient, rounded to one digit, so that it seldom depends on one patient
+    # number of cases of the patient with the most cases, rounded up to one digit, so that one patient seldom changes it
     largest: int = 1
     size: int = 0  # number of patients
     number: int = 0  # number of cases
 
     @classmethod
     def over(cls, names: Sequence[str], patients: int, unit: int) -> "Resolution":
-        """Return the rounding of numbers over a group of cases. names: each case's patient."""
+        """Return the rounding for one group of cases.
+
+        Args:
+            names: Each case's patient.
+            patients: The number of patients who move a mean by at most one rounding step.
+            unit: The number of patients to whose multiples counts are rounded.
+        """
         each = sorted(Counter(names).values()) or [0]
         size = len(set(names))
         return cls(each[-1] / max(len(names), 1), patients, unit, _one_digit(each[-1]), size, len(names))
 
     def among(self, share: float) -> "Resolution":
-        """Return the rounding for this share of the cases, of which one patient's share is larger."""
+        """Return the rounding for a subset of the group. In a subset, one patient has a larger fraction of the cases.
+
+        Args:
+            share: The fraction of the group's cases that are in the subset.
+        """
         return replace(self, weight=min(1.0, self.weight / share))
 
     @property
     def exact(self) -> bool:
-        """True if numbers are not rounded."""
+        """True if means and counts are not rounded."""
         return not self.patients and self.unit == 1
 
     def step(self, low: float, high: float) -> float:
-        """Return the rounding step of a mean over values between `low` and `high`."""
+        """Return the rounding step for a mean of values between `low` and `high`."""
         return step_of_at_least(self.patients * self.weight * (high - low))
 
     def mean(self, value: float, low: float, high: float) -> float:
-        """Round a mean to `low` plus a whole number of steps, at most `high`."""
+        """Round a mean to `low` plus a whole number of rounding steps. The result is at most `high`."""
         step = self.step(low, high)
         if not step or math.isnan(value):
             return value
@@ -59,25 +69,27 @@ class Resolution:
         return min(float(f"{low + steps * step:.12g}"), high)
 
     def count(self, number: float) -> int:
-        """Round a number of patients to a multiple of the unit; a positive number gives at least one unit."""
+        """Round a number of patients to a multiple of `unit`. A positive number gives at least `unit`."""
         return _multiple(number, self.unit)
 
     @property
     def counted(self) -> int:
-        """The rounded number of patients."""
+        """The rounded number of patients in the group."""
         return self.count(self.size)
 
     @property
     def cases(self) -> int:
-        """The number of cases, rounded to a multiple of the most cases that `unit` patients have, and at least the
-        rounded number of patients."""
+        """The rounded number of cases in the group.
+
+        The rounding step is `unit` times `largest`. The result is at least the rounded number of patients.
+        """
         return self.number if self.exact else max(_multiple(self.number, self.unit * self.largest), self.counted)
 
     def shared_out(self, counts: Sequence[float]) -> list[float]:
-        """Round counts that partition the patients, such as counts by class, so that they add up to the rounded total.
+        """Round counts that partition the patients, such as counts per class. The rounded counts add up to `counted`.
 
-        Counts may be fractions, if a patient's cases are in several classes. Counts with the largest remainders are
-        rounded up; among equal remainders the first.
+        A count need not be a whole number, because a patient's cases may be in several classes. The counts with the
+        largest remainders are rounded up; of counts with equal remainders, the first.
         """
         total = round(sum(counts))
         if self.exact or not total:
@@ -92,7 +104,7 @@ class Resolution:
 
 
 def _one_digit(number: int) -> int:
-    """Return a number rounded up to one significant digit, at least 1.
+    """Round a number up to one significant digit. The result is at least 1.
 
     >>> [_one_digit(number) for number in (0, 1, 14, 40)]
     [1, 1, 20, 40]
@@ -102,5 +114,5 @@ def _one_digit(number: int) -> int:
 
 
 def _multiple(number: float, step: int) -> int:
-    """Round to a multiple of a step; a positive number gives at least one step."""
+    """Round a number to a multiple of `step`. A positive number gives at least `step`."""
     return max(step, int(number / step + 0.5) * step) if number > 0 else 0

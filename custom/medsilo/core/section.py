@@ -1,4 +1,4 @@
-"""Define the base class of sections of plans, of sites' settings and of messages, whose values are validated."""
+"""Define the base class of all sections: validated parts of a plan, of a site's settings or of a message."""
 
 import json
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from medsilo.core.yaml_text import LARGEST_YAML, load_yaml
 
 
 class Section(BaseModel):
-    """A section of a plan, a file or a message. Unknown keys, NaN and infinity are rejected.
+    """A section of a plan, of a settings file or of a message. A section rejects unknown keys, NaN and infinity.
 
     >>> class Count(Section):
     ...     cases: int
@@ -30,8 +30,11 @@ class Section(BaseModel):
 
     @classmethod
     def from_values(cls, values: Any, origin: str) -> Self:
-        """Return a validated section from YAML's or JSON's values; raises DataError. origin: the values' source, for
-        errors."""
+        """Return a section that is validated from values of YAML or JSON. Raises DataError for invalid values.
+
+        Args:
+            origin: The name of the values' source in errors.
+        """
         try:
             return checked(cls, values, origin)
         except ValidationError as error:
@@ -41,8 +44,11 @@ class Section(BaseModel):
 
     @classmethod
     def received(cls, values: Any) -> Self:
-        """Return a validated section from another party's values, with strict types; raises Refused."""
-        # a class with its own `strict` setting has exceptions for some fields
+        """Return a section that is validated from values that another party sent. Raises Refused for invalid values.
+
+        A value of a similar type, such as "3" for an integer, is invalid.
+        """
+        # A class that configures `strict` itself allows similar types for some fields.
         strict = None if "strict" in cls.model_config else True
         try:
             return cls.model_validate(values, strict=strict)
@@ -51,7 +57,12 @@ class Section(BaseModel):
 
     @classmethod
     def in_file(cls, path: Path, what: str, remedy: str) -> Self:
-        """Read a section from a YAML file; raises DataError. what: the file's name in errors."""
+        """Return a section that is read from a YAML file. Raises DataError for an unreadable file or invalid values.
+
+        Args:
+            what: The file's name in errors.
+            remedy: What the user should do about an unreadable file.
+        """
         try:
             return checked(cls, load_yaml(read_bounded(path, LARGEST_YAML).decode()) or {}, path.name)
         except ValidationError as error:
@@ -66,23 +77,25 @@ class Section(BaseModel):
 
 
 class Feature(Section):
-    """A section of a plan that declares its conflicts with other sections and the numbers that sites send for it.
+    """A section of a plan that declares its conflicts with other sections and the tensors that sites send for it.
 
-    `plan` is a `medsilo.Plan`; `networks` are its method's networks on torch's meta device. Plans and disclosure
-    reports call these methods of all features.
+    In the methods below, `plan` is a `medsilo.Plan`, and `networks` has the networks of the plan's method on PyTorch's
+    meta device. The validation of a plan and the disclosure report call these methods for each feature of the plan.
     """
 
     def conflicts(self, plan: Any, networks: Any) -> Iterable[str]:
-        """Yield a message for each conflict with the plan, with its key, cause and remedy."""
+        """Yield one message for each conflict with the plan. A message names the key, the cause and the remedy."""
         return ()
 
     def warnings(self, plan: Any) -> Iterable[str]:
-        """Yield warnings to the lead."""
+        """Yield warnings that the lead of the study should read."""
         return ()
 
     def leaves(self, plan: Any) -> Iterable[str]:
-        """Yield lines of the disclosure report about tensors or numbers that this feature makes sites send, or
-        changes."""
+        """Yield the lines of the disclosure report that describe what sites send because of this feature.
+
+        A feature that only changes tensors before they are sent describes this change.
+        """
         return ()
 
 
@@ -90,10 +103,13 @@ S = TypeVar("S", bound=Section)
 
 
 def checked(kind: type[S], values: Any, origin: str) -> S:
-    """Return a validated section from YAML's or JSON's values; raises ValidationError. origin: the values' source, for
-    errors.
+    """Return a section that is validated from values of YAML or JSON. Raises ValidationError for invalid values.
 
-    Types are strict: true is not a number, and 1 is not a truth value. A list may become a tuple, and a string a path.
+    The value true is not valid as a number, and 1 is not valid as a truth value. A list is valid as a tuple, and a
+    string is valid as a path.
+
+    Args:
+        origin: The name of the values' source in errors.
     """
     try:
         text = json.dumps(values, default=str)
@@ -105,7 +121,7 @@ def checked(kind: type[S], values: Any, origin: str) -> S:
 
 
 def _in_its_words(detail: ErrorDetails) -> str:
-    """Describe a validation error of another party's message, without control characters and truncated."""
+    """Describe a validation error in a message from another party. The description is short and printable."""
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
     where, said = plain(".".join(map(str, detail["loc"])), 80), plain(detail["msg"], 200)

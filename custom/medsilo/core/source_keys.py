@@ -1,4 +1,4 @@
-"""Read a section's keys from its class's source code, so that an unknown key is reported without importing PyTorch."""
+"""Read the keys of a section from the source code of its class, because importing the class would import PyTorch."""
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,21 +10,25 @@ from typing import NamedTuple
 PLAN_CLASS = "medsilo.plan:Plan"
 ROOT = "medsilo.core.section:Section"  # the base class of all sections
 MOST_BASES = 32
-OTHERWISE = {"alias", "validation_alias"}  # arguments that give a field another key than its name
+OTHERWISE = {"alias", "validation_alias"}  # arguments by which a field's key differs from the field's name
 
 
 class _Source(NamedTuple):
     classes: Mapping[str, ast.ClassDef]
-    imported: Mapping[str, str]  # imported names as "module:Name", by their local names
+    imported: Mapping[str, str]  # "module:Name" of each imported name, by its local name
 
 
 class SourceKeys(NamedTuple):
-    """A class's keys in order, each with its value's class as "module:Class", or "" for plain values."""
+    """The keys of a class, in order. Each key has the class of its value as "module:Class", or "" for a plain value."""
 
     keys: Mapping[str, str]
 
     def below(self, path: Sequence[str]) -> "SourceKeys | None":
-        """Return the keys of the section at this path of keys; None if they are unknown."""
+        """Return the keys of a nested section, or None if they are unknown.
+
+        Args:
+            path: The keys that lead to the nested section.
+        """
         found: SourceKeys | None = self
         for key in path:
             found = keys_in_source(found.keys.get(key, "")) if found else None
@@ -32,15 +36,22 @@ class SourceKeys(NamedTuple):
 
 
 def keys_in_source(place: str) -> SourceKeys | None:
-    """Return the keys of a class "module:Class", including inherited keys; None if the source does not determine
-    them."""
+    """Return the keys of a class, including inherited keys; None if the source code does not determine the keys.
+
+    Args:
+        place: The class, as "module:Class".
+    """
     keys = _keys_of(place, MOST_BASES)
     return None if keys is None else SourceKeys(keys)
 
 
 @cache
 def _keys_of(place: str, left: int) -> Mapping[str, str] | None:
-    """Return a class's keys with their values' classes. left: the most levels of base classes to follow."""
+    """Return the keys of a class, each with the class of its value; None if the source does not determine the keys.
+
+    Args:
+        left: The most levels of base classes to follow.
+    """
     if place == ROOT:
         return {}
     module, _, name = place.partition(":")
@@ -48,7 +59,7 @@ def _keys_of(place: str, left: int) -> Mapping[str, str] | None:
     own = source.classes.get(name) if source else None
     if source is None or left == 0:
         return None
-    if own is None:  # the module imports the class
+    if own is None:  # the module only imports the class
         return _keys_of(source.imported[name], left - 1) if name in source.imported else None
     if not own.bases or not _is_plain(own):
         return None
@@ -65,7 +76,7 @@ def _keys_of(place: str, left: int) -> Mapping[str, str] | None:
 
 
 def _is_plain(own: ast.ClassDef) -> bool:
-    """True if a class's fields are its only keys, without aliases or other configuration."""
+    """True if the keys of a class are exactly its fields: there are no aliases, configurations or early validators."""
     words = {word.arg for node in ast.walk(own) if isinstance(node, ast.Call) for word in node.keywords}
     names = {
         name.id
@@ -86,14 +97,14 @@ def _is_key(line: ast.AnnAssign) -> bool:
 
 
 def _section_of(annotation: ast.expr, module: str, source: _Source) -> str:
-    """Return the class of an annotation, which may also allow None."""
+    """Return the class in an annotation such as `Class` or `Class | None`, as "module:Class"; "" if it is unknown."""
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.right, ast.Constant):
         annotation = annotation.left
     return _place_of(annotation, module, source)
 
 
 def _place_of(node: ast.expr, module: str, source: _Source) -> str:
-    """Return the class "module:Class" to which a name in a module refers; "" if it is unknown."""
+    """Return the class to which a name in a module refers, as "module:Class"; "" if the class is unknown."""
     name = node.id if isinstance(node, ast.Name) else ""
     return f"{module}:{name}" if name in source.classes else source.imported.get(name, "")
 
@@ -104,7 +115,7 @@ def _word(node: ast.expr) -> str:
 
 @cache
 def _source_of(module: str) -> _Source | None:
-    """Return a module's classes and imports from its source code; None if it has no source."""
+    """Return the classes and the imports in a module's source code; None if the module has no readable source code."""
     try:
         file = _file_of(module)
         tree = ast.parse(file.read_bytes()) if file else None
@@ -128,7 +139,7 @@ def _imports(line: ast.ImportFrom, package: Sequence[str]) -> Iterable[tuple[ast
 
 
 def _file_of(module: str) -> Path | None:
-    """Return a module's source file, found without importing any module."""
+    """Return a module's source file. The function imports no module."""
     first, *rest = module.split(".")
     spec = find_spec(first) if first else None
     for folder in map(Path, (spec and spec.submodule_search_locations) or ()):

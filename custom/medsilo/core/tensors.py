@@ -1,4 +1,4 @@
-"""Name types of collections of tensors, and hash, round and check tensors."""
+"""Name the types of collections of tensors, and hash, round and check tensors."""
 
 import hashlib
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from medsilo.core.mmap_store import bytes_of
 
 Tensors = dict[str, Tensor]
-Groups = dict[str, Tensors]  # named groups of tensors that are exchanged
+Groups = dict[str, Tensors]  # groups of tensors that sites and the server exchange, by name
 Modules = dict[str, nn.Module]  # a site's networks, by name
 
 
 def hash_of(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of tensors' names, types, shapes and values."""
+    """Return one SHA-256 over the names, types, shapes and values of tensors."""
     found = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name}\x1f{tensor.dtype}\x1f{tuple(tensor.shape)}\x1f".encode())
@@ -23,14 +23,15 @@ def hash_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 def precision_of(module: nn.Module) -> torch.dtype:
-    """Return the type of a network's first floating-point tensor, or torch's default type."""
+    """Return the type of a network's first floating-point tensor; PyTorch's default type for other networks."""
     tensors = module.state_dict().values()
     return next((own.dtype for own in tensors if own.is_floating_point()), torch.get_default_dtype())
 
 
 def packed(tensor: Tensor, precision: str) -> Tensor:
-    """Return a tensor for sending: float32 becomes bfloat16 if that is the plan's transport.precision; other types
-    stay.
+    """Return a tensor in the type in which it is sent.
+
+    A float32 tensor becomes bfloat16 if the plan's transport.precision is bfloat16. Other types stay.
 
     >>> packed(torch.zeros(2), "bfloat16").dtype, packed(torch.zeros(2).double(), "bfloat16").dtype
     (torch.bfloat16, torch.float64)
@@ -39,7 +40,7 @@ def packed(tensor: Tensor, precision: str) -> Tensor:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """True if all values are finite, which holds if the least and the greatest value are finite."""
+    """True if all values of a tensor are finite. The function checks only the smallest and the largest value."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     return bool(torch.stack(tensor.aminmax()).isfinite().all())

@@ -1,11 +1,11 @@
-"""Make text from other parties safe to display, in one short line without control characters."""
+"""Turn text from other parties into one short line without control characters, which is safe to display."""
 
 import math
 import re
 import unicodedata
 
 LONGEST = 2000  # most bytes of one text
-SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a name that is safe for a folder
+SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a name that is safe as a folder's name
 BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # invisible characters that Unicode classifies as printable
 WHOLE = str.maketrans({"ß": "ss", "ı": "i", "ł": "l", "Ł": "L", "ø": "o"})  # letters that Unicode does not decompose
 UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue"})
@@ -14,20 +14,24 @@ ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\
 
 
 def composed(text: str) -> str:
-    """Return a text in Unicode's composed form, in which a letter and its accent are one character."""
+    """Return a text in Unicode's form NFC, in which a letter with an accent is one character."""
     return unicodedata.normalize("NFC", text)
 
 
 def printable(text: str) -> str:
-    """Remove control sequences, and replace invisible and control characters by spaces."""
+    """Remove a terminal's control sequences from a text, and replace its control and invisible characters by spaces."""
     seen = (letter if letter.isprintable() and letter not in BLANK else " " for letter in ESCAPES.sub("", text))
     return "".join(seen)
 
 
 def plain(text: object, most: int = LONGEST) -> str:
-    """Return a text in one printable line of at most this many bytes; an ellipsis replaces the rest."""
+    """Return a text as one printable line.
+
+    Args:
+        most: The most bytes of the line; an ellipsis replaces the end of a longer text.
+    """
     given = text if isinstance(text, str) else str(text)
-    # The text is truncated first, so that a huge text costs little time.
+    # The text is truncated before its characters are checked, because checking a huge text would take long.
     line = " ".join(printable(given[: 4 * most]).split())
     content = line.encode()
     if len(content) <= most and len(given) <= 4 * most:
@@ -36,7 +40,7 @@ def plain(text: object, most: int = LONGEST) -> str:
 
 
 def size_text(size: float) -> str:
-    """Return a number of bytes as text with a suitable unit."""
+    """Return a number of bytes as text in B, kB, MB or GB."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
@@ -57,12 +61,14 @@ def epsilon_text(value: float | None) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number with its noun in the singular or plural, such as "1 round" or "2 rounds"."""
+    """Return a number and a noun in the singular or plural, such as "1 round" or "2 rounds"."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def latin(text: str, also: str = "._+ -") -> str:
-    """Return a text in ASCII letters and digits and the characters of `also`; the default gives labels of plans.
+    """Return a text that is spelt with ASCII letters, digits and the characters of `also` only.
+
+    The default of `also` has the characters that a plan's labels may have.
 
     >>> latin("Süd Klinik", "_-"), latin("bösartig (G3)")
     ('Sued-Klinik', 'boesartig -G3')
@@ -73,7 +79,7 @@ def latin(text: str, also: str = "._+ -") -> str:
 
 
 def safe_name(text: str) -> str:
-    """Return a hospital's name as a name for a site and its folder; "" if no character is usable.
+    """Turn a hospital's name into a name that is valid for a site and its folder; "" if no character is valid.
 
     >>> safe_name("Süd Klinik"), safe_name("st-anna")
     ('Sued-Klinik', 'st-anna')
@@ -82,5 +88,5 @@ def safe_name(text: str) -> str:
 
 
 def is_safe_name(name: str) -> bool:
-    """True if the name of a site or a study is usable as a folder's name."""
+    """True if the name of a site or of a study is safe as a folder's name."""
     return SAFE.fullmatch(name) is not None and ".." not in name

@@ -1,4 +1,4 @@
-"""Read the version of the installed medsilo from its package's metadata."""
+"""Read medsilo's version from the metadata of the installed package."""
 
 from importlib.metadata import PackageNotFoundError, version
 

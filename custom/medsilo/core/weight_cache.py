@@ -1,6 +1,6 @@
-"""Find and save files of pre-trained weights by their SHA-256, so that studies can share them.
+"""Find and save files of pre-trained weights by their SHA-256, so that several studies can use one file.
 
-model_folders.py lists the folders to search.
+The functions search the folders that model_folders.py lists.
 """
 
 import hashlib
@@ -14,12 +14,12 @@ from pathlib import Path
 from medsilo.core import model_folders
 from medsilo.core.errors import MedsiloError, Refused
 
-MOST = 20 << 30  # most bytes of received files
+MOST = 20 << 30  # most bytes of all received files together
 IN_BUNDLES = (
     "models/model.safetensors",
     "models/model.pt",
     "model.safetensors",
-    # paths of weights in a model's folder of MONAI or Hugging Face
+    # paths of the weights in a model folder of MONAI or of Hugging Face
 )
 HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -28,7 +28,7 @@ _hashes: dict[tuple[str, int, int], str] = {}
 
 
 def hash_of_file(path: Path) -> str:
-    """Return a file's SHA-256; an unchanged file is read once per process."""
+    """Return a file's SHA-256. A process reads an unchanged file only once."""
     state = path.stat()
     key = str(path.absolute()), state.st_size, state.st_mtime_ns
     if key not in _hashes:
@@ -38,7 +38,7 @@ def hash_of_file(path: Path) -> str:
 
 
 def find(sha256: str, size: int) -> Path:
-    """Return the path of a file with this hash; only files of this size are read."""
+    """Return the path of a file that has this hash. The function reads only files that have this size."""
     for folder in filter(Path.is_dir, model_folders.FOLDERS):
         for path in sorted(folder.iterdir()):
             with suppress(OSError):
@@ -51,8 +51,12 @@ def find(sha256: str, size: int) -> Path:
 
 
 def keep(sha256: str, content: memoryview, folder: Path, most: int = MOST) -> None:
-    """Save a received file under its hash; the folder's oldest files are removed if all would exceed `most` bytes."""
-    # Imported here, because the import takes time and most callers don't need it.
+    """Save a received file in a folder, under the file's hash.
+
+    Args:
+        most: The most bytes of all files in the folder; the oldest files are removed to keep within this limit.
+    """
+    # The import is here, because it takes time, and most users of this module don't need it.
     from medsilo.core.files import write_bytes
 
     if hashlib.sha256(content).hexdigest() != sha256:
@@ -72,7 +76,11 @@ def keep(sha256: str, content: memoryview, folder: Path, most: int = MOST) -> No
 
 
 def keep_beside(files: Mapping[str, int], folder: Path) -> None:
-    """Link or copy the files with these hashes into a folder."""
+    """Link or copy files into a folder.
+
+    Args:
+        files: Each file's size in bytes, by the file's hash.
+    """
     from medsilo.core.files import make_folder
 
     for sha256, size in files.items():

@@ -1,4 +1,4 @@
-"""Describe invalid values of a section in one line with each key, value and remedy."""
+"""Describe the invalid values of a section in one line, which names the key, the value and the remedy for each."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -13,7 +13,8 @@ from medsilo.core.text import plain
 
 SHOWN = 200  # most bytes of a value in a message
 MOST = 4  # most errors in one message
-Chosen = Mapping[Any, type[Section] | None]  # classes of sections that are chosen by name, by their keys
+# for each key whose section's class is chosen by name: the chosen class, or None if the name is unknown
+Chosen = Mapping[Any, type[Section] | None]
 
 MEANINGS = {
     "greater_than_equal": "is too small; give {ge} or more",
@@ -35,7 +36,7 @@ MEANINGS = {
     "list_type": "is not a list; write [A, B]",
 }
 NUMBERS = ("int_type", "float_type")
-# Names that other tools have for the plan's keys.
+# names that other tools use for the plan's keys
 ALSO_CALLED = {  # NVFlare's recipes come first
     **dict.fromkeys(("n", "min_clients", "n_clients", "num_clients", "clients"), "minimum"),
     **dict.fromkeys(("num_rounds", "n_rounds"), "rounds"),
@@ -47,14 +48,15 @@ ALSO_CALLED = {  # NVFlare's recipes come first
 def in_words(
     error: ValidationError, root: type[Section], chosen: Chosen | None = None, tells_values: bool = True
 ) -> str:
-    """Describe pydantic's errors about a section `root` in one line with each key, value and remedy.
+    """Describe pydantic's errors about a section in one line, which names the key, the value and the remedy for each.
 
     Args:
-        chosen: the classes of sections that are chosen by name, by their keys; None for an unknown name
-        tells_values: false where a value may be a path of the hospital's
+        root: The section's class.
+        chosen: For each key whose section's class is chosen by name: the chosen class, or None if the name is unknown.
+        tells_values: Whether the line may quote values, which may be a hospital's paths.
     """
     faults = error.errors()
-    # A list with an invalid value is also reported as too short.
+    # pydantic also reports a list as too short if a value in the list is invalid.
     lists = {one["loc"][:-1] for one in faults}
     faults = [one for one in faults if one["type"] != "too_short" or one["loc"] not in lists]
     words = list(dict.fromkeys(_in_words(one, root, chosen or {}, tells_values) for one in faults))
@@ -97,22 +99,26 @@ def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_v
 def unknown_key(
     key: str, value: Any, known: Sequence[str], sections: Mapping[str, Sequence[str]], tells_value: bool = True
 ) -> str:
-    """Return an unknown key's error message, which suggests a similar key. known: the keys of its section; sections:
-    keys by section."""
+    """Return the error message for an unknown key. The message suggests a similar key.
+
+    Args:
+        known: The valid keys of the section that has the unknown key.
+        sections: The valid keys of all sections, by section.
+    """
     given = f" with value {plain(repr(value), SHOWN)}" if tells_value else ""
     remedy = _meant(key.rpartition(".")[2], known, sections) or f" or use one of: {', '.join(known)}"
     return f"{key}: unknown key{given}; remove it{remedy}"
 
 
 def _keys_of(root: type[Section]) -> dict[str, list[str]]:
-    """Return the keys of a section, each with the keys of the section that it contains, if any."""
+    """Return the keys of a section. A key whose value is a section has this section's keys; other keys have none."""
     kinds = {key: field.annotation for key, field in root.model_fields.items()}
     is_section = {key: isinstance(kind, type) and issubclass(kind, Section) for key, kind in kinds.items()}
     return {key: [*kinds[key].model_fields] if is_section[key] else [] for key in kinds}  # type: ignore[union-attr]
 
 
 def _has_name(field: FieldInfo | None) -> bool:
-    """True if a field's value is one of several classes of sections, distinguished by `name`."""
+    """True if a field's value is a section whose class is chosen by the key `name`."""
     return any("name" in kind.model_fields for kind in _sections_in(field.annotation)) if field else False
 
 
@@ -124,8 +130,13 @@ def _sections_in(annotation: Any) -> Iterator[type[Section]]:
 
 
 def near_key(given: str, known: Sequence[str], sections: Mapping[str, Sequence[str]] | None = None) -> str | None:
-    """Return the known word most similar to `given`, or else a dotted key from `sections`; None without a similar
-    word."""
+    """Return the valid key that is most similar to an unknown key; None if no valid key is similar.
+
+    Args:
+        given: The unknown key.
+        known: The valid keys of the same section, which are tried first.
+        sections: The valid keys of all sections, by section; a key found here is returned as "section.key".
+    """
     names = [ALSO_CALLED.get(given.lower(), given), given.lower()]
     near = next((close[0] for name in names if (close := get_close_matches(name, known, 1))), None)
     for section, keys in (sections or {}).items():
@@ -139,7 +150,7 @@ def _meant(given: str, known: Sequence[str], sections: Mapping[str, Sequence[str
 
 
 def _place(location: tuple[int | str, ...], root: type[Section], chosen: Chosen) -> tuple[str, type[Section]]:
-    """Return an error's dotted key, and the class of the section with this key."""
+    """Return the dotted key that an error concerns, and the class of the section that has this key."""
     section, within = chosen.get(location[0]) or root, location[:-1]
     for part in within[1:] if location[0] in chosen else within:
         if field := section.model_fields.get(str(part)):
@@ -150,7 +161,7 @@ def _place(location: tuple[int | str, ...], root: type[Section], chosen: Chosen)
 
 
 def _one_named(name: str, base: type[Section]) -> type[Section]:
-    """Return the section's subclass whose `name` has this value, or else the section itself."""
+    """Return the subclass of `base` whose field `name` has this default, or else `base` itself."""
     kinds = (kind for own in base.__subclasses__() for kind in (own, *own.__subclasses__()))
     fields = ((kind, kind.model_fields.get("name")) for kind in kinds)
     return next((kind for kind, field in fields if field and field.default == name), base)

@@ -1,4 +1,4 @@
-"""Read and write a safe, bounded subset of YAML: strings, numbers, truth values, lists and mappings."""
+"""Read and write a safe subset of YAML: strings, numbers, truth values, lists and mappings."""
 
 import os
 import re
@@ -10,22 +10,20 @@ import yaml
 from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import read_bounded
 
-# Numbers such as 1e-4 are valid in YAML 1.2, but PyYAML reads them as strings, because they have no decimal point.
+# PyYAML reads a number such as 1e-4 as a string, because the number has no decimal point. YAML 1.2 allows the number.
 NUMBER = ("tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$"), list("-+.0123456789"))
 LARGEST_YAML = 262_144  # bytes
 MOST_NODES = 20_000  # most keys, values, lists and mappings of a YAML text
 DEEPEST = 32  # most levels of nested lists and mappings
-LONGEST_NUMBER = 40  # digits
+LONGEST_NUMBER = 40  # most digits of a number
 ODD = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters and surrogates
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads a safe subset of YAML of bounded size.
+    """Loads a safe subset of YAML.
 
-    Dates are read as strings.
-
-    Aliases (`&a`, `*a`, `<<`) are rejected, because a short text with them can expand without limit. Explicit types
-    (`!!int`) and duplicate keys are rejected, too.
+    Dates are read as strings. Aliases (`&a`, `*a`, `<<`) are rejected, because a short text with aliases can expand
+    without limit. Explicit types (`!!int`) and duplicate keys are rejected, too.
     """
 
     yaml_implicit_resolvers = {
@@ -77,7 +75,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes YAML, quoting strings that would be read as numbers."""
+    """Writes YAML. A string that looks like a number is quoted."""
 
 
 _Loader.add_implicit_resolver(*NUMBER)
@@ -85,7 +83,7 @@ _Dumper.add_implicit_resolver(*NUMBER)
 
 
 def load_yaml(text: str) -> Any:
-    """Return the values of a YAML text; raises YamlError."""
+    """Return the values in a YAML text. Raises YamlError if the text is invalid."""
     if len(text.encode("utf-8", "replace")) > LARGEST_YAML:
         raise YamlError(f"it has more than {LARGEST_YAML} bytes")
     try:
@@ -98,8 +96,12 @@ def load_yaml(text: str) -> Any:
 
 
 def read_yaml(path: Path, name: str, wanted: str) -> Any:
-    """Return the values of a YAML file; raises MedsiloError. name: the file's name in errors; wanted: the file that the
-    user should give."""
+    """Return the values in a YAML file. Raises MedsiloError if the file is unreadable or invalid.
+
+    Args:
+        name: The file's name in errors.
+        wanted: A description of the file that the user should give.
+    """
     try:
         return load_yaml(read_bounded(path, LARGEST_YAML).decode())
     except YamlError as error:
@@ -111,14 +113,21 @@ def read_yaml(path: Path, name: str, wanted: str) -> Any:
 
 
 def dump_yaml(value: Any, in_line: bool = False) -> str:
-    """Return a value as YAML that `load_yaml` reads, with its keys in order. in_line: whether to write one line."""
+    """Return a value as YAML text that `load_yaml` can read. The text has the keys of mappings in their order.
+
+    Args:
+        in_line: Whether to write one line.
+    """
     form: dict[str, Any] = {"default_flow_style": True, "width": LARGEST_YAML, "allow_unicode": True} if in_line else {}
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, **form)
 
 
 def why_unread(error: OSError | UnicodeDecodeError, wanted: str) -> str:
-    """Describe the reason why a text file can't be read, with the remedy. wanted: the file that the user should
-    give."""
+    """Describe why a text file can't be read, and the remedy.
+
+    Args:
+        wanted: A description of the file that the user should give.
+    """
     if isinstance(error, UnicodeDecodeError):
         line, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
         return f"it is not UTF-8 (byte 0x{byte:02X} in line {line}); save it as UTF-8"

@@ -1,7 +1,7 @@
-"""Run a job's training script in an isolated process (the hospital's airlock), and convert received jobs for it.
+"""Run a job's training script in an isolated process, the hospital's airlock.
 
-NVFlare's process for the job loads no code of the job, because the code is moved out of Python's path. The job's
-configuration is replaced, except for the script's name and arguments.
+A received job is converted first. The job's code moves to a folder outside Python's path, so NVFlare's process for the
+job does not load it. The job's configuration is replaced, except for the script's name and arguments.
 """
 
 import json
@@ -45,23 +45,26 @@ from nvflare_reliability.timeouts import limits
 
 EXECUTOR = "medsilo.flare.airlock_executor.AirlockExecutor"
 CONFIG = "config_fed_client.json"
-DESCRIBED = "script.json"  # a file beside the plan with the script's command
+DESCRIBED = "script.json"  # a file in the plan's folder that contains the script's command
 WEIGHTS = ".safetensors"
 Argument = Annotated[str, Field(max_length=10_000)]
 
 
 class ScriptStart(Section):
-    """The command of a job's script, which `script.json` beside the plan contains."""
+    """The command that starts a job's script, as in the file `script.json`."""
 
     file: Annotated[
         str, Field(max_length=200, pattern=r"^\w([\w /-]|\.\w)*\.py$")
-    ]  # path within the folder of the job's code
+    ]  # the script's path, relative to the folder of the job's code
     arguments: Annotated[tuple[Argument, ...], Field(max_length=1000)] = ()
     command: Annotated[tuple[Argument, ...], Field(min_length=1, max_length=100)] = ("python3", "-u")
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "ScriptStart":
-        """Return the script's command from the arguments of NVFlare's script executor; raises Refused."""
+        """Return the script's command, given the configured arguments of NVFlare's script executor.
+
+        Raises Refused if the arguments do not name a valid script.
+        """
         try:
             if script := given.get("task_script_path"):
                 return cls(file=script, arguments=words_of(given.get("task_script_args") or ""))
@@ -77,7 +80,7 @@ class ScriptStart(Section):
 
 
 def words_of(told: Any) -> tuple[str, ...]:
-    """Split a command line into words, as NVFlare does.
+    """Split a command line into words, in the same way as NVFlare.
 
     >>> words_of("--epochs 2")
     ('--epochs', '2')
@@ -86,7 +89,7 @@ def words_of(told: Any) -> tuple[str, ...]:
 
 
 class AirlockExecutor(MedsiloExecutor):
-    """Lets a training script in an isolated process answer the server's messages."""
+    """Passes the server's messages to a training script in an isolated process, and sends the script's answers."""
 
     room: ScriptRoom | None = None
 
@@ -112,7 +115,7 @@ class AirlockExecutor(MedsiloExecutor):
         settings = super()._settings(fl_ctx)
         local = settings_folder(fl_ctx)
         named = (local / FILE_NAME, local / fl_ctx.get_identity_name() / FILE_NAME)
-        # A simulation has no patients to protect.
+        # In a simulation, no patients need protection.
         if kit_of(fl_ctx) is None and not any(map(Path.is_file, named)):
             return settings.changed({"public_data": True}, FILE_NAME)
         return settings
@@ -131,7 +134,7 @@ class AirlockExecutor(MedsiloExecutor):
 
 
 class AirlockLauncher(ClientProcessJobLauncher):
-    """Moves a job's code away before NVFlare starts the job's process, which then runs the script in an isolated
+    """Converts a job before NVFlare starts the job's process. This process then runs the script in an isolated
     process."""
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
@@ -141,13 +144,16 @@ class AirlockLauncher(ClientProcessJobLauncher):
 
 
 def take_code_away(config: Path) -> None:
-    """Convert a deployed app so that its script runs in an isolated process. config: the app's `config` folder.
+    """Convert a deployed app so that its script runs in an isolated process.
 
-    Raises Refused if the job has no script or plan. All files of the job, including filters and configurations of logs,
-    move to a folder from which NVFlare's process loads no code.
+    All files of the job, including filters and logging configurations, move to a folder from which NVFlare's process
+    loads no code. Raises Refused if the job has no script or no plan.
+
+    Args:
+        config: The app's folder `config`.
     """
     app = config.parent
-    if (app / CUSTOM).exists():  # no such folder if the job's process was restarted
+    if (app / CUSTOM).exists():  # the folder has already moved if this is a restart of the job's process
         if any(path.is_symlink() for path in app.rglob("*")):
             raise Refused("the job has links in it")
         start_of(config)
@@ -164,9 +170,13 @@ def take_code_away(config: Path) -> None:
 
 
 def start_of(config: Path) -> ScriptStart:
-    """Return the command of a job's script from its configuration; raises Refused."""
+    """Return the command of a job's script from the job's configuration. Raises Refused without a valid command.
+
+    Args:
+        config: The folder that contains the job's configuration.
+    """
     try:
-        if (config / DESCRIBED).is_file():  # written by a recipe with `room`
+        if (config / DESCRIBED).is_file():  # a recipe with the option `room` wrote this file
             return ScriptStart.from_values(json.loads(read_bounded(config / DESCRIBED, LARGEST_YAML)), DESCRIBED)
         told = json.loads(read_bounded(config / CONFIG, LARGEST_YAML))
         executors: Sequence[Any] = told["executors"]
@@ -177,7 +187,11 @@ def start_of(config: Path) -> ScriptStart:
 
 
 def site_configuration(plan: Path) -> dict[str, Any]:
-    """Return the NVFlare configuration of a site whose script runs in an isolated process. plan: the job's plan."""
+    """Return the NVFlare configuration for a site whose script runs in an isolated process.
+
+    Args:
+        plan: The file that contains the job's plan.
+    """
     try:
         timeouts = limits(timeouts_of(load_plan(plan)), "site")
     except MedsiloError as error:

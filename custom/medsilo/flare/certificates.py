@@ -1,6 +1,7 @@
-"""Warn 30, 7 and 1 days before a startup kit's certificate expires, at the party itself and at the server.
+"""Warn 30, 7 and 1 days before the certificate of a startup kit expires.
 
-A hospital's heartbeat contains its certificate, so that the server can warn, too.
+The kit's party logs the warning, and the server logs it, too. For the server, a hospital's heartbeats contain the
+hospital's certificate.
 """
 
 import json
@@ -19,21 +20,21 @@ from medsilo.core.files import read_bounded, write_passing
 from medsilo.core.section import Section
 from medsilo.runs.events import Event
 
-KEPT = "certificates.json"  # file in a startup kit with expiries and past warnings
-TOLD = "medsilo.certificate"  # key of the certificate in a hospital's heartbeat
-LARGEST, MOST = 64_000, 10_000  # most bytes of a certificate, and most names
-DAYS, ENDED = (30, 7, 1), 0  # days before expiry at which to warn; 0: expired
+KEPT = "certificates.json"  # file in a startup kit that contains the expiry times and the past warnings
+TOLD = "medsilo.certificate"  # the certificate's key in a hospital's heartbeat
+LARGEST, MOST = 64_000, 10_000  # most bytes of a certificate, and most names of parties
+DAYS, ENDED = (30, 7, 1), 0  # numbers of days before expiry at which to warn, and the number for "expired"
 DAY = 86_400.0
 
 
 class _Kept(Section):
-    ends: dict[str, float] = Field(default_factory=dict, max_length=MOST)  # expiry by name, in seconds since 1970
-    # the last warning by name: one of DAYS, or ENDED
+    ends: dict[str, float] = Field(default_factory=dict, max_length=MOST)  # expiry by party, in seconds since 1970
+    # for each party, the number of days in the last warning: a value of DAYS, or ENDED
     told: dict[str, int] = Field(default_factory=dict, max_length=MOST)
 
 
 def own_certificate(kit: Path) -> str:
-    """Return the certificates of a startup kit and of its root authority, or "" if they can't be read."""
+    """Return the text of a startup kit's certificate and of its root certificate, or "" if they can't be read."""
     for name in ("server.crt", "client.crt"):
         with suppress(OSError, ValueError):
             files = [kit / "startup" / name, kit / "startup/rootCA.pem"]
@@ -42,7 +43,7 @@ def own_certificate(kit: Path) -> str:
 
 
 def end_of(text: str) -> float | None:
-    """Return the earliest expiry of these certificates, in seconds since 1970; None if they can't be read."""
+    """Return the earliest expiry time of several certificates, in seconds since 1970; None if they can't be read."""
     try:
         found = x509.load_pem_x509_certificates(text.encode())
         return min(one.not_valid_after_utc for one in found).timestamp()
@@ -51,8 +52,7 @@ def end_of(text: str) -> float | None:
 
 
 class CertificateEnds:
-    """Keeps the expiry of a party's own certificate, under the name "", and at the server of all hospitals'
-    certificates."""
+    """Records when certificates expire: a party's own, under the name "", and at the server those of all hospitals."""
 
     def __init__(self, kit: Path) -> None:
         self.kit, self.file = kit, kit / KEPT
@@ -61,7 +61,7 @@ class CertificateEnds:
             self.kept = _Kept.from_values(json.loads(read_bounded(self.file, 8 << 20)), KEPT)
 
     def look(self, now: float) -> Iterator[Event]:
-        """Check the party's own certificate, and yield due warnings about all known certificates."""
+        """Read the party's own certificate, and yield the warnings that are due about all recorded certificates."""
         if (end := end_of(own_certificate(self.kit))) is not None:
             self._note("", end)
         while self.renewed:
@@ -73,8 +73,12 @@ class CertificateEnds:
                 yield Event("certificate", _words(days, end), name, needs_somebody=True)
 
     def heard(self, name: str, text: object) -> None:
-        """Record the expiry of the certificate in a hospital's heartbeat, if the server's root authority issued it for
-        this name."""
+        """Record when a hospital's certificate expires, if the server's root authority issued it for this hospital.
+
+        Args:
+            name: The hospital's name.
+            text: The certificate in the hospital's heartbeat.
+        """
         if not isinstance(text, str) or len(text) > 2 * LARGEST or len(self.kept.ends) >= MOST:
             return
         with suppress(OSError, ValueError, TypeError, InvalidSignature, IndexError):
@@ -83,17 +87,17 @@ class CertificateEnds:
             own.verify_directly_issued_by(root)
             if [one.value for one in own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)] == [name]:
                 end = min(own.not_valid_after_utc, root.not_valid_after_utc).timestamp()
-                self._note(name, max(end, self.kept.ends.get(name, end)))  # an earlier certificate may arrive again
+                self._note(name, max(end, self.kept.ends.get(name, end)))  # an old certificate may arrive again
 
     def ended(self, names: Collection[str], now: float) -> list[str]:
-        """Return the hospitals among these whose certificates have expired; "" stands for the party itself."""
+        """Return those of the named hospitals whose certificates have expired. "" stands for the party itself."""
         return [name for name in ("", *sorted(names)) if self.kept.ends.get(name, now + 1) <= now]
 
     def _note(self, name: str, end: float) -> None:
         if (before := self.kept.ends.get(name)) != end:
             if before is not None and end > before:
                 self.renewed.append(Event("certificate", f"it was renewed, and ends on {_day(end)}", name))
-            # warnings about the previous certificate
+            # Forget the warnings about the previous certificate.
             told = {one: days for one, days in self.kept.told.items() if one != name}
             self._keep({**self.kept.ends, name: end}, told)
 

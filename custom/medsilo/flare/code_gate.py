@@ -1,6 +1,6 @@
-"""Decide if a job with code may start at a hospital that approves plans.
+"""Decide if a job that contains code may start at a hospital that approves plans.
 
-The startup kit's own process decides before any code of the job runs.
+The startup kit's process decides this before any code of the job runs.
 """
 
 import json
@@ -26,7 +26,7 @@ from medsilo.site.job_code import PLAN, JobCode, as_brought
 from medsilo.site.settings import SiteSettings
 from nvflare_reliability.kit_patches import AskingDeployer, has_image_of_its_own
 
-# these imports need PyTorch, which only approvals of code require
+# These imports load PyTorch, which only the approval of code needs.
 if TYPE_CHECKING:
     from medsilo.federation.site_context import SiteContext
     from medsilo.plan import Plan
@@ -39,19 +39,24 @@ NO_NOISE = (
     "this hospital demands differential privacy of every study (privacy in its medsilo.yaml), and nobody counts what a "
     "job's own code sends; run a task of medsilo's"
 )
-UNNAMED = "job"  # stands for the study's name, which the server has not sent yet
+UNNAMED = "job"  # used if the job's name is not valid as the study's name
 LARGEST_META = 1 << 20  # most bytes of a job's meta.json
 
 
 def ask_when_deploying(engine: Any) -> None:
-    """Let a hospital's process reject a job when it unpacks it, so that the lead reads the reason. A kit with its own
-    component for unpacking is not changed."""
+    """Let the hospital's process check each job that it unpacks. The lead then sees why a job is rejected.
+
+    If the startup kit configures its own component for unpacking, nothing changes.
+    """
     if engine.get_component(SystemComponents.APP_DEPLOYER) is None:
         engine.add_component(SystemComponents.APP_DEPLOYER, AskingDeployer(why_not_deployed))
 
 
 def why_not_deployed(workspace: Workspace, job: str, fl_ctx: FLContext) -> str:
-    """Return the reason why this hospital rejects an unpacked job, or "", and log it as an event."""
+    """Return the reason why this hospital rejects an unpacked job, or "" if it accepts the job.
+
+    The reason is also written as an event.
+    """
     meta = _meta(Path(workspace.get_job_meta_path(job)))
     reason = why_not_started(fl_ctx, {**meta, JobMetaKey.JOB_ID.value: job}) if meta.get(AppValidationKey.BYOC) else ""
     if reason:
@@ -60,7 +65,11 @@ def why_not_deployed(workspace: Workspace, job: str, fl_ctx: FLContext) -> str:
 
 
 def why_not_started(fl_ctx: FLContext, meta: Mapping[str, Any]) -> str:
-    """Return the reason why this hospital rejects a job with code, or "". meta: the job's metadata."""
+    """Return the reason why this hospital rejects a job that contains code, or "" if it accepts the job.
+
+    Args:
+        meta: The job's metadata.
+    """
     try:
         if kit := kit_of(fl_ctx):
             AcceptedSettings(kit).check()
@@ -69,7 +78,7 @@ def why_not_started(fl_ctx: FLContext, meta: Mapping[str, Any]) -> str:
             return NO_NOISE
         if refusal := settings.refuses(trains=True):
             return f"{refusal}; a job's own code may train"
-        if kit:  # needed without approvals, too, because a ledger records the numbers that the script sends
+        if kit:  # even without approvals, because a ledger must record the numbers that the script sends
             accept_at_first(kit, settings, fl_ctx)
         if settings.approval_of() == "none":
             return ""
@@ -93,10 +102,13 @@ def why_not_started(fl_ctx: FLContext, meta: Mapping[str, Any]) -> str:
 def place_of_job(
     app: Path, kit: Path, plan: "Plan", site: str, settings: SiteSettings, has_run: bool = False
 ) -> "SiteContext":
-    """Return the site's context for a job with code, before the server has named the study. It has the code's facts if
-    the hospital approves plans. Raises MedsiloError.
+    """Return the site's context for a job that contains code, before the server has sent the study's name.
 
-    app: the job's unpacked app; has_run: whether its code has already been started.
+    If the hospital approves plans, the context describes the code. Raises MedsiloError if the code is invalid.
+
+    Args:
+        app: The folder of the job's unpacked app.
+        has_run: Whether the app's code has already been started.
     """
     from medsilo.federation.site_context import SiteContext
 

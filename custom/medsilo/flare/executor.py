@@ -1,4 +1,4 @@
-"""Run a site of any method as an executor of NVFlare's client."""
+"""Run a site of a study as an executor of NVFlare's client."""
 
 import json
 import math
@@ -53,7 +53,13 @@ from nvflare_reliability.patches import GARBAGE, audit_without_fail
 
 
 def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> None:
-    """Append a line to a site's log of answers, ignoring errors of the disk."""
+    """Append a line to a site's log of answers. Errors of the disk are ignored.
+
+    Args:
+        folder: The site's folder.
+        asked: The facts of the server's request.
+        told: Further values of the line.
+    """
     if asked is not None:
         number = asked.get("round")
         known = isinstance(number, int) and 0 <= number <= MOST_ROUNDS
@@ -68,20 +74,20 @@ def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> N
 
 # seconds without an error after which the same error is logged again
 QUIET = 600.0
-# most kinds of errors that one job may log, so that a server can't fill the log by provoking errors
+# most kinds of errors that one job may log, because a malicious server could fill the log by provoking errors
 MOST_KINDS = 20
 
 
 class SiteEvents(StudyEvents):
-    """Logs a study's progress at this site as events of its startup kit."""
+    """Writes events about the study at this site to the events.log of the site's startup kit."""
 
     def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
         super().__init__(kit, job, study)
-        self.runs = False  # whether the last logged event was the job's begin
-        self.wrong = dict[str, float]()  # kinds of recent errors, each with its last time
+        self.runs = False  # whether the job's begin was logged, and its end was not
+        self.wrong = dict[str, float]()  # for each kind of recent error, the time when it last occurred
 
     def begin(self, text: str) -> None:
-        """Log that the site begins or continues a job, and that an earlier process of the job ended silently."""
+        """Log that the site begins or continues a job. Before, log it if an earlier process ended silently."""
         before = fates(self.kit).get(self.job) if self.kit else None
         if before in RUNNING:
             self.tell("failed", "this site's process for the job was ended; another goes on")
@@ -95,18 +101,18 @@ class SiteEvents(StudyEvents):
             self.tell("ended", text)
 
     def on_answer(self, wrong: str = "", died: bool = False, passing: bool = False) -> None:
-        """Log a failure once, until answers have succeeded for a while.
+        """Log a failed answer, unless a failure of the same kind occurred less than QUIET seconds ago.
 
         Args:
-            wrong: the reason of the failure, or "" after a success
-            died: whether the training process died
-            passing: whether the reason may pass, such as a full disk; its text may then differ each time
+            wrong: The reason of the failure, or "" after a successful answer.
+            died: Whether the training process died.
+            passing: Whether the failure is temporary, such as a full disk. All temporary failures are of one kind.
         """
         now = time.monotonic()
         if not wrong:
             self.wrong = {kind: then for kind, then in self.wrong.items() if now - then < QUIET}
             return
-        kind = "died" if died else "passing" if passing else re.sub(r"\d+", "", wrong)  # ignore numbers in the text
+        kind = "died" if died else "passing" if passing else re.sub(r"\d+", "", wrong)  # digits don't count
         if kind not in self.wrong:
             if len(self.wrong) == MOST_KINDS:
                 return
@@ -114,27 +120,27 @@ class SiteEvents(StudyEvents):
         self.wrong[kind] = now
 
 
-# seconds of idleness after which a site gives up an answer, if the plan sets no time limit
+# If the plan sets no time limit, a site gives up an answer after so many seconds without work.
 STOOD_STILL = 600.0
-LOOK = 10.0  # seconds between two checks for processor time
-LEAST = 0.05  # least share of a core's time that counts as work
-ABORT_POLL = 0.2  # seconds between two checks for an abort
+LOOK = 10.0  # seconds between two checks whether the training processes work
+LEAST = 0.05  # smallest fraction of one core's time that counts as work
+ABORT_POLL = 0.2  # seconds between two checks whether the job was aborted
 
 
 class MedsiloExecutor(Executor):
-    """Answers the server's messages, and turns each error into a rejection whose text the site may send."""
+    """Answers the server's messages. An error becomes a rejection, whose text the site may send to the server."""
 
-    participant: Callable[..., Participant] = staticmethod(participant_of)  # benchmarks replace it
+    participant: Callable[..., Participant] = staticmethod(participant_of)  # benchmarks replace this function
 
     def __init__(self) -> None:
         super().__init__()
-        self.working: tuple[Site, Clock] | None = None  # the site of the present study, and its clock
+        self.working: tuple[Site, Clock] | None = None  # the site of the present study, and the clock of its time limit
         self.folder: Path | None = None  # the site's folder in the study's run
-        self.give_back: Callable[[], None] | None = None  # frees the study's slot at this hospital
+        self.give_back: Callable[[], None] | None = None  # releases the lock by which the study runs at this hospital
         self.gate: Gate | None = None  # set if the job's plan is valid
         self.events = SiteEvents(None)
         self.measured = False  # whether the plan sets no time limit for an answer
-        self.worker = ThreadPoolExecutor(1)  # works while the calling thread checks for aborts
+        self.worker = ThreadPoolExecutor(1)  # makes an answer, while the calling thread checks if the job was aborted
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
@@ -142,7 +148,7 @@ class MedsiloExecutor(Executor):
             reuse_blocks()
             os.umask(0o077)  # only this user account may read logs
             audit_without_fail()
-            # The parent is NVFlare's client, which the hospital can end.
+            # The parent is NVFlare's client. If the hospital stops this client, the job's process must end, too.
             end_with(os.getppid())
             self._guard(fl_ctx)
             self.events = SiteEvents.of(fl_ctx, "client")
@@ -156,8 +162,10 @@ class MedsiloExecutor(Executor):
             self.give_back()
 
     def _guard(self, fl_ctx: FLContext) -> None:
-        """Limit the messages that the site accepts from the server to the sizes in the plan. The answer to "join"
-        reports faults of the plan."""
+        """Make the site reject messages from the server that are larger than the plan allows.
+
+        Faults of the plan are ignored here, because the answer to "join" reports them.
+        """
         cell = fl_ctx.get_engine().get_cell()
         gate = Gate(cell, Bounds())
         gate.guard_site()
@@ -170,7 +178,7 @@ class MedsiloExecutor(Executor):
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         started, parcel = time.monotonic(), StudyMessage()
-        checks: list[Callable[[], None]] = []  # checks during the present work
+        checks: list[Callable[[], None]] = []  # called regularly while the site makes its answer
 
         def stop() -> None:
             if abort_signal.triggered:
@@ -213,7 +221,11 @@ class MedsiloExecutor(Executor):
             return refusal(reason, passes(error), isinstance(error, Lacks))
 
     def _begin(self, parcel: StudyMessage, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
-        """Return this site for the message's study, with the clock of its time limit."""
+        """Begin a study at this site. Returns the site and the clock of its time limit.
+
+        Args:
+            parcel: The first message of the study.
+        """
         study, site = parcel.facts["study"], fl_ctx.get_identity_name()
         if not is_safe_name(study):
             raise Refused("the study's name has odd characters")
@@ -253,13 +265,18 @@ class MedsiloExecutor(Executor):
         return answering(place, permission, self.participant, self._died_between, room)
 
     def _died_between(self, reason: str) -> None:
-        """Log that the training process died between two requests."""
+        """Log that the training process died while the site was not making an answer."""
         self.events.tell("failed", reason)
         if self.folder:
             note(self.folder, kind="died", reason=reason)
 
     def _among(self, plan: Plan, sites: Sequence[str], site: str) -> Plan:
-        """Return the plan with the server's list of sites, if it names no sites itself."""
+        """Return the plan. If the plan names no sites, the server's list of sites is filled in.
+
+        Args:
+            sites: The server's list of sites.
+            site: This site, which the list must contain.
+        """
         if plan.participation.sites:
             return plan
         if site not in sites:
@@ -270,8 +287,10 @@ class MedsiloExecutor(Executor):
         return plan
 
     def _write_private(self, error: Exception, fl_ctx: FLContext) -> None:
-        """Write the error's details to a private file, because they may name patients, and a site may send NVFlare's
-        logs."""
+        """Write the details of an error to a private file.
+
+        The details of an error may name patients, so they must not be in NVFlare's logs, which a site may send.
+        """
         try:
             folder = self.folder or output_folder(fl_ctx, settings_of_site(fl_ctx))
             make_folder(folder)
@@ -282,7 +301,7 @@ class MedsiloExecutor(Executor):
 
 
 class Busy:
-    """Checks that the training processes use processor time."""
+    """Checks that the training processes work, by the processor time that they use."""
 
     def __init__(self) -> None:
         self.looked = self.worked = time.monotonic()
@@ -301,7 +320,10 @@ class Busy:
 
 
 def _used() -> float:
-    """Return the processor time of all child processes, or of this process if it has none, in seconds."""
+    """Return the processor time in seconds that all child processes have used.
+
+    Without child processes, return the processor time of this process.
+    """
     own, used = psutil.Process(), 0.0
     for process in own.children(recursive=True) or [own]:
         with suppress(psutil.Error):  # the process has ended
@@ -310,8 +332,10 @@ def _used() -> float:
 
 
 def _await(work: Future, stop: Callable[[], None]) -> Shareable:
-    """Wait for the work's result, calling `stop` regularly; after an error from `stop`, the work ends before its next
-    batch."""
+    """Wait for the result of a thread's work, and call `stop` regularly.
+
+    If `stop` raises an error here, `stop` also raises an error in the thread before the next batch.
+    """
     while True:
         try:
             return work.result(timeout=ABORT_POLL)

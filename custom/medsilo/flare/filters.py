@@ -1,6 +1,7 @@
-"""Filter answers of all jobs, if a hospital's `local/privacy.json` names this filter.
+"""Filter the answers of all jobs at a hospital whose `local/privacy.json` names this filter.
 
-NVFlare turns the filter's errors into rejections without tensors, and both audit logs have the reason.
+If the filter raises an error, NVFlare sends a rejection without tensors in place of the answer. The audit logs of the
+hospital and of the server have the reason.
 """
 
 from collections.abc import Sequence
@@ -17,9 +18,12 @@ from medsilo.flare.wire import META
 
 
 class OnlyTheseGroups(Filter):
-    """Passes an answer only if all its groups of tensors are on the hospital's list; rejections always pass.
+    """Lets an answer pass only if the hospital's list contains all groups of tensors in the answer.
 
-    `medsilo disclosure` lists a job's groups of tensors.
+    An answer that is a rejection always passes. `medsilo disclosure` lists the groups of tensors that a job sends.
+
+    Args:
+        groups: The hospital's list.
     """
 
     def __init__(self, groups: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Where a job is found; those that come with medsilo are a checkout's `jobs/`, or in the wheel of medsilo-lab."""
+"""Find the folder of a job. Included jobs are in the folder `jobs` of a checkout, or in the wheel of medsilo-lab."""
 
 import os
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from medsilo.runs import paths
 
 CONFIG = Path("app/config")
 PLAN = CONFIG / paths.PLAN
-JOBS = Path("jobs")  # folder in which a job is searched by its name
-YAML = (".yaml", ".yml")  # suffixes of a plan's file
-LARGEST_FILE = 1 << 28  # most bytes of each file of a job
+JOBS = Path("jobs")  # folder in which a job is found by its name
+YAML = (".yaml", ".yml")  # suffixes of a file that contains a plan
+LARGEST_FILE = 1 << 28  # most bytes of each file in a job
 SHIPPED = ROOT / "jobs" if (ROOT / "jobs").is_dir() else PLACE.parent / "jobs"
 
 
@@ -25,21 +25,30 @@ def shipped_jobs() -> list[str]:
 
 
 def shipped(job: Path) -> Path | None:
-    """Return the folder of medsilo's included job with a name such as `fedavg` or `jobs/fedavg`; None for other
-    names."""
+    """Return the folder of the included job that has a name; None if no included job has this name.
+
+    Args:
+        job: The name, such as `fedavg` or `jobs/fedavg`.
+    """
     name = "/".join(job.parts[1:] if job.parts[:1] == ("jobs",) else job.parts)
     return SHIPPED / name if name in shipped_jobs() else None
 
 
 def values_of(job: Path, read: Callable[[Path], Any]) -> Any:
-    """Return the unchecked values of the plan in a job's folder or a plan's file. read: reads a file."""
+    """Return the values of a plan, which are not validated.
+
+    Args:
+        job: The folder of a job, or a file that contains a plan.
+        read: Reads the file.
+    """
     return read(job / PLAN if (job / PLAN).is_file() else job)
 
 
 def find_job(job: str | Path) -> Path:
-    """Return the folder of a job, given by its path, its name in ./jobs, or the name of an included job.
+    """Return the folder of a job. Raises MedsiloError if there is no such job; the message suggests similar names.
 
-    Raises MedsiloError with similar jobs' names if there is no such job.
+    Args:
+        job: The job's path, its name in the folder ./jobs, or the name of an included job.
     """
     folder = _named(job)
     check_tree(folder, LARGEST_FILE, "the job")
@@ -82,7 +91,12 @@ def _named(job: str | Path) -> Path:
 
 
 def job_or_run(job: str | Path) -> Path:
-    """Return the folder of a job, or of the job that a run was made of; for a run without a job, its plan's file."""
+    """Return the folder of a job.
+
+    Args:
+        job: A job as in `find_job`, or the folder of a run. For a run, the function returns the folder of the run's
+            job, or the run's plan file if the run was made without a job.
+    """
     run = Path(job)
     if not (run / paths.ROUNDS).is_file() or not (run / paths.PLAN).is_file():
         return find_job(job)

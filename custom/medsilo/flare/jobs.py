@@ -1,4 +1,4 @@
-"""Read NVFlare jobs with a plan. medsilo_lab.jobs writes them."""
+"""Read NVFlare jobs that contain a plan. The module medsilo_lab.jobs writes such jobs."""
 
 import json
 import os
@@ -18,10 +18,10 @@ from medsilo.site.job_code import JobCode
 META = "meta.json"
 SERVER, CLIENT = "config_fed_server.json", "config_fed_client.json"
 CUSTOM = Path("app/custom")
-# A job without code contains this file instead, so that NVFlare treats its classes as the job's own despite a site's
-# empty class_allow_list. A submitted job does not contain it, so that a hospital's class_allow_list applies.
+# A job without code contains this file instead. Because of this file, NVFlare accepts the job's classes despite an
+# empty class_allow_list. A submitted job does not contain this file, so that a hospital's class_allow_list applies.
 NO_CODE = CUSTOM / "README.md"
-LARGEST_JSON = 1 << 20  # most bytes of each file of a job's configuration
+LARGEST_JSON = 1 << 20  # most bytes of each file in a job's configuration
 
 
 def plan_of(
@@ -31,9 +31,14 @@ def plan_of(
     allowed: Collection[str] = ANY,
     here: bool = False,
 ) -> Plan:
-    """Return the plan of a job or of a plan's file, or the plan that replaces it, after `key.subkey=value` changes.
+    """Return the plan of a job.
 
-    The job's method replaces the other plan's method. `allowed` and `here`: as in `parse_plan`.
+    Args:
+        job: A job as in `find_job`, or a file that contains a plan.
+        changes: Changes to the plan, of the form `key.subkey=value`.
+        plan: A file whose plan replaces the job's plan. Only the job's method is kept.
+        allowed: As in `parse_plan`.
+        here: As in `parse_plan`.
     """
     is_file = Path(job).suffix in YAML or Path(job).is_file()
     own = Path(job) if is_file else find_job(job)
@@ -55,9 +60,10 @@ def has_code(job: Path) -> bool:
 
 
 def code_of(job: Path, plan: Plan, app: Path | None = None) -> JobCode | None:
-    """Return the code that a job contains; None without code.
+    """Return the code in a job; None if the job contains no code. Raises MedsiloError if the code is invalid.
 
-    Raises MedsiloError. app: a site's app, by default the app of all sites.
+    Args:
+        app: The folder of a site's app; by default the app that all sites share.
     """
     if app is None and (not job.is_dir() or not has_code(job)):
         return None
@@ -65,9 +71,10 @@ def code_of(job: Path, plan: Plan, app: Path | None = None) -> JobCode | None:
 
 
 def app_at(job: str | Path, site: str = "") -> Path | None:
-    """Return a site's app, by default the first site's app, in a job whose recipe wrote an app for each site.
+    """Return the folder of a site's app in a job that has an app for each site. Returns None for other jobs.
 
-    Returns None for other jobs.
+    Args:
+        site: The site's name; by default the first site.
     """
     folder = Path(job)
     if not (folder / META).is_file() or os.path.lexists(folder / "app"):
@@ -81,7 +88,7 @@ def app_at(job: str | Path, site: str = "") -> Path | None:
 
 
 def scope_of(job: Path | str) -> str | None:
-    """Return the privacy scope in a job's meta.json, or None."""
+    """Return the privacy scope that a job's meta.json names, or None."""
     found = find_job(job)
     scope = None if found.is_file() else json_of(found, META).get("scope")
     if scope is not None and not isinstance(scope, str):
@@ -90,7 +97,7 @@ def scope_of(job: Path | str) -> str | None:
 
 
 def json_of(job: Path, name: Path | str) -> dict[str, Any]:
-    """Return a job's JSON file as a mapping; raises MedsiloError."""
+    """Return the mapping in a JSON file of a job. Raises MedsiloError if the file is damaged or has no mapping."""
     try:
         found = json.loads(read_bounded(job / name, LARGEST_JSON))
         if not isinstance(found, dict):

@@ -1,4 +1,4 @@
-"""Log events of a startup kit's own process in its events.log; study_events.py logs events of studies."""
+"""Write events about the process of a startup kit to the kit's events.log. study_events.py writes events of studies."""
 
 import math
 import os
@@ -44,40 +44,40 @@ from nvflare_reliability.returning_sites import hear_of_processes
 from nvflare_reliability.revocation import LARGEST, LIST, is_newer, list_in
 
 LOOK = 2.0  # seconds between two checks of the connections
-# seconds until a party without a connection counts as absent, because lost connections are often restored
+# seconds after which a party without a connection counts as absent; a lost connection is often restored earlier
 GRACE = 10.0
-# seconds without a heartbeat after which a party is called; heartbeats come every ten seconds
+# seconds without a heartbeat after which a party is called; a party sends a heartbeat every ten seconds
 LATE = 11.0
-# seconds after a party's return in which further registrations of its processes are expected
+# seconds after a party's return in which the registration of another of its processes causes no event
 SETTLED = 60.0
-# A message in the error log of a job's process
+# NVFlare's message in the error log of a job's process if a class is not allowed
 NOT_ALLOWED = re.compile(r"Component '([\w.]{1,200})'[^\n]{0,300} is not in allow_list(?!; allowing)")
 MOST_READ = 1 << 20  # most bytes of the error log to read
-# NVFlare's request to stop: a file in the kit, some seconds before its process is killed
+# A file that NVFlare writes into a startup kit's folder some seconds before NVFlare kills the kit's process.
 STOP = "shutdown.fl"
-# counts rejections of all names together, because a rejected party may give any name
+# Rejected registrations are counted under this name, because a rejected party may give any name.
 REGISTERING = "those who register"
-# seconds in which a stopping process of a kit may still send messages besides its successor
+# seconds in which an old process of a kit may still send messages although a new process has started
 TWICE = 30.0
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A party's state at one check: its connection, and its last message's time by the wall clock."""
+    """A party's state at one check: whether it is connected, and when its last message arrived (wall clock)."""
 
     connected: bool
     last_heard: float
     token: str = ""  # changes when the party's processes are restarted
-    cell: str = ""  # the name of the party's cell in NVFlare
+    cell: str = ""  # the name of the party's cell, by which NVFlare addresses its process
 
 
 @dataclass
 class Attendance:
-    """The connected and the absent parties, each with the time of its last message."""
+    """Records which parties are connected and which are absent, and when each party's last message arrived."""
 
-    direct: set[str] = field(default_factory=set)  # sites with a direct connection at any time
-    heard: dict[str, tuple[float, float]] = field(default_factory=dict)  # last_heard, and the time at which it changed
-    lost: dict[str, float] = field(default_factory=dict)  # the time at which each connection was lost
+    direct: set[str] = field(default_factory=set)  # sites that have had a direct connection
+    heard: dict[str, tuple[float, float]] = field(default_factory=dict)  # last_heard, and the time when it last changed
+    lost: dict[str, float] = field(default_factory=dict)  # for each lost connection, the time at which it was lost
     there: dict[str, bool] = field(default_factory=dict)
     returned: dict[str, float] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
@@ -85,8 +85,14 @@ class Attendance:
     def look(
         self, seen: Mapping[str, Seen], now: float, expelled: Collection[str] = (), deaf: Collection[str] = ()
     ) -> Iterator[Event]:
-        """Yield events for changes since the last check. now: monotonic seconds. deaf: parties that do not answer
-        calls."""
+        """Yield events about parties that have connected or become absent since the last check.
+
+        Args:
+            seen: The state of each party that is registered now.
+            now: The time of a monotonic clock, in seconds.
+            expelled: The parties that the consortium has expelled.
+            deaf: The parties that do not answer calls.
+        """
         for name, one in seen.items():
             if self.heard.get(name, (None,))[0] != one.last_heard:
                 self.heard[name] = one.last_heard, now
@@ -110,12 +116,14 @@ class Attendance:
         return Event("back", text, name)
 
     def late(self, seen: Mapping[str, Seen], now: float) -> dict[str, str]:
-        """Return the parties whose heartbeats are late, with the names of their cells."""
+        """Return the parties whose heartbeats are late, and the cell of each."""
         return {name: one.cell for name, one in seen.items() if now - self.heard.get(name, (0, now))[1] > LATE}
 
     def _missing(self, name: str, seen: Seen | None, now: float, is_deaf: bool) -> str | None:
-        """Return the reason why a party is absent; None if it is connected, and "" while a lost connection may be
-        restored."""
+        """Return the reason why a party is absent.
+
+        Returns None if the party is connected, and "" if its connection was lost so recently that it may be restored.
+        """
         if seen is None:
             return "it signed off, or the server gave it up"
         if seen.connected or name not in self.direct:
@@ -127,7 +135,7 @@ class Attendance:
 
 
 class WorkingTime:
-    """A clock of the seconds in which this process ran; while it was suspended, it could not receive messages."""
+    """A clock that stands still while this process is suspended, because the process then receives no messages."""
 
     def __init__(self) -> None:
         self.at, self.worked = time.monotonic(), 0.0
@@ -140,15 +148,20 @@ class WorkingTime:
 
 
 class EventKeeper:
-    """Signs a startup kit's events.log every hour and at the end, and logs counts of rejections."""
+    """Signs a startup kit's events.log, every hour and when the kit's process ends, and logs counts of rejections."""
 
     def __init__(self, kit: Path | None, chain: EventChain | None) -> None:
-        """chain: signs the log; None for a kit without a key."""
+        """Keep the events of a startup kit.
+
+        Args:
+            kit: The kit's folder.
+            chain: Signs the log. None: the kit has no key.
+        """
         self.kit, self.chain, self.has_ended = kit, chain, False
 
     @classmethod
     def of(cls, fl_ctx: FLContext, party: str) -> Self:
-        """Return the event keeper of this process's startup kit, which also handles SIGTERM."""
+        """Return the event keeper for this process's startup kit. The event keeper handles the signal SIGTERM."""
         files = kit_of(fl_ctx, party)
         keeper = cls(kit_folder(fl_ctx), EventChain(files) if files else None)
         if threading.current_thread() is threading.main_thread():
@@ -156,7 +169,7 @@ class EventKeeper:
         return keeper
 
     def look(self) -> None:
-        """Log counted rejections, and sign the log if an hour has passed or the kit stops."""
+        """Log the counts of rejections. Sign the log if an hour has passed, or if the kit's process will be stopped."""
         with suppress(Exception):  # the next check repeats a failed check
             if self.kit:
                 tell_counts(self.kit)
@@ -167,17 +180,17 @@ class EventKeeper:
                     self.end()
 
     def end(self) -> None:
-        """Sign the log at the end; repeated calls do nothing."""
+        """Sign the log, unless an earlier call has already signed it."""
         if self.chain and not self.has_ended:
             self.has_ended = True
-            with suppress(Exception):  # errors must not keep the process from ending
+            with suppress(Exception):  # an error must not prevent the end of the process
                 self._sign(self.chain.sign)
 
     def _sign(self, sign: Callable[[], None]) -> None:
         try:
             sign()
         except Passing:
-            raise  # temporary, while the kit is renewed
+            raise  # the error is temporary: the kit is being renewed
         except MedsiloError as error:
             if self.kit:
                 write(self.kit, Event("refused", f"{error}; {REMEDY}", needs_somebody=True, by="events.log"))
@@ -190,13 +203,13 @@ class EventKeeper:
 
 
 class ServerEvents(FLComponent):
-    """Logs connections and rejections of parties as the server's events."""
+    """Writes the server's events: a party connects, becomes absent, or is rejected."""
 
     def __init__(self) -> None:
         super().__init__()
         self.attendance, self.keeper = Attendance(), EventKeeper(None, None)
         self.certificates: CertificateEnds | None = None  # set when the server starts
-        # hospitals with two processes, each with the first and the last time of the conflict
+        # for each hospital of which two processes run: the first and the last time when this was noticed
         self.twice: dict[str, tuple[float, float]] = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -234,7 +247,11 @@ class ServerEvents(FLComponent):
 
     @staticmethod
     def _process_of_job(kit: Path, job: str, hospital: str, runs: bool) -> None:
-        """Log that a job's process died at a connected hospital, or that it was started again."""
+        """Log that a job's process died at a connected hospital, or that the process was started again.
+
+        Args:
+            runs: Whether the process was started again.
+        """
         listed = studies_of(kit).glob(f"*/{paths.JOBS}")
         study = next((file.parent.name for file in listed if job in file.read_text("utf-8", "replace").split()), job)
         if runs:
@@ -244,14 +261,14 @@ class ServerEvents(FLComponent):
             write(kit, Event("away", told, hospital, study, job, needs_somebody=True))
 
     def _registered(self, fl_ctx: FLContext) -> None:
-        """Log that the server rejected a party's registration."""
+        """Write an event if the server has rejected the registration of a party."""
         self._refuse(plain(fl_ctx.get_prop(FLContextKey.UNAUTHENTICATED) or ""), REGISTERING, fl_ctx)
 
     def _heard(self, fl_ctx: FLContext) -> None:
-        """Handle two processes of one startup kit, of which NVFlare knows only the last to register.
+        """Handle two processes of one startup kit. NVFlare knows only the process that registered last.
 
-        If that process is gone, it is logged out, so that the other process can register at its next heartbeat; NVFlare
-        would wait ten minutes.
+        If the known process is gone, the server logs this process out, so that the other process can register at its
+        next heartbeat. Without this logout, NVFlare would wait ten minutes.
         """
         name = (fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR) or "").rpartition(": ")[2]
         if not name:
@@ -272,9 +289,9 @@ class ServerEvents(FLComponent):
 
 
 def reason_of_failure(kit: Path, job: str) -> str:
-    """Return the reason why a job's process failed at a hospital, if the server may know it.
+    """Return the reason why a job's process failed at a hospital, or "" if the server must not learn the reason.
 
-    Other reasons give "", because they may name files and patients.
+    A reason that may name files or patients must not be sent to the server.
     """
     end = end_of(own_certificate(kit))
     if end is not None and end <= time.time():
@@ -300,8 +317,11 @@ def connections(engine: Any) -> dict[str, Seen]:
 
 
 def launcher_of_code(local: Path) -> JobLauncherSpec | None:
-    """Return the launcher for a job with code at this hospital; None for NVFlare's launcher. local: the kit's `local`
-    folder."""
+    """Return this hospital's launcher for a job that contains code. None: NVFlare's launcher starts the job.
+
+    Args:
+        local: The startup kit's folder `local`.
+    """
     from medsilo.airlock.room import ability
     from medsilo.flare.airlock_executor import AirlockLauncher
     from medsilo.site.settings import SiteSettings
@@ -316,14 +336,20 @@ def launcher_of_code(local: Path) -> JobLauncherSpec | None:
 
 
 def revoked_in(kit: Path) -> str:
-    """Return the text of the server's list of revoked certificates, or ""."""
+    """Return the text of the server's list of revoked certificates, or "" without a list."""
     with suppress(OSError, ValueError, MedsiloError):
         return read_bounded(kit / LIST, LARGEST).decode()
     return ""
 
 
 def take_revoked(kit: Path, told: object) -> None:
-    """Save the server's list of revoked certificates, if the root authority signed it and it is newer."""
+    """Save the server's list of revoked certificates, if the list is newer than the saved list.
+
+    A list that the root authority has not signed is ignored.
+
+    Args:
+        told: The list that the server sent.
+    """
     with suppress(OSError, ValueError):
         if isinstance(told, str) and len(told) <= LARGEST and is_newer(text := told.encode(), kit):
             write_bytes(kit / LIST, text)
@@ -331,7 +357,7 @@ def take_revoked(kit: Path, told: object) -> None:
 
 
 class RefusingLauncher(JobLauncherSpec):
-    """Rejects a job with a reason. A launcher can do so, whereas NVFlare ignores an event handler's errors."""
+    """Rejects a job, and states the reason. NVFlare would ignore an event handler's error, but not a launcher's."""
 
     def __init__(self, reason: str) -> None:
         super().__init__()
@@ -342,17 +368,20 @@ class RefusingLauncher(JobLauncherSpec):
 
 
 class OnlyLauncher(list[JobLauncherSpec]):
-    """A list to which NVFlare's components can't add their launchers, because NVFlare requires exactly one launcher."""
+    """A list of launchers that stays unchanged when NVFlare's components append their own launchers.
+
+    NVFlare requires exactly one launcher.
+    """
 
     def append(self, launcher: JobLauncherSpec) -> None:
         pass
 
 
 class HospitalEvents(LostConnections):
-    """Logs a hospital's connections to the server and rejections of jobs as events.
+    """Writes a hospital's events: it connects to the server, loses the connection, or rejects a job.
 
-    A hospital that approves plans starts a job with code only after approving its plan with this code. If the hospital
-    has an airlock, the job's script runs there.
+    If a hospital approves plans, this component starts a job with code only after the hospital has approved the job's
+    plan and code. If the hospital has an airlock, the job's script runs in the airlock.
     """
 
     def __init__(self) -> None:
@@ -361,7 +390,7 @@ class HospitalEvents(LostConnections):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
-        # Before connecting, which fails if the certificate has expired.
+        # The certificate is watched even before the first connection, because an expired certificate can't connect.
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             ends = CertificateEnds(kit_folder(fl_ctx))
             threading.Thread(target=self._watch_certificate, args=(ends,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""Find old files of jobs and studies in startup kits that may be removed; `medsilo.runs.clean` finds files of runs."""
+"""Find removable files in a startup kit: old studies and old jobs. `medsilo.runs.clean` finds the files of runs."""
 
 import json
 import math
@@ -15,17 +15,21 @@ from medsilo.runs.ends import OVER, is_over
 from medsilo.site.party import FILE_NAME
 from medsilo.site.settings import SiteSettings
 
-# NVFlare's identifiers of jobs, which also name their folders
+# the identifier that NVFlare gives a job; a job's folder has the same name
 JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 RUNS = ("DISPATCHED", "RUNNING")
-AUDIT = "audit.log"  # NVFlare's log of a job: requests, requesters and rejections
+AUDIT = "audit.log"  # the file in which NVFlare logs a job's requests, their senders, and rejections
 
 
 def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Old]:
-    """Return the removable files of a server's or hospital's startup kit: old studies' files, and ended jobs' folders.
+    """Return the removable files in the startup kit of a server or a hospital.
 
-    At the server, stored jobs with their downloads are removable, too. A job is kept while a process runs it or an
-    unfinished study may continue from it.
+    Removable are files of old studies and the folders of ended jobs. At the server, stored jobs and their results are
+    removable, too. A job is not removable if a process runs it, or if an unfinished study may continue from it.
+
+    Args:
+        days: The smallest age of a removable file, in days.
+        unfinished: The age in days from which an unfinished study counts as abandoned.
     """
     studies = studies_of(kit)
     found = find_old(studies, days, unfinished) if studies.is_dir() else []
@@ -41,13 +45,13 @@ def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Ol
 
 
 def studies_of(kit: Path) -> Path:
-    """Return the folder of a startup kit's studies."""
+    """Return the folder that contains the studies of a startup kit."""
     local = kit / "local"
     return (SiteSettings.read(local) if (local / FILE_NAME).is_file() else SiteSettings()).studies_in(kit)
 
 
 def storage_of(kit: Path) -> Path | None:
-    """Return the folder of a server's stored jobs and downloads; None in another party's startup kit."""
+    """Return the folder in which a server stores jobs and their results; None if the startup kit is not a server's."""
     path = kit / "local/resources.json"
     if not (kit / "startup/fed_server.json").is_file() or not path.is_file():
         return None
@@ -58,12 +62,16 @@ def storage_of(kit: Path) -> Path | None:
 
 
 def command_lines() -> str:
-    """Return the command lines of all processes, in which a job's process has the job's identifier."""
+    """Return the command lines of all processes. The command line of a job's process contains the job's identifier."""
     return "\n".join(word for one in psutil.process_iter(["cmdline"]) for word in one.info["cmdline"] or ())
 
 
 def _needed(studies: Path, unfinished: float) -> set[str]:
-    """Return the jobs from which unfinished studies may continue, without abandoned studies."""
+    """Return the jobs from which unfinished studies may continue. Abandoned studies are skipped.
+
+    Args:
+        unfinished: The age in days from which an unfinished study counts as abandoned.
+    """
     needed: set[str] = set()
     for path in studies.glob(f"*/{paths.JOBS}"):
         goes_on = any((path.parent / paths.CHECKPOINTS).glob(paths.ROUND_FILES)) and not is_finished(path.parent)
@@ -79,7 +87,7 @@ def _stored(jobs: Path, running: str, needed: set[str]) -> Iterator[Old]:
         try:
             status = str(json.loads((folder / "meta").read_text(encoding="utf-8"))["status"])
         except (OSError, ValueError, LookupError, TypeError):
-            continue  # a job that is being received
+            continue  # the server is still receiving the job
         if is_over(status):
             yield Old.of(folder, f"a job that has ended ({status.removeprefix(OVER).lower()}), and its results")
         elif status in RUNS:

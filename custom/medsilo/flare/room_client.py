@@ -1,4 +1,4 @@
-"""Provide NVFlare's Client API to a script in an isolated process (airlock), whose only connection is a socket."""
+"""Provide NVFlare's Client API to a script in an airlock, an isolated process whose only connection is a socket."""
 
 import json
 import logging
@@ -31,12 +31,17 @@ def is_inside() -> bool:
 
 
 def told() -> dict[str, Any]:
-    """Return the facts from the site's own process: the names of site, study and job, and the seed."""
+    """Return the facts that the site's process has passed: the names of the site, the study and the job, and a seed."""
     return json.loads(os.environ[INSIDE])
 
 
 def enter(rank: str = "0") -> None:
-    """Replace NVFlare's Client API in this process; rank 0 takes over the socket that is the standard input."""
+    """Replace NVFlare's Client API in this process by `RoomAPI`.
+
+    Args:
+        rank: The rank of this process in distributed training. Only rank 0 uses the socket, which is the process's
+            standard input.
+    """
     bus = DataBus()
     if isinstance(bus.get_data(CLIENT_API_KEY), RoomAPI):
         return
@@ -54,7 +59,11 @@ class RoomAPI(InProcessClientAPI):
     """NVFlare's Client API for a script in an isolated process."""
 
     def __init__(self, end: End | None, rank: str = "0") -> None:
-        """end: the socket of rank 0; None for other ranks, which neither receive nor send."""
+        """Make the API for one process.
+
+        Args:
+            end: The process's end of the socket. None: the rank is not 0, so the process neither receives nor sends.
+        """
         self.lock, self.rank = RLock(), rank
         self.model: FLModel | None = None
         self.ended = False
@@ -68,7 +77,7 @@ class RoomAPI(InProcessClientAPI):
         """Do nothing, because `enter` has initialised the API."""
 
     def is_running(self) -> bool:
-        """Wait for a request, and return True; False if the study is over."""
+        """Wait for the next request. Return True if a request has arrived, and False if the study is over."""
         with self.lock:
             if self.ended or self.rank != "0":
                 return False
@@ -103,7 +112,7 @@ class RoomAPI(InProcessClientAPI):
             self.end.send("answer", answer.groups, facts=answer.facts)
 
     def log(self, key: str, value: Any, data_type: AnalyticsDataType, **more: Any) -> bool:
-        """Send logged numbers to the site's own process, and ignore other values."""
+        """Send a logged number to the site's process. Values that are not numbers are ignored."""
         if self.rank != "0":
             return False
         several = value if isinstance(value, dict) else {key: value}
@@ -113,7 +122,7 @@ class RoomAPI(InProcessClientAPI):
                     self.end.send("log", name=str(name)[:300], value=float(own))
         return True
 
-    # ------------------------------------------------------------------ the rest of NVFlare's
+    # ------------------------------------------------------------------ the other methods of NVFlare's Client API
     def system_info(self) -> dict[str, Any]:
         return {"identity": self.site, "site_name": self.site, "job_id": self.job}
 

@@ -1,7 +1,7 @@
-"""Guard the process in which a user's own script trains: limit received messages and logged numbers, and log the reason
-of its end.
+"""Guard the process that receives NVFlare's messages for a user's training script.
 
-This is the process that receives NVFlare's messages: the site's own or, with launch_external_process, the script's.
+The module limits received messages and logged numbers, and logs why the script ended. The guarded process is the site's
+process, or with launch_external_process the script's process.
 """
 
 import logging
@@ -38,7 +38,7 @@ from nvflare_reliability.chunking import RetryingRequests
 from nvflare_reliability.message_limits import Gate
 from nvflare_reliability.patches import audit_without_fail, hear_of_killed_script
 
-NUMBERS = {  # kinds of logged values that are numbers
+NUMBERS = {  # the kinds of logged values that contain numbers
     *(AnalyticsDataType.SCALAR, AnalyticsDataType.SCALARS, AnalyticsDataType.METRIC, AnalyticsDataType.METRICS)
 }
 TRACKERS = (*LogWriterName, *(own.value for own in LogWriterName))
@@ -50,23 +50,25 @@ ENDED = (
     "send() in each round"
 )
 KILLED = "the training script's process was killed, so this one ends, too; both are started again"
-_gates: list[Gate] = []  # this process's gate, if it was made
+_gates: list[Gate] = []  # the gate of this process, once it exists
 
 
 class ScriptProcess(ConvertToFedEvent):
-    """A component of a recipe's job at each site, which sends the script's permitted logged numbers to the server's
-    tracker."""
+    """Sends those numbers that a script logs and that the plan permits to the server's tracker.
+
+    A recipe adds this component to its job at each site.
+    """
 
     def __init__(self) -> None:
         super().__init__([ANALYTIC_EVENT_TYPE])
-        self._names: set[str] | None = None  # names of the numbers that may be sent
-        self._silent: set[str] = set()  # names for which a warning was logged
-        self._logged = 0  # logged numbers sent in this round
+        self._names: set[str] | None = None  # names of the logged numbers that may be sent
+        self._silent: set[str] = set()  # names about which a warning was logged
+        self._logged = 0  # how many logged numbers were sent in this round
         self._told = False  # whether the script's end was reported
-        self._killed = 0  # signal that killed the script's process, or 0
+        self._killed = 0  # the signal that killed the script's process, or 0
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Limit messages before the script starts, filter its logged numbers, and report its end."""
+        """Limit messages before the script starts, filter the numbers that it logs, and report the script's end."""
         if event_type == EventType.ABOUT_TO_START_RUN:
             threading.excepthook = write_error
             audit_without_fail()
@@ -90,13 +92,16 @@ class ScriptProcess(ConvertToFedEvent):
         super().handle_event(event_type, fl_ctx)
 
     def _end_with_script(self, fl_ctx: FLContext) -> None:
-        """Kill this process at a hospital if the script's process was killed, so that the server has both restarted."""
+        """Kill this process if the script's process was killed. The server then restarts both processes.
+
+        In a simulation, nothing happens.
+        """
         if self._killed and kit_of(fl_ctx):
             LOG.error("%s (signal %s)", KILLED, self._killed)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _named(self, logged: DXO, fl_ctx: FLContext) -> DXO | None:
-        """Return the logged numbers that the plan permits, or None."""
+        """Return the logged numbers that the plan permits to send, or None if it permits none."""
         if self._names is None:
             self._names = logged_names(load_plan(file_of_job(fl_ctx, paths.PLAN)))
         tag = str.__str__(logged.data[TrackConst.TRACK_KEY])  # MONAI uses an enum that the server can't decode
@@ -126,10 +131,12 @@ class ScriptProcess(ConvertToFedEvent):
 
 
 def hospital_of(app: Path, site: str, plan: Plan) -> SiteContext | None:
-    """Return the site's context of a script's job, or None in a simulation, which has no startup kit. Raises Refused if
-    the hospital approves plans, but did not approve this plan with this code.
+    """Return the site's context for a script's job, or None in a simulation, which has no startup kit.
 
-    app: the job's unpacked app.
+    Raises Refused if the hospital approves plans, but has not approved this plan together with this code.
+
+    Args:
+        app: The folder of the job's unpacked app.
     """
     kit = app.parents[1]
     if kit_in(kit / "startup") is None:
@@ -140,8 +147,13 @@ def hospital_of(app: Path, site: str, plan: Plan) -> SiteContext | None:
 
 
 def guard(cell: Cell, plan: Path) -> None:
-    """Limit the messages that this process accepts from the server to the sizes in the plan, and repeat lost requests.
-    The answer to "join" reports faults of the plan."""
+    """Make this process reject messages that are larger than the plan allows, and repeat lost requests.
+
+    Faults of the plan are ignored here, because the answer to "join" reports them.
+
+    Args:
+        plan: The file that contains the plan.
+    """
     let_tensors_travel(plainly=True)
     gate = Gate(cell, Bounds())
     gate.guard_site()
@@ -153,14 +165,18 @@ def guard(cell: Cell, plan: Path) -> None:
 
 
 def take_next(plan: Plan) -> None:
-    """Reset the count of received bytes before the next task. plan: the plan with the server's list of sites."""
+    """Set the count of received bytes to 0 before the next task.
+
+    Args:
+        plan: The plan, which contains the server's list of sites.
+    """
     for gate in _gates:
         gate.taken.clear()
         gate.allow(request_bounds(plan))
 
 
 def write_error(ended: threading.ExceptHookArgs) -> None:
-    """Log errors that end a thread and that NVFlare does not log: failed imports, and messages of sys.exit."""
+    """Log the errors that end a thread but that NVFlare does not log: failed imports, and messages of sys.exit."""
     error = ended.exc_value
     if isinstance(error, ImportError):
         LOG.error("%s", "".join(traceback.format_exception(error)))

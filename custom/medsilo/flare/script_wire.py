@@ -1,6 +1,7 @@
-"""Convert messages to models of NVFlare's Client API, for a user's own training script.
+"""Convert messages to models of NVFlare's Client API for a user's training script.
 
-A model is a DXO of kind WEIGHTS with names "group/tensor"; wire.py converts the messages of other studies.
+A model is a DXO of kind WEIGHTS, whose tensors have names of the form "group/tensor". The module wire.py converts the
+messages of studies without a training script.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ from medsilo.runs.messages import StudyMessage
 
 
 def as_model(parcel: StudyMessage) -> Shareable:
-    """Return a message as NVFlare's Shareable for a training script."""
+    """Convert a message to NVFlare's Shareable for a training script."""
     tensors, meta = flat(parcel)
     if parcel.facts.get("task") == "join":
         tensors[NOT_JOINED] = torch.zeros(1)
@@ -23,9 +24,9 @@ def as_model(parcel: StudyMessage) -> Shareable:
 
 
 def flat(parcel: StudyMessage) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a message's tensors by "group/name", and its facts as a model's meta."""
+    """Return a message's tensors by names of the form "group/tensor", and the message's facts as a model's meta."""
     tensors = {
-        f"{group}/{name}": own.contiguous()  # NVFlare can't send other memory formats
+        f"{group}/{name}": own.contiguous()  # NVFlare can't send a tensor that is not contiguous
         for group, groups in parcel.groups.items()
         for name, own in groups.items()
     }

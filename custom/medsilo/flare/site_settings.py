@@ -1,4 +1,4 @@
-"""Read a hospital's settings for a job, and check that its engineer accepted them."""
+"""Read a hospital's settings for a job, and check that the hospital's engineer accepted these settings."""
 
 from nvflare.apis.fl_context import FLContext
 
@@ -14,9 +14,9 @@ UNREAD = f"this hospital's {FILE_NAME} can't be used; its engineer sees why with
 
 
 def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
-    """Return the settings in the startup kit's `local/medsilo.yaml`; a simulated site may have its own file.
+    """Return the settings in the startup kit's `local/medsilo.yaml`. A simulated site may have its own file.
 
-    Raises MedsiloError if a hospital's kit has no settings, or has changed settings that were not accepted.
+    Raises MedsiloError if a hospital's startup kit lacks the file, or if the settings changed and were not accepted.
     """
     local, kit = settings_folder(fl_ctx), kit_of(fl_ctx)
     if kit is None:
@@ -33,16 +33,18 @@ def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
 
 
 def accept_at_first(kit: KitFiles, settings: SiteSettings, fl_ctx: FLContext) -> None:
-    """Accept a startup kit's settings before its first study; raises Refused if they changed later without being
-    accepted."""
+    """Accept the settings of a startup kit before the kit's first study.
+
+    Raises Refused if the settings have changed since they were last accepted.
+    """
     records = settings.state_dir or output_folder(fl_ctx, settings) / paths.HOSPITAL
     AcceptedSettings(kit, records / fl_ctx.get_identity_name()).begin(settings)
 
 
 def _needs_no_settings(fl_ctx: FLContext) -> bool:
-    """True if the job needs no settings, because its data are synthetic or read by a training script.
+    """True if the job needs no settings, because its data are synthetic or a training script reads the data.
 
-    Such a job also runs with a kit that `nvflare poc` made.
+    Such a job also runs with a startup kit that `nvflare poc` made, which has no settings.
     """
     if not file_of_job(fl_ctx, paths.PLAN).exists():
         return False

@@ -1,5 +1,4 @@
-"""Log events of a study's processes in a startup kit's events.log; kit_events.py logs events of the kit's own
-process."""
+"""Write events about a study to the events.log of a startup kit. kit_events.py writes events of the kit's process."""
 
 import time
 from collections.abc import Mapping
@@ -11,30 +10,37 @@ from nvflare.apis.fl_context import FLContext
 from medsilo.flare.workspace import kit_folder, kit_of, submitter_of
 from medsilo.runs.events import Event, What, write
 
-EVIDENCE: tuple[What, ...] = ("refused", "failed", "resumed", "began")  # events that name the plan and the lead
-HOUR, OFTEN = 3600.0, 5  # at most 5 events per hour about one site's repeated requests
+EVIDENCE: tuple[What, ...] = ("refused", "failed", "resumed", "began")  # kinds of events that name the plan and lead
+HOUR, OFTEN = 3600.0, 5  # at most OFTEN events per hour about requests that are repeated to one site
 
 
 class StudyEvents:
-    """Logs a study's progress at this party as events of its startup kit. kit: None in a simulation, which logs no
-    events."""
+    """Writes events about a study at this party to the events.log of the party's startup kit.
+
+    Args:
+        kit: The kit's folder. None: a simulation, which writes no events.
+    """
 
     def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
         self.kit, self.job, self.study = kit, job, study
-        self.lead = self.plan = ""  # the job's submitter and the plan's hash, if known
-        self.out = set[str]()  # sites absent in the last round
-        self.again = set[str]()  # sites with a logged repeated request
-        self.told: dict[str, list[float]] = {}  # times of logged repeated requests, by site
+        self.lead = self.plan = ""  # the name of the job's submitter, and the plan's hash, as soon as they are known
+        self.out = set[str]()  # the sites that were absent in the last round
+        self.again = set[str]()  # the sites to which a request is repeated, if an event says so
+        self.told: dict[str, list[float]] = {}  # for each site, the times of events about repeated requests
 
     @classmethod
     def of(cls, fl_ctx: FLContext, party: str) -> Self:
-        """Return the event log of this process's job. party: client or server."""
+        """Return the object that writes events about this process's job.
+
+        Args:
+            party: "client" or "server".
+        """
         found = cls(kit_folder(fl_ctx) if kit_of(fl_ctx, party) else None, fl_ctx.get_job_id())
         found.lead = submitter_of(fl_ctx) or ""
         return found
 
     def tell(self, what: What, text: str, who: str = "", needs_somebody: bool = False) -> None:
-        """Log an event; an event about a request also names the plan's hash and the lead."""
+        """Write an event. Events of the kinds in EVIDENCE also name the plan's hash and the lead."""
         if what in EVIDENCE:
             asked = [f"{name} {value}" for name, value in (("plan", self.plan), ("of", self.lead)) if value]
             text = ": ".join(([" ".join(asked)] if asked else []) + [text])
@@ -43,9 +49,11 @@ class StudyEvents:
             write(self.kit, Event(what, text, who, self.study, self.job, needs_somebody, by))
 
     def on_round(self, number: int, absences: Mapping[str, str | None]) -> None:
-        """Log which sites dropped out of the study in a round, and which are back.
+        """Write an event for each site that has become absent in a round, and for each site that has returned.
 
-        absences: each site's reason of absence, or None.
+        Args:
+            number: The round's number.
+            absences: For each site, the reason why it was absent, or None if it took part.
         """
         for site, reason in absences.items():
             if reason and site not in self.out:
@@ -58,9 +66,12 @@ class StudyEvents:
                 self.tell("back", f"round {number}", site)
 
     def on_asking(self, again: Mapping[str, str]) -> None:
-        """Log which sites rejected a request that is repeated, and which have answered since.
+        """Write an event for each site that rejected a request which is then repeated.
 
-        again: the reason of each rejection, by site.
+        If such a site answers the repeated request, write another event.
+
+        Args:
+            again: For each site to which the request is repeated, the reason of its rejection.
         """
         now = time.monotonic()
         for site in sorted(again.keys() - self.again):

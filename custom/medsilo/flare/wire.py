@@ -1,6 +1,7 @@
-"""Convert messages to and from NVFlare's DXO collections, with one member of kind WEIGHTS per group of tensors.
+"""Convert messages to and from NVFlare's DXO collections.
 
-NVFlare's filters, such as a site's privacy policies, can process every tensor; a message's facts are the DXO's meta.
+A collection contains one DXO of kind WEIGHTS for each group of tensors. So NVFlare's filters, such as a site's privacy
+policies, can process every tensor. A message's facts are the collection's meta.
 """
 
 from collections.abc import Mapping
@@ -22,22 +23,22 @@ from nvflare_reliability.errors import Rejected
 from nvflare_reliability.patches import send_tensors_by
 
 META = "medsilo"
-TASK = "medsilo"  # the name of all tasks
-# except rounds of a training script, since filters of NVFlare's recipes and examples expect this name
+TASK = "medsilo"  # the name of all NVFlare tasks that are not rounds of a training script
+# The name of a training script's rounds. Filters of NVFlare's recipes and examples expect this name.
 TRAIN = "train"
-SENT_AS = {str(dtype): dtype for dtype in TYPES}  # types of tensors that may be sent
+SENT_AS = {str(dtype): dtype for dtype in TYPES}  # the types of tensors that may be sent
 REFUSAL, PASSES, LACKS = "medsilo.refusal", "medsilo.passes", "medsilo.lacks"
 
 
 LACKING = "a pre-trained file that the network begins with is not here"
-# The name of a tensor in the first message only. A script that uses NVFlare's client instead of medsilo's fails with an
-# error that contains this name. Without this tensor, NVFlare's patch of Lightning's trainer would receive the same
-# message forever.
+# The name of a tensor that only the first message contains. A script that uses NVFlare's client instead of medsilo's
+# fails with an error that contains this name. Without this tensor, NVFlare's patch of Lightning's trainer would receive
+# the same message forever.
 NOT_JOINED = "this script has not joined: use medsilo.client in place of nvflare's (medsilo docs research/own-script)"
 
 
 class _ArrivalFile(Spill):
-    """A nameless temporary file for arriving tensors."""
+    """A temporary file without a name, which stores tensors that arrive."""
 
     def append(self, tensor: Tensor) -> int:
         try:
@@ -47,11 +48,11 @@ class _ArrivalFile(Spill):
 
 
 def let_tensors_travel(to_files: bool = False, plainly: bool = False) -> None:
-    """Make NVFlare send this process's tensors unchanged, in pieces.
+    """Make NVFlare send the tensors of this process unchanged, in pieces.
 
     Args:
-        to_files: whether arriving tensors lie in nameless files, because many may be on their way at once
-        plainly: by NVFlare's own decomposer, which a training script's process knows
+        to_files: Whether to store arriving tensors in temporary files, because many tensors may arrive at once.
+        plainly: Whether to send tensors by NVFlare's own decomposer, which a training script's process knows.
     """
     ChunkedTensors.store = _ArrivalFile if to_files else None
     send_tensors_by(PlainTensors if plainly else ChunkedTensors)
@@ -59,15 +60,17 @@ def let_tensors_travel(to_files: bool = False, plainly: bool = False) -> None:
 
 
 def to_shareable(parcel: StudyMessage) -> Shareable:
-    """Return a message as NVFlare's Shareable. Tensors are not copied, but mappings are, because filters change them in
-    place."""
+    """Convert a message to NVFlare's Shareable.
+
+    The tensors are not copied. The mappings that contain the tensors are copied, because filters change them in place.
+    """
     groups = {group: DXO(DataKind.WEIGHTS, data=dict(tensors)) for group, tensors in parcel.groups.items()}
     dtypes = {group: {name: str(tensor.dtype) for name, tensor in parcel.groups[group].items()} for group in groups}
     meta = {META: {"facts": parcel.facts, "dtypes": dtypes}}
     return DXO(DataKind.COLLECTION, data=groups, meta=meta).to_shareable()
 
 
-ENDS = {  # NVFlare's return codes when medsilo's code did not answer
+ENDS = {  # the meaning of NVFlare's return codes if medsilo's code did not answer
     ReturnCode.TASK_RESULT_FILTER_ERROR: "a privacy filter of the site held the answer back",
     ReturnCode.TASK_ABORTED: "the site's training stopped before it sent an answer",
     ReturnCode.EXECUTION_EXCEPTION: "the site answered EXECUTION_EXCEPTION: its training ended without an answer",
@@ -75,13 +78,14 @@ ENDS = {  # NVFlare's return codes when medsilo's code did not answer
 
 
 def to_parcel(shareable: Shareable, of_script: bool = False) -> StudyMessage:
-    """Return a received message; raises Refused for a rejection or an invalid message.
+    """Convert NVFlare's Shareable to a message. Raises Refused if the Shareable is a rejection, or is invalid.
 
-    A rejection by medsilo's executor has a reason. NVFlare's own rejections, for example over a full disk, have none,
-    and raise Passing, since a repeated request may succeed.
+    A rejection by medsilo's executor states a reason. NVFlare's own rejections, for example because of a full disk,
+    state no reason. For a rejection by NVFlare, the function raises Passing, because a repeated request may succeed.
 
     Args:
-        of_script: whether it is a training script's, whose exception ends it
+        of_script: Whether a training script has answered. If the script raised an exception, a repeated request can't
+            succeed, because the exception has ended the script.
     """
     code = shareable.get_return_code(ReturnCode.OK)
     if code != ReturnCode.OK:
@@ -111,10 +115,15 @@ def to_parcel(shareable: Shareable, of_script: bool = False) -> StudyMessage:
 
 
 def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> StudyMessage:
-    """Return the message in a model that a script received or sent; raises Refused if there is none."""
+    """Return the message that a model contains. Raises Refused if the model contains no valid message.
+
+    Args:
+        tensors: The model's tensors, by names of the form "group/tensor".
+        meta: The model's meta.
+    """
     try:
         if LACKS in meta:
-            raise Lacks(LACKING)  # without the script's own text
+            raise Lacks(LACKING)  # the script's own text is not used
         content = meta[META]
         groups: dict[str, dict[str, Any]] = {str(group): {} for group in content["dtypes"]}
         for name, value in tensors.items():
@@ -128,8 +137,14 @@ def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> StudyMessage:
 
 
 def as_sent(value: Any, dtype: str) -> Any:
-    """Restore a tensor's original type, because some of NVFlare's filters convert tensors to numpy arrays,
-    floating-point numbers or half precision. Values that can't be restored are rejected later."""
+    """Convert a received value to the tensor type that the site sent.
+
+    Some of NVFlare's filters convert tensors to numpy arrays, to floating-point numbers or to half precision. A value
+    that can't be converted is returned unchanged, and a later check rejects it.
+
+    Args:
+        dtype: The name of the tensor type.
+    """
     tensor = torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
     if not isinstance(tensor, Tensor) or str(tensor.dtype) == dtype or str(tensor.dtype) not in SENT_AS:
         return tensor
@@ -142,13 +157,18 @@ def as_sent(value: Any, dtype: str) -> Any:
 
 
 def refuse(reply: Shareable, reason: str) -> None:
-    """Turn a reply into a rejection with this reason."""
+    """Turn a reply into a rejection that states a reason."""
     reply.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
     reply.set_header(REFUSAL, reason)
 
 
 def refusal(reason: str, passes: bool = False, lacks: bool = False) -> Shareable:
-    """Return a site's rejection of a request."""
+    """Return the reply by which a site rejects a request.
+
+    Args:
+        passes: Whether the reason is temporary.
+        lacks: Whether the reason is a missing file of initial weights.
+    """
     reply = Shareable()
     refuse(reply, reason)
     reply.set_header(PASSES, passes)

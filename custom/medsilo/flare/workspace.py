@@ -1,4 +1,4 @@
-"""Find a job's plan, a party's settings and the folder for results in NVFlare's workspace."""
+"""Find files in NVFlare's workspace: a job's plan, a party's settings, and the folder for results."""
 
 import json
 import shutil
@@ -16,51 +16,59 @@ from medsilo.site.job_code import JobCode, as_brought, has_code
 from medsilo.site.kit import KitFiles
 from medsilo.site.party import PartySettings
 
-# a startup kit's own process needs no plan, and starts in half the time without PyTorch
+# This import loads PyTorch. The process of a startup kit needs no plan, and starts in half the time without PyTorch.
 if TYPE_CHECKING:
     from medsilo.plan import Plan
 
 
 def workspace_of(fl_ctx: FLContext) -> Workspace:
-    """Return NVFlare's workspace of this process."""
+    """Return the NVFlare workspace of this process."""
     return fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT) or fl_ctx.get_engine().get_workspace()
 
 
 def plan_of_job(fl_ctx: FLContext, settings: PartySettings) -> "Plan":
-    """Return the job's plan; raises an error if it uses a package that this party does not allow."""
+    """Return the job's plan. Raises MedsiloError if the plan uses a package that this party does not allow."""
     from medsilo.plan import parse_plan, read_plan
 
     return parse_plan(read_plan(file_of_job(fl_ctx, paths.PLAN), beside=True), allowed=settings.packages)
 
 
 def code_of_job(fl_ctx: FLContext, plan: "Plan") -> JobCode | None:
-    """Return the job's code, which is already running; None without code. Raises MedsiloError."""
+    """Return the code of the running job; None if the job contains no code. Raises MedsiloError for invalid code."""
     app = as_brought(Path(workspace_of(fl_ctx).get_app_dir(fl_ctx.get_job_id())))
     return JobCode.read(app, plan.network.files, has_run=True) if has_code(app) else None
 
 
 def file_of_job(fl_ctx: FLContext, name: str) -> Path:
-    """Return the path of a file beside the job's configuration."""
+    """Return the path of a file in the folder that contains the job's configuration."""
     return Path(workspace_of(fl_ctx).get_app_config_dir(fl_ctx.get_job_id())) / name
 
 
 def settings_folder(fl_ctx: FLContext) -> Path:
-    """Return the startup kit's `local/` folder, which studies do not change."""
+    """Return the startup kit's folder `local`, whose files do not change during a study."""
     return Path(workspace_of(fl_ctx).get_site_config_dir())
 
 
 def settings_of_server(fl_ctx: FLContext) -> PartySettings:
-    """Return the server's settings in `local/medsilo.yaml`; in a simulation, the sites share this file."""
+    """Return the server's settings in `local/medsilo.yaml`. In a simulation, this file also has the sites' settings."""
     return PartySettings.read(settings_folder(fl_ctx), with_others=kit_of(fl_ctx, "server") is None)
 
 
 def kit_of(fl_ctx: FLContext, of: str = "client") -> KitFiles | None:
-    """Return the certificate and key in this party's startup kit; None in a simulation."""
+    """Return the paths of the certificates and the key in this party's startup kit; None in a simulation.
+
+    Args:
+        of: "client" or "server".
+    """
     return kit_in(Path(workspace_of(fl_ctx).get_startup_kit_dir()), of)
 
 
 def kit_in(startup: Path, of: str = "client") -> KitFiles | None:
-    """Return the certificate and key in a startup kit's `startup/`; None if files are missing."""
+    """Return the paths of the certificates and the key in a startup kit's folder `startup`; None if a file is missing.
+
+    Args:
+        of: "client" or "server".
+    """
     files = [startup / name for name in (f"{of}.crt", f"{of}.key", "rootCA.pem")]
     return KitFiles(*map(str, files)) if all(file.is_file() for file in files) else None
 
@@ -71,13 +79,15 @@ def kit_folder(fl_ctx: FLContext) -> Path:
 
 
 def output_folder(fl_ctx: FLContext, settings: PartySettings) -> Path:
-    """Return the folder of this party's studies, which is outside NVFlare's run folder, because NVFlare removes that
-    after a job."""
+    """Return the folder that contains this party's studies.
+
+    The folder is not in NVFlare's run folder, because NVFlare removes the run folder after a job.
+    """
     return settings.studies_in(kit_folder(fl_ctx))
 
 
 def cloned_from(fl_ctx: FLContext) -> str | None:
-    """Return the job of which this job is a clone, made by 'medsilo resume'; None for other jobs."""
+    """Return the identifier of the job from which 'medsilo resume' cloned this job; None if this job is no clone."""
     return _meta(fl_ctx).get("cloned_from")
 
 
@@ -87,7 +97,7 @@ def submitter_of(fl_ctx: FLContext) -> str | None:
 
 
 def brings_code(fl_ctx: FLContext) -> bool:
-    """True if the job contains code, so that NVFlare has checked the lead's permission to send code."""
+    """True if the job contains code. NVFlare has then checked that the lead may send code."""
     return _meta(fl_ctx).get(AppValidationKey.BYOC) is True
 
 
@@ -97,14 +107,14 @@ def _meta(fl_ctx: FLContext) -> dict[str, Any]:
 
 
 def publish_refusal(reason: str, fl_ctx: FLContext) -> None:
-    """Write the reason of a job's failure to NVFlare's run folder, which the lead can download."""
+    """Write the reason why a job failed to a file in NVFlare's run folder, which the lead can download."""
     write_text(Path(workspace_of(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / paths.REFUSED, reason)
 
 
 def publish(run: Path, fl_ctx: FLContext) -> None:
-    """Copy the files that are not private to NVFlare's run folder, which the lead can download.
+    """Copy the run's public files into NVFlare's run folder, which the lead can download.
 
-    The server's checkpoints are not copied, because they may contain hospitals' personal models.
+    The server's checkpoints are not public, because they may contain hospitals' personal models.
     """
     destination = Path(workspace_of(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / "medsilo" / run.name
     for name in paths.PUBLISHED:

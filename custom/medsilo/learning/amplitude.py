@@ -1,4 +1,4 @@
-"""HarmoFL's amplitude normalisation: images keep their phase and get the amplitude spectrum that all sites share."""
+"""HarmoFL's amplitude normalisation: an image keeps its phase spectrum, and gets an average amplitude spectrum."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,26 +10,27 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import DataError, MedsiloError
 
-# Added to every Fourier coefficient, so that a coefficient of zero gets the phase 0. The number is smaller than the
-# rounding error of other coefficients.
+# This number is added to every Fourier coefficient, so that a coefficient of 0 gets the phase 0. The number is smaller
+# than the rounding error of a coefficient other than 0.
 NO_PHASE = 1e-15
-CACHED = 1 << 20  # pixels whose spectra fit into a CPU's cache
+CACHED = 1 << 20  # number of pixels whose spectra fit into a CPU's cache
 
 
 class AmplitudeNorm(nn.Module):
     """HarmoFL's Ψ (Eqs. 2 to 4): x ↦ Re F⁻¹(A · exp(j P(x))), where P is the phase of x and A the average amplitude.
 
-    In training, every batch updates A and is then normalised with A, until `freeze` is called. Evaluation never updates
-    A; before the first training batch, images pass unchanged. No gradient flows through this layer, and it does not
-    change its input in place.
+    In training, each batch updates A and is then normalised with A. After a call of `freeze`, batches no longer update
+    A. Evaluation never updates A. In evaluation before the first training batch, the layer returns images unchanged.
+    The layer passes no gradient to its input, and does not change its input in place.
 
     Args:
-        shape: (C, H, W) or (C, D, H, W); all images must have this shape
-        decay: v of Eq. 3: A ← (1 - v) A + v · mean over the batch of |F(x)|. With 0, A stays the first batch's
-            amplitude
-        band: the frequencies whose amplitude is replaced by A. None: all (the paper). 0.0: the mean only (the released
-            code). 0 < band ≤ 0.5: the low frequencies |f| ≤ floor(min(H, W) · band)
-        start: "batch": the first batch sets A. "zero": A starts at zero (the paper's text)
+        shape: (C, H, W) or (C, D, H, W). All images must have this shape.
+        decay: v of Eq. 3: A ← (1 - v) A + v · mean over the batch of |F(x)|. With v = 0, A stays the amplitude of the
+            first batch.
+        band: The frequencies at which A replaces the image's amplitude. None: all frequencies, as in the paper. 0.0:
+            only frequency 0, the mean, as in the released code. 0 < band ≤ 0.5: the low frequencies |f| ≤ floor(min(H,
+            W) · band).
+        start: "batch": the first batch sets A. "zero": A starts at zero, as in the paper's text.
 
     >>> import torch
     >>> norm = AmplitudeNorm((3, 16, 16))
@@ -39,8 +40,8 @@ class AmplitudeNorm(nn.Module):
     torch.Size([3, 16, 9])
     """
 
-    amplitude: Tensor  # [C, ..., W // 2 + 1], unnormalised, in the layout of torch.fft.rfftn
-    batches: Tensor  # number of batches averaged in A
+    amplitude: Tensor  # A, [C, ..., W // 2 + 1], unnormalised, in the layout of torch.fft.rfftn
+    batches: Tensor  # number of batches that A averages
     frozen: Tensor
 
     def __init__(
@@ -67,10 +68,10 @@ class AmplitudeNorm(nn.Module):
         self.register_buffer("amplitude", torch.zeros(*self.shape[:-1], self.size[-1] // 2 + 1))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
         self.register_buffer("frozen", torch.zeros((), dtype=torch.bool))
-        self._wrong: Tensor | None = None  # on a GPU: NaN or infinite pixels, images with them, all images
+        self._wrong: Tensor | None = None  # on a GPU: the sum of `_not_numbers` over the batches of a pass
 
     def _apply(self, *given: Any, **named: Any) -> "AmplitudeNorm":
-        """Move the layer to a device, but keep its flags on the CPU, so that reading them does not wait for the GPU."""
+        """Move the layer to a device. `batches` and `frozen` stay on the CPU, because reading from a GPU takes time."""
         super()._apply(*given, **named)
         if self.amplitude.device.type == "cuda":
             self.batches, self.frozen = self.batches.cpu(), self.frozen.cpu()
@@ -78,12 +79,12 @@ class AmplitudeNorm(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """Normalise images [B, *shape]; the result has the same shape and type."""
+        """Normalise images [B, *shape]. The result has the shape and the type of `images`."""
         self._check(images)
         learns = self.training and not self.frozen
         if not learns and not self.frozen and not self.batches:
             return images
-        # Half precision cannot represent the sum of an image's pixels or its transform.
+        # The sum over an image's pixels and the image's spectrum may exceed the range of half precision.
         wide = images.to(torch.promote_types(images.dtype, self.amplitude.dtype))
         parts = wide.split(self._together(wide))
         spectra: Iterator[Tensor] = (torch.fft.rfftn(part, dim=self.axes) for part in parts)
@@ -98,8 +99,9 @@ class AmplitudeNorm(nn.Module):
 
     @torch.no_grad()
     def amplitudes(self, images: Tensor) -> Tensor:
-        """Return the part of each image's amplitude that normalisation uses, divided by the number of pixels: [images,
-        numbers].
+        """Return each image's amplitude at the frequencies that normalisation uses, divided by the number of pixels.
+
+        The result has the shape [images, amplitudes].
         """
         self._check(images)
         spectra = torch.fft.rfftn(images.to(self.amplitude.dtype), dim=self.axes).abs() / math.prod(self.size)
@@ -107,14 +109,18 @@ class AmplitudeNorm(nn.Module):
 
     @torch.no_grad()
     def take(self, mean: Tensor) -> None:
-        """Set A to a mean of `amplitudes`; negative values, which come from noise, become 0."""
+        """Set A to a mean over images of the result of `amplitudes`. Negative values, caused by noise, become 0."""
         self.amplitude.zero_()
         self.used.copy_((mean.clamp(min=0) * math.prod(self.size)).view(self.used.shape))
         self.batches.fill_(1)
 
     @torch.no_grad()
     def freeze(self, amplitude: Tensor | None = None) -> None:
-        """Stop updating A, after setting it to `amplitude` if that is given."""
+        """Stop all updates of A.
+
+        Args:
+            amplitude: The final value of A. None: A keeps its present value.
+        """
         if amplitude is not None:
             if amplitude.shape != self.amplitude.shape:
                 given, own = list(amplitude.shape), list(self.amplitude.shape)
@@ -126,7 +132,7 @@ class AmplitudeNorm(nn.Module):
 
     @property
     def used(self) -> Tensor:
-        """A view of the part of A that normalisation uses: the mean of each channel, or all frequencies."""
+        """A view of A: each channel's amplitude at frequency 0 if `band` is 0.0, and otherwise all frequencies."""
         return self._used_of(self.amplitude)
 
     def _used_of(self, amplitudes: Tensor) -> Tensor:
@@ -141,17 +147,17 @@ class AmplitudeNorm(nn.Module):
         self.used.copy_(kept)
 
     def _together(self, images: Tensor) -> int:
-        """The number of images to transform at once. On a CPU, their spectra fit into its cache."""
+        """The number of images to transform at once. On a CPU, the spectra of so many images fit into the cache."""
         return max(1, len(images) if images.device.type != "cpu" else CACHED // math.prod(self.shape))
 
     def _with_amplitude(self, spectrum: Tensor) -> Tensor:
-        """Apply Eq. 4 to a spectrum F in place; F / |F| equals exp(j P), so no angle is computed."""
+        """Apply Eq. 4 to a spectrum F in place. The code uses F / |F| = exp(j P), so it computes no angles."""
         for block in self.blocks:
             spectrum[block].add_(NO_PHASE).sgn_().mul_(self.amplitude[block])
         return torch.fft.irfftn(spectrum, s=self.size, dim=self.axes)
 
     def _learn(self, spectra: list[Tensor], images: Tensor) -> Iterator[Tensor]:
-        """Update A by Eq. 3 and return the spectra. A batch with a NaN is left out, because A would stay NaN."""
+        """Update A by Eq. 3, and return the spectra. A batch that contains NaN does not update A."""
         batch = sum((spectrum.abs().sum(0) for spectrum in spectra[1:]), spectra[0].abs().sum(0)) / len(images)
         finite = batch.isfinite().all()
         if images.device.type != "cpu":
@@ -165,13 +171,13 @@ class AmplitudeNorm(nn.Module):
         return iter(spectra)
 
     def end_pass(self) -> None:
-        """Raise DataError if images on the GPU had NaN or infinite pixels in this pass."""
+        """Raise DataError if a batch on the GPU had NaN or infinite pixels since the last call of this method."""
         found, self._wrong = self._wrong, None
         if found is not None and bool(found[0]):
             _refuse(found)
 
     def _with_mean(self, images: Tensor) -> Tensor:
-        """Apply Eq. 4 to frequency zero alone: each image gets the shared mean but keeps the sign of its mean."""
+        """Apply Eq. 4 to frequency 0 only: A sets the magnitude of each image's mean, and the mean keeps its sign."""
         mean = images.mean(self.axes, keepdim=True)
         shared = self.used / math.prod(self.size)
         return images + (torch.where(mean < 0, -shared, shared) - mean)
@@ -185,7 +191,7 @@ class AmplitudeNorm(nn.Module):
 
 
 def _not_numbers(images: Tensor) -> Tensor:
-    """Count NaN or infinite pixels, the images that have at least one of them, and all images."""
+    """Return three counts: NaN or infinite pixels, images with at least one such pixel, and all images."""
     wrong = ~images.isfinite().flatten(1)
     return torch.stack([wrong.sum(), wrong.any(1).sum(), torch.full_like(wrong.sum(), len(images))])
 
@@ -198,7 +204,12 @@ def _refuse(found: Tensor) -> NoReturn:
 
 
 def _low_frequencies(size: Sequence[int], reach: int | None) -> list[tuple]:
-    """Return disjoint slices of a spectrum [..., *size], in rfftn layout, that cover |f| ≤ reach."""
+    """Return disjoint slices that together cover the frequencies |f| ≤ reach of a spectrum.
+
+    Args:
+        size: The size of the image. The spectrum has the layout of torch.fft.rfftn.
+        reach: The largest frequency, or None for all frequencies.
+    """
     if reach is None:
         return [(...,)]
 
@@ -211,11 +222,11 @@ def _low_frequencies(size: Sequence[int], reach: int | None) -> list[tuple]:
 def images_averaged(images: int, batch_size: int, epochs: int, decay: float, start: str) -> int:
     """Return the effective number of images in a site's average amplitude: 1 / Σ w², where w is an image's weight.
 
-    A running average gives late batches more weight, so the effective number is below the number of images seen.
+    A running average gives late batches more weight, so the effective number is smaller than the number of images.
     """
     batch_size = min(batch_size, images)
     sizes = [batch_size] * (images // batch_size)
-    if images % batch_size > 1:  # training leaves out a last batch of one image
+    if images % batch_size > 1:  # training skips the last batch if it has only one image
         sizes.append(images % batch_size)
     seen = sizes * epochs
     shares = [decay * (1 - decay) ** (len(seen) - 1 - place) for place in range(len(seen))]

@@ -1,4 +1,4 @@
-"""Losses in which a rare class counts as much as a frequent one."""
+"""Loss functions in which a rare class has as much influence as a frequent class."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,16 @@ from torch.nn.functional import cross_entropy
 from medsilo.learning.compute import LossFunction, labels_in
 from medsilo.learning.partial_labels import marginal
 
-NEVER = -1e4  # added to a logit, it makes the softmax probability exactly 0, also in half precision
+NEVER = -1e4  # Adding this number to a logit makes its softmax probability exactly 0, even in half precision.
 
 
 def balanced(counts: Sequence[int]) -> Tensor:
-    """Return class weights w_c = N / (K · n_c), where K is the number of classes that occur; their mean over cases is
-    1.
+    """Return class weights w_c = N / (K · n_c), where N = Σ n_c, and K is the number of classes with n_c > 0.
 
-    counts: n_c, the number of training cases of each class, or of pixels in masks. A class that does not occur has
-        weight 1.
+    The mean of the weights over all training cases is 1. A class with n_c = 0 has the weight 1.
+
+    Args:
+        counts: n_c, the number of training cases of each class, or the number of pixels of each class in masks.
     """
     known = torch.tensor(counts, dtype=torch.float64)
     here = known > 0
@@ -27,13 +28,16 @@ def balanced(counts: Sequence[int]) -> Tensor:
 
 
 def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
-    """Return the loss with the cross entropy of each case or pixel multiplied by the weight of its class.
+    """Return a loss function that multiplies the cross entropy of each case or pixel by the weight of its class.
 
-    The result is ℓ + share · mean((w_y − 1) · CE). Because the loss is a mean over cases, a case has the same weight
-    alone as in a batch. Of two classes with one logit, the logit belongs to the second class, and the first has logit
-    0.
+    The new loss is ℓ + share · mean((w_y − 1) · CE). The new loss is a mean over cases, so the weight of a case does
+    not depend on the other cases in the batch. If a network has one logit for two classes, the logit belongs to the
+    second class, and the first class has the logit 0.
 
-    share: the factor of the cross entropy within the loss.
+    Args:
+        loss: ℓ, the loss function without class weights.
+        weights: w, the weight of each class.
+        share: The factor of the cross entropy in ℓ.
     """
 
     def extra(output: Tensor, target: Tensor, kept: list[int] | None) -> Tensor:
@@ -51,10 +55,15 @@ def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
 
 
 def balanced_softmax(loss: LossFunction, counts: Sequence[int]) -> LossFunction:
-    """Return the loss ℓ(z + log n, y), which trains logits z for data in which all classes are equally frequent.
+    """Return the loss function ℓ(z + log n, y), where z are the network's logits (Ren et al. 2020).
 
-    counts: n_c, the number of training cases of each class (Ren et al. 2020). A class that does not occur has
-        probability 0. Of two classes with one logit, the logit belongs to the second class, and the first has logit 0.
+    Without log n, the trained logits z are right for data in which all classes are equally frequent. A class with n_c =
+    0 has the probability 0 in training. If a network has one logit for two classes, the logit belongs to the second
+    class, and the first class has the logit 0.
+
+    Args:
+        loss: ℓ, the loss function.
+        counts: n_c, the number of training cases of each class.
     """
     frequent = torch.tensor(counts, dtype=torch.float64)
     shift = torch.where(frequent > 0, frequent.log(), NEVER)

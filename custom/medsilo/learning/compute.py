@@ -1,4 +1,4 @@
-"""The device and precision with which a site or server computes, and the tensor types of training."""
+"""Define the device and the precision with which a site or the server computes, and the types of training's tensors."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -14,18 +14,18 @@ from medsilo.learning.seeds import seed_torch
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
-Case = tuple[Tensor, Tensor]  # inputs and targets, of one case or of a batch
+Case = tuple[Tensor, Tensor]  # (inputs, targets) of one case or of one batch
 
 CPU = torch.device("cpu")
 
 ONE_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # makes the order of cuBLAS's sums deterministic
 
-Stop = Callable[[], None]  # called before every batch; raises an error to stop the run
+Stop = Callable[[], None]  # called before every batch; raises an error if the run should stop
 
 
 @dataclass(frozen=True)
 class Compute:
-    """A site's device and precision, from the site's settings."""
+    """The device and the precision that a site's settings choose."""
 
     device: torch.device = CPU
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -34,7 +34,12 @@ class Compute:
 
     @staticmethod
     def choose(device: str = "auto", **others: object) -> "Compute":
-        """Return the settings for a device that this machine has: "auto", "cpu", "cuda" or "cuda:<n>"."""
+        """Return the settings for a device. Raises MedsiloError if this machine lacks the device.
+
+        Args:
+            device: "cpu", "cuda", "cuda:<n>", or "auto" for a GPU if this machine has one.
+            others: The other fields.
+        """
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         kind, _, number = device.partition(":")
@@ -53,7 +58,7 @@ class Compute:
 
     @property
     def description(self) -> str:
-        """The device's name and its numerical precision."""
+        """The device's name and its numerical precision, as text."""
         if not self.on_card:
             return f"{self.device}, {self.precision}"
         convolutions = ", convolutions in TF32" if torch.backends.cudnn.allow_tf32 else ""
@@ -63,9 +68,10 @@ class Compute:
 
     @contextmanager
     def reproducible(self, seed: int) -> Iterator[None]:
-        """Make random numbers and sums in this block reproducible: seeded, with a fixed number of threads.
+        """Make the random numbers and the sums in this context reproducible.
 
-        Only the site's GPU is seeded. Torch warns of GPU operations that have no deterministic version, and continues.
+        The CPU's generator and the generator of the site's GPU are seeded, and the number of threads is fixed. If a GPU
+        operation has no deterministic version, PyTorch logs a warning and continues.
         """
         threads = torch.get_num_threads()
         cudnn, sums = torch.backends.cudnn.deterministic, torch.get_deterministic_debug_mode()
@@ -86,30 +92,30 @@ class Compute:
             torch.set_deterministic_debug_mode(sums)
             memory.fill_uninitialized_memory = fills
             if self.on_card:
-                torch.cuda.empty_cache()  # another study may use the GPU between two answers
+                torch.cuda.empty_cache()  # another study may use the GPU before this study's next answer
 
     def moved(self, inputs: Tensor, targets: Tensor) -> Case:
-        """Return a batch on the device, without waiting for it.
+        """Start to copy a batch to the device, and return the copy without waiting for the end of the copying.
 
-        The marks of labels are read before the copy, so that no loss has to wait for the GPU.
+        The labels' marks of structures without annotations are read on the CPU, so that no loss waits for the GPU.
         """
         there = targets.to(self.device, non_blocking=True)
         return inputs.to(self.device, non_blocking=True), know_marks(there, targets)
 
     def cast(self) -> AbstractContextManager:
-        """Return a context of mixed precision, if the site's settings ask for bfloat16."""
+        """Return a context that computes in mixed precision if the site's settings choose bfloat16."""
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
-# ---------------------------------------------------------------------- labels that a hospital did not draw
-KNOWN = "known_marks"  # attribute of labels on a GPU
+# ---------------------------------------------------------------------- structures that a hospital did not annotate
+KNOWN = "known_marks"  # attribute of labels on a GPU: the marks of their cases
 BYTE = 8
 
 
 def marks_in(target: Tensor) -> list[int]:
-    """Return the mark of each case of labels [cases, ...]. Padding has no mark, so a case's mark is its maximum."""
+    """Return the mark of each case, given labels [cases, ...]. Padded pixels have no mark, so the maximum is used."""
     if known := getattr(target, KNOWN, None):
         return known
     if target.is_floating_point() or target.dtype == torch.uint8 or not target.numel() or int(target.max()) <= 255:
@@ -118,19 +124,24 @@ def marks_in(target: Tensor) -> list[int]:
 
 
 def labels_in(target: Tensor) -> Tensor:
-    """Return the labels without their marks of unannotated structures."""
+    """Return the labels without the marks of structures that lack annotations."""
     return target & 255 if not target.is_floating_point() and target.dtype != torch.uint8 else target
 
 
 def know_marks(target: Tensor, read_from: Tensor) -> Tensor:
-    """Attach marks to labels on a GPU, read from their copy in memory, so that no loss waits for the GPU."""
+    """Attach the marks of cases to their labels on a GPU, so that no loss waits for the GPU to read the marks.
+
+    Args:
+        target: The labels on the GPU.
+        read_from: A copy of the labels in the CPU's memory.
+    """
     if target.device.type != "cpu":
         setattr(target, KNOWN, marks_in(read_from))
     return target
 
 
 def part_of(target: Tensor, cases: slice) -> Tensor:
-    """Return the labels of a slice of cases, with the marks that `know_marks` attached."""
+    """Return the labels of some cases. Marks that `know_marks` attached are kept."""
     part, known = target[cases], getattr(target, KNOWN, None)
     if known:
         setattr(part, KNOWN, known[cases])

@@ -1,7 +1,8 @@
-"""Compute a last layer in closed form: Fisher's linear discriminant between hospitals, from sums over their cases.
+"""Compute the last layer of a classifier of hospitals in closed form: Fisher's linear discriminant.
 
-A classifier of hospitals has one label per site, and gradient steps at a site would teach it to predict always that
-label. Each hospital's sums of features are exchanged once instead; they suffice for a discriminant over all cases.
+At one site, all cases have the same label. So gradient steps at a site would teach the classifier to predict always
+this label. Instead, each hospital sends sums of features over its cases once. The sums suffice for a discriminant over
+the cases of all hospitals.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,20 +18,20 @@ from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import TrainStep, Watch
 from medsilo.learning.steps import frozen_features
 
-SHRINKAGE = 0.1  # factor that shrinks covariances of features, which few cases estimate badly
-LEAST = 1e-6  # smallest variance of a feature, as a share of the features' mean square
-ROUNDED = 1e-4  # sums below this count as 0, because secure aggregation rounds them
-NEVER = -1e4  # logit of a hospital without sums
+SHRINKAGE = 0.1  # fraction by which covariances are reduced, because a few cases estimate covariances badly
+LEAST = 1e-6  # smallest variance of a feature, as a fraction of the mean square over all features
+ROUNDED = 1e-4  # a sum below this number counts as 0, because secure aggregation rounds sums
+NEVER = -1e4  # logit of a hospital that sent no sums
 
 
 class FeatureSums(nn.Module):
-    """The sums of one hospital's features, which leave for `discriminant`.
+    """Sums over the features of one hospital's cases. The hospital sends these sums.
 
-    `present` [sites] and `means` [sites, features] are 0 except in the hospital's row. `products` [features, features]
-    is the mean over its cases of products of two features.
+    `present` [sites] is 1 in the hospital's row, and `means` [sites, features] contains the mean features in this row.
+    All other rows are 0. `products` [features, features] contains the mean product of each two features.
 
-    `discriminant` needs their unweighted mean over hospitals. All sums have double precision, because `discriminant`
-    subtracts large numbers that are nearly equal.
+    The function `discriminant` takes the unweighted mean of these tensors over hospitals. The tensors have double
+    precision, because `discriminant` subtracts large numbers that are nearly equal.
     """
 
     present: Tensor
@@ -45,9 +46,13 @@ class FeatureSums(nn.Module):
 
     @contextmanager
     def collecting(self, network: nn.Module, place: int) -> Iterator[TrainStep]:
-        """Yield a step that changes no weight; after the block, the sums cover all cases that it has seen.
+        """Yield a training step that changes no weight but adds a batch to the sums.
 
-        Features are the inputs of the network's last layer. place: the index of the hospital's row.
+        At the end of the context, the three tensors are set from the sums.
+
+        Args:
+            network: The network. A feature is an input of its last layer.
+            place: The index of the hospital's row.
         """
         mean, products, cases = torch.zeros_like(self.means[0]), torch.zeros_like(self.products), 0
 
@@ -69,7 +74,11 @@ class FeatureSums(nn.Module):
 
 
 def tell_hospitals_apart(network: nn.Module, sums: Tensors) -> None:
-    """Set the network's last layer to the discriminant of these mean sums, if any hospital sent sums."""
+    """Set a network's last layer to the discriminant between hospitals, if at least one hospital sent sums.
+
+    Args:
+        sums: The mean of the tensors of `FeatureSums` over hospitals.
+    """
     if not bool((sums["present"] > ROUNDED).any()):
         return
     (head,) = cast(list[nn.Linear], head_layers(network))
@@ -80,9 +89,10 @@ def tell_hospitals_apart(network: nn.Module, sums: Tensors) -> None:
 
 
 def discriminant(present: Tensor, means: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weights [sites, features] and biases [sites] of a linear discriminant between hospitals.
+    """Return the weights [sites, features] and the biases [sites] of a linear discriminant between hospitals.
 
-    All hospitals have the same prior and covariance. A hospital without sums is never predicted.
+    The discriminant assumes that all hospitals have the same prior probability and the same covariance. It never
+    predicts a hospital that sent no sums.
     """
     known = present > ROUNDED
     centres = means[known] / present[known, None]
@@ -100,7 +110,7 @@ def discriminant(present: Tensor, means: Tensor, products: Tensor) -> tuple[Tens
 
 
 def is_of_one_hospital(tensors: Mapping[str, Tensor]) -> None:
-    """Raise Refused unless these are the sums of one hospital, or a mean of them under secure aggregation."""
+    """Raise Refused if tensors are neither one hospital's `FeatureSums` nor a mean over hospitals."""
     present, means = tensors["present"], tensors["means"]
     if float((present.sum() - 1).abs()) > ROUNDED or float(present.min()) < -ROUNDED:
         raise Refused("sums/present does not name one hospital")

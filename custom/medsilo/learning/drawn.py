@@ -1,4 +1,4 @@
-"""Training cases with the random augmentation of one epoch."""
+"""Augment training cases at random for one epoch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from torch.utils.data import Dataset, default_collate
 from medsilo.learning.compute import Case, know_marks
 from medsilo.learning.seeds import seed_for
 
-Draw = Callable[[Case, int], Case]  # augments a case with random numbers from a seed
+Draw = Callable[[Case, int], Case]  # (case, seed) -> augmented case
 
 
 @dataclass(frozen=True)
 class DrawBatch:
-    """Augments a batch: first each case by `piece`, then all cases at once on the device by `change`, with a seed per
-    case.
+    """Augments a batch: first each case by `piece`, and then the whole batch on the device by `change`.
 
-    `change` may modify the batch in place. The result for a case must not depend on other cases of the batch.
+    `change` receives one seed per case, and may modify the batch in place. The result for a case must not depend on the
+    other cases of the batch.
     """
 
     piece: Draw | None
@@ -26,11 +26,10 @@ class DrawBatch:
 
 
 class DrawnCases(Dataset):
-    """Training cases of an epoch, augmented with a seed per case, so that results do not depend on the number of
-    workers.
+    """The augmented training cases of one epoch. Each case has a seed, so the number of workers changes no result.
 
     A case's seed is derived from its index, or from its name if `names` are given. With names, adding or removing a
-    case does not change the seeds of others.
+    case does not change another case's seed.
     """
 
     def __init__(self, cases: Dataset, draw: Draw | DrawBatch, seed: int, names: Sequence[str] | None = None) -> None:
@@ -48,12 +47,16 @@ class DrawnCases(Dataset):
         return inputs[0], targets[0]
 
     def batch(self, places: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return cases as a batch before `change`, with the seeds that `change` needs."""
+        """Return a batch to which `change` was not applied yet, and the seed of each case.
+
+        Args:
+            places: The indices of the cases.
+        """
         inputs, targets = default_collate([self._case(place) for place in places])
         return inputs, targets, torch.tensor([self._seed(place) for place in places])
 
     def changed(self, inputs: Tensor, targets: Tensor, seeds: Tensor) -> Case:
-        """Apply `change` to a batch from `batch`, and return it for training."""
+        """Apply `change` to a batch that the method `batch` returned, and return the augmented batch."""
         assert self.change is not None
         changed, moved = self.change((inputs, targets), seeds.tolist())
         return changed, know_marks(moved, targets)
@@ -67,8 +70,9 @@ class DrawnCases(Dataset):
 
 
 class ChangedBatches(Dataset):
-    """Batches of augmented cases, by lists of indices. With `later`, the caller applies `change`, and each batch
-    includes seeds.
+    """A data set of augmented batches. The index of a batch is the list of its cases' indices.
+
+    If `later` is true, a batch includes the cases' seeds, and the caller must apply `change`.
     """
 
     def __init__(self, drawn: DrawnCases, later: bool) -> None:
@@ -82,5 +86,5 @@ class ChangedBatches(Dataset):
 def drawn_cases(
     cases: Dataset, draw: Draw | DrawBatch | None, seed: int, names: Sequence[str] | None = None
 ) -> Dataset:
-    """Return a data set that augments its cases by `draw`, or the cases unchanged if `draw` is None."""
+    """Return a data set that augments cases by `draw`, or `cases` itself if `draw` is None."""
     return DrawnCases(cases, draw, seed, names) if draw else cases

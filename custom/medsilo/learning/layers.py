@@ -1,4 +1,4 @@
-"""Find a network's norms and head, and the names of their tensors, by the types of layers."""
+"""Find a network's normalisation layers and head by the types of its layers, and list the names of their tensors."""
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -10,7 +10,7 @@ NORM_TYPES: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, _InstanceNo
 
 
 def _names_within(module: nn.Module, layers: set[nn.Module]) -> list[str]:
-    """Return the state-dict names, in order, of all parameters and buffers of these layers."""
+    """Return the state-dict names of all parameters and buffers of these layers, in the order of the state dict."""
     owned = {
         f"{prefix}.{name}" if prefix else name
         for prefix, layer in module.named_modules(remove_duplicate=False)
@@ -26,7 +26,7 @@ def batch_norm_names(module: nn.Module) -> list[str]:
 
 
 def norm_names(module: nn.Module) -> list[str]:
-    """Return the state-dict names of the tensors of all batch, group, instance and layer norms."""
+    """Return the state-dict names of all tensors of batch, group, instance and layer norms."""
     return _names_within(module, set(norm_layers(module)))
 
 
@@ -41,7 +41,7 @@ def local_norms(module: nn.Module) -> list[nn.Module]:
 
 
 def local_norm_names(module: nn.Module) -> list[str]:
-    """Return the state-dict names of the tensors of `local_norms`, which FedBN and AdaFed keep at a site."""
+    """Return the state-dict names of the tensors of `local_norms`. FedBN and AdaFed do not send these tensors."""
     return _names_within(module, set(local_norms(module)))
 
 
@@ -62,12 +62,12 @@ def batch_norm_layers(module: nn.Module) -> list[_BatchNorm]:
 
 
 def is_frozen(layer: _BatchNorm) -> bool:
-    """True if a batch norm has fixed running statistics, which are not in its state dict."""
+    """True if a batch norm's running statistics are fixed, which is so if its state dict is empty."""
     return layer.running_mean is not None and not layer.state_dict()
 
 
 def head_layers(module: nn.Module) -> list[nn.Module]:
-    """Return a list of the network's head, which is empty if the network has no linear or convolution layer."""
+    """Return a list of one layer, the network's head. The list is empty without a linear or convolution layer."""
     registered = [layer for _, layer in module.named_modules(remove_duplicate=False)]
     found: list[nn.Module] = [layer for layer in registered if isinstance(layer, HEAD_TYPES)]
     return found[-1:]
@@ -79,7 +79,10 @@ def judges_by_batch(module: nn.Module) -> bool:
 
 
 def mixes_cases(module: nn.Module) -> str | None:
-    """Return the type of the first layer that mixes cases of a batch or stores statistics of them, or None."""
+    """Return the type of the first layer that mixes the cases of a batch or stores statistics over cases.
+
+    Returns None if the network has no such layer.
+    """
     for layer in module.modules():
         if (isinstance(layer, _BatchNorm) and not is_frozen(layer)) or (
             isinstance(layer, _InstanceNorm) and layer.track_running_stats

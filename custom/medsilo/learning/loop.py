@@ -1,4 +1,4 @@
-"""The training loop and the evaluation loop of all methods."""
+"""Define the training loop and the evaluation loop, which all methods use."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from medsilo.core.errors import Refused
 from medsilo.learning.compute import Case, Compute, LossFunction, Stop
 from medsilo.learning.drawn import ChangedBatches, DrawnCases
 
-FURTHEST = 1e15  # greatest absolute value of a scored output: sums of squares stay finite
+FURTHEST = 1e15  # largest absolute value of an output in scoring, so that sums of squares stay finite
 
 ObjectiveFunction = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> loss
-Closure = Callable[[], Tensor]  # computes gradients, returns the loss
-Step = Callable[[Optimizer, Closure], Tensor]  # changes the weights by one mini-batch
-TrainStep = Callable[[Tensor, Tensor], Tensor]  # (inputs, targets) -> loss; trains on the batch
+Closure = Callable[[], Tensor]  # computes the gradients of one mini-batch, and returns the loss
+Step = Callable[[Optimizer, Closure], Tensor]  # changes the weights by one optimizer step, and returns the loss
+TrainStep = Callable[[Tensor, Tensor], Tensor]  # trains on the batch (inputs, targets), and returns the loss
 
 
 def plain_step(optimizer: Optimizer, closure: Closure) -> Tensor:
-    """Compute the gradients of a mini-batch and let the optimizer step."""
+    """Compute the gradients of one mini-batch, and make one step of the optimizer."""
     loss = closure()
     optimizer.step()
     return loss
@@ -41,15 +41,17 @@ class Watch:
 def batches(
     dataset: Dataset, batch_size: int, compute: Compute, shuffle: torch.Generator | None = None, whole: bool = False
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the data set in batches on the site's device, shuffled by the generator if one is given.
+    """Yield the batches of a data set on the site's device.
 
-    A last shuffled batch of one case is left out, because batch norm can't train on it, unless `whole` is true.
+    Args:
+        shuffle: The generator that shuffles the cases. None: the cases stay in order.
+        whole: Whether to keep a last shuffled batch that has only one case. Batch norm can't train on such a batch.
     """
     size = len(dataset)  # type: ignore[arg-type]
     drop_last = shuffle is not None and not whole and steps_in(size, batch_size) * batch_size < size
     order = RandomSampler(range(size), generator=shuffle) if shuffle else SequentialSampler(range(size))
     sampler: Any = BatchSampler(order, batch_size, drop_last)
-    if isinstance(dataset, TensorDataset):  # in memory, one indexing per batch is fastest
+    if isinstance(dataset, TensorDataset):  # the data are in memory, so indexing once per batch is fastest
         for batch in DataLoader(ForCard(dataset) if compute.on_card else dataset, sampler=sampler, batch_size=None):
             yield compute.moved(*batch)
     else:
@@ -57,7 +59,11 @@ def batches(
 
 
 def loaded(dataset: Dataset, places: Iterable[list[int]], compute: Compute) -> Iterator[Case]:
-    """Yield batches on the site's device, given the cases' indices in each; a GPU also augments whole batches."""
+    """Load batches, and yield them on the site's device. On a GPU, whole batches are augmented there.
+
+    Args:
+        places: The indices of the cases in each batch.
+    """
     try:
         yield from _loaded(dataset, places, compute)
     except RuntimeError as error:
@@ -81,7 +87,7 @@ def _loaded(dataset: Dataset, places: Iterable[list[int]], compute: Compute) -> 
 
 
 class ForCard(Dataset):
-    """Copies batches of cases into pinned memory, which a GPU can read asynchronously."""
+    """A data set whose batches are copied into pinned memory, which a GPU can read asynchronously."""
 
     def __init__(self, cases: TensorDataset) -> None:
         self.tensors = cases.tensors
@@ -93,8 +99,9 @@ class ForCard(Dataset):
 
 
 def steps_in(cases: int, batch_size: int) -> int:
-    """Return the number of mini-batches of one training pass. A last batch of one case does not count, unless it is the
-    only batch.
+    """Return the number of mini-batches in one training epoch.
+
+    A last batch that has only one case does not count, unless it is the only batch.
     """
     return max(1, cases // batch_size + (cases % batch_size > 1))
 
@@ -102,10 +109,13 @@ def steps_in(cases: int, batch_size: int) -> int:
 def passed_through(
     layer: nn.Module, data: Iterator[tuple[Tensor, Tensor]], learns: bool = True
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield training batches after an input layer, which is applied once to each batch.
+    """Apply an input layer to each training batch, and yield the results.
 
-    The layer's `end_pass`, if it has one, is called after the last batch. `end_pass` raises errors found on a GPU, so
-    that no batch waits for the GPU.
+    If the layer has a method `end_pass`, it is called after the last batch. `end_pass` raises errors that the layer
+    found on a GPU. So no batch waits for the GPU.
+
+    Args:
+        learns: Whether the layer is in training mode.
     """
     layer.train(learns)
     for inputs, targets in data:
@@ -115,7 +125,7 @@ def passed_through(
 
 @dataclass(frozen=True)
 class OutputLoss:
-    """An objective that depends on a network's output alone, so that it can be computed for each case."""
+    """An objective that depends only on a network's outputs and the targets, so it can be computed for each case."""
 
     loss: LossFunction
 
@@ -126,7 +136,7 @@ class OutputLoss:
 def lesson(
     model: nn.Module, objective: ObjectiveFunction, optimizer: Optimizer, compute: Compute, step: Step = plain_step
 ) -> TrainStep:
-    """Return the training step of a network with its objective and optimizer."""
+    """Return a training step, which computes the objective on a batch and changes the weights of the model."""
     model.train()
 
     def learn(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -145,7 +155,7 @@ def lesson(
 def train_epoch(
     data: Iterator[tuple[Tensor, Tensor]], lessons: Sequence[TrainStep], compute: Compute, stop: Stop = lambda: None
 ) -> float:
-    """Train for one pass over the data, with all steps on each batch; returns the first step's mean loss over cases."""
+    """Apply all training steps to each batch of the data, and return the mean loss of the first step over cases."""
     total, cases = torch.zeros((), dtype=torch.float64, device=compute.device), 0
     for inputs, targets in data:
         stop()
@@ -156,10 +166,12 @@ def train_epoch(
 
 
 def as_scored(output: Tensor, of_patients: bool) -> Tensor:
-    """Return a network's output as metrics need it; raise Refused if it is NaN and does not depend on patients.
+    """Return a network's output in a form that metrics can use.
 
-    of_patients: the data are patients', so NaN counts as 0 and an infinite output as a large number. If a study stopped
-        on NaN instead, a crafted model could disclose whether a hospital has a certain case.
+    Args:
+        of_patients: Whether the inputs are patients' data. If so, NaN becomes 0, and infinity becomes a large number.
+            If a study stopped on NaN instead, a crafted model could disclose whether a hospital has a certain case.
+            For other inputs, NaN raises Refused.
     """
     if of_patients:
         return output.nan_to_num().clamp(-FURTHEST, FURTHEST)
@@ -181,7 +193,7 @@ def evaluate(
     stop: Stop = lambda: None,
     infer: Callable[[nn.Module, Tensor], Tensor] = lambda model, inputs: model(inputs),
 ) -> tuple[float, dict[str, Tensor]]:
-    """Return the mean loss over cases, and for each metric its value for every case, [cases] float64."""
+    """Return the mean loss over cases, and the values of each metric: a float64 tensor with one value per case."""
     model.eval()
     loss, cases = torch.zeros((), dtype=torch.float64, device=compute.device), 0
     measured: dict[str, list[Tensor]] = {}

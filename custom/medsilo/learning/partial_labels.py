@@ -1,8 +1,9 @@
-"""Train on partially labelled masks: marks in the labels name the structures that a hospital did not annotate.
+"""Train on masks in which a hospital did not annotate all structures. A mark in the labels names these structures.
 
-A label is one byte; each bit above the byte marks a structure without annotations in the case. Pixels labelled as
-background may contain a structure without annotations, so the loss adds both probabilities (a marginal likelihood). A
-pixel of an annotated structure belongs to no other structure, so the loss there also reduces the probabilities of all
+The lowest byte of a label is the class. Each higher bit marks a structure that was not annotated in the case. A pixel
+labelled as background may belong to a structure without annotations. So the loss at a background pixel uses the sum of
+the probabilities of background and of all structures without annotations (a marginal likelihood). A pixel of an
+annotated structure belongs to no other structure. So the loss at such a pixel also reduces the probabilities of all
 other structures.
 """
 
@@ -14,11 +15,15 @@ from torch import Tensor
 
 from medsilo.learning.compute import BYTE, labels_in, marks_in
 
-MOST = 15  # greatest label with a bit, because MONAI converts labels to float32, which has 24 exact bits
+# the largest label that has a bit, because MONAI converts labels to float32, which represents only 24 bits exactly
+MOST = 15
 
 
 def mark_of(absent: Collection[int]) -> int:
-    """Return the mark of a case whose hospital did not annotate these structures.
+    """Return the mark for cases in which a hospital did not annotate some structures.
+
+    Args:
+        absent: The labels of these structures.
 
     >>> mark_of([2]) >> 8
     4
@@ -27,19 +32,17 @@ def mark_of(absent: Collection[int]) -> int:
 
 
 def marked(labels: Tensor, mark: int) -> Tensor:
-    """Combine the labels of a case with its mark; if there is a mark, the label -1 of empty areas becomes
-    background.
-    """
+    """Add a mark to the labels of a case. If the mark is not 0, the label -1 of empty areas becomes background."""
     return labels.long().clamp(min=0) | mark if mark else labels
 
 
 def absent_in(mark: int) -> list[int]:
-    """Return the structures that a mark names as not annotated."""
+    """Return the labels of the structures that were not annotated according to a mark."""
     return [label for label in range(MOST + 1) if mark >> BYTE >> label & 1]
 
 
 def known_in(target: Tensor, labels: int) -> Tensor:
-    """Return a Boolean mask of the labels that were annotated in each case, [cases, labels]."""
+    """Return a Boolean tensor [cases, labels], which is true where a label was annotated in a case."""
     known = torch.ones(len(target), labels, dtype=torch.bool)
     for case, mark in enumerate(marks_in(target)):
         known[case, absent_in(mark)] = False
@@ -54,17 +57,18 @@ def places_on(device: torch.device, places: Sequence[int]) -> Tensor:
 def told_apart(
     outputs: Sequence[Tensor], target: Tensor, overlaps: bool = False
 ) -> Iterator[tuple[list[Tensor], Tensor, list[int]]]:
-    """Group cases by their annotated labels.
+    """Group the cases of a batch by their annotated labels.
 
-    Yields for each group the outputs [cases, labels, ...] of its annotated labels at each resolution, the targets as
-    indices into these labels, and these labels.
+    For each group, the function yields the outputs of annotated labels [cases, labels, ...] at each resolution, the
+    targets, and the list of annotated labels. The targets are indices into this list.
 
     The logit of background becomes z_0' = log(e^{z_0} + Σ e^{z_u}) over the labels u that are not annotated. With this
     logit, softmax gives background p_0' = p_0 + Σ p_u, and does not change the other probabilities.
 
     Args:
-        overlaps: whether structures may overlap, so that each output is a structure, numbered 1, 2, ... in a mark.
-            Outputs of structures without annotations are left out
+        outputs: The network's outputs at each resolution.
+        overlaps: Whether structures may overlap. Then each output belongs to one structure, a mark numbers the
+            structures 1, 2, ..., and the outputs of structures without annotations are omitted.
     """
     marks, at = marks_in(target), partial(places_on, target.device)
     for mark in sorted(set(marks)):
@@ -88,7 +92,7 @@ def told_apart(
 def marginal(
     loss: Callable[..., Tensor], output: Tensor | list[Tensor], target: Tensor, overlaps: bool = False
 ) -> Tensor:
-    """Return the mean loss over cases, where the loss of a case covers only the labels that its hospital annotated."""
+    """Return the mean loss over cases. The loss of a case uses only the labels that the case's hospital annotated."""
     if not any(marks_in(target)):
         return loss(output, target, None)
     alone = isinstance(output, Tensor)

@@ -1,4 +1,4 @@
-"""HarmoFL's weight perturbation: gradients at the worst weights nearby lead training to flat minima."""
+"""HarmoFL's weight perturbation: gradients at nearby weights with a higher loss lead training to flat minima."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,13 +14,15 @@ from medsilo.learning.steps import keeping_statistics
 
 
 class PerturbedOptimizer(Optimizer):
-    """Wraps a torch optimizer by HarmoFL's Eqs. 6 and 7: it steps from θ with ∇ℓ(θ + δ), where δ = α g / (‖g‖ + eps).
+    """Wraps a PyTorch optimizer, and replaces its gradient ∇ℓ(θ) by ∇ℓ(θ + δ) (HarmoFL's Eqs. 6 and 7).
+
+    The perturbation is δ = α g / (‖g‖ + eps), where g = ∇ℓ(θ).
 
     Args:
-        base: the wrapped optimizer; its weight decay uses the unperturbed θ and is not part of g
-        alpha: α, the length of the perturbation; the norm is taken over all parameters together
-        eps: added to ‖g‖ to avoid a division by zero
-        module: the network, if its running batch-norm statistics should be updated by the first pass only
+        base: The wrapped optimizer. Its weight decay uses the unperturbed θ, and does not change g.
+        alpha: α, the length of the perturbation. The norm ‖g‖ covers all parameters together.
+        eps: The number that is added to ‖g‖ to avoid a division by zero.
+        module: The network, if only the first of both passes should update its running batch-norm statistics.
 
     >>> import torch
     >>> _ = torch.manual_seed(0)
@@ -46,9 +48,11 @@ class PerturbedOptimizer(Optimizer):
         self.param_groups, self.state = self.base.param_groups, self.base.state
 
     def step(self, closure: Closure) -> Tensor:  # type: ignore[override]
-        """Compute both gradients of one batch and step; returns the loss at θ.
+        """Compute both gradients of one batch, make one step, and return the loss at θ.
 
-        closure: clears the gradients, computes the loss of the batch and its gradients, and returns the loss.
+        Args:
+            closure: A function that clears the gradients, computes the loss of the batch and the new gradients, and
+                returns the loss.
         """
         loss = perturbed_gradients(self, closure, self.alpha, self.eps, self.module)
         self.base.step()
@@ -64,7 +68,7 @@ class PerturbedOptimizer(Optimizer):
             unwrap(Optimizer.add_param_group)(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state; the perturbation has no state."""
+        """Return the state of the wrapped optimizer, because the perturbation has no state."""
         return self.base.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -78,7 +82,7 @@ def perturbed_gradients(
 ) -> Tensor:
     """Set the gradients of an optimizer's weights to ∇ℓ(θ + δ), and return the loss at θ.
 
-    With α = 0, the gradient is ∇ℓ(θ), from one pass.
+    With α = 0, the gradient is ∇ℓ(θ), which needs only one pass.
     """
     with torch.enable_grad():
         loss = closure()
@@ -93,7 +97,7 @@ def perturbed_gradients(
 
 
 def _perturbed(moved: list[Tensor], alpha: float, eps: float) -> Sequence[Tensor]:
-    """Return θ + δ of Eq. 6; overwrites the gradients with δ."""
+    """Return θ + δ of Eq. 6. The function overwrites the gradients by δ."""
     gradients = [p.grad for p in moved if p.grad is not None]
     norms = torch._foreach_norm(gradients, 2, dtype=torch.promote_types(gradients[0].dtype, torch.float32))
     norm = torch.linalg.vector_norm(torch.stack(norms))
@@ -103,9 +107,9 @@ def _perturbed(moved: list[Tensor], alpha: float, eps: float) -> Sequence[Tensor
 
 @contextmanager
 def _standing_at(parameters: list[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """Set the parameters to these values for the block.
+    """Set parameters to other values in the context.
 
-    Afterwards they get their old values back exactly; subtracting δ would leave rounding errors.
+    At the end, the parameters get exactly their old values, because subtracting δ would leave rounding errors.
     """
     own = [parameter.data for parameter in parameters]
     try:
@@ -118,6 +122,6 @@ def _standing_at(parameters: list[Tensor], values: Sequence[Tensor]) -> Iterator
 
 
 def perturbed_step(alpha: float, model: nn.Module, optimizer: Optimizer) -> Step:
-    """Return the step of lines 9 to 12 of HarmoFL's Alg. 1."""
+    """Return a training step that does lines 9 to 12 of HarmoFL's Alg. 1."""
     perturbed = PerturbedOptimizer(optimizer, alpha, module=model)
     return lambda _, closure: perturbed.step(cast(Closure, closure))

@@ -1,8 +1,8 @@
-"""Differentially private SGD (Abadi et al. 2016): each unit's gradient is clipped, and noise is added to their sum.
+"""Differentially private SGD (Abadi et al. 2016): each unit's gradient is clipped, and noise is added to the sum.
 
-A unit is a case, or a patient with all cases; it is sampled and clipped as a whole. Momentum, weight decay or a
-proximal term come after the noise, so they disclose nothing further about the cases. Per-case gradients need a copy of
-the network's weights for each case (`torch.vmap`).
+A unit is one case, or all cases of one patient. A unit's cases are sampled together, and the sum of their gradients is
+clipped. Momentum, weight decay and a proximal term are applied after the noise, so these operations disclose nothing
+further about the cases. Per-case gradients need a copy of the network's weights for each case (`torch.vmap`).
 """
 
 import math
@@ -22,17 +22,17 @@ from medsilo.learning.loop import ForCard, Step, TrainStep, loaded, plain_step
 from medsilo.learning.steps import called_with
 from medsilo.privacy.noise import NoiseSource
 
-AT_ONCE = 1 << 26  # per-case gradient values in memory at a time
-WITHIN = 1 - 1e-6  # share of the clipping bound that is used, so that rounding cannot exceed the bound
-COLUMNS = 1 << 18  # gradient values of each case that are summed at a time
+AT_ONCE = 1 << 26  # most values of per-case gradients that are in memory at a time
+WITHIN = 1 - 1e-6  # fraction of the clipping bound that is used, so that no rounding error exceeds the bound
+COLUMNS = 1 << 18  # number of values of each unit's gradient that are summed at a time
 
 
 # --------------------------------------------------------------------------------------------------- Poisson sampling
 class PoissonSample:
-    """A Poisson sample of units for each step: each unit is drawn independently, with the same probability.
+    """Draws a Poisson sample of units for each step: each unit is drawn independently, with the same probability.
 
-    A batch contains its units one after the other, and may be empty or larger than expected. `owners` holds the unit of
-    each case in the last batch.
+    A batch may be empty, or larger than expected. In a batch, the cases of a unit are consecutive. `owners` is the unit
+    of each case in the last batch.
     """
 
     def __init__(
@@ -41,9 +41,11 @@ class PoissonSample:
         """Group the cases by unit.
 
         Args:
-            units: the unit of each case; None if each case is a unit
-            expected: mean number of units in a batch
-            size: the number of all units; by default, the number of cases
+            units: The unit of each case. None: each case is a unit.
+            cases: The number of cases.
+            expected: The expected number of units in a batch.
+            secret: The source of random numbers.
+            size: The public number of all units. None: the number of cases.
         """
         members = defaultdict[object, list[int]](list)
         for case, unit in enumerate(range(cases) if units is None else units):
@@ -51,13 +53,13 @@ class PoissonSample:
         self.members = list(members.values())
         known = cases if size is None else size
         self.rate = min(1.0, expected / known)
-        self.expected = self.rate * known  # units in a batch
+        self.expected = self.rate * known  # the expected number of units in a batch
         self.size = len(self.members) if size in (None, cases) else known  # the public number of units
         self.secret = secret
         self.owners = torch.zeros(0, dtype=torch.int64)
 
     def batches(self, dataset: Dataset, steps: int, compute: Compute) -> Iterator[Case]:
-        """Yield this number of batches on the site's device."""
+        """Draw and yield `steps` batches on the site's device."""
         drawn = [self.secret.poisson_sample(len(self.members), self.rate) for _ in range(steps)]
         cases = [[case for unit in units for case in self.members[unit]] for units in drawn]
         loader = _loaded(dataset, [own for own in cases if own], compute)
@@ -68,7 +70,11 @@ class PoissonSample:
 
 
 def _loaded(dataset: Dataset, batches: Sequence[list[int]], compute: Compute) -> Iterator[Case]:
-    """Load batches of these cases on the site's device. A data set in memory needs one indexing per batch."""
+    """Load batches on the site's device. A data set in memory is indexed once per batch.
+
+    Args:
+        batches: The indices of the cases in each batch.
+    """
     if isinstance(dataset, TensorDataset):
         cases: Any = ForCard(dataset) if compute.on_card else dataset
         return (compute.moved(*cases[own]) for own in batches)
@@ -76,30 +82,30 @@ def _loaded(dataset: Dataset, batches: Sequence[list[int]], compute: Compute) ->
 
 
 def _no_cases(dataset: Dataset) -> Case:
-    """Return an empty batch with the data set's shapes."""
+    """Return an empty batch, whose tensors have the shapes of the data set's cases."""
     inputs, targets = dataset[0]
     return inputs[None][:0], torch.as_tensor(targets)[None][:0]
 
 
 @dataclass
 class PrivateSteps:
-    """The sample, clipping bound and noise of a round's private steps, shared by its networks.
+    """The sample, the clipping bound and the noise of the noisy steps in a round. All networks use the same sample.
 
     Args:
-        noise: standard deviation of the noise on a summed gradient, divided by the clipping bound
-        exact_networks: networks that train without noise, because they stay at the site
+        noise: The standard deviation of the noise on a summed gradient, divided by the clipping bound.
+        exact_networks: The names of networks that train without noise, because the site does not send them.
     """
 
     sample: PoissonSample
-    bound: float  # on the norm of a unit's gradient
+    bound: float  # the clipping bound: largest norm of a unit's gradient
     noise: float
     secret: NoiseSource
     exact_networks: tuple[str, ...] = ()
-    releasing: float = math.inf  # noise multiplier of `noisy_mean`
-    clip: float = 1.0  # bound on a unit's vector in `noisy_mean`
+    releasing: float = math.inf  # the noise multiplier in `noisy_mean`
+    clip: float = 1.0  # largest norm of a unit's vector in `noisy_mean`
 
     def lesson(self, model: nn.Module, loss: LossFunction, optimizer: Optimizer, step: Step = plain_step) -> TrainStep:
-        """Return the training step of one network with noisy gradients."""
+        """Return a training step for one network that uses noisy gradients."""
         model.train()
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -113,7 +119,7 @@ class PrivateSteps:
 
     @staticmethod
     def unless_empty(inner: TrainStep) -> TrainStep:
-        """Return a step that skips empty batches, which a Poisson sample may contain."""
+        """Return a training step that skips empty batches, because a Poisson sample may be empty."""
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
             return inner(inputs, targets) if len(inputs) else torch.zeros((), device=inputs.device)
@@ -121,10 +127,9 @@ class PrivateSteps:
         return learn
 
     def gradient(self, model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Set the weights' gradients to (Σ_units clip(∇ of the unit) + noise) / expected units, and return the mean
-        loss.
+        """Set the weights' gradients to (Σ clip(∇ of a unit) + noise) / expected number of units.
 
-        The mean loss has no noise, so it must not leave the site.
+        The method returns the mean loss over cases. The returned loss has no noise, so the site must not send it.
         """
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         for weight in weights:
@@ -143,11 +148,13 @@ class PrivateSteps:
         return total / max(1, len(inputs))
 
     def noisy_mean(self, vectors: Iterable[Tensor]) -> Tensor:
-        """Return (Σ_units clip(mean of the unit's vectors) + noise) / units.
+        """Return (Σ clip(mean vector of a unit) + noise) / number of units.
 
-        The mean counts as one release for privacy accounting.
+        The result counts as one release in the privacy account. Only the vectors of units that are not complete yet are
+        kept in memory.
 
-        vectors: batches [cases, length] of all cases in order. Only units with missing cases stay in memory.
+        Args:
+            vectors: The vectors of all cases in order, as batches [cases, length].
         """
         unit_of = {case: unit for unit, own in enumerate(self.sample.members) for case in own}
         left = [len(own) for own in self.sample.members]
@@ -166,7 +173,7 @@ class PrivateSteps:
         return self.secret.with_normal(total, self.releasing * self.clip) / self.sample.size
 
     def _portions(self, cases: int, weights: int) -> Iterator[slice]:
-        """Split a batch into portions whose per-case gradients fit into memory."""
+        """Split a batch into slices whose per-case gradients fit into memory."""
         usual = round(self.sample.expected + 3 * math.sqrt(self.sample.expected))
         most = max(1, min(usual, AT_ONCE // max(weights, 1)))
         return (slice(first, min(first + most, cases)) for first in range(0, cases, most))
@@ -175,9 +182,9 @@ class PrivateSteps:
 def gradients_of_cases(
     model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the loss of each case, and its gradient as a tensor [cases, ...] for each trainable weight.
+    """Return the loss of each case, and for each trainable weight a tensor [cases, ...] of the cases' gradients.
 
-    The loss function is called for one case at a time, because a loss of a batch may mix its cases.
+    The loss function is called for one case at a time, because the loss of a batch may mix the batch's cases.
     """
     learning = {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
     each = {name: own.expand(len(inputs), *own.shape).requires_grad_() for name, own in learning.items()}
@@ -201,18 +208,24 @@ def gradients_of_cases(
 
 
 class ClippedSum:
-    """The sum of units' gradients, each clipped to the bound. A unit's cases may arrive in several consecutive
-    portions.
+    """Clips the gradient of each unit, and sums the clipped gradients.
+
+    A unit's cases may be divided between consecutive calls of `add`.
     """
 
     def __init__(self, weights: Sequence[Tensor], bound: float) -> None:
         self.bound = bound
         self.total = [torch.zeros(weight.shape, dtype=torch.float64, device=weight.device) for weight in weights]
-        # the unit whose cases may continue in the next portion, and its gradient so far
+        # the last unit, of which the next call of `add` may have further cases, and the sum of its gradients so far
         self.open: tuple[int, list[Tensor]] | None = None
 
     def add(self, gradients: Sequence[Tensor], owners: Tensor) -> None:
-        """Add gradients [cases, ...] of cases; `owners` is the unit of each case."""
+        """Add the gradients of cases.
+
+        Args:
+            gradients: For each weight a tensor [cases, ...].
+            owners: The unit of each case.
+        """
         gradients = _without_infinite(gradients)
         units, places = owners.unique_consecutive(return_inverse=True)
         if len(units) < len(owners):
@@ -227,7 +240,7 @@ class ClippedSum:
         self.open = int(units[-1]), [own[-1].clone() for own in gradients]
 
     def finish(self) -> None:
-        """Clip and add the last unit, after all its cases."""
+        """Clip and add the gradient of the last unit. Call this method once, after all calls of `add`."""
         if self.open:
             self._clip([own[None] for own in self.open[1]])
             self.open = None
@@ -237,18 +250,18 @@ class ClippedSum:
             return
         parts = [torch.linalg.vector_norm(own.flatten(1), dim=1, dtype=torch.float64) for own in gradients]
         lengths = torch.linalg.vector_norm(torch.stack(parts), dim=0)
-        factors = (WITHIN * self.bound / lengths).clamp(max=1.0)  # a norm of 0 gives the factor 1
+        factors = (WITHIN * self.bound / lengths).clamp(max=1.0)  # if a norm is 0, the factor is 1
         for total, own in zip(self.total, gradients, strict=True):
             whole, each = total.view(-1), own.flatten(1)
-            for start in range(0, len(whole), COLUMNS):  # float64: WITHIN does not cover float32's rounding
+            for start in range(0, len(whole), COLUMNS):  # in float64, because float32's rounding errors exceed WITHIN
                 whole[start : start + COLUMNS] += factors @ each[:, start : start + COLUMNS].double()
 
 
 def _without_infinite(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Set all gradients of a case to 0 if any of their values is not finite.
+    """Set all gradients of a case to 0 if at least one value is not finite.
 
-    An infinite gradient would make the sum infinite, which no noise hides. On a GPU, no result is read back, so that
-    nothing waits.
+    An infinite gradient would make the sum over units infinite, which no noise hides. On a GPU, the function reads no
+    result back to the CPU, because reading would wait for the GPU.
     """
     if gradients[0].device.type == "cpu":
         finite = torch.stack([own.flatten(1).sum(1).isfinite() for own in gradients]).all(0)

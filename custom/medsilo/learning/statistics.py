@@ -1,4 +1,4 @@
-"""Measure the exact mean and variance of a network's layer inputs over a site's data (AdaFed, Eq. 3)."""
+"""Measure the exact mean and variance of the inputs of a network's layers over a site's data (AdaFed, Eq. 3)."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.learning.layers import batch_norm_layers, head_layers, local_norms
 
-Statistics = list[tuple[Tensor, Tensor]]  # per layer: mean [channels] and population variance [channels]
+Statistics = list[tuple[Tensor, Tensor]]  # for each layer: (mean [channels], population variance [channels])
 Layers = Literal["all", "last"]
 
-# the layers to measure, and their name in the error message of a network without them
+# the function that returns the layers to measure, and the error message's word for such layers
 MEASURED: Mapping[Layers, tuple[Callable[[nn.Module], Sequence[nn.Module]], str]] = {
     "all": (local_norms, "norm"),
     "last": (head_layers, "linear or convolution layer to measure the features before"),
 }
-PORTION = 1 << 18  # values that are summed at a time, so that temporaries fit into a CPU's cache
+PORTION = 1 << 18  # number of values that are summed at a time, so that temporary tensors fit into a CPU's cache
 
 
 class ChannelMoments:
-    """Accumulates the mean and population variance of each channel over portions of samples, in double precision."""
+    """Computes the mean and population variance of each channel in double precision. Samples are added in portions."""
 
     def __init__(self, channels_last: bool = False) -> None:
         self.channels_last = channels_last
@@ -31,11 +31,14 @@ class ChannelMoments:
         self.centre = self.sums = self.squares = torch.zeros(0)
 
     def add(self, values: Tensor) -> None:
-        """Add samples, [batch, channels, ...] or [batch, ..., channels], without storing them.
+        """Add samples, which are not stored.
 
-        Sums are of differences from a centre near the mean, so that single precision suffices for each portion. The
-        centre begins as the first portion's mean. After 2, 4, 8, ... portions it becomes the mean of all samples so
-        far.
+        The sums are of differences between a sample and a centre near the mean. So single precision suffices for each
+        portion. The first centre is the mean of the first portion. After 2, 4, 8, ... portions, the mean of all samples
+        so far becomes the centre.
+
+        Args:
+            values: [batch, channels, ...], or [batch, ..., channels] if `channels_last` is true.
         """
         if values.numel():
             for portion in values.detach().split(max(1, PORTION * len(values) // values.numel())):
@@ -59,7 +62,7 @@ class ChannelMoments:
             self._move()
 
     def _move(self) -> None:
-        """Make the mean so far the new centre of the sums."""
+        """Make the mean of all samples so far the centre of the sums."""
         centre = self.mean.to(self.centre.dtype)
         step = centre.double() - self.centre.double()
         self.squares += step * (self.count * step - 2 * self.sums)
@@ -68,17 +71,21 @@ class ChannelMoments:
 
     @property
     def mean(self) -> Tensor:
-        """[channels]"""
+        """The mean of each channel, [channels]."""
         return self.centre.double() + self.sums / self.count
 
     @property
     def variance(self) -> Tensor:
-        """[channels]"""
+        """The population variance of each channel, [channels]."""
         return (self.squares / self.count - (self.sums / self.count).square()).clamp(min=0)
 
 
 def measured_layers(model: nn.Module, layers: Layers = "all") -> list[nn.Module]:
-    """Return the layers to measure: all batch norms, all norms if there is no batch norm, or the head."""
+    """Return the layers to measure.
+
+    Args:
+        layers: "all": all batch norms, or else all normalisation layers. "last": only the head.
+    """
     of, called = MEASURED[layers]
     if not (found := of(model)):
         raise MedsiloError(f"the network has no {called}; choose another network")
@@ -86,7 +93,7 @@ def measured_layers(model: nn.Module, layers: Layers = "all") -> list[nn.Module]
 
 
 def input_channels(layer: nn.Module) -> int:
-    """Return the number of input channels of a norm, linear or convolution layer."""
+    """Return the number of input channels of a normalisation, linear or convolution layer."""
     for name in ("num_features", "num_channels", "in_features", "in_channels"):
         if hasattr(layer, name):
             return int(getattr(layer, name))
@@ -97,7 +104,7 @@ def input_channels(layer: nn.Module) -> int:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a network into evaluation mode for the block, then restore each layer's mode."""
+    """Put a network into evaluation mode in the context. Each layer gets its previous mode at the end."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -114,7 +121,13 @@ def passes(
     watched: Sequence[nn.Module],
     look: Callable[[int, Tensor], None],
 ) -> Iterator[None]:
-    """Pass batches through a network in evaluation mode; call `look` with the index and input of each watched layer."""
+    """Pass batches through a network in evaluation mode. Yields None after each batch.
+
+    Args:
+        loader: Batches of inputs, or tuples whose first item is a batch of inputs.
+        watched: The layers whose inputs are observed.
+        look: A function that receives the index in `watched` and the input of each watched layer.
+    """
     hooks = [
         layer.register_forward_pre_hook(lambda _, inputs, place=place: look(place, inputs[0]))
         for place, layer in enumerate(watched)
@@ -133,13 +146,15 @@ def passes(
 def batch_norm_input_statistics(
     model: nn.Module, loader: Iterable[Any], device: torch.device | str = "cpu", layers: Layers = "all"
 ) -> Statistics:
-    """Return the mean and population variance of the inputs of each norm or of the head, over all samples and
-    positions.
+    """Return the mean and population variance of each measured layer's inputs over all samples and positions.
 
-    The data pass once through the network in evaluation mode. The result does not depend on the batch size. It holds
-    (mean [c], variance [c]) in double precision for each layer, in the order in which the network registers layers.
+    The data pass once through the network in evaluation mode. The result does not depend on the batch size. The result
+    contains (mean [channels], variance [channels]) in double precision for each measured layer, in the order in which
+    the network registers its layers.
 
-    loader: batches of inputs, or tuples that begin with inputs.
+    Args:
+        loader: Batches of inputs, or tuples whose first item is a batch of inputs.
+        layers: The layers to measure, as in `measured_layers`.
     """
     watched = measured_layers(model, layers)
     moments = [ChannelMoments(channels_last=isinstance(layer, nn.Linear)) for layer in watched]
@@ -154,10 +169,10 @@ def batch_norm_input_statistics(
 def moments_of_cases(
     model: nn.Module, loader: Iterable[Any], device: torch.device | str = "cpu", layers: Layers = "all"
 ) -> Iterator[Tensor]:
-    """Yield for each batch the mean and mean square of each case's inputs to the measured layers.
+    """Yield a tensor for each batch: for each case, the mean and the mean square of the inputs of measured layers.
 
-    The shape is [cases, 2 · channels of all layers]. Values are divided by the square root of their number in a row, so
-    that the norm of a row is a root mean square.
+    The tensor has the shape [cases, 2 · channels of all measured layers]. The tensor's values are divided by √(2 ·
+    channels), so that the norm of a row is a root mean square.
     """
     watched = measured_layers(model, layers)
     seen: dict[int, Tensor] = {}
@@ -174,7 +189,13 @@ def moments_of_cases(
 
 
 def statistics_from(moments: Tensor, channels: Sequence[int]) -> Statistics:
-    """Convert a mean of `moments_of_cases` to means and variances; negative variances, caused by noise, become 0."""
+    """Convert a mean over cases of `moments_of_cases` to means and variances.
+
+    Negative variances, which noise may cause, become 0.
+
+    Args:
+        channels: The number of input channels of each measured layer.
+    """
     found = []
     for own in (moments.double() * math.sqrt(len(moments))).split([2 * count for count in channels]):
         mean, square = own.chunk(2)
@@ -183,16 +204,16 @@ def statistics_from(moments: Tensor, channels: Sequence[int]) -> Statistics:
 
 
 def running_statistics(model: nn.Module) -> Statistics:
-    """Return the running mean and variance of every batch norm, which f-AdaFed uses in place of measured statistics."""
+    """Return each batch norm's running mean and running variance, which the method f-AdaFed uses as statistics."""
     found = [(layer.get_buffer("running_mean"), layer.get_buffer("running_var")) for layer in batch_norm_layers(model)]
     return [(mean.double(), variance.double()) for mean, variance in found]
 
 
 class StatisticsHolder(nn.Module):
-    """Holds a site's statistics until they are sent; `samples` is 0 before they are measured.
+    """Contains a site's statistics until the site sends them. `samples` is 0 as long as no statistics are stored.
 
-    All statistics have double precision, so that transport.precision does not round them: AdaFed's weights W depend on
-    small differences.
+    All statistics have double precision, which transport.precision does not round, because AdaFed's weights W depend on
+    small differences between statistics.
     """
 
     samples: Tensor
@@ -206,7 +227,7 @@ class StatisticsHolder(nn.Module):
 
     @torch.no_grad()
     def take(self, statistics: Statistics, samples: int) -> None:
-        """Store statistics and the number of samples that they cover."""
+        """Store statistics, and the number of samples over which they were measured."""
         self.samples.fill_(samples)
         for layer, (mean, variance) in enumerate(statistics):
             self.get_buffer(f"layer{layer}_mean").copy_(mean)
@@ -214,17 +235,19 @@ class StatisticsHolder(nn.Module):
 
 
 def statistics_of(tensors: Mapping[str, Tensor]) -> Statistics:
-    """Return the statistics that a site sent in its "statistics" group."""
+    """Return the statistics in the tensors of a site's group "statistics"."""
     return [(tensors[f"layer{n}_mean"], tensors[f"layer{n}_variance"]) for n in range((len(tensors) - 1) // 2)]
 
 
 @torch.no_grad()
 def adapt_batch_norm(model: nn.Module, data: Callable[[], Iterable[Tensor]]) -> None:
-    """Set every batch norm's running statistics to its inputs' statistics over all cases (AdaBN, Li et al. 2017).
+    """Set each batch norm's running statistics to the statistics of its inputs over all cases (AdaBN, Li et al. 2017).
 
-    The statistics equal those after one training batch of all cases without dropout; weights are unchanged. Each layer
-    needs another pass over the data. Raises Refused if there are fewer than two cases. data: returns a new iterator of
-    batches at each call.
+    The result is the same as after one training batch that contains all cases, without dropout. Weights do not change.
+    The function makes one pass over the data for each batch norm. Raises Refused if there are fewer than two cases.
+
+    Args:
+        data: A function that returns a new iterator over all batches of inputs.
     """
     if sum(map(len, data())) < 2:
         raise Refused("batch norm's statistics need two cases at least, and this hospital has fewer")

@@ -1,6 +1,7 @@
-"""Helpers for methods that change training steps: gradient corrections, gradient sums, calls with other weights.
+"""Define helpers for methods that change training steps.
 
-`Moments` makes Adam's moments tensors that sites and server can exchange.
+The helpers correct gradients, sum gradients, or call a network with other weights. `Moments` makes Adam's moments
+available as tensors that sites and the server can exchange.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ Correction = Callable[[], None]  # changes the weights' gradients in place
 
 @contextmanager
 def correcting(optimizer: Optimizer, correction: Correction) -> Iterator[None]:
-    """Apply a correction to the gradients just before each step of the optimizer, within the block."""
+    """Apply a correction to the gradients before each step that the optimizer makes in the context."""
     hook = optimizer.register_step_pre_hook(lambda *_: correction())
     try:
         yield
@@ -30,15 +31,18 @@ def correcting(optimizer: Optimizer, correction: Correction) -> Iterator[None]:
 
 
 def pull_back(parameters: Sequence[Tensor], mu: float, to: Sequence[Tensor] | None = None) -> Correction:
-    """Return the correction for the proximal term μ/2 ‖w − w_t‖²: it adds μ (w − w_t) to every gradient.
+    """Return a correction that adds μ (w − w_t) to each gradient, the gradient of the proximal term μ/2 ‖w − w_t‖².
 
-    w_t is a copy of the weights, or of the tensors `to`, made at this call.
+    Args:
+        parameters: The weights w.
+        mu: μ.
+        to: The tensors w_t, which the function copies. None: w_t are the present weights.
     """
     return pull_towards(parameters, [anchor.detach().clone() for anchor in to or parameters], mu)
 
 
 def pull_towards(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: float) -> Correction:
-    """Return a correction that adds μ (w − w′) to every gradient, where w′ are the anchors' values at each step."""
+    """Return a correction that adds μ (w − w′) to each gradient, where w′ are the present values of the anchors."""
 
     @torch.no_grad()
     def pull() -> None:
@@ -50,8 +54,12 @@ def pull_towards(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: fl
 
 
 class Shift:
-    """The correction g ← g + s, which also records the mean of all gradients g, with weight decay, before
-    the shift s.
+    """The correction g ← g + s, which also records the mean of all gradients g before the shift s is added.
+
+    Args:
+        parameters: The weights.
+        shifts: s.
+        decay: The weight decay. Its gradient is added in the mean.
     """
 
     def __init__(self, parameters: Sequence[Tensor], shifts: Sequence[Tensor], decay: float = 0.0) -> None:
@@ -72,10 +80,10 @@ class Shift:
 
 
 class Moments(nn.Module):
-    """Adam's first and second moments for a network's weights, and its number of steps.
+    """Adam's first and second moments for the weights of a network, and the number of Adam's steps.
 
-    The server averages the number of steps over sites, as it averages moments, so it may be a fraction. Adam's bias
-    correction then also fits a site that missed some rounds.
+    The server averages the number of steps over sites, as it averages the moments. So the number of steps need not
+    be an integer. With this average, Adam's bias correction is right even for a site that missed rounds.
     """
 
     steps: Tensor
@@ -90,34 +98,34 @@ class Moments(nn.Module):
         self.register_buffer("steps", torch.zeros(()))
 
     def lend(self, optimizer: Optimizer) -> None:
-        """Make an Adam optimizer continue from these moments, which it updates in place."""
+        """Set the state of an Adam optimizer to these moments. The optimizer then updates the moments in place."""
         for index, parameter in enumerate(_weights(optimizer)):
             optimizer.state[parameter] = {
-                "step": self.steps.cpu().clone(),  # Adam has a counter on the CPU for each tensor
+                "step": self.steps.cpu().clone(),  # Adam needs a counter for each weight, on the CPU
                 "exp_avg": self.get_buffer(f"first_{index}"),
                 "exp_avg_sq": self.get_buffer(f"second_{index}"),
             }
 
     def take_back(self, optimizer: Optimizer) -> None:
-        """Copy the number of steps back from Adam, which has updated the moments in place."""
+        """Copy the number of steps from an Adam optimizer. The optimizer has already updated the moments in place."""
         self.steps.copy_(optimizer.state[_weights(optimizer)[0]]["step"])
 
 
 class GradientSum:
-    """Sums the gradients of many batches at the same weights, for one optimizer step."""
+    """Sums the gradients of many batches at the same weights, and then makes one optimizer step."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.total = [torch.zeros_like(parameter) for parameter in _weights(optimizer)]
 
     def collect(self, optimizer: Optimizer, closure: Closure) -> Tensor:
-        """A `Step` that adds the gradients to the sum and changes no weight."""
+        """Add the gradients of one batch to the sum, and return the loss. No weight changes. The method is a `Step`."""
         loss = closure()
         for total, parameter in zip(self.total, _weights(optimizer), strict=True):
             total.add_(cast(Tensor, parameter.grad))
         return loss
 
     def step(self, optimizer: Optimizer) -> None:
-        """Make one optimizer step with the summed gradients."""
+        """Make one optimizer step that uses the summed gradients."""
         for parameter, gradient in zip(_weights(optimizer), self.total, strict=True):
             parameter.grad = gradient
         optimizer.step()
@@ -128,10 +136,13 @@ def _weights(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    """Apply a network with these weights, then restore its previous weights.
+    """Return the output of a network that uses other weights for this call.
 
-    Each weight is replaced under one name only, because PyTorch does not restore a weight that a layer has under two
-    names, as in nnU-Net.
+    In nnU-Net, a layer may have the same weight under two names. PyTorch does not restore such a weight if both names
+    are replaced, so the function replaces each weight under one name only.
+
+    Args:
+        weights: The other weights, by name.
     """
     given = {id(own): weights[name] for name, own in model.named_parameters() if name in weights}
     places = {
@@ -145,8 +156,9 @@ def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor)
 
 @contextmanager
 def learning_only(module: nn.Module, names: Collection[str]) -> Iterator[None]:
-    """Train only these parameters within the block. Momentum and weight decay do not change other
-    parameters, either.
+    """Freeze all parameters in the context except those with these names.
+
+    Momentum and weight decay do not change a frozen parameter, either.
     """
     held = [weight for name, weight in module.named_parameters() if weight.requires_grad and name not in names]
     for weight in held:
@@ -160,7 +172,7 @@ def learning_only(module: nn.Module, names: Collection[str]) -> Iterator[None]:
 
 @contextmanager
 def keeping_statistics(module: nn.Module) -> Iterator[None]:
-    """Stop batch norms from updating their running statistics and counters within the block."""
+    """Stop batch norms from updating their running statistics and counters in the context."""
     tracking = [layer for layer in batch_norm_layers(module) if layer.track_running_stats]
     for layer in tracking:
         layer.track_running_stats = False
@@ -172,13 +184,13 @@ def keeping_statistics(module: nn.Module) -> Iterator[None]:
 
 
 def with_features(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the network's output, and the input of its head with one row per case: [B, features]."""
+    """Return the network's output, and the input of the network's head as [B, features]."""
     output, given = with_given(model, inputs)
     return output, given.flatten(1)
 
 
 def with_given(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the network's output and the unchanged input of its head."""
+    """Return the network's output, and the input of the network's head in its original shape."""
     given: list[Tensor] = []
     (head,) = head_layers(model)
     hook = head.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
@@ -195,5 +207,5 @@ def with_given(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def frozen_features(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the inputs of a network's head in evaluation mode, [B, features], without gradients."""
+    """Return the inputs of a network's head as [B, features], computed in evaluation mode without gradients."""
     return with_features(model.eval(), inputs)[1]

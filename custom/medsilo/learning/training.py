@@ -1,4 +1,4 @@
-"""The plan's `training` section: rounds, batch size, optimizer, learning rate and its schedule."""
+"""Define the plan's section `training`: rounds, batch size, optimizer, and the schedule of the learning rate."""
 
 import math
 from collections.abc import Iterable
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from torch import nn, optim
 
 POWER = 0.9  # exponent of nnU-Net's learning rate schedule
-MOST_EPOCHS = 100_000  # per study, at each site
+MOST_EPOCHS = 100_000  # largest number of epochs in a study, at each site
 Beta = Annotated[float, Field(ge=0, lt=1)]
 ClassWeights = Annotated[tuple[Annotated[float, Field(gt=0, le=1000)], ...], Field(min_length=2, max_length=4096)]
 
 
 class Training(Feature):
-    """The plan's `training` section, which is the same at every site.
+    """The plan's section `training`, which is the same at every site.
 
     >>> Training(rounds=3, learning_rate=0.001).batch_size
     16
@@ -65,7 +65,7 @@ class Training(Feature):
         0,
         ge=0,
         le=10_000,
-        exclude_if=lambda rounds: rounds == 0,  # so that plans without a warm-up keep their hashes
+        exclude_if=lambda rounds: rounds == 0,  # so that the hash of a plan without a warm-up does not change
         description="number of warm-up rounds, W: in warm-up round r the learning rate is multiplied by r / (W + 1)",
     )
     clip: float | None = Field(
@@ -126,7 +126,11 @@ class Training(Feature):
             )
 
     def steps_of_round(self, in_epoch: int) -> int:
-        """Return the number of mini-batches of a round at a site, given the number in one pass over its data."""
+        """Return the number of mini-batches that a site uses in one round.
+
+        Args:
+            in_epoch: The number of mini-batches in one epoch at this site.
+        """
         return self.local_steps or self.local_epochs * in_epoch
 
     def make_optimizer(self, parameters: "Iterable[nn.Parameter]") -> "optim.Optimizer":
@@ -136,11 +140,11 @@ class Training(Feature):
 
     @property
     def paced(self) -> bool:
-        """True if the learning rate of a round depends on the study's number of rounds."""
+        """True if the learning rate in a round depends on the study's number of rounds."""
         return self.schedule != "constant"
 
     def pace(self, number: int, rounds: int) -> float:
-        """Return the factor of the learning rate in round `number` of `rounds`."""
+        """Return the factor by which the learning rate is multiplied in round `number` of `rounds`."""
         if number <= self.warmup:
             return number / (self.warmup + 1)
         gone, all_of_them = number - 1 - self.warmup, rounds - self.warmup

@@ -1,1 +1,1 @@
-"""Describe a study as data: its phases of rounds, the groups of tensors that are exchanged, and its outcome."""
+"""Define the description of a study: its phases, the tensors that are exchanged in each phase, and its outcome."""

@@ -23,17 +23,19 @@ from medsilo.tasks.task import Task
 if TYPE_CHECKING:
     from medsilo.schedule.train_context import TrainContext
 
-# stands for a value in a section that the plan omits
+# stands for the value of a key if the plan omits the key's section
 MISSING = object()
 
 
 class Algorithm(Section):
     """A federated method, as a section of the plan.
 
-    It has settings only; its state is in the sites' networks and the server's aggregators. A subclass declares `name:
-    Literal["..."] = "..."`, `title`, `paper` and its settings. `groups` returns the exchanged tensors with their
-    aggregation, and `train_round` trains at a site; a method whose rounds differ overrides `phases`. `networks` returns
-    a site's networks, and `personal` or `outcome` determines the final models.
+    A method object contains settings only. The method's state is in the sites' networks and in the server's
+    aggregators. A subclass declares `name: Literal["..."] = "..."`, `title`, `paper` and its settings.
+
+    `groups` returns the exchanged tensors and their aggregation, and `train_round` trains at a site. A method whose
+    rounds differ overrides `phases`. `networks` returns a site's networks. `personal` or `outcome` determines the final
+    models.
 
     >>> from medsilo.registry import METHODS
     >>> fedprox = METHODS["fedprox"](mu=0.1)
@@ -43,18 +45,18 @@ class Algorithm(Section):
 
     title: ClassVar[str]
     paper: ClassVar[str]
-    pooled: ClassVar[bool] = False  # a baseline on pooled data, which can't run on NVFlare
+    pooled: ClassVar[bool] = False  # whether the method is a baseline on pooled data, which can't run on NVFlare
     # Names of networks that a site does not save, because it rebuilds them in every round from the received networks.
     made_anew: ClassVar[frozenset[str]] = frozenset()
-    # The values that each protocol prescribes, by the plan's dotted keys; a plan with this protocol can't have others.
-    # The protocol "default" prescribes no value and is always allowed.
+    # For each protocol: the values that the protocol prescribes, by the plan's dotted keys. The protocol "default"
+    # prescribes no value and is always allowed.
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     personal: ClassVar[bool] = False  # whether each hospital ends with a personal model
-    exact_networks: ClassVar[tuple[str, ...]] = ()  # networks trained without noise under differential privacy
-    # whether a round's work depends on the number of rounds
+    exact_networks: ClassVar[tuple[str, ...]] = ()  # networks that train without noise even under differential privacy
+    # whether the training in a round depends on the study's number of rounds
     paced: ClassVar[bool] = False
-    own_step: ClassVar[bool] = False  # the method's own training step excludes perturbed steps
-    # whether the method's loop has more than a loss and a step per batch, so that a user's script can't use it
+    own_step: ClassVar[bool] = False  # whether the method has its own training step, which excludes perturbed steps
+    # whether the method's training loop does more than a loss and a step per batch, so that no user's script can run it
     own_loop: ClassVar[bool] = False
 
     name: str
@@ -65,7 +67,7 @@ class Algorithm(Section):
         "hospital's own data; otherwise cases. Numbers count as they are disclosed, which may be "
         "rounded",
     )
-    # Additions of a plan to any method
+    # Additions that a plan can make to any method
     amplitude: Amplitude | None = Field(
         None,
         description="all images take one amplitude spectrum. `{}` switches it on with its defaults; HarmoFL has it on",
@@ -84,7 +86,7 @@ class Algorithm(Section):
 
     # The definition of a method
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """Return the phases of a study in order; by default a single phase with `groups` and `train_round`."""
+        """Return the phases of a study in order. By default, there is one phase, with `groups` and `train_round`."""
         return [Phase("train", rounds, self.groups(), self.train_round)]
 
     def groups(self) -> tuple[Group, ...]:
@@ -92,53 +94,63 @@ class Algorithm(Section):
         return ()
 
     def train_round(self, bench: "TrainContext") -> float:
-        """Train a site's networks in a round, and return the training loss, or NaN if there is none."""
+        """Train a site's networks for one round, and return the training loss. NaN means that there is no loss."""
         return bench.train()
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome of a study: one model for all hospitals, or a personal model for each hospital."""
+        """The kind of final models: by default one model for all hospitals, or one for each if `personal` is true."""
         return OwnModels() if self.personal else OneModel()
 
     def networks(self, build: ModelFactory) -> Modules:
-        """Return a site's networks by name; `build` makes the plan's network. The network named "model" is
-        evaluated."""
+        """Return a site's networks by name. The network named "model" is evaluated.
+
+        Args:
+            build: Makes a new instance of the plan's network.
+        """
         return {"model": build()}
 
     def make_optimizer(self, name: str, module: nn.Module, training: Training) -> Optimizer:
-        """Return the optimizer of a network with trainable parameters."""
+        """Return the optimizer for a network that has trainable parameters.
+
+        Args:
+            name: The network's name.
+            module: The network.
+        """
         return training.make_optimizer(module.parameters())
 
     def personalise(self, bench: "TrainContext") -> None:
-        """Adapt the received networks to a site before validation; only training data may be used."""
+        """Adapt the received networks to a site before validation. The method may use the site's training data only."""
 
     def measure_unseen(self, modules: Modules, inputs: Callable[[], Iterable[Tensor]]) -> None:
-        """Measure the image statistics of an evaluation site, because training sites measure them while training.
+        """Measure the image statistics of an evaluation site. Training sites measure their statistics while they train.
 
-        Labels are not used. inputs: yields batches of the site's training cases, or of its test cases if it has no
-        training cases.
+        Args:
+            inputs: Returns an iterator over batches of the site's training images. A site without training images has
+                its test images here.
         """
 
     def private(self) -> Private | tuple[str, ...]:
-        """Return the method's privacy mechanism, or the names of the networks trained by noisy steps from which all
-        sent tensors follow. Raises PlanError if the settings exclude differential privacy.
+        """Return the method's privacy mechanism, or only the names of the networks that train with noisy steps.
 
-        A subclass must declare its own mechanism, because the inherited mechanism does not cover its additions.
+        The tensors that a site sends must depend on its data only through these networks. Raises PlanError if the
+        method's settings exclude differential privacy. A subclass must override this method, because an inherited
+        mechanism does not cover what the subclass adds.
         """
         raise NotImplementedError
 
     @classmethod
     def declares_account(cls) -> bool:
-        """True if the class declares a privacy mechanism instead of inheriting it."""
+        """True if this class itself, and not only a base class, declares a privacy mechanism."""
         return "private" in vars(cls)
 
     # Warnings about useless plans
     def warnings(self, sites: Sequence[str]) -> list[str]:
-        """Return warnings to the lead, one line each."""
+        """Return warnings that the lead of the study should read. Each warning is one line."""
         return []
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
-        """Yield a message for each conflict of the plan with this method: its place, its cause, and its remedy."""
+        """Yield one message for each conflict between the plan and this method: the key, the cause, and the remedy."""
         if plan.protocol != "default" and plan.protocol not in self.protocols:
             told = " or ".join(["default", *self.protocols])
             yield f"protocol: {plan.protocol!r} says nothing of {self.name}; declare {told}"
@@ -158,11 +170,11 @@ class Algorithm(Section):
         """Raise a PlanError if the method does not work for this task."""
 
     def check(self, modules: Modules) -> None:
-        """Raise a PlanError if the method does not work with these networks, which may be on torch's meta device."""
+        """Raise a PlanError if the method does not work with these networks, which may be on PyTorch's meta device."""
 
     # Interface to the engine
     def course(self, training: Training) -> Schedule:
-        """Return the study's schedule, including the groups of tensors that an input layer adds."""
+        """Return the study's schedule, which includes the exchange of amplitudes if the plan adds amplitudes."""
         phases = self.phases(training.rounds)
         if self.amplitude:
             if training.local_steps:
@@ -173,7 +185,7 @@ class Algorithm(Section):
         return Schedule(phases, self.outcome.delivery(phases[-1]))
 
     def modules(self, build: ModelFactory) -> Modules:
-        """Return a site's networks by name, with the input layer if the plan has one."""
+        """Return a site's networks by name. If the plan adds amplitudes, the networks include the input layer."""
         modules = self.networks(build)
         if self.amplitude is None:
             return modules
@@ -184,13 +196,16 @@ class Algorithm(Section):
                 "algorithm.amplitude: a table's columns have no spectrum; set algorithm.amplitude=null (HarmoFL's step "
                 "is algorithm.perturbation, which any method takes)"
             )
-        # The sum of an image's pixels may exceed the range of half precision.
+        # The sum over an image's pixels may exceed the range of half precision.
         precision = torch.promote_types(precision_of(modules["model"]), torch.float32)
         return modules | {INPUT: self.amplitude.layer(build.shape).to(precision)}
 
     def privacy_mechanism(self, able: Iterable[str]) -> Private:
-        """Return the plan's privacy mechanism; raises PlanError if the method has none. able: names of methods with
-        differential privacy."""
+        """Return the plan's privacy mechanism. Raises PlanError if the method has no privacy mechanism.
+
+        Args:
+            able: The names of the methods that support differential privacy, for the error's message.
+        """
         if not self.declares_account():
             raise PlanError(
                 f"privacy: {self.name} sends numbers without noise, which breaks the promise; use {', '.join(able)}, "
@@ -205,20 +220,26 @@ class Algorithm(Section):
         return told if isinstance(told, Private) else Private(told, self.exact_networks)
 
     def input_layer(self, modules: Modules) -> nn.Module | None:
-        """Return the plan's input layer, which processes each batch in training and evaluation; None without such a
-        layer."""
+        """Return the plan's input layer, which transforms the inputs of training and evaluation; None if absent."""
         return modules[INPUT] if self.amplitude else None
 
     def whole(self, modules: Modules, name: str = "model") -> nn.Module:
-        """Return the module that is evaluated and saved: a network, preceded by the input layer if the plan has one."""
+        """Return the module that is evaluated and saved: a network, with the plan's input layer, if any, before it.
+
+        Args:
+            name: The network's name.
+        """
         layer = self.input_layer(modules)
         model = modules[name]
         return model if layer is None else nn.Sequential(OrderedDict(input=layer, model=model))
 
 
 def _value_at(plan: Any, key: str, wanted: Any) -> Any:
-    """Return a plan's value at a dotted key, or `wanted` if the plan has no such key, so that the key can't
-    conflict."""
+    """Return the value of a dotted key in a plan; MISSING if the plan omits the key's section.
+
+    Args:
+        wanted: The value that the protocol prescribes. It is returned if the section has no such key.
+    """
     own = plan
     for part in key.split("."):
         if own is None:
@@ -227,5 +248,5 @@ def _value_at(plan: Any, key: str, wanted: Any) -> Any:
     return own
 
 
-# The values that the protocol "paper" prescribes for a method whose paper has neither addition.
+# The values that the protocol "paper" prescribes for a method whose paper has no amplitudes and no perturbation.
 BY_ITSELF: Mapping[str, Any] = {"algorithm.amplitude": None, "algorithm.perturbation": None}

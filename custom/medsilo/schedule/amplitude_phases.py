@@ -1,4 +1,4 @@
-"""Add the exchange of image amplitudes to a method's phases (additions.py)."""
+"""Add the exchange of image amplitudes to the phases of a method (additions.py)."""
 
 import math
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from medsilo.schedule.train_context import TrainContext
 
 HARMONISE, AMPLITUDE = "harmonise", "amplitude"
-# factor on the task's largest pixel value, since augmentation may make images brighter
+# factor by which augmentation may exceed the task's largest pixel value
 BRIGHTER = 10
 
 
 def behind(addition: Amplitude, phases: Sequence[Phase]) -> Sequence[Phase]:
-    """Return a method's phases with the exchange of amplitudes.
+    """Add the exchange of amplitudes to a method's phases, and return the new phases.
 
-    Sites send their amplitudes in one round, and receive the mean once, which stays fixed afterwards.
+    Sites send their amplitudes in one round. Each site then receives the mean amplitude once, and never changes it.
     """
     own, shared = _groups(addition)
     if addition.released_alone:
@@ -42,7 +42,7 @@ def behind(addition: Amplitude, phases: Sequence[Phase]) -> Sequence[Phase]:
 
 
 def _groups(addition: Amplitude) -> tuple[Group, Group]:
-    """Return two groups: the amplitude that each site sends, and the shared amplitude that sites receive once."""
+    """Return two groups of tensors: the amplitude that each site sends, and the mean that each site receives once."""
     own = Group(
         AMPLITUDE,
         used,
@@ -61,7 +61,7 @@ def _groups(addition: Amplitude) -> tuple[Group, Group]:
 
 
 def _measure(bench: "TrainContext") -> float:
-    """Set a site's amplitude to the mean over its images, with noise under differential privacy."""
+    """Set a site's amplitude to the mean over the site's images. Under differential privacy, noise is added."""
     norm = cast(AmplitudeNorm, bench.modules[INPUT])
     found = (norm.amplitudes(inputs) for inputs, _ in bench.cases.in_order())
     if bench.private:
@@ -78,18 +78,23 @@ def _covers(addition: Amplitude, images: int, training: Training) -> int:
 
 
 def used(modules: Modules) -> Tensors:
-    """Return the frequencies of the amplitude that the input layer uses; sites send no others."""
+    """Return the amplitude at those frequencies that the input layer uses. Sites do not send other frequencies."""
     return {AMPLITUDE: cast(AmplitudeNorm, modules[INPUT]).used}
 
 
 def amplitude_range(modules: Modules, task: Task) -> Ranges:
-    """Return the range of valid amplitudes: at each frequency at most the sum of all pixels."""
+    """Return the range of valid amplitudes: from 0 to the largest possible sum over an image's pixels."""
     norm = cast(AmplitudeNorm, modules[INPUT])
     return {AMPLITUDE: (0.0, BRIGHTER * task.largest_input * math.prod(norm.size))}
 
 
 def fix(modules: Modules, came: bool) -> None:
-    """Fix the input layer's amplitude once the shared amplitude arrives; raises Refused if it never arrived."""
+    """Freeze the input layer's amplitude when the mean amplitude arrives.
+
+    Args:
+        came: Whether this message contains the mean amplitude. If not, and if no earlier message contained it, the
+            function raises Refused.
+    """
     norm = cast(AmplitudeNorm, modules[INPUT])
     if came:
         norm.forget_unused()

@@ -1,4 +1,4 @@
-"""Define a method's privacy mechanism, and the section `privacy` of a plan."""
+"""Define the privacy mechanism of a method, and the section `privacy` of a plan."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,26 +14,26 @@ from medsilo.privacy.guarantees import Delta, Epsilon, PrivacyGuarantee, Unit
 
 @dataclass(frozen=True)
 class Private:
-    """A method's privacy mechanism: the networks trained by noisy steps, from which all sent tensors follow.
+    """A method's privacy mechanism. Sent tensors depend on a site's cases only through networks with noisy steps.
 
-    All networks train on the same sampled cases, so that the gradients of a step are charged together. Computations on
-    the noisy weights, such as averages or momentum, cost no further privacy.
+    In a step, all networks train on the same sampled cases, so the privacy account charges their gradients together.
+    Computations on the noisy weights, such as averages or momentum, cost no further privacy.
     """
 
-    networks: tuple[str, ...]  # networks trained by noisy steps
-    # Networks trained by exact steps; neither their tensors nor numbers that depend on them are sent.
+    networks: tuple[str, ...]  # networks that train with noisy steps
+    # Networks that train without noise. Sites send neither their tensors nor values that depend on these tensors.
     exact_networks: tuple[str, ...] = ()
     disclosure_notes: str = "everything that leaves follows from noisy gradients"
 
 
 class NumbersOffer(Section):
-    """The share of ε for numbers that a site sends besides tensors."""
+    """The fraction of ε that is spent on scores or counts, which a site sends in addition to tensors."""
 
     epsilon: Epsilon = Field(description="part of the study's ε that all of them cost together")
 
 
 class StatisticsOffer(NumbersOffer):
-    """The share of ε for means over a site's cases that it sends once."""
+    """The fraction of ε that is spent on means over a site's cases. The site sends each such mean once."""
 
     clip: float = Field(
         1.0,
@@ -76,7 +76,7 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
 
     @property
     def besides(self) -> float:
-        """The sum of the shares of ε for scores, counts and statistics."""
+        """The sum of the ε that is spent on scores, counts and statistics."""
         return sum(own.epsilon for own in (self.scores, self.counts, self.statistics) if own)
 
     @model_validator(mode="after")
@@ -86,7 +86,7 @@ class PrivacyOffer(Feature, PrivacyGuarantee):
         return self
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
-        """Yield conflicts with the promise that everything sent follows from noisy gradients of single cases."""
+        """Yield conflicts with differential privacy: values that depend on cases must be sent with noise only."""
         private: Private = plan.private
         if why := plan.task.not_private:
             yield f"privacy: {why}, or leave privacy out"

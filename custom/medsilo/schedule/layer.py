@@ -1,4 +1,4 @@
-"""Define the base class of a plan's layers, which wrap its sites and the server's channel."""
+"""Define the base class of a plan's layers. A layer wraps each site of a study, and the server's channel to sites."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,10 +7,10 @@ from medsilo.core.section import Feature
 
 
 class Layer(Feature):
-    """A layer, as a section of the plan, that changes what the server and the sites send each other.
+    """A section of the plan that changes the messages between the server and the sites.
 
-    It has settings only, because the server and all sites call it. The objects that `site` and `server` return hold the
-    state.
+    A layer object contains settings only, because the server and all sites use it. The objects that `site` and `server`
+    return contain the state.
 
     >>> class Silent(Layer):
     ...     name: str = "silent"
@@ -21,17 +21,32 @@ class Layer(Feature):
     name: str
 
     def charges(self, task: str, number: int) -> Mapping[str, float]:
-        """Return the noise multipliers of this layer's releases in an answer, by their names in the hospital's privacy
-        ledger.
+        """Return the noise multiplier of each value that this layer adds to an answer with noise.
 
-        A noise multiplier is the noise's standard deviation divided by the release's sensitivity to one privacy unit.
+        The keys are the values' names in the hospital's privacy ledger. A noise multiplier is the noise's standard
+        deviation divided by the value's sensitivity to one privacy unit.
+
+        Args:
+            task: The name of the request that the site answers.
+            number: The round's number.
         """
         return {}
 
     def site(self, inner: Any, place: Any) -> Any:
-        """Return a site that wraps another (`answer(message, stop)`). place: the site's context."""
+        """Return a site that wraps another site. A site has the method `answer(message, stop)`.
+
+        Args:
+            inner: The wrapped site.
+            place: The site's context.
+        """
         return inner
 
     def server(self, inner: Any, plan: Any) -> Any:
-        """Return a channel that wraps another (`ask(sites, outgoing, receive, timeout)`, `pause(seconds)`)."""
+        """Return a channel that wraps another channel.
+
+        A channel has the methods `ask(sites, outgoing, receive, timeout)` and `pause(seconds)`.
+
+        Args:
+            inner: The wrapped channel.
+        """
         return inner

@@ -1,4 +1,4 @@
-"""Define how a study ends: with one model for all hospitals, or with personal models."""
+"""Define the outcome of a study: one model for all hospitals, or a personal model for each hospital."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ Part = Literal["validation", "test"]
 
 @dataclass(frozen=True)
 class ServerEnd:
-    """The server's data with which a method makes its outcome."""
+    """The data from which a method makes its outcome at the server."""
 
     plan: Any
-    layout: Modules  # the networks on torch's meta device
+    layout: Modules  # the networks on PyTorch's meta device
     server: ServerSide
-    folder: Path  # the folder of the run's results
+    folder: Path  # the folder that contains the run's results
 
 
 class Outcome:
-    """How a method ends a study: the final models, their delivery to the sites, and the server's summary.
+    """The outcome of a study: the final models, their delivery to the sites, and facts for the server's summary.
 
-    `personal`: whether each site ends with a personal model, and selects its best round itself. `common`: the name of
-    the shared network, which the lead gets. `for_others`: whether evaluation sites can use the outcome. `one_network`:
-    whether a single network predicts instead of an ensemble.
+    `personal`: whether each site ends with a personal model, and selects the best round of this model. `common`: the
+    name of the network that all sites share and that the lead gets. `for_others`: whether evaluation sites can use the
+    final model. `one_network`: whether the final model is one network, and not an ensemble of networks.
 
     >>> from medsilo.registry import METHODS
     >>> [(name, METHODS[name]().outcome.personal) for name in ("fedavg", "fedbn")]
@@ -47,57 +47,74 @@ class Outcome:
 
     @property
     def scores_besides(self) -> int:
-        """The number of additional validation scores that a site sends after the delivery."""
+        """The number of additional validation scores that a site sends after it has received the final tensors."""
         return 0
 
     def delivery(self, last: Phase) -> Phase:
-        """Return the phase that determines the delivered tensors; by default the study's last phase."""
+        """Return the phase whose groups of tensors the server delivers to the sites at the end of the study.
+
+        Args:
+            last: The study's last phase, which is the default.
+        """
         return last
 
     def disclosure_notes(self) -> Sequence[str]:
-        """Return the outcome's lines in the hospitals' disclosure report."""
+        """Return the lines about this outcome in the hospitals' disclosure report."""
         return ()
 
     # At the server
     def delivery_facts(self, end: ServerEnd, site: str) -> Facts:
-        """Return facts that the server sends to a site with the delivery."""
+        """Return facts that the server sends to a site together with the final tensors."""
         return {}
 
     def read(self, answer: Any, part: Part, suppressed: bool, sites: Collection[str], cases: int) -> BaseModel | None:
-        """Validate a site's facts about the outcome after the delivery ("validation") or the test; raises Refused.
+        """Return a site's facts about the outcome after validation. Raises Refused for invalid facts.
 
-        suppressed: whether the part has too few cases for any number. cases: the number of cases in the part.
+        Args:
+            answer: The facts in the site's answer.
+            part: "validation" if the site answers the delivery of the final tensors, and "test" if it answers the test.
+            suppressed: Whether the site has too few cases in this part, so that it may send no scores.
+            cases: The number of the site's cases in this part.
         """
         if answer is not None:
             raise Refused("unexpected field: outcome; this method has none")
         return None
 
     def conclude(self, end: ServerEnd, answers: Mapping[str, Any]) -> tuple[Facts, Facts]:
-        """Make the outcome from the sites' answers to the delivery. Returns facts for the summary, and facts to send to
-        the sites before the test."""
+        """Make the outcome after all sites have received the final tensors.
+
+        Returns facts for the summary, and facts that the server sends to the sites before the test.
+
+        Args:
+            answers: The sites' answers to the delivery of the final tensors.
+        """
         return {}, {}
 
     def finalize(self, details: Facts, answers: Mapping[str, Any]) -> Facts:
-        """Return the summary's details, completed by the sites' answers to the test."""
+        """Add facts from the sites' answers to the test to the summary's details, and return all details."""
         return details
 
     # At a site
     def take(self, end: "SiteEnd", told: Facts) -> Facts | None:
-        """Use the delivered tensors at a site, and return facts for the server."""
+        """Process the delivered tensors at a site, and return facts that the site sends to the server.
+
+        Args:
+            told: The facts that the server sent together with the tensors.
+        """
         return None
 
     def tested(self, end: "SiteEnd", model: nn.Module, told: Facts) -> nn.Module:
-        """Return the model to test; by default the selected model."""
+        """Return the model that a site tests. By default, this is the selected model."""
         return model
 
     def after_test(self, end: "SiteEnd", model: nn.Module) -> Facts | None:
-        """Return facts that a site sends to the server besides its test scores."""
+        """Return facts that a site sends to the server in addition to its test scores."""
         return None
 
 
 @dataclass(frozen=True)
 class OneModel(Outcome):
-    """All sites end with the same model; the best round has the highest mean validation score.
+    """All sites end with the same model: the model of the round that has the highest mean validation score.
 
     >>> OneModel().common, OneModel().personal
     ('model', False)
@@ -110,7 +127,7 @@ class OneModel(Outcome):
 
 @dataclass(frozen=True)
 class OwnModels(Outcome):
-    """Each site ends with a personal model; `common` is a further network that they share."""
+    """Each site ends with a personal model. `common` is the name of a further network, which all sites share."""
 
     common: str | None = None
     personal: bool = True

@@ -1,4 +1,4 @@
-"""Define the section `participation` of a plan: a study's hospitals, and its behaviour when a hospital is missing."""
+"""Define the plan's section `participation`: the study's hospitals, and the behaviour when a hospital is missing."""
 
 from collections.abc import Iterable
 from string import ascii_lowercase
@@ -16,11 +16,11 @@ MOST_SITES = 4096
 MEASURED = {
     "timeout": 600,
     "heartbeat_timeout": 420,
-}  # these defaults stand for measured limits, because changing them would change the hashes of plans
+}  # With these defaults, limits are measured. The defaults can't be null, because plans' hashes would change.
 
 
 class Participation(Feature):
-    """The hospitals of a study, and its behaviour when a hospital is missing."""
+    """The hospitals of a study, and the study's behaviour when a hospital is missing."""
 
     sites: tuple[str, ...] = Field(
         (),
@@ -116,17 +116,17 @@ class Participation(Feature):
 
     @property
     def everyone(self) -> tuple[str, ...]:
-        """All named hospitals, sorted, including evaluation sites."""
+        """The sorted names of all hospitals that the plan names, including evaluation sites."""
         return tuple(sorted({*self.sites, *self.evaluation_sites}))
 
     @property
     def limit(self) -> int | None:
-        """The plan's time limit for one answer, in seconds; None if the limit depends on measured times."""
+        """The plan's time limit for one answer, in seconds; None if the server measures activity instead."""
         return None if self.timeout == MEASURED["timeout"] else self.timeout
 
     @property
     def longest_silence(self) -> int | None:
-        """The plan's limit for a connection's silence, in seconds; None if the limit depends on measured times."""
+        """The longest silence of a site's connection, in seconds; None if the limit depends on measured silences."""
         return None if self.heartbeat_timeout == MEASURED["heartbeat_timeout"] else self.heartbeat_timeout
 
     @property
@@ -149,6 +149,6 @@ class Participation(Feature):
 
 
 def names_for(number: int) -> list[str]:
-    """Return names for this number of hospitals, such as hospital-a."""
+    """Return this number of names, such as "hospital-a"."""
     marks = [*ascii_lowercase] if number <= len(ascii_lowercase) else [*map(str, range(1, number + 1))]
     return [f"hospital-{mark}" for mark in marks[:number]]

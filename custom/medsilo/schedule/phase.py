@@ -1,4 +1,4 @@
-"""Define phases of a study, and the groups of tensors that sites and the server exchange in them."""
+"""Define the phases of a study, and the groups of tensors that sites and the server exchange in each phase."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -21,12 +21,15 @@ if TYPE_CHECKING:  # aggregation is used at the server only, and training at sit
 
 @dataclass(frozen=True)
 class ModelFactory:
-    """Makes a new instance of the plan's network at each call. `shape` is the cases' shape, if all have the same."""
+    """Makes a new instance of the plan's network at each call.
+
+    `shape` is the shape of each case, or None if the shapes of cases differ.
+    """
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...] | None
     channels: int
-    # the training sites, sorted; placeholders if the plan names no sites
+    # the sorted names of the training sites; placeholders if the plan names no sites
     sites: Sequence[str]
 
     def __call__(self) -> nn.Module:
@@ -35,14 +38,16 @@ class ModelFactory:
 
 @dataclass(frozen=True)
 class ServerSide:
-    """The server's data for a method: its sites, aggregators, training data and computing device. Mappings and sets
-    change during the study."""
+    """The server's data that a method may use: sites, aggregators, training data and computing device.
+
+    The mappings and sets change during the study.
+    """
 
     sites: Sequence[str]  # the training sites, sorted
-    # aggregators of earlier phases, and of this phase's groups that were declared earlier
+    # aggregators by the name of their group: all of earlier phases, and those declared earlier in this phase
     mixers: Mapping[str, "Aggregator"]
-    joined: Mapping[str, Any]  # every site's answer to "join"
-    contributed: Callable[[], Set[str]]  # sites that have contributed to a round
+    joined: Mapping[str, Any]  # each site's answer to "join"
+    contributed: Callable[[], Set[str]]  # returns the sites that have contributed to at least one round
     task: Task
     training: Training
     seed: int
@@ -51,9 +56,9 @@ class ServerSide:
     stop: Callable[[], None]  # raises an error if the run should stop
 
     def sharing(self) -> Set[str]:
-        """Return the sites that share their personal models with each other.
+        """Return the sites that share their personal models with other sites.
 
-        A training site that never contributed has no model to share.
+        A training site that never contributed to a round has no model and does not share.
         """
         absent = set(self.sites) - self.contributed()
         return {site for site, answer in self.joined.items() if answer.shares and site not in absent}
@@ -62,7 +67,7 @@ class ServerSide:
 sample_mean, site_mean = Mean.OF_CASES, Mean.OF_SITES
 Facts = dict[str, Any]  # JSON values
 Ranges = Mapping[str, tuple[float, float]]
-# bound on the activations of trained networks, as a multiple of the task's largest input
+# largest activation of a trained network, as a multiple of the task's largest input
 FURTHEST = 1e4
 
 
@@ -73,13 +78,20 @@ def without(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensors:
 
 
 def network(name: str, but: Callable[[nn.Module], Sequence[str]] = lambda model: ()) -> Callable[[Modules], Tensors]:
-    """Return a function that gets all tensors of a network except those that `but` names."""
+    """Return a function that returns a network's tensors.
+
+    Args:
+        name: The network's name.
+        but: Returns the names of tensors to omit.
+    """
     return lambda modules: without(modules[name].state_dict(), but(modules[name]))
 
 
 def statistics_ranges(modules: Modules, task: Task) -> Ranges:
-    """Return the ranges of running statistics, assuming activations of at most FURTHEST times the task's largest
-    input."""
+    """Return the range of valid values for each running mean and variance of batch norms.
+
+    The ranges assume that an activation is at most FURTHEST times the task's largest input.
+    """
     furthest = FURTHEST * max(1.0, task.largest_input)
     of = {"running_mean": (-furthest, furthest), "running_var": (0.0, furthest**2)}
     names = [name for module in modules.values() for name in batch_norm_buffer_names(module)]
@@ -88,19 +100,19 @@ def statistics_ranges(modules: Modules, task: Task) -> Ranges:
 
 @dataclass(frozen=True)
 class Average:
-    """An average over a site's training images, which a hospital sends only if it covers enough images."""
+    """An average over a site's training images, which the site sends only if the average covers enough images."""
 
-    of: str  # a description for the disclosure report
+    of: str  # the average's description in the disclosure report
     # returns the number of images that the average covers
     covers: Callable[[int, Training], int]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors that are exchanged together and aggregated in the same way.
+    """Tensors that sites and the server exchange together, and that the server aggregates in the same way.
 
-    The server aggregates a phase's groups in the order of their declaration. So the aggregation of a group may use
-    earlier groups' aggregators, which `mix` finds in `server.mixers`.
+    The server aggregates a phase's groups in the order in which the phase lists them. So a group's `mix` may use the
+    aggregators of earlier groups, which are in `server.mixers`.
 
     >>> import torch
     >>> head = Group("head", lambda modules: dict(modules["model"][-1].named_parameters()), travels="up")
@@ -111,35 +123,37 @@ class Group:
     name: str
     of: Callable[[Modules], Tensors]  # returns views of a site's networks, never copies
     mix: Mean | Callable[[ServerSide], "Aggregator"] = sample_mean
-    # down: each site receives the group once in a phase and keeps it. up: sites send the group and don't receive it.
-    # given: sites receive the group in every round and never send it, because the server alone changes it.
+    # "both": sites send and receive the group in every round.
+    # "down": each site receives the group once in a phase, and does not send it.
+    # "up": sites send the group, and do not receive it.
+    # "given": sites receive the group in every round, and do not send it, because only the server changes it.
     travels: Literal["both", "up", "down", "given"] = "both"
     personal: bool = False  # whether each site receives different values
-    title: str = ""  # for tables of the tensors that a site sends; by default the name
-    # the group that sites without personal values receive instead
+    title: str = ""  # the group's title in tables of the tensors that a site sends; by default its name
+    # the group that the server sends instead to a site for which it has no personal values
     fallback_group: str | None = None
-    # Computes a personal group at the site under secure aggregation, where the server can't send single sites' values.
-    # The second argument is the site's index among the training sites; None at an evaluation site.
+    # Computes a personal group at the site under secure aggregation, because the server then knows no single site's
+    # tensors. The second argument is the site's index among the training sites; None at an evaluation site.
     apply_locally: Callable[[Modules, int | None], None] | None = None
-    undefended: str = ""  # why no robust rule can replace the group's mean, and an alternative
-    # Returns the least and greatest value of the group's tensors, by name; called once, with networks on the meta
-    # device.
+    undefended: str = ""  # why no robust aggregation can replace the mean of the group, and an alternative
+    # Returns the smallest and the largest valid value of each of the group's tensors, by the tensor's name. The
+    # networks in the first argument are on PyTorch's meta device.
     ranges: Callable[[Modules, Task], Ranges] = statistics_ranges
-    # Raises Refused for impossible values that have the right shape, type and range.
+    # Raises Refused for values that have the right shape, type and range but are impossible.
     check: Callable[[Tensors], object] = lambda tensors: None
-    # Called at a site that received a phase's groups; the second argument is False if this group was omitted. May raise
-    # Refused.
+    # Called at a site after it received a phase's groups. The second argument is False if the server omitted this
+    # group. The function may raise Refused.
     arrived: Callable[[Modules, bool], None] = lambda modules, came: None
-    # Returns facts about the sites for the summary, from the server's aggregator at the study's end.
+    # Returns facts about the sites for the summary. Its arguments are the group's aggregator and the sites.
     site_details: Callable[["Aggregator", Sequence[str]], Facts] = lambda mixer, sites: {}
-    # Returns the group's further lines in the hospitals' disclosure report.
+    # Returns further lines about the group for the hospitals' disclosure report.
     disclosure_notes: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
-    average: Average | None = None  # set if the tensors are an average
-    # whether secure aggregation clips the group's numbers to their ranges instead of the plan's smaller bound
+    average: Average | None = None  # set if the tensors are an average over a site's training images
+    # whether secure aggregation clips the group's values to `ranges`, and not to the plan's smaller bound
     unclipped: bool = False
 
     def given_only(self) -> Self:
-        """Return a copy of the group that sites receive once and do not send."""
+        """Return a copy of the group that travels "down": each site receives it once, and does not send it."""
         return replace(self, travels="down")
 
     @property
@@ -154,17 +168,20 @@ class Group:
 
 
 def views(groups: Sequence[Group], modules: Modules) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of these groups in a site's networks, without groups that have no tensors."""
+    """Return the tensors of each group in a site's networks, by the group's name. Groups without tensors are omitted.
+
+    The tensors are views: changing them changes the networks.
+    """
     found = {group.name: group.of(modules) for group in groups}
     return {name: tensors for name, tensors in found.items() if tensors}
 
 
 def places_of(tensors: Iterable[Tensor]) -> set[int]:
-    """Return the tensors' memory addresses, by which views of the same tensor are recognised."""
+    """Return the memory addresses of tensors. Two views of the same tensor have the same address."""
     return {tensor.data_ptr() for tensor in tensors}
 
 
-# Returns the only site that trains in a round, given the round's number, all training sites in sorted order, and the
+# Returns the only site that trains in a round. The arguments are the round's number, the sorted training sites, and the
 # plan's seed.
 Turn = Callable[[int, Sequence[str], int], str]
 
@@ -183,15 +200,15 @@ class Phase:
     groups: tuple[Group, ...] = ()
     train_round: Callable[["TrainContext"], float] = lambda bench: (
         bench.train()
-        # trains at a site, and returns the loss, or NaN
+        # trains at a site, and returns the loss, or NaN without a loss
     )
-    # set if only one site trains and sends tensors in each round; the other sites validate the received tensors
+    # set if only one site trains in each round and sends tensors; the other sites only validate the received tensors
     turn: Turn | None = None
-    # Called at the server before the phase; it may change initial weights that were not sent yet, and returns facts for
-    # the summary. A resumed study does not call it again.
+    # Called at the server before the phase, but not again in a resumed study. This function may change initial weights
+    # that the server has not sent yet, and returns facts for the summary.
     before: Callable[[ServerSide, Modules], Facts] | None = None
     trains: bool = True  # whether sites train on their data in this phase
-    # number of means over cases that a site releases in a round under differential privacy
+    # number of noisy means over cases that a site sends in each round under differential privacy
     releases: int = 0
     disclosure_notes: tuple[
         str, ...
@@ -199,7 +216,13 @@ class Phase:
     ] = ()
 
     def trains_at(self, site: str, number: int, sites: Sequence[str], seed: int) -> bool:
-        """True if this site trains in this round and sends its tensors."""
+        """True if a site trains in a round and sends its tensors.
+
+        Args:
+            number: The round's number.
+            sites: The sorted training sites.
+            seed: The plan's seed.
+        """
         return self.turn is None or self.turn(number, sites, seed) == site
 
     @property
@@ -220,7 +243,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Segment:
-    """A phase that comprises the rounds `first` to `last` of a study."""
+    """A phase, its index `place` in the schedule, and its first and last round."""
 
     place: int
     first: int
@@ -229,9 +252,9 @@ class Segment:
 
 
 class Schedule:
-    """All phases of a study in order, and the phase in which its outcome is delivered.
+    """All phases of a study in order, and the phase in which the server delivers the study's outcome.
 
-    Phases may have the same name, so a phase is identified by its index.
+    Two phases may have the same name, so a phase is identified by its index.
     """
 
     def __init__(self, phases: Sequence[Phase], delivery: Phase) -> None:
@@ -240,7 +263,7 @@ class Schedule:
         self.rounds = sum(phase.rounds for phase in phases)
 
     def stretches(self) -> Iterator[Segment]:
-        """Yield each phase that has rounds, with its first and last round."""
+        """Yield a segment for each phase that has at least one round."""
         first = 1
         for place, phase in enumerate(self.phases):
             if phase.rounds:
@@ -248,12 +271,12 @@ class Schedule:
             first += phase.rounds
 
     def place_of(self, number: int) -> int:
-        """Return the index of a round's phase; rounds after the last belong to the last phase."""
+        """Return the index of the phase that contains a round. A round after the study's last is in the last phase."""
         here = (stretch.place for stretch in self.stretches() if number <= stretch.last)
         return next(here, len(self.phases) - 1)
 
     def phase_of(self, number: int) -> Phase:
-        """Return the phase of a round; rounds are counted from 1."""
+        """Return the phase that contains a round. The first round has the number 1."""
         return self.phases[self.place_of(number)]
 
     @property
@@ -262,10 +285,10 @@ class Schedule:
         return self.phases[-1]
 
     def has_travelled(self, rounds: int) -> bool:
-        """True if the server has all groups that the last phase sends to sites after this number of rounds."""
+        """True if the server has all groups that sites receive in the last phase, after this number of rounds."""
         so_far = self.phases[: self.place_of(rounds) + 1]
         return {group.name for group in self.last.given} <= {group.name for phase in so_far for group in phase.groups}
 
     def used_as_scored(self, rounds: int) -> bool:
-        """True if the model after this number of rounds can be the final model, because the last phase has begun."""
+        """True if the last phase begins after at most this number of rounds: then the model can be the final model."""
         return self.phase_of(rounds + 1).name == self.last.name

@@ -1,4 +1,4 @@
-"""Replace the names of files in a plan by the files' contents or hashes."""
+"""Replace the file names in a plan by the contents or the hashes of the files."""
 
 import json
 import re
@@ -12,17 +12,19 @@ from medsilo.core.tensors import hash_of
 from medsilo.core.text import is_safe_name
 from medsilo.core.yaml_text import load_yaml, why_unread
 
-FROM_FILES = ("question", "plans")  # keys of a task whose value may be the name of a file beside the plan
-LARGEST = 8 << 20  # bytes of a text file
+FROM_FILES = ("question", "plans")  # keys of a task whose value may be the name of a file in the plan's folder
+LARGEST = 8 << 20  # most bytes of a text file
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def with_files(values: dict[str, Any], folder: Path, beside: bool = False) -> dict[str, Any]:
-    """Replace the names of files in a plan: by their content in the task, and by the hash of the network's initial
-    weights.
+    """Replace the file names in a plan, and return the new values.
+
+    In the task, a file's content replaces its name. For the network's initial weights, the file's hash is added.
 
     Args:
-        beside: whether all must be in the folder
+        folder: The plan's folder.
+        beside: Whether all files must be in this folder.
     """
     task, network = values.get("task"), values.get("network")
     if isinstance(network, dict) and (begun := _beginning(network.get("from"), folder, beside)):
@@ -34,7 +36,13 @@ def with_files(values: dict[str, Any], folder: Path, beside: bool = False) -> di
 
 
 def _beginning(told: Any, folder: Path, beside: bool) -> dict[str, Any] | None:
-    """Return the section of a network's initial weights, with their hash, if the plan has only the file's name."""
+    """Return the section `network.from`, completed by the hash of the file with the initial weights.
+
+    Returns None if the section is absent or already has a hash.
+
+    Args:
+        told: The plan's value of `network.from`: the file's name, or a section.
+    """
     own = {"file": told} if isinstance(told, str) else told
     if not isinstance(own, dict) or "sha256" in own or not isinstance(own.get("file"), str):
         return None
@@ -44,7 +52,7 @@ def _beginning(told: Any, folder: Path, beside: bool) -> dict[str, Any] | None:
 
 
 def _begun_with(folder: Path, name: str) -> dict[str, Any]:
-    # An absolute path, a path in the user's home, or a path relative to the plan's folder.
+    # The name may be an absolute path, a path in the user's home, or a path relative to the plan's folder.
     path = folder / Path(name).expanduser()
     if not is_safe_name(path.name):
         raise PlanError(f"network.from: {path.name!r} has odd characters; give the file another name")

@@ -1,8 +1,7 @@
-"""Define the interface of secure aggregation, by which the server learns sums over hospitals but no hospital's own
-numbers.
+"""Define the interface of secure aggregation: the server learns sums over hospitals, but no single hospital's tensors.
 
-A package provides an implementation by an entry point (`medsilo.aggregations`), which a plan names
-(`secure_aggregation.mode`).
+A package registers an implementation as an entry point of the group `medsilo.aggregations`. A plan chooses an
+implementation by its name in `secure_aggregation.mode`.
 """
 
 from abc import abstractmethod
@@ -18,30 +17,34 @@ from medsilo.schedule.phase import Phase
 class SecureAggregation(Feature):
     """A protocol by which hospitals mask the tensors that they send.
 
-    The objects that `site` and `server` return hold its state.
+    The objects that `site` and `server` return contain the protocol's state.
     """
 
     name: str
     promises: ClassVar[tuple[str, ...]]  # threats that the protocol prevents, and threats that it does not prevent
-    # largest ratio of a masked tensor's size to its size in half precision
+    # largest ratio between the bytes of a masked tensor and the bytes of the same tensor in half precision
     times_as_large: ClassVar[int]
 
     @abstractmethod
     def forms(self, plan: Any, phase: Phase) -> Mapping[str, Form]:
-        """Return the form of aggregation of each masked group of tensors in a phase."""
+        """Return the form of aggregation for each group of tensors that sites mask in a phase."""
 
     @abstractmethod
     def layout(self, plan: Any, phase: Phase, networks: Modules) -> Groups:
-        """Return the tensors that sites send instead of a phase's masked groups. networks: networks on torch's meta
-        device."""
+        """Return the shapes and types of the tensors that sites send in place of a phase's masked groups.
+
+        Args:
+            networks: A site's networks on PyTorch's meta device.
+        """
 
     @abstractmethod
     def site(self, place: Any) -> Any:
-        """Return a site's `UpdateCodec` (federation/site_context.py), which masks its tensors."""
+        """Return a site's `UpdateCodec` (federation/site_context.py), which masks the tensors that the site sends."""
 
     @abstractmethod
     def server(self, asker: Any, state: Any, kit: Any) -> Any:
-        """Return the server's `RoundAggregation` (medsilo_server/server_state.py), which unmasks sums.
+        """Return the server's `RoundAggregation` (medsilo_server/server_state.py), which unmasks sums over sites.
 
-        kit: the server's startup kit, if it has one.
+        Args:
+            kit: The server's startup kit, or None.
         """

@@ -1,4 +1,4 @@
-"""Average each output of a segmentation network's last layer over the hospitals that annotated its structure."""
+"""Average each output of a segmentation network's last layer over those hospitals that annotated this structure."""
 
 from collections.abc import Iterable, Mapping, MutableMapping
 from functools import partial
@@ -17,12 +17,14 @@ PLAIN = (WeightedMean, UniformMean)
 def mix_by_structure(
     mixers: MutableMapping[str, Aggregator], groups: Groups, model: nn.Module, server: ServerSide
 ) -> None:
-    """Make plain means average each output of the last layer over the sites that annotated its structure.
+    """Average each output of the last layer over only those sites that annotated the output's structure.
 
-    If all sites annotated all structures, nothing changes.
+    If a site did not annotate all structures, the function replaces the aggregators of those groups that contain the
+    whole last layer. Only aggregators that are plain means are replaced.
 
     Args:
-        groups: each group's tensors; only groups with the whole last layer change
+        mixers: The aggregators by group, which the function changes in place.
+        groups: The tensors of each group.
     """
     goal = server.task.goal
     found = tuple(goal.structures) if goal.overlaps else goal.label_names
@@ -32,7 +34,7 @@ def mix_by_structure(
     shapes = {name: model.get_parameter(name).shape for name in axes}
 
     def weigh(names: Iterable[str], site: str, samples: float) -> dict[str, float | Tensor]:
-        # the server refused other sites when they joined
+        # The server rejected all sites with other structures when they joined.
         absent = server.joined[site].absent if site in server.joined else ()
         drawn = torch.tensor([float(name not in absent) for name in found])
         own = {name: samples * _along(drawn, axis, shapes[name]) for name, axis in axes.items()}
@@ -47,8 +49,10 @@ def mix_by_structure(
 
 
 def outputs_of(model: nn.Module, outputs: int) -> Mapping[str, int]:
-    """Return the output axis of each parameter of a model's last layer; empty if that layer has another number of
-    outputs."""
+    """Return the output axis of each parameter of a model's last layer.
+
+    The mapping is empty if the last layer does not have this number of outputs.
+    """
     found = {}
     for name in names_of_last_layers(model, 1):
         weight, layer = model.get_parameter(name), model.get_submodule(name.rpartition(".")[0])
@@ -64,7 +68,7 @@ def _along(numbers: Tensor, axis: int, shape: torch.Size) -> Tensor:
 
 
 def names_of_last_layers(module: nn.Module, count: int) -> list[str]:
-    """Return the names of the parameters of the last `count` layers with parameters, in the network's order."""
+    """Return the names of the parameters of a network's last `count` layers. Layers without parameters do not count."""
     owned = [
         [f"{prefix}.{name}" if prefix else name for name, _ in layer.named_parameters(recurse=False)]
         for prefix, layer in module.named_modules()

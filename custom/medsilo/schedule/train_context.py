@@ -1,4 +1,4 @@
-"""Define the objects with which a method trains at a site."""
+"""Define the objects that a method uses for training at a site."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,53 +23,64 @@ class TrainingCases(Protocol):
 
     @property
     def steps(self) -> int:
-        """The number of mini-batches in an epoch."""
+        """The number of mini-batches in one epoch."""
 
     def epoch(self, lessons: Sequence[TrainStep], number: int, most: int | None = None) -> float:
-        """Train on one epoch's mini-batches by these steps, and return the first step's mean loss.
+        """Apply training steps to each mini-batch of one epoch, and return the mean loss of the first training step.
 
-        most: the largest number of mini-batches.
+        Args:
+            lessons: The training steps, which are applied in this order.
+            number: The epoch's number within the round.
+            most: The largest number of mini-batches. None: the whole epoch.
         """
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each training case once, in batches, in the data set's order."""
 
     def count(self) -> int:
-        """Return the number of training cases in the form that the site discloses."""
+        """Return the number of training cases as the site discloses it, which may be rounded."""
 
     def labels(self) -> Sequence[int]:
-        """Return the number of training cases of each class."""
+        """Return the exact number of training cases in each class."""
 
     def told_loss(self, model: nn.Module) -> float | None:
-        """Return a model's rounded mean training loss, without dropout, for sending; None if the hospital suppresses
-        it."""
+        """Return a model's mean loss on the training cases as the site sends it, which may be rounded.
+
+        The loss is computed without dropout. None: the hospital suppresses the loss.
+        """
 
     def told_score(self, model: nn.Module) -> float | None:
-        """Return a model's rounded validation score for sending; None if the hospital suppresses it."""
+        """Return a model's validation score as the site sends it, which may be rounded; None if it is suppressed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainContext:
-    """The networks, optimizers and data with which a method trains at a site in one round."""
+    """The networks, optimizers and data that a method uses for training at a site in one round."""
 
     site: str
-    sites: Sequence[str]  # the training sites, sorted
+    sites: Sequence[str]  # the sorted names of the training sites
     modules: Modules
     optimizers: Mapping[str, Optimizer]
     training: Training
     loss: LossFunction  # the task's loss, with the plan's class weights
     compute: Compute
     cases: TrainingCases
-    random: Generator  # this site's random numbers in this round
-    # makes the plan's kind of training step, unless it is the plain step
+    random: Generator  # makes this site's random numbers in this round
+    # makes the plan's kind of training step; None: the plain step
     rule: Callable[[nn.Module, Optimizer], Step] | None = None
-    # makes noisy training steps, with differential privacy
+    # makes noisy training steps; None without differential privacy
     private: "PrivateSteps | None" = None
 
     def lesson(
         self, name: str = "model", objective: ObjectiveFunction | None = None, step: Step | None = None
     ) -> TrainStep:
-        """Return a training step of one network, by default with the task's loss and the plan's kind of step."""
+        """Return a training step for one network.
+
+        Args:
+            name: The network's name.
+            objective: Computes the loss; by default the task's loss.
+            step: Changes the weights; by default the plan's kind of step.
+        """
         model, optimizer = self.modules[name], self.optimizers[name]
         if step is None:
             step = self.rule(model, optimizer) if self.rule else plain_step
@@ -85,11 +96,12 @@ class TrainContext:
         return self.private.lesson(model, objective.loss, optimizer, step)
 
     def train(self, *lessons: TrainStep, share: float = 1.0) -> float:
-        """Train for the plan's local epochs, by default the "model" only; all steps use each batch before the next is
-        loaded.
+        """Train for one round, and return the mean loss of the first training step in the last epoch.
 
-        Returns the first step's mean loss in the last epoch. share: the fraction of the round's mini-batches to train
-        on.
+        Args:
+            lessons: The training steps, which are all applied to a mini-batch before the next mini-batch is loaded. By
+                default, there is one step, which trains the network "model".
+            share: The fraction of the round's mini-batches that are used.
         """
         lessons = lessons or (self.lesson(),)
         steps = self.cases.steps

@@ -1,4 +1,4 @@
-"""Compute a site's weight in a weighted mean, by its patients, by its cases, or the same for all sites."""
+"""Compute a site's weight in a weighted mean: its number of patients, its number of cases, or 1."""
 
 from typing import Literal
 
@@ -6,12 +6,12 @@ Weighting = Literal["patients", "cases", "uniform"]
 
 
 def update_weight(weighting: Weighting, samples: int, cases: int, patients: int) -> int:
-    """Return the weight of an update.
+    """Return the weight of a site's update.
 
     Args:
-        samples: number of training cases in the update.
-        cases: number of all training cases of the site.
-        patients: number of patients of all these cases.
+        samples: The number of cases on which the site trained for this update.
+        cases: The number of all training cases of the site.
+        patients: The number of patients who have these training cases.
 
     >>> [update_weight(weighting, 80, 80, 20) for weighting in ("patients", "cases", "uniform")]
     [20, 80, 1]

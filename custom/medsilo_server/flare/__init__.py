@@ -1,3 +1,1 @@
-"""Run the server's part of a study in NVFlare: the controller, its transport, and the files of the server's startup
-kit.
-"""
+"""Run the server of a study in NVFlare. The modules are components of the job or of the server's startup kit."""

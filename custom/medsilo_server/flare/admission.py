@@ -1,6 +1,6 @@
-"""Reject jobs that name unknown hospitals, in the server's parent process.
+"""Reject each job that names an unknown hospital. This component runs in the server's parent process.
 
-Without this component, such a job waits for the unknown hospitals for a week.
+Without this component, such a job would wait a week for the unknown hospital.
 """
 
 import json
@@ -20,8 +20,9 @@ from medsilo.site.kit import HOSPITALS
 
 
 class KnownHospitals(FLComponent):
-    """Rejects jobs for hospitals that neither belong to the startup kit nor have connected to the server since it was
-    created.
+    """Rejects each job that names an unknown hospital.
+
+    A hospital is unknown if the server's startup kit does not list it and it has never connected to the server.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -43,14 +44,15 @@ class KnownHospitals(FLComponent):
 
 
 def named_in(deploy_map: object) -> set[str]:
-    """Return the hospitals in a job's deploy_map."""
+    """Return the names of the hospitals in a job's deploy_map."""
     apps = deploy_map.values() if isinstance(deploy_map, dict) else ()
     return {name for app in apps for name in _names(app) if name != SERVER_SITE_NAME and name.upper() != ALL_SITES}
 
 
 def _names(told: object) -> Iterator[str]:
-    """Yield the site names in each form that NVFlare accepts: a name, a list, or either of them under `sites` or
-    `targets`.
+    """Yield the site names in an entry of a deploy_map.
+
+    An entry is a name, a list of entries, or a mapping that has an entry under `sites` or `targets`.
     """
     if isinstance(told, str):
         yield told

@@ -1,8 +1,8 @@
-"""Write a job's metrics and model for NVFlare's own tools, so that `nvflare job download --format json` lists them.
+"""Write a job's metrics and model in NVFlare's format, so that `nvflare job download --format json` lists them.
 
-The format is that of NVFlare's recipes (`metrics_summary.json`, `round_metrics.jsonl`), which number rounds from 0. A
-score belongs to the model that a site receives in the round. NVFlare's round number is therefore the number of rounds
-that the model has been trained for.
+NVFlare's recipes use this format (`metrics_summary.json`, `round_metrics.jsonl`). In this format, the first round has
+the number 0. A score in a round belongs to the model that a site receives in this round. So a score's round number is
+the number of rounds that the scored model was trained for.
 """
 
 import json
@@ -19,7 +19,7 @@ from medsilo.runs.score import Score
 
 FOLDER, SUMMARY_FILE, ROUNDS_FILE = "metrics", "metrics_summary.json", "round_metrics.jsonl"
 MANIFEST = "artifact_manifest.json"
-VERSION = "1"  # version of NVFlare's format
+VERSION = "1"  # the version of this format
 SOURCE = "medsilo"
 AGGREGATION = {"method": "mean_over_sites", "metric_policy": "sites_that_report_the_metric"}
 NOTES = (
@@ -31,7 +31,7 @@ Scores = Mapping[str, Score]
 
 
 def write_artifacts(run: Path, job: Path) -> None:
-    """Write the metrics and the model of a study into the folder of its NVFlare job."""
+    """Write the metrics and the model of a study into the folder of the study's NVFlare job."""
     if not (run / paths.SUMMARY).exists():
         return
     summary = read_summary(run)
@@ -48,7 +48,7 @@ def write_artifacts(run: Path, job: Path) -> None:
 
 
 def _lines(summary: Summary, rounds: list[Round]) -> list[dict[str, Any]]:
-    """Return the metrics of each round, and the scores of the model after the last round."""
+    """Return the lines of round_metrics.jsonl: one for each round, and one for the model after the last round."""
     lines = [_line(summary, line) for line in rounds]
     after = summary.rounds.done
     scores = {site: summary.validated_at(site, after) for site in summary.sites}
@@ -100,7 +100,7 @@ def _record(
 
 
 def mean_score(scores: Scores) -> Score:
-    """Return the mean over the sites that report a score. If a site rounds its score, the mean is a range."""
+    """Return the mean score over the sites that report a score. If a site rounds its score, the mean is a range."""
     known = [score for score in scores.values() if score.known]
     if not known:
         return Score.told(None)
@@ -111,7 +111,7 @@ def mean_score(scores: Scores) -> Score:
 
 
 def _numbers(metric: str, score: Score) -> dict[str, float]:
-    """Return a score as named numbers: none if it was not disclosed, and two if it is a range."""
+    """Return a score's values by name: no value if the score was not disclosed, and two values if it is a range."""
     if score.kind == "range":
         return {f"{metric}_low": score.low or 0.0, f"{metric}_high": score.high or 0.0}
     return {} if score.value is None else {metric: score.value}

@@ -1,4 +1,4 @@
-"""Run a study of any method as a controller on NVFlare's server."""
+"""Run the server of a study as a controller of NVFlare's server."""
 
 import math
 import os
@@ -40,18 +40,18 @@ from nvflare_reliability.liveness import Liveness
 from nvflare_reliability.patches import GARBAGE, audit_without_fail, cell_of_job
 from nvflare_reliability.timeouts import LONGEST
 
-# Seconds to wait for sites to join. NVFlare would wait 15 minutes for a site whose process starts after the job has
-# ended.
+# A job that only returns a finished study's results waits for so many seconds until the sites' processes have started.
+# Otherwise, NVFlare would wait 15 minutes for a site whose process starts after the job has ended.
 JOINING = 120.0
 LOOK = 2.0  # seconds between two checks for slow sites
-# Maximum bytes of rounds in a progress reply, enough for some eighty rounds of three sites. A single round is sent even
-# if it is larger.
+# Maximum bytes of the rounds in a progress reply. Eighty rounds of three sites have about so many bytes. A single round
+# is sent even if it has more bytes.
 TOLD = 64_000
 
 
 def _wire_of(plan: Plan) -> tuple[Callable[[StudyMessage], Shareable], str, bool]:
-    """Return the function that encodes messages for NVFlare, the name of their task, and whether a training script
-    receives them.
+    """Return the function that converts messages for NVFlare, the name of a round's NVFlare task, and whether training
+    scripts receive the messages.
     """
     if not plan.task.scripted:
         return to_shareable, TASK, False
@@ -61,19 +61,20 @@ def _wire_of(plan: Plan) -> tuple[Callable[[StudyMessage], Shareable], str, bool
 
 
 class MedsiloController(Controller):
-    """Runs the plan that a job contains."""
+    """Runs the study that a job's plan describes."""
 
-    gate: AnswerGate  # the gate for answers, which exists once the controller has started
+    gate: AnswerGate  # reads and checks answers; it exists as soon as the controller has started
 
     def __init__(self, study: str = "", resume: bool = False, engine: str = "nvflare") -> None:
         """Prepare a controller.
 
-        Args:
-            study: The name of the run folder. By default, it is made of the method, the task and the time.
-            resume: True to continue from the study's checkpoint.
-            engine: The name of the engine, for the summary.
+        If the job is a clone of a job whose study is unfinished, the controller continues this study. `medsilo resume`
+        relies on this.
 
-        A clone of a job with an unfinished study continues that study; `medsilo resume` relies on this.
+        Args:
+            study: The name of the run folder. By default, the name consists of the method, the task and the time.
+            resume: True to continue from the study's checkpoint.
+            engine: The engine's name, which the summary contains.
         """
         super().__init__(task_check_period=0.05)
         self.study, self.resume, self.engine = study, resume, engine
@@ -89,7 +90,7 @@ class MedsiloController(Controller):
             self.engine = "simulator"
         let_tensors_travel(to_files=True)
         reuse_blocks()
-        os.umask(0o077)  # Only the server's own account may read files of the job, including logs.
+        os.umask(0o077)  # Only the server's user account may read the job's files, such as logs.
         audit_without_fail()
         end_with(os.getppid())
         self.gate = AnswerGate(cell_of_job(fl_ctx), Bounds(), TASK, refuse)
@@ -97,8 +98,9 @@ class MedsiloController(Controller):
         fl_ctx.get_engine().register_app_command(PROGRESS, self._tell_lead)
 
     def _tell_lead(self, topic: str, asked: Any, fl_ctx: FLContext) -> dict[str, Any]:
-        """Return the rounds that the lead has not received yet. NVFlare only lets the job's submitter and admins ask
-        for them.
+        """Return the study's progress, including the rounds that the lead has not received yet.
+
+        NVFlare allows this request only to the job's submitter and to admins.
         """
         asked = asked if isinstance(asked, dict) else {}
         running, after = self.running, asked.get(AFTER)
@@ -133,7 +135,7 @@ class MedsiloController(Controller):
             self.system_panic(str(error), fl_ctx)
 
     def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str:
-        """Lead a study to its end, and return its run folder."""
+        """Lead the job's study to its end, and return the path of the study's run folder."""
         settings = workspace.settings_of_server(fl_ctx)
         plan = workspace.plan_of_job(fl_ctx, settings)
         self.events.plan = plan.hash
@@ -170,11 +172,11 @@ class MedsiloController(Controller):
         longest: Longest = float
         if self.engine == "nvflare":
             presence = self._look_for_sites(plan, fl_ctx)
-            away = presence.hopeless  # A round waits for a site that may still return.
+            away = presence.hopeless  # A round waits for absent sites that may still return.
             if plan.participation.when_missing == "continue":
                 least = plan.participation.required
                 away = partial(presence.left_behind, len(plan.participation.sites or sites), least)
-            # The longer limit applies only if the server's parent process reports the connected sites.
+            # The longer time limit needs a parent process of the server that reports which sites are connected.
             if plan.participation.limit is None:
                 longest = lambda timeout: LONGEST if presence.sites else timeout  # noqa: E731
         transport = self.transport = FlareTransport(self, fl_ctx, abort_signal, away, longest, *_wire_of(plan))
@@ -193,18 +195,18 @@ class MedsiloController(Controller):
                     threading.Thread(target=self._watch, args=(self.running,), name="slow sites", daemon=True).start()
                 return str(output / f"{self.running.run(resume).study}")
         finally:
-            # If another job still leads the study, the folder's summary belongs to that job and is not published.
+            # If another job still leads the study, the summary has not changed, and this job publishes nothing.
             if record.summary() != before:
                 self._publish(record, fl_ctx)
 
     def _publish(self, record: Record, fl_ctx: FLContext) -> None:
-        """Copy the lead's results into the folder of the NVFlare job, with metrics in NVFlare's format."""
+        """Copy the public files of a run into the NVFlare job's folder, and write metrics there in NVFlare's format."""
         if self.engine == "nvflare":
             workspace.publish(record.folder, fl_ctx)
         write_artifacts(record.folder, Path(workspace.workspace_of(fl_ctx).get_run_dir(fl_ctx.get_job_id())))
 
     def _watch(self, study: Coordinator) -> None:
-        """Write events about slow and retried hospitals until the study has ended."""
+        """Write events about slow hospitals and about repeated requests until the study has ended."""
         sites = SlowSites(self.events)
         while not self.ended.wait(LOOK):
             sites.look(study.asker.turns.now(), [*study.rounds])
@@ -212,8 +214,13 @@ class MedsiloController(Controller):
 
     @staticmethod
     def _among(plan: Plan, begun: Record | None, sites: Sequence[str]) -> Plan:
-        """Return the plan with its hospitals filled in, if it names none: the connected hospitals, or those that began
-        the study.
+        """Return the plan. If the plan names no hospitals, fill in hospitals.
+
+        Args:
+            plan: The plan.
+            begun: The record of a study that is resumed. The hospitals of its plan are filled in. None: the connected
+                hospitals are filled in.
+            sites: The connected hospitals.
         """
         if begun:
             sites = load_plan(begun.folder / paths.PLAN).participation.sites
@@ -221,7 +228,7 @@ class MedsiloController(Controller):
         return plan.among(sites) if len(sites) >= plan.participation.required else plan
 
     def _look_for_sites(self, plan: Plan, fl_ctx: FLContext) -> Liveness:
-        """Start to watch the connections of the sites."""
+        """Start a thread that watches the connections of the sites."""
         sync, silence = fl_ctx.get_engine().sync_clients_from_main_process, timeouts_of(plan).silence
         patience = silence if plan.participation.limit is None else math.inf
         gate = self.gate
@@ -235,8 +242,9 @@ class MedsiloController(Controller):
         self.log_info(fl_ctx, f"round {line.round}: {counted(len(line.answered), 'site')} answered, missing: {missing}")
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """End the threads that watch hospitals and read answers. The state needs no saving here, because it is saved
-        after every round.
+        """End the threads that watch hospitals and the threads that read answers.
+
+        The method does not save the study's state, because the state is saved after every round.
         """
         self.ended.set()
         self.gate.end_readers()

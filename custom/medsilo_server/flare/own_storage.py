@@ -1,6 +1,8 @@
-"""End a server's start if its storage holds another server's jobs, in the server's parent process.
+"""End the start of a server whose storage folder belongs to another server.
 
-NVFlare runs each submitted job in the storage, so two servers with the same folder would run each other's jobs.
+This component runs in the server's parent process.
+
+NVFlare runs each submitted job in the storage folder. So two servers with the same folder would run each other's jobs.
 """
 
 from hashlib import sha256
@@ -20,12 +22,12 @@ from medsilo.flare.leftovers import storage_of
 from medsilo.flare.workspace import kit_folder
 from medsilo.runs import events
 
-OWNER = "server.txt"  # file in the storage with its server's name and the digest of the root authority's key
+OWNER = "server.txt"  # file in the storage that names the server, and the digest of its root authority's public key
 LARGEST = 64_000  # most bytes of a certificate or of the owner's file
 
 
 class OwnStorage(FLComponent):
-    """Marks the storage as this server's. NVFlare's server does not start if another server has marked the storage."""
+    """Marks the storage as this server's. If another server has marked the storage, this server does not start."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type != EventType.SYSTEM_BOOTSTRAP:
@@ -35,13 +37,17 @@ class OwnStorage(FLComponent):
         except MedsiloError as error:
             self.log_critical(fl_ctx, f"the server does not start: {error}")
             events.write(kit_folder(fl_ctx), events.Event("failed", str(error), needs_somebody=True))
-            raise UnsafeComponentError(str(error)) from error  # the only error that ends NVFlare's start
+            raise UnsafeComponentError(str(error)) from error  # no other error ends NVFlare's start
 
 
 def claim(kit: Path) -> None:
-    """Mark a server's storage as its own; raises MedsiloError if the storage belongs to another server.
+    """Mark the storage of a server. Raises MedsiloError if another server has marked this storage.
 
-    A renewed or restored server keeps its name and its root authority, and thus its storage.
+    The mark contains the server's name and root authority. A renewed or restored startup kit has the same name and root
+    authority as before, so the server still owns the storage.
+
+    Args:
+        kit: The folder of the server's startup kit.
     """
     if (storage := storage_of(kit)) is None:
         return

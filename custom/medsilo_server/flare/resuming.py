@@ -1,6 +1,7 @@
-"""Continue studies whose job was interrupted, as often as their plan allows, in the server's parent process.
+"""Continue each study whose job was interrupted, as often as the study's plan allows.
 
-When all hospitals of the study are connected again, this component submits a copy of the job, as `medsilo resume` does.
+This component runs in the server's parent process. When all hospitals of the study are connected again, the component
+submits a copy of the job, as `medsilo resume` does.
 """
 
 import shutil
@@ -34,7 +35,7 @@ from medsilo_server.record import Record
 from nvflare_reliability.kit_patches import hear_of_aborts
 
 DIED = tuple(status for status, end in ENDS.items() if end.passes)
-OF_ONE_JOB = (  # keys of a job's metadata that are not copied to the job that continues it
+OF_ONE_JOB = (  # keys of a job's metadata that the copy of the job does not get
     JobMetaKey.JOB_ID,
     JobMetaKey.JOB_DEPLOY_DETAIL,
     JobMetaKey.SCHEDULE_COUNT,
@@ -42,21 +43,23 @@ OF_ONE_JOB = (  # keys of a job's metadata that are not copied to the job that c
     JobMetaKey.SCHEDULE_HISTORY,
     JobMetaKey.JOB_CLIENTS,
 )
-# Key of a job's metadata for earlier automatic resumptions, each with its time and its last completed round.
+# The key in a job's metadata under which automatic resumptions are listed, each with its time and the last completed
+# round.
 TIMES = "resumed"
-DAY, PROGRESS = 86_400.0, 10  # A resumption counts for a day, or until ten more rounds are complete.
-MOST_TIMES = 100  # maximum number of recorded resumptions, as in participation.resume
+DAY, PROGRESS = 86_400.0, 10  # A resumption is counted for a day, but only until ten more rounds are complete.
+MOST_TIMES = 100  # maximum number of listed resumptions, as in participation.resume
 LOOK = 2.0  # seconds between two checks of waiting studies
-WHY = 400  # maximum bytes of the reason for an interruption, so that an event has room for the next step
-# Seconds before the first attempt, and maximum seconds before a later attempt. The pause doubles each time.
+WHY = 400  # maximum bytes of the reason for an interruption in an event, because the event also names the next step
+# Seconds before the first attempt, and maximum seconds before a later attempt. Each pause is twice as long as the
+# previous pause.
 PAUSE, LONGEST = 10.0, 600.0
-GATHER = 180.0  # additional seconds that a study waits for absent hospitals before it continues as the plan allows
-ROOM, LEAST_ROOM = 2, 1 << 20  # required free disk space: twice the checkpoints' bytes, and at least 1 MiB
+GATHER = 180.0  # after the pause, additional seconds that a study waits for absent hospitals
+ROOM, LEAST_ROOM = 2, 1 << 20  # The disk must have free: twice the bytes of the checkpoints, and 1 MiB.
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that was interrupted, and its study."""
+    """A job that was interrupted, and the study that the job led."""
 
     job: Job
     record: Record
@@ -69,10 +72,8 @@ class Ended:
 
     @property
     def earlier(self) -> list[tuple[float, int]]:
-        """The recent automatic resumptions after which the study made little progress, each with its time and last
-        completed round.
-        """
-        told = self.job.meta.get(TIMES)  # The lead wrote the first job's metadata, so this value is not trusted.
+        """The automatic resumptions that are still counted, each with its time and the round completed before it."""
+        told = self.job.meta.get(TIMES)  # This value may be invalid, because a lead writes the first job's metadata.
         found, now = list[tuple[float, int]](), time.time()
         for one in told[-MOST_TIMES:] if isinstance(told, list) else ():
             match one:
@@ -82,12 +83,12 @@ class Ended:
 
     @property
     def times(self) -> int:
-        """The number of recent automatic resumptions."""
+        """The number of automatic resumptions that are still counted."""
         return len(self.earlier)
 
     @property
     def pause(self) -> float:
-        """The seconds from the job's end to the next attempt."""
+        """The seconds between the end of the job and the next attempt."""
         return min(PAUSE * 2**self.times, LONGEST)
 
     @property
@@ -98,12 +99,12 @@ class Ended:
 
     @property
     def turn(self) -> str:
-        """The number of the next attempt, and the allowed number of attempts."""
+        """The number of the next attempt and the allowed number of attempts, such as "1 of 3"."""
         return f"{self.times + 1} of {self.rules.resume}"
 
     @property
     def hopeless(self) -> str:
-        """The reason why the study cannot continue by itself, or an empty text."""
+        """The reason why this component can't continue the study, or an empty text."""
         if not self.rules.resume:
             return "participation.resume is 0"
         if self.times >= self.rules.resume:
@@ -117,9 +118,9 @@ class Ended:
 
     @property
     def _passes(self) -> bool:
-        """True if the cause of the interruption may pass by itself, or was not recorded.
+        """True if the cause of the interruption is temporary, or was not recorded.
 
-        A job adds itself to the run folder's list of jobs when it starts. A summary older than the list therefore
+        When a job starts, it is added to the list of jobs in the run folder. So a summary that is older than this list
         belongs to an earlier job.
         """
         told, begun = self.record.folder / paths.SUMMARY, self.record.folder / paths.JOBS
@@ -129,7 +130,7 @@ class Ended:
         return summary.finished or summary.passing
 
     def has_room(self) -> bool:
-        """True if the disk has room for the next checkpoints."""
+        """True if the disk has enough free space for the next checkpoints."""
         taken = sum(path.stat().st_size for path in self.record.checkpoints.glob("*"))
         return shutil.disk_usage(self.record.folder).free > ROOM * taken + LEAST_ROOM
 
@@ -145,18 +146,18 @@ class Ended:
 
 @dataclass(frozen=True)
 class Due:
-    """A study that will continue at a given time of the monotonic clock."""
+    """A study that waits to be continued."""
 
     ended: Ended
-    at: float
+    at: float  # earliest time of the continuation, by the monotonic clock
 
 
 class ResumedStudies(FLComponent):
-    """Writes events about jobs that failed or were interrupted, and continues their studies."""
+    """Writes an event about each job that failed or was interrupted, and continues the job's study if possible."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.resuming: Resuming | None = None  # exists once the server has started
+        self.resuming: Resuming | None = None  # set when the server has started
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
@@ -169,14 +170,14 @@ class ResumedStudies(FLComponent):
 
 
 class Resuming:
-    """The studies on a server that wait to be continued."""
+    """Continues the interrupted studies of a server."""
 
     def __init__(self, engine: Any, kit: Path, studies: Path) -> None:
         self.engine, self.kit, self.studies = engine, kit, studies
         self.due: dict[str, Due] = {}
 
     def begin(self) -> None:
-        """Schedule the studies that were interrupted with the server, and start to continue studies."""
+        """Schedule the studies that the stop of the server interrupted, and start a thread that continues studies."""
         fates = event_reading.fates(self.kit)
         with self.engine.new_context() as fl_ctx:
             for job in self._jobs().get_jobs_by_status(list(DIED), fl_ctx):
@@ -191,28 +192,28 @@ class Resuming:
         if job and is_over(status) and status != COMPLETED:
             self._say_why(job_id)
             fate = event_reading.fates(self.kit).get(job_id, "began")
-            # In all other cases, this component wrote the last event about the job.
+            # Otherwise, this component wrote the last event about the job, which has no new reason.
             own = fate == "failed" and job_id not in self.due
             why = plain(event_reading.last_words(self.kit, job_id), WHY) if own else ""
             self.take(job, why or end_of(status).words, fate)
 
     def _say_why(self, job_id: str) -> None:
-        """Record in a job's metadata, for its lead, why the job failed."""
+        """Record in a job's metadata why the job failed, so that the lead can read the reason."""
         if why := event_reading.last_words(self.kit, job_id):
             outcome = "refused: not approved" if NOT_APPROVED in why else f"failed: {why}"
             with suppress(Exception), self.engine.new_context() as fl_ctx:
                 self._jobs().update_meta(job_id, {OUTCOME: outcome}, fl_ctx)
 
     def take(self, job: Job, why: str, fate: str | None, earlier: bool = False) -> None:
-        """Schedule the continuation of a job's study if that is possible, and write an event.
+        """Schedule the continuation of a job's study if it is possible, and write an event.
 
         Args:
             job: The job that ended.
-            why: The reason for its end.
+            why: The reason why the job ended.
             fate: The kind of the last event about the job, or None.
-            earlier: True if the job ended before this server started, so that part of the pause has passed.
+            earlier: True if the job ended before this server started. Then the pause began at the job's end.
         """
-        # If the record is damaged, a person must look at it.
+        # If the run folder is damaged, a person must repair it, and the study is not scheduled.
         with suppress(MedsiloError, OSError, ValueError, LookupError, TypeError):
             ended = self._study_of(job)
             if ended and not self._is_last(ended):
@@ -223,8 +224,8 @@ class Resuming:
                 told = f"{why}; {goes_on(pause, ended.turn)}"
                 what: What = "waits" if fate in event_reading.LAST else "failed"
                 write(self.kit, Event(what, told, study=ended.record.folder.name, job=job.job_id))
-                # Let users see the time of the next attempt in the job's metadata. Errors are ignored, because the disk
-                # may be full.
+                # Users see the time of the next attempt in the job's metadata. Errors are ignored, because the disk may
+                # be full.
                 with suppress(Exception), self.engine.new_context() as fl_ctx:
                     own = {GOES_ON: {"at": time.time() + pause, "turn": ended.turn}}
                     self._jobs().update_meta(job.job_id, own, fl_ctx)
@@ -236,7 +237,7 @@ class Resuming:
             write(self.kit, Event("failed" if somebody else "ended", why, job=job.job_id, needs_somebody=somebody))
 
     def cancel(self, job_id: str, who: str) -> None:
-        """Cancel the planned continuation of a study, because a user cancelled its job."""
+        """Cancel the scheduled continuation of a study, because a user has cancelled the study's job."""
         due = self.due.pop(job_id, None)
         if due is None:
             return
@@ -247,7 +248,7 @@ class Resuming:
         write(self.kit, Event("ended", told, study=due.ended.record.folder.name, job=job_id, needs_somebody=False))
 
     def _study_of(self, job: Job) -> Ended | None:
-        """Return the study that an interrupted job led, or should have continued."""
+        """Return the study that an interrupted job led or was submitted to continue; None without such a study."""
         if job.meta.get(JobMetaKey.STATUS.value) not in DIED:
             return None
         of = (job.job_id, str(job.meta.get(JobMetaKey.CLONED_FROM.value, "")))
@@ -275,8 +276,8 @@ class Resuming:
     def _watch(self) -> None:
         while not self.engine.server.shutdown:
             for job_id, due in list(self.due.items()):
-                with suppress(Exception):  # After a failed check, the next check follows.
-                    # The user may have cancelled the study in the meantime.
+                with suppress(Exception):  # the next check repeats a failed check
+                    # A user may have cancelled the study in the meantime.
                     if self._is_time(due) and self.due.pop(job_id, None) is not None:
                         self._go_on(due.ended)
             time.sleep(LOOK)

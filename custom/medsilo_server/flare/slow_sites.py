@@ -1,4 +1,4 @@
-"""Report hospitals that are slow to answer, as events in the server's startup kit."""
+"""Write events about hospitals that answer slowly to the events.log of the server's startup kit."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,18 +7,25 @@ from medsilo.flare.study_events import StudyEvents
 from medsilo.runs.progress import late_after
 from medsilo.runs.rounds import Round, Turns
 
-MARGIN = 30.0  # A site counts as slow if it takes this many seconds longer than usual.
+MARGIN = 30.0  # A site counts as slow if its answer takes so many seconds longer than usual.
 
 
 @dataclass
 class SlowSites:
-    """Writes an event when a site is slow to answer a request, and another when it has answered."""
+    """Writes an event when a site is slow to answer a request, and another event when the slow site has answered."""
 
     events: StudyEvents
-    slow: dict[str, str] = field(default_factory=dict)  # for each slow site, the unanswered request
+    slow: dict[str, str] = field(default_factory=dict)  # for each slow site, the name of the unanswered request
 
     def look(self, turns: Turns | None, rounds: Iterable[Round]) -> None:
-        """Compare each site's response time with its earlier rounds, or with the other sites in the first round."""
+        """Compare the time of each site's answer with the site's times in earlier rounds.
+
+        In the first round, the time is compared with the times of the other sites.
+
+        Args:
+            turns: The state of the current request, or None between requests.
+            rounds: The completed rounds.
+        """
         if turns is None:
             return
         question = f"round {turns.round}" if turns.task == "round" else turns.task
