@@ -39,7 +39,7 @@ BySite = Field(max_length=MOST_SITES)
 
 
 class SecAggMessage(BaseModel):
-    """Base class of the messages. Types are strict, and unknown fields are rejected."""
+    """Base class of the messages of secure aggregation. Types are strict, and unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 

@@ -47,7 +47,7 @@ class Turn(_Hidden):
     offer: Offered
     mask: Bytes32
     seed: Bytes32
-    # this site's shares of the secrets of each site in the round, including itself
+    # this site's shares of the secrets of all sites in the round, including this site
     shares: dict[SiteName, Annotated[Shares, Field(strict=False)]]
     boxes: dict[SiteName, Box]  # encrypted shares for the other sites, as they were sent
     # keys of the round's sites, set when this site has masked its numbers
@@ -116,7 +116,7 @@ class Member:
         return cls(terms, signer, Secrets.from_bytes(saved))
 
     def saved(self) -> bytes:
-        """Return the state to save. The whole state is secret."""
+        """Return the state to save. The whole saved state is secret."""
         return self._kept.model_dump_json().encode()
 
     def _keep(self, **changed: object) -> None:

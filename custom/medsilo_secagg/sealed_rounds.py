@@ -48,8 +48,8 @@ class MaskedMessage(SecAggMessage):
 
 
 class ServerMessage(SecAggMessage):
-    """The values for secure aggregation in the server's request to a site. The task determines the fields that are set.
-    `current` identifies the key agreement.
+    """The values for secure aggregation in the server's request to a site. The task of the request determines which
+    fields are set. `current` identifies the key agreement.
     """
 
     current: AgreementMark | None = None
@@ -61,7 +61,7 @@ class ServerMessage(SecAggMessage):
 
 
 class SiteMessage(SecAggMessage):
-    """The values for secure aggregation in a site's answer. The task determines the fields that are set.
+    """The values for secure aggregation in a site's answer. The task of the request determines which fields are set.
 
     If a round is repeated, `opened` names the sites in the sum that this site already helped to unmask.
     """

@@ -54,7 +54,7 @@ class SealedServer(RoundAggregation):
         self.layout, self.mixers = state.layout, state.mixers
         self.terms: Terms  # the terms of the study; absent until the sites have agreed on keys
         self.blocks: Blocks
-        self._told = ServerMessage()  # the part of the message that is the same for all sites
+        self._told = ServerMessage()  # the fields of the server's message that are the same for all sites
         self._deals: dict[str, KeyShares] = {}
         self._round: MaskedSums | None = None
         self._begin({})
@@ -153,8 +153,8 @@ class SealedServer(RoundAggregation):
     def _repeated(self, number: int, opened: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         """Return the sites of the sum that was unmasked before the server stopped, or all sites if no sum was unmasked.
 
-        Raises ParticipationError if sites of that sum are missing. A second sum over other sites would disclose the
-        models of the sites that are in only one sum.
+        Raises ParticipationError if sites of the unmasked sum are missing. A second sum over other sites would disclose
+        the models of the sites that are in only one sum.
 
         Args:
             opened: For each answer of a site, the sites in the sum of this round that the site helped to unmask.

@@ -2,10 +2,10 @@
 disclose nothing about it.
 
 PyCryptodome, the only maintained library, handles 16 bytes at a time, and takes seconds if many hospitals drop out
-together. For 64 hospitals and a threshold of 43, PyCryptodome took 25 ms to split 16 bytes, and 52 ms to combine their
-shares. This module takes 0.4 ms to split 32 bytes, and at most 0.6 ms to combine their shares. Both implementations use
-Python's integers, whose computing time depends on the values. The dependence of computing time on secrets is safe here:
-no attacker can measure a hospital's splitting, and combined secrets need no protection.
+together. For 64 hospitals and a threshold of 43, PyCryptodome took 25 ms to split 16 bytes into shares, and 52 ms to
+combine the shares. This module takes 0.4 ms to split 32 bytes into shares, and at most 0.6 ms to combine the shares.
+Both implementations use Python's integers, whose computing time depends on the values. This dependence is safe here: no
+attacker can measure the time in which a hospital splits a secret, and combined secrets need no protection.
 """
 
 import secrets
@@ -17,7 +17,7 @@ SECRET, SHARE = 32, 33  # bytes of a secret and of a share
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Split a secret into shares 1 to `count`: the values of a random polynomial that has the secret at 0."""
+    """Split a secret into shares 1 to `count`: the values of a random polynomial whose value at 0 is the secret."""
     if len(secret) != SECRET or not 1 <= threshold <= count:
         raise ValueError("a secret must have 32 bytes, and the threshold must not exceed the number of shares")
     drawn = (secrets.randbelow(PRIME) for _ in range(threshold - 1))
@@ -34,7 +34,9 @@ def _value(coefficients: Sequence[int], place: int) -> int:
 
 @lru_cache(maxsize=64)
 def _factors(places: tuple[int, ...]) -> tuple[int, ...]:
-    """Return Lagrange's coefficients, with which the polynomial's values at these places add up to its value at 0."""
+    """Return Lagrange's coefficients: the polynomial's values at these points, multiplied by the coefficients, add up
+    to the polynomial's value at 0.
+    """
     factors = []
     for own in places:
         above = below = 1

@@ -54,7 +54,7 @@ class Terms:
         return max(self.threshold, self.required, LEAST)
 
     def place(self, site: str) -> int:
-        """Return a site's position; raise Refused for an unknown site."""
+        """Return a site's position among the sorted sites; raise Refused for an unknown site."""
         if site not in self.sites:
             raise Refused(f"{site}: not a site of this study")
         return self.sites.index(site)

@@ -47,7 +47,8 @@ class PrivacyAccount:
         """Return the privacy account; None unless the hospital demands privacy or the plan promises privacy to
         patients.
 
-        Raises Refused, before data are read, if the promise can't be kept or the privacy budget is spent.
+        Raises Refused, before data are read, if the plan's privacy promise can't be kept or the privacy budget is
+        spent.
         """
         plan, folder, demands = place.plan, place.folder, place.settings.privacy
         protection, promise = Protection(place), agreed(plan, demands)
@@ -64,7 +65,7 @@ class PrivacyAccount:
         return account
 
     def begin(self) -> str:
-        """Begin an attempt at an answer and return its identifier."""
+        """Begin an attempt at an answer, and return the attempt's identifier."""
         self.attempt = secrets.token_hex(16)
         return self.attempt
 
@@ -73,7 +74,7 @@ class PrivacyAccount:
         return self.ledger.standing().has(self.study.name, attempt)
 
     def again(self, request: StudyMessage) -> StudyMessage | None:
-        """Return the saved answer to this request if its attempt is in the ledger; otherwise None."""
+        """Return the saved answer to this request if the ledger contains the answer's attempt; otherwise None."""
         path = self._path(request)
         if not path.exists():
             return None
@@ -96,8 +97,8 @@ class PrivacyAccount:
         own = {"request": digest_of(request), "attempt": self.attempt, "groups": list(reply.groups)}
         save_tensors(self._path(request), flat(reply.groups), {**own, "facts": reply.facts})
         self._tell_hospital(charges)
-        # The charge is the last step before sending. If the process dies between the charge and the sending, the ledger
-        # charges an answer that did not leave the site.
+        # Charging the ledger is the last step before the answer is sent. If the process dies between the charge and the
+        # sending, the ledger charges an answer that did not leave the site.
         self.ledger.charge(self.study, what, self.attempt, charges)
 
     def _path(self, request: StudyMessage) -> Path:

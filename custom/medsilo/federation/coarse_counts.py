@@ -32,7 +32,7 @@ def coarse_counts(
         people = int(own[1]) if name.endswith(BY_PATIENT) else len({*compress(patients, known.tolist())})
         if name in pairs and not 0 < people < least:
             told[name] = _coarse_mean(goal, name, own, people, len(patients), resolution) if people else [0.0, 0.0]
-    # A mean error or distance that is rounded to 0 is left out, because it would look perfect.
+    # A mean error or distance that is rounded to 0 is left out, because an error of 0 would look perfect.
     errors = {name for name in told if goal.told_range(name) != goal.metric_range}
     told = {name: own for name, own in told.items() if own[0] or not own[1] or name not in errors}
     whole = goal.counts(cut, patients, of_class)
@@ -72,7 +72,7 @@ def coarse_reliability(
 ) -> list[float]:
     """Return, for each bin of probabilities, the rounded number of cases times the rounded mean probability.
 
-    The middle of a bin replaces its mean if one patient could move the mean by the width of the bin.
+    If one patient could move a bin's mean by the width of the bin, the middle of the bin replaces the mean.
 
     Args:
         histograms: the exact histograms

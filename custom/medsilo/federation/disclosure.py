@@ -58,7 +58,7 @@ NOTHING: Told = {"validation": None, "validation_loss": None}
 
 
 def finite(value: float) -> float | None:
-    """Return the number if it is finite; otherwise None, because a missing value must not become 0."""
+    """Return the number if the number is finite; otherwise None."""
     return value if math.isfinite(value) else None
 
 
@@ -129,7 +129,7 @@ class Disclosure:
 
     # ------------------------------------------------------------------ validation
     def scored(self, rounds: int, loss: float, score: float, measures: Measures) -> ExactScores:
-        """Return the scores of the model after this many rounds.
+        """Return the scores of the model after this number of rounds.
 
         The scores include a noisy score if the site must not send the exact score. Each noisy score is a further
         release under differential privacy.
@@ -189,13 +189,17 @@ class Disclosure:
         return {**told, "subgroups": self.subgroups(scored.measures)}
 
     def loss_within(self, loss: float, samples: int) -> float | None:
-        """Return a loss over training cases that a method requests within a round, and count it as disclosed."""
+        """Return a loss over training cases that a method requests within a round, and record the disclosed loss in the
+        query budget.
+        """
         told = finite(self.train_loss(loss, samples))
         self.protection.note(train=told is not None)
         return told
 
     def score_within(self, score: float) -> float | None:
-        """Return a score over validation cases that a method requests within a round, and count it as disclosed."""
+        """Return a score over validation cases that a method requests within a round, and record the disclosed score in
+        the query budget.
+        """
         self.protection.note(validation=1)
         return finite(self.score("validation", score))
 
@@ -212,8 +216,8 @@ class Disclosure:
 
     @cached_property
     def told_levels(self) -> dict[Level, Resolution]:
-        """Return the rounding of each subgroup level whose test score may be sent. The mapping is empty if scores have
-        noise.
+        """Return the rounding of each subgroup level whose test score may be sent. If scores have noise, the returned
+        mapping from subgroup levels to rounding is empty.
         """
         if not self.tells_subgroups:
             return {}
@@ -354,8 +358,8 @@ class Disclosure:
         return told if cases == self.cases["train"] or (self.numbers and self.numbers.counted) else min(told, cases)
 
     def noisy_score(self, part: Part, number: int, measures: Measures) -> float:
-        """Return the validation or test score with new noise. Each call is a further release under differential
-        privacy.
+        """Return the validation or test score with new noise. Each call adds new noise, and counts as a further release
+        under differential privacy.
         """
         assert self.numbers
         values, between = measures[self.task.goal.metric], self.task.goal.metric_range
@@ -384,7 +388,7 @@ class Disclosure:
     def loss(self, part: Part, loss: float, measures: Measures) -> float:
         """Return the disclosed mean loss over the training, validation or test cases.
 
-        For data of patients, the loss of each case is clamped to MOST.
+        For data of patients, the loss of each case is clamped to the bound MOST.
         """
         resolution = self.resolution[part]
         return resolution.mean(float(measures[LOSS].clamp(0, MOST).mean()), 0, MOST) if resolution.patients else loss
@@ -429,7 +433,7 @@ class Disclosure:
         For data of patients, the threshold is the bound between two broad histogram bins, so it takes few different
         values.
 
-        Returns None if a class has too few patients.
+        Returns no threshold (None) if a class has too few patients.
         """
         exact, own = self.resolution["validation"].exact, {**measures, WEIGHT: self._weights("validation")}
         counts = self.task.goal.counts(own, self.patients["validation"], self.least * (1 if exact else CLASS))
@@ -439,8 +443,8 @@ class Disclosure:
         """Return the number of cases of each class for each part of the data; None if no class of that part has enough
         patients.
 
-        A class with too few patients is reported as absent. The other classes are still reported, because their
-        suppression would disclose a single patient.
+        A class with too few patients is reported as absent. The other classes are still reported, because a suppression
+        that depends on a single patient would disclose this patient.
         """
         goal = self.task.goal
         if (self.numbers and (self.numbers.guarded or self.numbers.counted)) or not goal.classifies:

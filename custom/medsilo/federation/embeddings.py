@@ -1,6 +1,6 @@
 """Compute and save the embeddings of a site's cases: the outputs of the frozen part of the plan's network.
 
-The site computes each embedding once, saves it on its disk, and never sends it.
+The site computes each embedding once, saves it on the site's disk, and never sends it.
 """
 
 import hashlib
@@ -95,7 +95,7 @@ class Embedded(TensorDataset):
 
 @dataclass
 class Embedding:
-    """A site's cases with their images replaced by embeddings."""
+    """A site's cases, in which embeddings replace the images."""
 
     place: SiteContext
     compute: Compute

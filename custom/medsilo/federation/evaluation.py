@@ -46,7 +46,7 @@ class Evaluation:
                 continue
             if cases == 0:
                 raise DataError(f"the {part} part of task {self.task.name} has no cases at this site; check its split")
-            if not self.plan.network.embedding:  # inputs of embeddings were checked before
+            if not self.plan.network.embedding:  # `Embedding.of` has already checked the inputs
                 check_inputs(part, self.pieces(getattr(data, part), "check"), self.task.shape)
 
     def pieces(self, part: Dataset, purpose: str) -> Dataset:
@@ -157,7 +157,7 @@ def check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> Non
 
     The error may leave the site, because its text contains counts and no file names.
 
-    If the data are not in memory, only the first training case is checked, because test data are read at the end.
+    If data are not in memory, only the first training case is checked, because test data are read only at the end.
     """
     own = shape
     if isinstance(data, Cases):

@@ -16,7 +16,7 @@ class OwnChoice:
 
     @property
     def chooses(self) -> bool:
-        """True if this site selects the model that it tests, instead of the server."""
+        """True if this site, and not the server, selects the model that the site tests."""
         plan = self.place.plan
         return plan.algorithm.outcome.personal and plan.model_selection.keep == "best"
 

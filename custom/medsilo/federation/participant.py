@@ -1,7 +1,8 @@
 """Answer the coordinator's requests at a site with exact results, and save the site's local state.
 
-A participant knows neither the transport of messages nor the rules of disclosure. So the same class works in a
-simulation in one process and over NVFlare. Layers wrap a participant (site_stack.py).
+A participant knows neither the transport of messages nor the rules of disclosure. The same participant class therefore
+works in a simulation in one process and over NVFlare. The module site_stack.py lists the layers that wrap a
+participant.
 """
 
 import math

@@ -98,7 +98,7 @@ class Permission:
             made = digest_of(StudyMessage(parcel.groups, own))[:32]
             approvals.count(decision, made, asked.task, self.place.asked.rounds)  # type: ignore[arg-type]
         reply = self.inner.answer(parcel, look)
-        self.check(asked.sites, asked.round)  # the last step before the answer leaves
+        self.check(asked.sites, asked.round)  # the permission is checked again before the answer leaves
         return reply
 
     def check(self, sites: Sequence[str] | None = None, number: int = 0) -> "Decision | None":
@@ -135,7 +135,7 @@ class Permission:
         return self.place.job_code.facts() if self.place.job_code else None
 
     def begin(self) -> None:
-        """Save the plan for people to read, even if it is approved already.
+        """Save the plan in a form that people can review, even if the plan is already approved.
 
         Raises Refused under the same conditions as `check`.
         """

@@ -233,8 +233,8 @@ class PrivateNumbers:
         """Return a noisy mean over privacy units, where each unit has the mean score of its cases.
 
         Each unit's contribution is at most half of the score's range, and is rounded to a thousandth of this half. The
-        mean is rounded before noise is added, so that averaging many answers reveals only the rounded mean. One unit
-        then changes the rounded mean by a whole number of rounding steps.
+        mean is rounded before noise is added, so that averaging many answers reveals only the rounded mean. One privacy
+        unit changes the rounded mean by a whole number of rounding steps.
 
         Args:
             step: the rounding step of this hospital's scores
@@ -281,7 +281,7 @@ class PrivateSite:
     def size(self) -> int:
         """The number of training cases, or the noisy number of privacy units in training if counts have noise.
 
-        The sampling rate, the number of steps and the divisor of sums depend only on this number.
+        The sampling rate, the number of steps and the divisor of sums depend only on this disclosed number.
         """
         counted = self.numbers.counted
         return counted[1]["train"] if counted else len(self.train)  # type: ignore[arg-type]

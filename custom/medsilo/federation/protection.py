@@ -124,7 +124,7 @@ class Protection:
     def note_script(
         self, answer: StudyMessage, bits: Mapping[str, int] | None = None, rho: float | None = None
     ) -> None:
-        """Record the capacity in bits of a training script's answer in the query budget and the signed ledger.
+        """In the query budget and the signed ledger, record the capacity in bits of a training script's answer.
 
         Args:
             bits: the capacity by kind of content, if an airlock reduced it
@@ -201,7 +201,7 @@ def book_of(settings: SiteSettings, site: str, folder: Path) -> QueryBudget:
 def acquire_lock(plan: Plan, site: str, settings: SiteSettings, folder: Path) -> Callable[[], None]:
     """Reserve one of the hospital's slots for concurrent studies, and return the function that frees the slot.
 
-    Raises Refused if all slots are taken.
+    Raises Refused if all slots for studies are taken.
     """
     if settings.studies is None and not settings.protects(plan.task.synthetic):
         # The data need no protection, and the settings set no limit.

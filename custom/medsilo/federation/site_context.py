@@ -129,7 +129,9 @@ class Site(Protocol):
 
 
 class UpdateCodec:
-    """Sends and receives tensors without encoding. Secure aggregation overrides these methods to mask tensors."""
+    """Sends and receives tensors without encoding. Secure aggregation overrides the methods of this class to mask
+    tensors.
+    """
 
     # whether the server omits groups of tensors that a site can compute itself
     keeps_at_home = False

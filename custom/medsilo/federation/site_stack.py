@@ -1,4 +1,4 @@
-"""Build the layers around a site, from inside to outside.
+"""Build the layers around a site, from inside to outside. The module server_stack.py builds the layers of the server.
 
 A request passes these layers from outside to inside:
 

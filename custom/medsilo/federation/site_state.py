@@ -85,7 +85,7 @@ class SiteState:
             gc.collect()
 
     def reload(self) -> None:
-        """Make the networks again if they were freed."""
+        """Create the networks again if their memory was freed."""
         if not self.modules:
             self.begin()
 
@@ -153,8 +153,8 @@ class SiteState:
         """Restore this site's state after round `number`, also in a new process or after the server was restored.
 
         A site that missed rounds continues from round `last`, the last round in which the site took part according to
-        the server. If that state is missing on the disk, the site continues from the nearest saved state, which may be
-        later. Returns a warning if the restored state is not the expected state.
+        the server. If the saved state of that round is missing, the site continues from the nearest saved state, which
+        may be later. Returns a warning if the restored state is not the expected state.
         """
         if self.done == number:
             return None
@@ -294,8 +294,8 @@ class StatusFile:
 
     @contextmanager
     def answering(self, task: str, number: int) -> Iterator[None]:
-        """Within the context, report the progress on this request. An error is reported as a rejection of the
-        request.
+        """Within the context, report the progress on this request. An error within the context is reported as a
+        rejection of the request.
         """
         self._asked, self._told = (task, number), self._clock()
         said = self._told

@@ -38,7 +38,7 @@ SLACK = 1e-6  # tolerance for a mean that rounding errors put outside its range
 def levels_of(
     declared: Mapping[str, "Subgroup"], members: Members, patients: Sequence[str], site: str
 ) -> dict[Level, Group]:
-    """Return, for each declared subgroup level, those of the given patients who belong to it. If any level is declared,
+    """Return, for each declared subgroup level, the given patients who belong to this level. If any level is declared,
     the hospital itself also counts as a level with all patients.
     """
     found: dict[Level, Group] = {}

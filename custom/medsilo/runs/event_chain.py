@@ -81,7 +81,7 @@ class EventChain:
                 self._checked(lines)
             if not lines:
                 return
-            for path in filter(Path.exists, files(self.kit)):  # so that signed lines survive a power cut
+            for path in filter(Path.exists, files(self.kit)):  # synced to disk: signed lines must survive a power cut
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
             now, begin = int(time.time()), _begin(self.kit)

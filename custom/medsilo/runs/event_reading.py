@@ -33,9 +33,9 @@ def fates(kit: Path) -> dict[str, str]:
 
 
 def last_of_jobs(kit: Path) -> dict[str, tuple[str, bool]]:
-    """Return for each job its last event, and whether somebody must act.
+    """Return, for each job, the job's last event, and whether somebody must act.
 
-    A job's last event may be that its study waits for an automatic restart.
+    A job's last event may be that the job's study waits for an automatic restart.
     """
     found = (columns for columns in map(columns_of, read(kit)) if columns and columns[3] == "-")
     return {

@@ -38,7 +38,7 @@ OFTEN = 60.0  # seconds until a party's count of repeated rejections is logged; 
 MOST_KINDS, MOST_PARTIES = 20, 50  # limits on the kinds of rejections that are counted for a party, and on the parties
 OTHERS = "others"  # name under which all parties above the limit are counted together
 LARGEST_COUNTS = 1 << 20  # bytes of the file of counts
-START = "0" * 64  # the previous hash of the first line
+START = "0" * 64  # stands for the previous hash in the first line
 What = Literal[
     "started",
     "joined",

@@ -49,7 +49,7 @@ class Message:
 
 @dataclass
 class Incident:
-    """Problems that began within a minute."""
+    """Problems that began within a minute of each other."""
 
     told: bool = False
     wrong: dict[str, News] = field(default_factory=dict)  # open problems
@@ -224,5 +224,5 @@ def news_of(line: str, first: bool = False) -> News | None:
         return News(told, at, ends=of_study, about=study)
     if what == "certificate" and not warns:  # a certificate was renewed
         return News(told, at, about=who, joins=True)
-    # A slow hospital needs no message, because it may still answer, and a stalled study is reported anyway.
+    # A slow hospital needs no message, because the hospital may still answer, and a stalled study is reported anyway.
     return News(told, at, about=who) if (warns and what != "slow") or what in LAST else None

@@ -276,7 +276,7 @@ class Delivered(SiteAnswer):
 
 
 class SubgroupScore(MessageFacts):
-    """The test score of one level of a subgroup. A suppressed score has no value and 0 patients."""
+    """The test score of one level of a subgroup. A suppressed score is `null`, and its number of patients is 0."""
 
     subgroup: SubgroupWord
     level: SubgroupWord
@@ -357,7 +357,7 @@ def check_values(values: Any, most: int) -> None:
 
 
 def same_names(what: str, given: Collection[str], expected: Collection[str]) -> None:
-    """Raise Refused if names are missing or unexpected; the message lists the first few."""
+    """Raise Refused if names are missing or unexpected; the error lists the first few names."""
     for problem, names in (("lacks", set(expected) - set(given)), ("has the surplus", set(given) - set(expected))):
         if names:
             shown = ", ".join(sorted(plain(str(name), 80) for name in names)[:3]) + (", ..." if len(names) > 3 else "")

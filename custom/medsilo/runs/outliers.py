@@ -9,9 +9,10 @@ A site's update is an outlier in a round in each of these cases:
 - The update has a large weight: its fraction of the mean exceeds HEAVY, or MUCH times the median fraction of the other
   sites.
 
-The second and third case need at least two other sites. The other sites agree if the mean cosine over pairs of their
-updates is above AGREE + DOUBT / pairs. This bound is stricter with few pairs. A site is an outlier if its update is an
-outlier in at least FEWEST rounds. These must also be more than the fraction OFTEN of the site's rounds.
+The tests of length and weight need at least two other sites. The other sites agree if the mean cosine over pairs of
+their updates is above AGREE + DOUBT / pairs. This bound on the mean cosine is stricter with few pairs. A site is an
+outlier if its update is an outlier in at least FEWEST rounds. These rounds must also be more than the fraction OFTEN of
+the site's rounds.
 """
 
 from collections.abc import Callable, Iterable, Sequence

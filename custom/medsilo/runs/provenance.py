@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("nvflare", "torch", "monai", "numpy", "nibabel", "SimpleITK", "pydantic", "safetensors")
 
-version_of = cache(importlib.metadata.version)  # cached, because it reads a file of package metadata
+version_of = cache(importlib.metadata.version)  # cached, because the function reads a file of package metadata
 
 
 def now() -> str:

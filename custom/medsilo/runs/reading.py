@@ -93,7 +93,7 @@ def _where(folder: Path, file: str, kind: str = "run") -> str:
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        # NaN and Infinity are invalid JSON, but some programs write these values. They are read as missing values.
+        # NaN and Infinity, which some programs write although they are invalid JSON, are read as missing values.
         return _plain(json.loads(text, parse_constant=lambda constant: None))
     except (ValueError, RecursionError) as error:
         raise MedsiloError(f"{where} is no JSON: {BROKEN}", str(error)) from None

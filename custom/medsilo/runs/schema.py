@@ -345,7 +345,7 @@ class Summary(RecordPart):
         return not self.finished and self.rounds.done == 0 and joined < needed
 
     def score(self, site: str) -> float | None:
-        """Return the test score of a training or evaluation site, or None if it is unknown."""
+        """Return the test score of a training or evaluation site, or None if the score is unknown."""
         result = self.sites.get(site) or self.evaluation_sites.get(site)
         return None if result is None or result.test is None else result.test[self.metric]
 
@@ -377,12 +377,12 @@ class Summary(RecordPart):
 
     @property
     def mean_score(self) -> Score:
-        """Mean test score over the sites that disclose it."""
+        """Mean of the test scores over the sites that disclose a test score."""
         return self._mean(self.mean_test)
 
     @property
     def pooled_score(self) -> Score:
-        """Mean test score over the sites that disclose it, weighted by test cases."""
+        """Mean of the test scores, weighted by numbers of test cases, over the sites that disclose a test score."""
         return self._mean(self.pooled_test, by_cases=True)
 
     def _mean(self, told: float | None, by_cases: bool = False) -> Score:

@@ -1,7 +1,7 @@
 """A score that is exact, a range because it was rounded, or missing.
 
-All code formats scores by this module. So ranges are always shown as ranges, and a number has only as many digits as
-its number of cases justifies.
+All code uses this module to format scores. Ranges are therefore always shown as ranges, and a number has only as many
+digits as its number of cases justifies.
 """
 
 import math
@@ -119,7 +119,7 @@ def number_text(value: float | None, n: int | None = None) -> str:
 
 
 def interval_text(interval: Interval | None, n: int | None = None) -> str:
-    """Format a score's interval; empty without an interval."""
+    """Return the text of a score's interval (lower and upper end); empty without an interval."""
     return "" if interval is None else "–".join(number_text(end, n) for end in interval)
 
 
@@ -129,5 +129,5 @@ def _decimals(step: float) -> int:
 
 
 def _cut(value: float, digits: int, towards: Callable[[float], int]) -> float:
-    """Round an end of a range outwards."""
+    """Round an end of a range outwards, so that the range gets wider."""
     return towards(round(value * 10**digits, 6)) / 10**digits

@@ -53,7 +53,7 @@ class AcceptedSettings:
 
     def check(self) -> str:
         """Return the time of the last acceptance as text; empty without an acceptance. Raises Refused if the settings
-        have changed since then.
+        have changed since the last acceptance.
         """
         if not self.file.exists():
             from medsilo.site.ledger import ledgers

@@ -383,7 +383,7 @@ def study_in_words(study: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def approvals_of(book: QueryBudget, kit: KitFiles, settings: SiteSettings) -> Approvals:
-    """Return a site's approvals, signed with a key of its kit."""
+    """Return a site's approvals, signed with a key of the site's kit."""
     found = Approvals(book.folder, kit.key_for("approvals"), data_set(settings.data, "") if settings.data else "")
     if not found.file.exists() and (before := kit.earlier_key_for("approvals")):
         found.take_over(Approvals(book.folder, before))

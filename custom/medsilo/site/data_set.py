@@ -271,8 +271,8 @@ def inventory_of(files: Iterable[KnownFile]) -> Inventory:
 
 
 def read_inventory(folder: Path) -> dict[str, KnownFile]:
-    """Return a data set's inventory by file name; raises DataError if it is damaged or its digest differs from
-    data.yaml.
+    """Return a data set's inventory by file name; raises DataError if the inventory is damaged or its digest differs
+    from data.yaml.
     """
     return _inventory_in(folder / INVENTORY, DataSet.read(folder))
 
@@ -421,7 +421,7 @@ class Acceptance(Section):
 
 
 def accept(folder: Path, by: str, key: Any | None = None) -> Acceptance:
-    """Write a person's acceptance of a data set, signed if a kit's key is given."""
+    """Write a person's acceptance of a data set. The acceptance is signed if a kit's key is given."""
     given = Acceptance(identity=DataSet.read(folder).identity, by=by, at=int(time.time()))
     make_folder(folder / PRIVATE)
     write_text(folder / PRIVATE / AS_ACCEPTED, (folder / DataSet.FILE).read_text("utf-8"))
@@ -434,7 +434,7 @@ def accept(folder: Path, by: str, key: Any | None = None) -> Acceptance:
 
 
 def check_accepted(folder: Path, key: Any | None = None) -> Acceptance:
-    """Return the acceptance of a data set; raises MedsiloError if this version was not accepted.
+    """Return the acceptance of a data set; raises MedsiloError if the present version of the data set was not accepted.
 
     Args:
         key: the kit's key, which must have signed the acceptance

@@ -95,7 +95,7 @@ class JobCode:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of all paths and contents."""
+        """The SHA-256 hash of the code's file paths and contents."""
         digest = hashlib.sha256(b"medsilo code 1\n")
         for name, content in sorted(self.files.items()):
             digest.update(f"{name}\0{len(content)}\0".encode())
@@ -137,7 +137,7 @@ class JobCode:
         return sorted(name for name in {*self.files, *other.files} if self.files.get(name) != other.files.get(name))
 
     def keep(self, folder: Path) -> None:
-        """Store the code in a folder, under its hash."""
+        """Store the code in a folder, in a file that is named by the code's hash."""
         path = folder / f"{self.hash}.json"
         if not path.exists():
             told = {name: base64.b64encode(content).decode() for name, content in sorted(self.files.items())}

@@ -1,14 +1,15 @@
 """A hospital's privacy ledger: the differential privacy cost of every answer, recorded before the answer leaves.
 
-A hospital has one file per data set. Each line is a signed entry with the hash of the previous line. A second file, the
-head, contains the number of lines written so far and the hash of the last line. An answer leaves only after its entry
-is on disk, so a process that dies in between has charged too much, never too little.
+A hospital has one ledger file per data set. Each line of the ledger is a signed entry with the hash of the previous
+line. A second file, the head, contains the number of lines written so far and the hash of the last line. An answer
+leaves only after its entry is on disk, so a process that dies in between has charged too much, never too little.
 
-A key of the hospital's startup kit signs the entries. When a kit is renewed with a new key, the old key signs the new
-key, or the hospital's engineer accepts the new key. Without a kit, the key is stored in the ledger's folder, and does
-not protect against anybody who may write to this folder. The ledger detects changed, removed, added or swapped lines, a
-truncated file, and entries written without the key. Changes by the owner of the key are not detected. If both files are
-reset to an earlier state, the copies of the head in the kit and at servers (`check_heads`) reveal the reset.
+A key of the hospital's startup kit signs the ledger's entries. When a kit is renewed with a new key, the old key signs
+the new key, or the hospital's engineer accepts the new key. Without a kit, the key is stored in the ledger's folder,
+and does not protect against anybody who may write to this folder. The ledger detects changed, removed, added or swapped
+lines, a truncated file, and entries written without the key. Changes by the owner of the key are not detected. If
+ledger and head are reset to an earlier state, the copies of the head in the kit and at servers (`check_heads`) reveal
+the reset.
 """
 
 import hashlib
@@ -44,7 +45,7 @@ from medsilo.site.signing import PrivateKey, UseKey, own_key, public_text
 FOLDER_NAME, OWN_KEY, LOCK = "ledger", "key.pem", "ledger.lock"
 OF = "this hospital's privacy ledger"
 WAIT = 120.0  # seconds to wait for another process's lock
-START = "0" * 64  # the previous hash of the first line
+START = "0" * 64  # stands for the previous hash in the first line
 KEPT = "ledger-{}.head.json"  # in the kit: a copy of the head, one per data set
 TAKEN_OVER = "a renewed kit's key signs from here on, which the one before it let in"
 ACCEPTED = "the engineer looked at it: this key signs from here on"
@@ -74,7 +75,7 @@ class LedgerEntry(Section):
     time: int
     kind: Kind
     data: Text
-    spending: Spending | None = None  # None if the entry opens the ledger or continues it with a new key
+    spending: Spending | None = None  # None if the entry opens the ledger or continues the ledger with a new key
     what: Text = ""
     attempt: Text = ""  # identifies the answer, so that repeating the answer is not charged again
     charges: tuple[Charge, ...] = Field((), max_length=MOST_CHARGES)
@@ -101,7 +102,7 @@ class LedgerStanding:
 
     entries: tuple[LedgerEntry, ...]
     head: str  # hash of the last line
-    torn: bool  # True if the last line is incomplete; it does not count, because its answer did not leave
+    torn: bool  # True if the last line is incomplete; such a line does not count, because its answer did not leave
     keys: tuple[str, ...] = ("",)  # keys[n]: the signing key after n lines
     hashes: tuple[str, ...] = (START,)  # hashes[n]: the hash after n lines
 

@@ -14,7 +14,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section, checked
 from medsilo.core.yaml_text import read_yaml
 
-# Imported for type checking only, because they import torch, which reading settings does not need.
+# Imported for type checking only, because these modules import torch, which is not needed to read settings.
 if TYPE_CHECKING:
     from medsilo.learning.compute import Compute
     from medsilo.tasks.sources import DataSource
@@ -25,7 +25,7 @@ FILE_NAME = "medsilo.yaml"
 class PartySettings(Section):
     """The keys of medsilo.yaml that a server and a hospital have in common.
 
-    The file is in the folder `local/` of each party's startup kit. No job can override the file.
+    The file is in the folder `local/` of each party's startup kit. No job can override medsilo.yaml.
     """
 
     FILE: ClassVar[str] = FILE_NAME

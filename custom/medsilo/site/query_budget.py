@@ -1,8 +1,8 @@
 """A hospital's records across studies: its secret key, the patients in disclosed scores, and answers per lead.
 
 Each site has a folder that only the site's user account can read. Lines are only appended to the files, under a lock
-that all processes of the hospital share. An answer leaves only after it was counted on disk. If a process dies in
-between, the count is too high by one, but never too low.
+that all processes of the hospital share. An answer leaves only after it was counted on disk. If a process dies before
+the answer leaves, the count is too high by one, but never too low.
 """
 
 import hashlib
@@ -235,7 +235,7 @@ class QueryBudget:
     def _check_studies(self, counts: Mapping[Requester, Count], asker: Requester, settings: SiteSettings) -> None:
         """Raise Refused if a lead has begun as many studies of a data set as this hospital allows.
 
-        Each study discloses the number of patients, even if it is rejected after the data are read.
+        Each study discloses the number of patients, even if the study is rejected after the data are read.
         """
         begun = {own.study for own in counts if (own.lead, own.data) == (asker.lead, asker.data)}
         if asker.study not in begun and len(begun) >= settings.most_studies:
@@ -266,7 +266,7 @@ class QueryBudget:
     def counts(self) -> dict[Requester, Count]:
         """Return the planned and delivered answers of every study.
 
-        An unreadable line counts as one answer about every part for every lead.
+        An unreadable line counts as one answer about every part of the data, for every lead.
         """
         found: dict[Requester, Count] = defaultdict(Count)
         unknown = 0

@@ -95,8 +95,8 @@ class SiteSettings(PartySettings):
     )
     room: RoomSettings = Field(RoomSettings(), description="environment and limits of the isolated training script")
     border: BorderSettings = Field(BorderSettings(), description="limits on the isolated training script's answers")
-    # Whether this hospital exchanges personal models with other hospitals that agree (FedSM's super model). By default
-    # only for synthetic data.
+    # Whether this hospital exchanges personal models with other hospitals that agree (FedSM's super model). By default,
+    # personal models are exchanged only if the data are synthetic.
     share_personal_model: bool | None = None
     public_data: bool = Field(
         False,

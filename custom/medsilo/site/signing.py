@@ -93,7 +93,7 @@ def check_succession(certificate: bytes, earlier: bytes, root: bytes) -> None:
 
 @lru_cache(maxsize=8)
 def private_key(text: bytes) -> Any:
-    """Parse a PEM private key. The result is cached, because checking the primes of an RSA key takes 0.1 s."""
+    """Parse a PEM private key. The parsed key is cached, because checking the primes of an RSA key takes 0.1 s."""
     return load_pem_private_key(text, None)
 
 

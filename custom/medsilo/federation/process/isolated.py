@@ -178,7 +178,7 @@ class IsolatedParticipant:
     def _death(self, process: subprocess.Popen) -> str:
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=STOP_LIMIT)
-        code = process.poll()  # None if the process stalled
+        code = process.poll()  # exit code; None if the process stalled
         self._renew()
         died_of = signal.Signals(-code) if code and code < 0 else None
         how = died_of.name if died_of else "it stalled" if code is None else f"exit code {code}"

@@ -33,7 +33,7 @@ class Worker:
         Thread(target=self._listen, daemon=True).start()
         self.site = self.work.get()[0]
         settings = SiteSettings.model_validate(self.site["settings"])
-        # The limit concerns written memory; memory that CUDA merely reserves does not count.
+        # The memory limit concerns written memory; memory that CUDA merely reserves does not count.
         limit = settings.most_memory
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         whole = True
