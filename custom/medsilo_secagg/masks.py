@@ -5,9 +5,9 @@ round's other sites. The random streams p_jk = p_kj come from X25519 keys that j
 b_j comes from a seed that j creates for the round. All streams depend on the round's context: plan, hospitals,
 threshold, round number, and the participants with their keys.
 
-A site that drops out exposes its masks of one round only, because the other sites then reveal its X25519 key of that
-round. The site's keys of other rounds are independent. If the site's upload arrives late, b_j still masks the upload,
-because no site reveals a share of the seed of b_j any more.
+A site that drops out exposes its masks of one round only: the other sites then reveal only the site's X25519 key of
+this round. The site's keys of other rounds are independent. If the site's upload arrives late, b_j still masks the
+upload, because no site reveals a share of the seed of b_j any more.
 """
 
 from secrets import token_bytes

@@ -3,9 +3,9 @@
 At the start of a study, callers use `Member.begin`, `introduction` and `meet`. In each round, callers use `offer`,
 `seal` and `unmask`.
 
-The caller must write the bytes of `saved()` to the site's disk before the result of a call leaves the site. Otherwise,
-a site could use a key again after a crash, which would disclose the masked numbers. Every received message is checked,
-and an invalid message is rejected with one line that names its sender.
+The caller must write the bytes of `saved()` to the site's disk before the result of a call leaves the site. If the
+bytes were not on disk, a site could use a key again after a crash, which would disclose masked numbers. Every received
+message is checked, and an invalid message is rejected with one line that names its sender.
 """
 
 from collections.abc import Mapping, Sequence

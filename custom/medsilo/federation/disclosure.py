@@ -141,7 +141,7 @@ class Disclosure:
         """Return the rank of a round's model, by which this site selects its best model.
 
         The site reports the round of the model that it selects, so the rank may only depend on scores that the site
-        also sends. Without such scores, the model of the last round ranks highest.
+        also sends. If the site sends no scores, the model of the last round ranks highest.
         """
         if self._how("validation") != "exact":
             return float(rounds) if scored.noisy is None else scored.noisy

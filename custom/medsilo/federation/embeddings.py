@@ -54,7 +54,7 @@ class Store:
         self.written = len(self.known)
 
     def write(self) -> None:
-        """Write all embeddings to disk if there are new embeddings and the disk has room."""
+        """Write all embeddings to disk if some of them are new and the disk has enough space."""
         if len(self.known) == self.written:
             return
         embeddings = torch.stack([*self.known.values()])

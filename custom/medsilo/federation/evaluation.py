@@ -61,7 +61,7 @@ class Evaluation:
     ) -> tuple[float, float, Measures]:
         """Return the mean loss, the mean score, and the measures of each single case.
 
-        Without cases, both means are NaN. By default, each case is measured by the task's metric.
+        Without cases, the mean loss and the mean score are NaN. By default, each case is measured by the task's metric.
         """
         if not len(part):  # type: ignore[arg-type]
             return math.nan, math.nan, {}

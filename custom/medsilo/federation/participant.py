@@ -182,7 +182,7 @@ class Participant:
         return ExactRound(loss, trainer.samples, scored, groups=sent)
 
     def _deliver(self, asked: Request, groups: Groups, stop: Stop) -> ExactDelivery:
-        """Load and validate the result of the last round."""
+        """Load the models of the last round, and evaluate them on the validation cases."""
         number, plan, folder = asked.round, self.place.plan, self.place.folder
         self._stand_after(number, asked)
         self._receive(asked, groups, plan.course.delivery)
@@ -220,7 +220,7 @@ class Participant:
         the last round.
         """
         self.state.reload()
-        self.state.done = -1  # from here on, memory holds the model under test instead of the state after a round
+        self.state.done = -1  # the networks in memory are now the model under test, not the state after a round
         if self.choice.chooses:
             return self.state.load_model(paths.BEST)["round"]
         self.state.load_model(paths.LAST)

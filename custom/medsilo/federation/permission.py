@@ -49,8 +49,9 @@ class Permission:
     def __init__(self, place: SiteContext) -> None:
         """Check the hospital's settings.
 
-        Raises Refused if the hospital does not take part in studies, or does not train in them. Also raises Refused if
-        approval is required but no startup kit is present, because the kit's key verifies approvals.
+        Raises Refused if the hospital does not take part in studies, or if it only tests models and this study would
+        train there. Also raises Refused if approval is required but no startup kit is present, because the kit's key
+        verifies approvals.
         """
         self.place = place
         by_code = (

@@ -50,7 +50,7 @@ def kept_states(rounds: int) -> int:
 
 
 class SiteState:
-    """A site's networks and optimizers after a round; another process can restore them from the site's folder."""
+    """A site's networks and optimizers after a round, which another process can restore from the site's folder."""
 
     def __init__(self, plan: Plan, site: str, folder: Path, compute: Compute) -> None:
         self.plan, self.algorithm, self.site, self.folder, self.compute = plan, plan.algorithm, site, folder, compute

@@ -1,4 +1,4 @@
-"""Decide which scores of subgroups of a site's test patients may be sent, and round them.
+"""Decide which subgroup scores over a site's test patients may be sent, and round these scores.
 
 The score of a level with fewer patients than the hospital's minimum does not leave. A score that would reveal the score
 of a smaller group does not leave either. Sums and differences of disclosed scores (of all patients, classes and

@@ -75,7 +75,7 @@ def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
     missed = [] if after is None else since(kit, after)  # may contain lines that are also in the open file
     yield from (line for line in missed if is_of(line, of))
     while True:
-        new = _other(path, file)  # detect a rotation first, then read the rest of the rotated file
+        new = _other(path, file)  # detect a rotation first, then read the remaining lines of the rotated file
         lines = (line.rstrip("\n") for line in file or ())
         yield from (line for line in lines if is_of(line, of) and line not in missed)
         if new is None:

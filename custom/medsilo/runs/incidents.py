@@ -14,8 +14,8 @@ from medsilo.runs.event_reading import LAST, columns_of, shown
 GATHER = 8.0  # seconds to wait for further problems before an incident's first message
 SETTLED = 10.0  # seconds without news before the end of a problem is reported
 TOGETHER = 60.0  # seconds after an incident's beginning in which further problems are added to the incident
-# Seconds after which a solved or late problem is reported, even if other problems of the incident are still open. The
-# second value applies if all open problems may resolve by themselves.
+# Seconds after which a solved or late problem is reported, although other problems are open: normally, and if all open
+# problems may resolve by themselves.
 STILL, PASSING = 20.0, 90.0
 MOST = 500  # limit on open problems
 NAMED, LINES = 10, 20  # limits on parties in a line, and on lines in a message
@@ -63,7 +63,7 @@ class Incident:
 
 @dataclass
 class Incidents:
-    """Collects news into incidents, and makes messages when they are due."""
+    """Collects news into incidents, and makes the messages that are due."""
 
     open: list[Incident] = field(default_factory=list)
 

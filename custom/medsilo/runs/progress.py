@@ -91,7 +91,7 @@ class StudyProgress:
         return [*round_lines(line, self.planned, self.metric), *self._newly_standing_out(line)]
 
     def _newly_standing_out(self, line: "Round") -> Iterator[str]:
-        """Yield lines about new outliers; a site is reported again only after it was no outlier in between."""
+        """Yield lines about new outliers; a site is reported again only if it was no outlier in the meantime."""
         from medsilo.runs.outliers import standing_out
 
         self.rounds.append(line)

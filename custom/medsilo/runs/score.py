@@ -104,7 +104,7 @@ class Score(RecordPart):
 
 
 def about(text: str) -> str:
-    """Mark the text of a number as approximate, because it was computed from rounded numbers."""
+    """Mark the text of a number that was computed from rounded numbers as approximate."""
     return text if text == MISSING else f"≈{text}"
 
 

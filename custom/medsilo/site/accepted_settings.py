@@ -84,7 +84,7 @@ class AcceptedSettings:
         return moment(remembered.at)
 
     def begin(self, settings: SiteSettings) -> str:
-        """Check the settings as `check` does, or accept them if there is no record yet."""
+        """Check the settings as `check` does, or accept the settings if nobody has accepted any settings yet."""
         return self.check() or ("" if self.file.exists() and not settings.promise() else self.accept(settings))
 
     def accept(self, settings: SiteSettings) -> str:

@@ -32,7 +32,8 @@ LOCK, RUNNING = "book.lock", "running"
 WAIT = 60.0  # seconds to wait for another process's lock
 MESSAGES = "messages"  # key under which the number of a training script's messages is counted
 MARK = 16  # hexadecimal digits of a patient's keyed hash
-# Keyed hashes of the patients of one part: of (patient, number of cases), and of the patient alone
+# Keyed hashes of the patients of one part of the data: hashes of (patient, number of cases), and hashes of the patient
+# alone
 Marks = tuple[frozenset[str], frozenset[str]]
 
 
