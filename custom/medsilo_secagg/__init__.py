@@ -1,1 +1,3 @@
-"""Aggregate updates so that the server only learns their sum (docs/trust/secure-aggregation.md)."""
+"""Aggregate the updates of sites so that the server only learns the sum of the updates
+(docs/trust/secure-aggregation.md).
+"""

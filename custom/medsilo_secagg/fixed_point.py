@@ -1,4 +1,4 @@
-"""Encode numbers as integers modulo 2^64, whose sum does not depend on the order."""
+"""Encode numbers as integers modulo 2^64, so that the sum does not depend on the order of addition."""
 
 import math
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.tensors import Tensors
 from medsilo_secagg.streams import Words
 
-CHECK = 4  # number of zero words after the encoded numbers: they are not zero in a sum whose masks were removed wrongly
+CHECK = 4  # number of zero words after the encoded numbers; if masks were removed wrongly, these words are not zero
 CHUNK = 1 << 15  # numbers that are converted at a time
 MOST_ROUNDED = 128.0  # maximum rounding error of a sum over 256 sites, in units of the last place
-USED = 0.999  # used part of the integers' range; the rest is a reserve for rounding
+USED = 0.999  # fraction of the integers' range that sums use; rounding errors may use the remaining fraction
 
 BITS = 64  # bits of a word
 WORD, SIGNED = np.dtype("<u8"), np.dtype("<i8")
@@ -47,7 +47,7 @@ class FixedPoint:
 
     @cached_property
     def scale(self) -> float:
-        """The scale at the largest weight: the largest power of two without an overflow."""
+        """The scale for the largest weight: the largest power of two at which the sum does not overflow."""
         most = USED * 2.0 ** (BITS - 1) / self.weights * self.one
         return 2.0 ** math.floor(math.log2(most / self.bound))
 
@@ -76,7 +76,7 @@ class FixedPoint:
             signed[start : start + len(part)] = np.rint(scaled, out=scaled)
 
     def decode(self, words: Words, divisor: int, values: Tensor) -> None:
-        """Decode the sum in the words, divide it, and write it into a tensor of floats."""
+        """Decode the sum in the words, divide the sum, and write the quotient into a tensor of floats."""
         flat = values.reshape(-1).numpy()
         signed, unit = words.view(SIGNED), self.scale * divisor / self.one
         for start in range(0, len(flat), CHUNK):
@@ -84,7 +84,11 @@ class FixedPoint:
             flat[start : start + CHUNK] = np.divide(part, unit, dtype=np.float64)
 
     def within(self, words: Words, weight: int) -> bool:
-        """True if the words can be a sum of numbers within the bound whose weights add up to `weight`."""
+        """True if the words can be a weighted sum of numbers within the bound.
+
+        Args:
+            weight: The sum of the weights.
+        """
         signed = words.view(SIGNED)
         most = weight / self.one * self.bound * self.scale + MOST_ROUNDED
         return not len(signed) or bool(-most <= signed.min() and signed.max() <= most)
@@ -92,7 +96,7 @@ class FixedPoint:
 
 @dataclass(frozen=True)
 class Flat:
-    """The layout of named tensors in one sequence of words."""
+    """The layout of named tensors in one sequence of words (64-bit integers)."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -100,7 +104,7 @@ class Flat:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Flat":
-        """Return the layout of these tensors; raise MedsiloError unless all of them have floating point numbers."""
+        """Return the layout of these tensors; raise MedsiloError unless all tensors contain floating point numbers."""
         for name, tensor in sorted(tensors.items()):
             if not tensor.is_floating_point():
                 raise MedsiloError(
@@ -137,7 +141,7 @@ class Flat:
         return words
 
     def decode(self, words: Words, fixed: FixedPoint, weight: int, divisor: int) -> Tensors:
-        """Decode and divide a sum; raise Refused if the words cannot be such a sum.
+        """Decode a sum and divide the sum; raise Refused if the words cannot be a sum of encoded numbers.
 
         Args:
             words: The unmasked sum.
@@ -160,13 +164,13 @@ class Flat:
 
 
 def as_tensor(words: Words) -> Tensor:
-    """Return words as a tensor of integers for sending, without a copy."""
+    """Return a tensor of integers that shares the memory of the words, for sending."""
     return torch.from_numpy(words.view(SIGNED))
 
 
 def as_words(sender: str, tensor: object, count: int) -> Words:
-    """Return a received tensor as words, if possible without a copy; raise Refused, naming the sender, if it has a
-    wrong type or shape.
+    """Return a received tensor as words, if possible without a copy; raise Refused, naming the sender, if the tensor
+    has a wrong type or shape.
     """
     if not isinstance(tensor, Tensor) or tensor.dtype != CARRIER or tensor.layout != torch.strided:
         raise Refused(f"{sender}: its masked numbers are not a tensor of {BITS}-bit integers")

@@ -20,8 +20,8 @@ from nvflare_reliability.revocation import LIST, list_in
 
 MOST_CERTIFICATES, LONGEST_CERTIFICATE = 4, 8192  # maximum number of certificates in a chain, and maximum bytes of each
 LONGEST_SIGNATURE = 1024  # maximum bytes of a signature
-# NVFlare's role of a hospital in a certificate, which may be absent; users and servers have other roles ("lead",
-# "server")
+# NVFlare's name for the role of a hospital in a certificate. The role may be absent; users and servers have other roles
+# ("lead", "server")
 HOSPITAL = "client"
 PUBLIC, SIGNATURE = 32, 64  # bytes of an Ed25519 key and signature
 SEALING: Final = "secure aggregation"
@@ -29,9 +29,11 @@ CONNECTION, RELAY = "fed_client.json", "../local/relay__resources.json"  # files
 
 
 class Unsigned:
-    """Signs nothing, for simulations, whose sites have no certificates. Nobody notices if the server replaces keys."""
+    """A signer without signatures, for simulations, whose sites have no certificates. Without signatures, nobody
+    notices if the server replaces keys.
+    """
 
-    # The reason to trust a study's keys, for the summary.
+    # The reason to trust the keys of a study, as text for summary.json.
     basis: ClassVar[str] = "no signature, so a server that swaps them is not noticed (simulation)"
     certificates: tuple[bytes, ...] = ()
 
@@ -40,7 +42,9 @@ class Unsigned:
         return b""
 
     def check(self, site: str, certificates: Sequence[bytes], signature: bytes, content: bytes) -> None:
-        """Raise Refused for a site that signs its keys, because it does not belong to this simulation."""
+        """Raise Refused for a site that signs its keys, because a site with a certificate does not belong to this
+        simulation.
+        """
         if certificates or signature:
             raise Refused(f"{site}: its keys are signed, and this site has no root certificate to check them with")
 
@@ -65,7 +69,7 @@ class Certified:
     def read(
         cls, certificate: bytes, key: bytes, root: bytes, others: Collection[str] = (), kit: Path | None = None
     ) -> Self:
-        """Parse the PEM texts of a site's identity; raise MedsiloError if they are invalid.
+        """Parse the PEM texts of a site's identity; raise MedsiloError if the texts are invalid.
 
         Args:
             certificate: The certificate chain of the site.
@@ -86,7 +90,9 @@ class Certified:
 
     @property
     def certificates(self) -> tuple[bytes, ...]:
-        """The certificates from the site's own up to the root, without the root, in DER form."""
+        """The chain of certificates, from the site's certificate up to, but without, the root certificate, in
+        DER form.
+        """
         return tuple(certificate.public_bytes(Encoding.DER) for certificate in self.chain)
 
     def sign(self, content: bytes) -> bytes:
@@ -129,8 +135,8 @@ Signer = Unsigned | Certified
 
 
 def _check_chain(site: str, chain: Sequence[x509.Certificate], root: x509.Certificate, now: datetime) -> None:
-    """Raise an error unless the certificates form a valid chain up to the root, and the first of them
-    names the site.
+    """Raise an error unless the certificates form a valid chain up to the root, and the first certificate names the
+    site.
     """
     issuers = [*chain[1:], root]
     for own, issuer in zip(chain, issuers, strict=True):
@@ -154,7 +160,7 @@ def _check_chain(site: str, chain: Sequence[x509.Certificate], root: x509.Certif
 
 
 def signer_of(files: KitFiles | None) -> Signer:
-    """Return a site's signer. Without a startup kit, as in a simulation, it signs nothing."""
+    """Return a site's signer. Without a startup kit, as in a simulation, the signer signs nothing."""
     if files is None:
         return Unsigned()
     certificate, key, root = files.read()
@@ -163,8 +169,8 @@ def signer_of(files: KitFiles | None) -> Signer:
 
 
 def _others(startup: Path) -> set[str]:
-    """Return the names of the server and the relays of a startup kit, because NVFlare gives them the same kind of
-    certificate as hospitals.
+    """Return the names of the server and the relays of a startup kit, which have the same kind of NVFlare certificate
+    as hospitals.
     """
     found: set[str] = set()
     with reading("what the kit says of its server and relay"):
@@ -177,8 +183,8 @@ def _others(startup: Path) -> set[str]:
 
 
 def check_certified(certificate: x509.Certificate, use: KeyPurpose, public: object, certified: bytes) -> None:
-    """Raise InvalidSignature unless a certificate's key certified a public key for this use; raise ValueError for an
-    unsuitable key.
+    """Raise InvalidSignature unless the certificate's key certified the public key for this use; raise ValueError for
+    an unsuitable key.
     """
     if not isinstance(public, ed25519.Ed25519PublicKey):
         raise ValueError("the signing key has a wrong type")

@@ -39,13 +39,13 @@ BySite = Field(max_length=MOST_SITES)
 
 
 class SecAggMessage(BaseModel):
-    """Base class of the messages. Types are strict, and unknown fields are rejected."""
+    """Base class of the messages of secure aggregation. Types are strict, and unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     @classmethod
     def read(cls, sender: str, values: Any) -> Self:
-        """Parse a received message; raise Refused, naming the sender, if it is invalid."""
+        """Parse a received message; raise Refused, naming the sender, if the message is invalid."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -54,7 +54,7 @@ class SecAggMessage(BaseModel):
             raise Refused(f"{sender}: its {cls.__name__} has a wrong {where}: {plain(first['msg'], 120)}") from error
 
     def facts(self) -> dict[str, Any]:
-        """Return the message as JSON values, without defaults."""
+        """Return the message as JSON values, without fields that have their default value."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
 
@@ -62,7 +62,7 @@ P = TypeVar("P")
 
 
 def needed(sender: str, part: P | None) -> P:
-    """Return an optional part of a message; raise Refused, naming the sender, if it is missing."""
+    """Return an optional field of a message; raise Refused, naming the sender, if the field is missing."""
     if part is None:
         raise Refused(f"{sender}: its message lacks a requested part")
     return part
@@ -79,7 +79,7 @@ class Introduction(SecAggMessage):
 
 
 class Roster(SecAggMessage):
-    """The keys of all sites in sorted order, as the server forwards them."""
+    """The keys of all sites, in the order of the sites' names, as the server forwards the keys."""
 
     introductions: Annotated[tuple[Introduction, ...], Field(max_length=MOST_SITES, strict=False)]
 
@@ -94,14 +94,16 @@ class Offered(SecAggMessage):
 
 
 class Offer(SecAggMessage):
-    """A site's key for a round, with encrypted shares of its two secrets for each other hospital."""
+    """A site's key for a round, and for each other hospital the encrypted shares of the site's two secrets."""
 
     offered: Offered
     boxes: Annotated[dict[SiteName, Box], BySite]
 
 
 class KeyShares(SecAggMessage):
-    """The keys of a round's participants, and the encrypted shares for one of them, as the server forwards them."""
+    """The server's message to one participant of a round: the keys of all participants, and the encrypted shares for
+    this participant.
+    """
 
     round: RoundNumber
     offers: Annotated[tuple[Offered, ...], Field(max_length=MOST_SITES, strict=False)]
@@ -116,8 +118,8 @@ class UnmaskingRequest(SecAggMessage):
 
 
 class Reveal(SecAggMessage):
-    """A site's shares of other sites' secrets. For each site in the sum, it is a share of the seed of that site's own
-    mask. For each site that dropped out, it is a share of its mask key.
+    """A site's shares of other sites' secrets. For each site in the sum, `added` has a share of the seed of that site's
+    own mask. For each site that dropped out, `dropped` has a share of that site's mask key.
     """
 
     round: RoundNumber

@@ -1,13 +1,13 @@
-"""Compute the masks of a round, which sites add and the server removes.
+"""Compute the masks of a round, which sites add to their numbers and the server removes from the sum.
 
 Site j sends y_j = w_j x_j + Σ_{k > j} p_jk - Σ_{k < j} p_jk + b_j (Bonawitz et al. 2017, section 4), where k are the
 round's other sites. The random streams p_jk = p_kj come from X25519 keys that j and k create for the round. The stream
 b_j comes from a seed that j creates for the round. All streams depend on the round's context: plan, hospitals,
 threshold, round number, and the participants with their keys.
 
-A site that drops out exposes its masks of one round only, because the other sites then reveal its X25519 key of that
-round. Its keys of other rounds are independent. If its upload arrives late, b_j still masks it, and no site reveals a
-share of b_j any more.
+A site that drops out exposes its masks of one round only: the other sites then reveal only the site's X25519 key of
+this round. The site's keys of other rounds are independent. If the site's upload arrives late, b_j still masks the
+upload, because no site reveals a share of the seed of b_j any more.
 """
 
 from secrets import token_bytes
@@ -39,7 +39,7 @@ def public_of(private: bytes) -> bytes:
 
 
 def agree(private: bytes, site: str, public: bytes) -> bytes:
-    """Return the shared secret of an X25519 key agreement; raise Refused, naming the site, if its public key is
+    """Return the shared secret of an X25519 key agreement; raise Refused, naming the site, if the site's public key is
     invalid.
     """
     try:
@@ -49,21 +49,21 @@ def agree(private: bytes, site: str, public: bytes) -> bytes:
 
 
 def check_public(site: str, public: bytes) -> None:
-    """Raise Refused, naming the site, if its public key is unsuitable for key agreement."""
+    """Raise Refused, naming the site, if the site's public key is unsuitable for key agreement."""
     agree(bytes(32), site, public)
 
 
 # ------------------------------------------------------------ encrypted shares, from one site to another
 def lock(secret: bytes, own: Offered, reader: str, content: bytes) -> bytes:
     """Encrypt key shares for one reader. The ciphertext is bound to the sender's key of the round, and so authenticates
-    it.
+    this key.
     """
     nonce = token_bytes(NONCE)
     return nonce + _cipher(secret, own.site, reader).encrypt(nonce, content, _about(own))
 
 
 def unlock(secret: bytes, own: Offered, reader: str, box: bytes) -> bytes:
-    """Decrypt key shares; raise Refused, naming the sender, if they were changed."""
+    """Decrypt key shares; raise Refused, naming the sender, if the shares were changed."""
     try:
         return _cipher(secret, own.site, reader).decrypt(box[:NONCE], box[NONCE:], _about(own))
     except InvalidTag as error:
@@ -82,7 +82,7 @@ def _about(own: Offered) -> bytes:
 
 # ------------------------------------------------------------ masks
 def pair_mask(secret: bytes, context: bytes, block: str, pair: tuple[int, int], sign: int) -> Stream:
-    """Return the mask stream of a pair of sites.
+    """Return the stream of random numbers with which a pair of sites mask their numbers.
 
     Args:
         secret: The secret that the two sites share.
@@ -96,5 +96,9 @@ def pair_mask(secret: bytes, context: bytes, block: str, pair: tuple[int, int], 
 
 
 def own_mask(seed: bytes, context: bytes, block: str, sign: int) -> Stream:
-    """Return the stream of a site's own mask. The sign is 1 to add the mask, or -1 to remove it."""
+    """Return the stream of a site's own mask.
+
+    Args:
+        sign: 1 to add the mask, or -1 to remove it.
+    """
     return derive(seed, "own", context, block), sign

@@ -1,10 +1,11 @@
 """Run a hospital's side of secure aggregation.
 
-In a study, the calls are `Member.begin`, `introduction` and `meet`. In a round, they are `offer`, `seal` and `unmask`.
+At the start of a study, callers use `Member.begin`, `introduction` and `meet`. In each round, callers use `offer`,
+`seal` and `unmask`.
 
-Write `saved()` to the site's disk before the result of a call leaves the site. If a key were reused after a crash, the
-masked numbers would be disclosed. Every received message is checked, and an invalid message is rejected with one line
-that names its sender.
+The caller must write the bytes of `saved()` to the site's disk before the result of a call leaves the site. If the
+bytes were not on disk, a site could use a key again after a crash, which would disclose masked numbers. Every received
+message is checked, and an invalid message is rejected with one line that names its sender.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,12 +26,12 @@ from medsilo_secagg.terms import SealedBlock, Terms
 
 SERVER_SAYS = "the server"
 
-# A site's state of secure aggregation in a study. All of it is secret, and it is only written to the site's own disk.
+# A site's state of secure aggregation in a study. The whole state is secret, and is only written to the site's disk.
 Shares = tuple[OneShare, OneShare]  # shares of a site's seed and of its mask key
 
 
 class _Hidden(SecAggMessage):
-    """Secret state that is never shown in texts."""
+    """Secret state that never appears in error messages or other texts."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
@@ -46,7 +47,7 @@ class Turn(_Hidden):
     offer: Offered
     mask: Bytes32
     seed: Bytes32
-    # shares for each site of the round, including this site
+    # this site's shares of the secrets of all sites in the round, including this site
     shares: dict[SiteName, Annotated[Shares, Field(strict=False)]]
     boxes: dict[SiteName, Box]  # encrypted shares for the other sites, as they were sent
     # keys of the round's sites, set when this site has masked its numbers
@@ -67,7 +68,7 @@ class Secrets(_Hidden):
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Parse a site's saved state; raise MedsiloError if it is damaged."""
+        """Parse a site's saved state; raise MedsiloError if the state is damaged."""
         try:
             return cls.model_validate_json(content)
         except ValidationError:
@@ -115,7 +116,7 @@ class Member:
         return cls(terms, signer, Secrets.from_bytes(saved))
 
     def saved(self) -> bytes:
-        """Return the state to save. All of it is secret."""
+        """Return the state to save. The whole saved state is secret."""
         return self._kept.model_dump_json().encode()
 
     def _keep(self, **changed: object) -> None:
@@ -138,7 +139,7 @@ class Member:
         )
 
     def meet(self, assembly: letters.Roster) -> None:
-        """Check and keep the public keys of all sites, as the server forwards them."""
+        """Check and keep the public keys of all sites, which the server forwards."""
         if tuple(own.site for own in assembly.introductions) != self.terms.sites:
             raise Refused("the server: the sites whose keys it relays are not those of the study, in their order")
         for own in assembly.introductions:
@@ -160,10 +161,11 @@ class Member:
 
     # ------------------------------------------------------------------ a round
     def offer(self, number: int) -> letters.Offer:
-        """Return this site's new key for a round, and encrypted shares of its two secrets for the other sites.
+        """Return this site's new key for a round, and for each other site the encrypted shares of this site's two
+        secrets.
 
-        A new offer replaces the earlier one. If the request is repeated before masking, as after a lost answer, the
-        offer stays the same.
+        A new offer replaces the earlier offer. If the server repeats the request before this site has masked its
+        numbers, the offer stays the same.
         """
         turn = self._kept.turn
         if turn and turn.offer.round == number and not turn.offers:
@@ -244,7 +246,8 @@ class Member:
         return turn.model_copy(update={"shares": shares, "offers": deal.offers})
 
     def unmask(self, request: letters.UnmaskingRequest) -> letters.Reveal:
-        """Return one share for each site of the round: of its seed or of its mask key, and never of both.
+        """Return one share for each site of the round: either of the site's seed or of the site's mask key, never of
+        both.
 
         A site helps to unmask only one sum in each round, because two sums that differ in one site would disclose that
         site's model. A repeated request gets the same answer.

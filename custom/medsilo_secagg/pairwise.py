@@ -1,4 +1,4 @@
-"""Plug secure aggregation by pairwise masks into the engine: the plans that it suits, and its parts at the server and
+"""Register secure aggregation by pairwise masks with the engine: check plans, and create the objects for the server and
 the sites.
 """
 
@@ -33,8 +33,8 @@ OPEN = (
 
 
 class Pairwise(SecureAggregation):
-    """Lets hospitals add masks that cancel in the sum. Secure aggregation protects against a server that follows the
-    protocol but reads all messages.
+    """Hospitals add pairwise masks to their numbers, and the masks cancel in the sum. Secure aggregation protects
+    against a server that follows the protocol but reads all messages.
     """
 
     name: Literal["pairwise"] = "pairwise"
@@ -120,9 +120,9 @@ def _hospitals_that_cannot(plan: Any) -> Iterable[str]:
 
 
 def form_of(mixer: Any) -> Form:
-    """Return the form of an aggregator under secure aggregation.
+    """Return the form in which an aggregator works under secure aggregation, such as a mean.
 
-    A subclass that changes the computation must declare its form again.
+    A subclass that changes the aggregator's computation must declare its form again.
     """
     for kind in type(mixer).__mro__:
         if "sealed" in vars(kind):

@@ -32,7 +32,7 @@ class KeyCollection:
         self._introductions: dict[str, letters.Introduction] = {}
 
     def add(self, site: str, introduction: letters.Introduction) -> None:
-        """Add a site's signed key; raise Refused if it is invalid."""
+        """Add a site's signed key; raise Refused if the key is invalid."""
         self.terms.place(site)
         if introduction.site != site:
             raise Refused(f"{site}: its keys are those of another site")
@@ -67,7 +67,9 @@ class MaskedSums:
 
     # ------------------------------------------------------------------ offers
     def offer(self, site: str, offer: letters.Offer) -> None:
-        """Add a site's key and encrypted shares for the round; raise Refused if they are invalid or late."""
+        """Add a site's key and encrypted shares for the round; raise Refused if the key or the shares are invalid or
+        late.
+        """
         own = offer.offered
         if self._dealt:
             raise Refused(f"{site}: its keys come too late for round {self.number}")
@@ -79,8 +81,8 @@ class MaskedSums:
         self._offers[site] = offer
 
     def deals(self, among: Collection[str] = ()) -> dict[str, letters.KeyShares]:
-        """Begin the round with the sites that have offered keys; return the message with keys and shares for each of
-        them.
+        """Begin the round with the sites that have offered keys; return a message with keys and shares for each of
+        these sites.
 
         Args:
             among: The sites that may take part; all sites if empty.
@@ -99,7 +101,9 @@ class MaskedSums:
 
     # ------------------------------------------------------------------ uploads
     def add(self, site: str, sealed: Tensors) -> None:
-        """Add a site's masked numbers; raise Refused if they are invalid or arrive after `survivors` was called."""
+        """Add a site's masked numbers; raise Refused if the numbers are invalid or arrive after `survivors` was
+        called.
+        """
         if not self._dealt or site not in self._offers:
             raise Refused(f"{site}: it is not in round {self.number}")
         if self._survivors or site in self._came:
@@ -113,8 +117,8 @@ class MaskedSums:
 
     # ------------------------------------------------------------------ unmasking
     def survivors(self) -> letters.UnmaskingRequest:
-        """Stop to accept uploads, and name the sites whose uploads were added; raise ParticipationError if there are
-        too few.
+        """Stop accepting uploads, and name the sites whose uploads were added; raise ParticipationError if too few
+        sites uploaded.
         """
         if not self._survivors:
             self._enough(len(self._came), self.terms.least, "sealed")
@@ -122,7 +126,7 @@ class MaskedSums:
         return letters.UnmaskingRequest(round=self.number, sites=self._survivors)
 
     def reveal(self, site: str, letter: letters.Reveal) -> None:
-        """Add the shares that a site reveals; raise Refused if they are invalid."""
+        """Add the shares that a site reveals; raise Refused if the shares are invalid."""
         if site not in self._survivors or letter.round != self.number:
             raise Refused(f"{site}: it is not asked for shares of round {letter.round}")
         if set(letter.added) != set(self._survivors) or set(letter.dropped) != set(self._offers) - set(self._survivors):
@@ -148,7 +152,9 @@ class MaskedSums:
         return sums
 
     def _secret(self, site: str, added: bool) -> bytes:
-        """Combine the shares of a site's secret: the seed if its upload was added, and otherwise its mask key."""
+        """Combine the shares of a site's secret: of the seed if the site's upload was added, and otherwise of the
+        site's mask key.
+        """
         told = {
             self.terms.place(helper) + 1: (letter.added if added else letter.dropped)[site]
             for helper, letter in self._reveals.items()

@@ -21,13 +21,13 @@ from medsilo_secagg.fixed_point import CARRIER, FixedPoint, Flat
 from medsilo_secagg.letters import Names, SecAggMessage, SiteName
 from medsilo_secagg.terms import LEAST, MOST_SITES, SealedBlock, Terms
 
-WORDS = "@sealed"  # Key of a group's masked numbers in a message; its integers are sent beside them.
+WORDS = "@sealed"  # Key of a group's masked numbers in a message; the group's integer tensors have their usual keys
 MOST_GROUPS = 16  # maximum number of groups in a phase
 AgreementMark = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
 class KeyAgreement(SecAggMessage):
-    """The terms on which a study begins or continues secure aggregation.
+    """A key agreement, with which a study begins or continues secure aggregation.
 
     Args:
         mark: A random identifier of the agreement.
@@ -41,15 +41,15 @@ class KeyAgreement(SecAggMessage):
 
 
 class MaskedMessage(SecAggMessage):
-    """The values with which a site moves its own tensors towards a mean: the mean's round and its number of sites."""
+    """The values that a site needs to move its own tensors towards a mean: the mean's round and number of sites."""
 
     round: Annotated[int, Field(ge=1, le=10_000_000)]
     sites: Annotated[int, Field(ge=LEAST, le=MOST_SITES)]
 
 
 class ServerMessage(SecAggMessage):
-    """The server's part of a request to a site. The fields that are set depend on the task; `current` identifies the
-    agreement.
+    """The values for secure aggregation in the server's request to a site. The task of the request determines which
+    fields are set. `current` identifies the key agreement.
     """
 
     current: AgreementMark | None = None
@@ -61,7 +61,7 @@ class ServerMessage(SecAggMessage):
 
 
 class SiteMessage(SecAggMessage):
-    """A site's answer about secure aggregation. The fields that are set depend on the task.
+    """The values for secure aggregation in a site's answer. The task of the request determines which fields are set.
 
     If a round is repeated, `opened` names the sites in the sum that this site already helped to unmask.
     """
@@ -74,7 +74,7 @@ class SiteMessage(SecAggMessage):
 
 @dataclass(frozen=True)
 class SealedGroup:
-    """A group in a round: how it is aggregated, and the block that contains its numbers."""
+    """A group of tensors in a round, with the form of its aggregation and the block that contains its numbers."""
 
     group: Group
     form: Form
@@ -93,7 +93,11 @@ class SealedGroup:
         return {name: tensor for name, tensor in self.like.items() if not tensor.is_floating_point()}
 
     def weight(self, samples: int) -> int:
-        """Return the weight of a site's numbers, given its number of samples."""
+        """Return the weight of a site's numbers in the sum.
+
+        Args:
+            samples: The site's number of training cases.
+        """
         return samples if isinstance(self.form, MeanForm) and self.form.weighted else 1
 
     def expected(self) -> dict[str, Tensor]:
@@ -108,7 +112,11 @@ class Blocks:
         self.plan, self.terms, self.heaviest = plan, terms, heaviest
 
     def of(self, phase: Phase, layout: Modules) -> dict[str, SealedGroup]:
-        """Return the groups that sites mask in a phase, by name. `layout` has the networks, which need no values."""
+        """Return the groups that sites mask in a phase, by name.
+
+        Args:
+            layout: The networks, whose tensors need no values.
+        """
         forms, tensors = self.plan.sealed_forms(phase), views(phase.sent, layout)
         return {
             group.name: self._group(group, forms[group.name], layout, tensors[group.name])
@@ -123,14 +131,16 @@ class Blocks:
         return SealedGroup(group, form, dict(tensors), SealedBlock(group.name, flat, fixed))
 
     def _bound(self, group: Group, layout: Modules) -> float:
-        """Return the plan's bound on absolute values, or the group's own range if that is larger."""
+        """Return the bound on the absolute values of a group: the plan's bound, or a larger range that the group
+        declares.
+        """
         ranges = group.ranges(layout, self.plan.task) if group.unclipped else {}
         widest = max((max(abs(low), abs(high)) for low, high in ranges.values()), default=0.0)
         return max(self.plan.secure_aggregation.clip, widest)
 
 
 def terms_of(plan: Plan, study: str, sites: Sequence[str]) -> Terms:
-    """Return the terms for these sites; raise Refused if the plan does not name them or requires more sites. The
+    """Return the terms for these sites; raise Refused if the plan does not name these sites or requires more sites. The
     threshold depends on the number of all hospitals in the plan.
     """
     named, required = plan.participation.sites, plan.participation.required

@@ -52,17 +52,17 @@ class SealedServer(RoundAggregation):
         self.asker, self.plan = asker, state.plan
         state.store = self.store = SealedStore()
         self.layout, self.mixers = state.layout, state.mixers
-        self.terms: Terms  # the terms, which exist once the sites have agreed on keys
+        self.terms: Terms  # the terms of the study; absent until the sites have agreed on keys
         self.blocks: Blocks
-        self._told = ServerMessage()  # the part of the message that is the same for all sites
+        self._told = ServerMessage()  # the fields of the server's message that are the same for all sites
         self._deals: dict[str, KeyShares] = {}
         self._round: MaskedSums | None = None
         self._begin({})
 
     # ------------------------------------------------------------------ start of the study
     def agree(self, joined: Mapping[str, Joined]) -> None:
-        """Let the sites agree on new keys. If sites drop out meanwhile, the others agree again, as far as the plan
-        allows.
+        """Let the sites agree on new keys. If sites drop out meanwhile, the remaining sites agree on keys again, if the
+        plan allows this number of sites.
         """
         super().agree(joined)
         here = [site for site in self.state.sites if site in joined]
@@ -84,7 +84,7 @@ class SealedServer(RoundAggregation):
     def _agree(self, agreement: KeyAgreement) -> tuple[list[str], Roster | None]:
         """Collect the sites' keys, and then send all keys to each site.
 
-        Return the sites that answered, and all keys if no site failed.
+        Return the sites that answered, and the keys of all sites; None in place of the keys if a site failed.
         """
         gathering = KeyCollection(self.terms, self.signer)
 
@@ -105,7 +105,11 @@ class SealedServer(RoundAggregation):
         return sorted(exchange.replies)
 
     def _ask(self, task: Task, number: int, sites: Sequence[str], letter: ServerMessage, take: Take) -> Exchange:
-        """Send a message to sites; `take` gets each site's answer, and raises Refused to reject it."""
+        """Send a message to sites.
+
+        Args:
+            take: Receives each site's answer, and raises Refused to reject the answer.
+        """
 
         def words(site: str) -> tuple[Groups, dict[str, Any]]:
             return {}, {"secagg": letter.facts()}
@@ -147,10 +151,13 @@ class SealedServer(RoundAggregation):
         return {**absent, **others, **exchange.missing}
 
     def _repeated(self, number: int, opened: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-        """Return the sites of the sum that was unmasked before the server stopped, or all sites if there was none.
+        """Return the sites of the sum that was unmasked before the server stopped, or all sites if no sum was unmasked.
 
-        `opened` has the sums of this round that sites have helped to unmask. ParticipationError is raised if sites are
-        missing. A second sum over other sites would disclose the models of the sites that are in only one sum.
+        Raises ParticipationError if sites of the unmasked sum are missing. A second sum over other sites would disclose
+        the models of the sites that are in only one sum.
+
+        Args:
+            opened: For each answer of a site, the sites in the sum of this round that the site helped to unmask.
         """
         before = max(opened, key=lambda sites: (bool(sites), opened.count(sites), sites), default=())
         if not before or opened.count(before) < self.terms.threshold:
@@ -183,8 +190,8 @@ class SealedServer(RoundAggregation):
 
     # ------------------------------------------------------------------ end of a round
     def finish(self, number: int) -> None:
-        """Let the sites unmask the sums. Pass them to the aggregators, or store them for sites that move towards a
-        mean.
+        """Let the sites unmask the sums. Pass the sums to the aggregators, or store the means for sites that move their
+        tensors towards a mean.
         """
         if self._round is None:
             return
@@ -199,7 +206,7 @@ class SealedServer(RoundAggregation):
     def _open_sums(self, sums: MaskedSums, number: int) -> tuple[tuple[str, ...], dict[str, Words]]:
         """Unmask the sums with the sites' shares; return the sites whose numbers are in the sums, and the sums.
 
-        ParticipationError, with the sites' reasons, is raised if too few sites help.
+        Raises ParticipationError, with the sites' reasons, if too few sites help.
         """
         request, missing = sums.survivors(), dict[str, Missing]()
 
@@ -231,21 +238,21 @@ class SealedServer(RoundAggregation):
 
 
 class SealedStore(Store):
-    """Stores the latest mean of each group that all sites receive and then move towards on their own."""
+    """Stores the latest mean of each group for which sites receive the mean, and move their own tensors towards it."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Tensors, MaskedMessage]] = {}
 
     def keep(self, group: str, mean: Tensors, held: MaskedMessage) -> None:
-        """Store a group's latest mean in place of the earlier one."""
+        """Store a group's latest mean in place of the earlier mean."""
         self._kept[group] = mean, held
 
     def find(self, group: str) -> Tensors | None:
-        """Return a group's mean, or None before its first round has ended."""
+        """Return a group's mean, or None before the end of the group's first round."""
         return self._kept[group][0] if group in self._kept else None
 
     def disclosed(self, groups: Mapping[str, Tensors]) -> dict[str, MaskedMessage]:
-        """Return the round and the number of sites of each mean in a site's message."""
+        """Return, for each mean in a message to a site, the mean's round and number of sites."""
         return {group: self._kept[group][1] for group in groups if group in self._kept}
 
     # ------------------------------------------------------------------ checkpoints

@@ -36,7 +36,7 @@ from medsilo_secagg.terms import SealedBlock
 
 @dataclass
 class _Seat:
-    """A site's keys and masked blocks in a key agreement."""
+    """A site's keys, and the blocks that the site masks, under one key agreement."""
 
     agreement: KeyAgreement
     member: Member
@@ -46,7 +46,7 @@ class _Seat:
 class SealedSite(UpdateCodec):
     """A site in a study with secure aggregation.
 
-    Its state is on the disk before an answer that depends on it leaves the site.
+    The site's state is on the disk before an answer that depends on this state leaves the site.
     """
 
     keeps_at_home = True
@@ -54,7 +54,7 @@ class SealedSite(UpdateCodec):
     def __init__(self, plan: Plan, site: str, folder: Path, signer: Signer) -> None:
         self.plan, self.site, self.folder, self.signer = plan, site, folder, signer
         self._sitting: _Seat | None = None
-        self._arrived: Groups = {}  # received groups of which the site sends the difference
+        self._arrived: Groups = {}  # received groups of tensors; the site may send its difference from them
         self._layout = plan.layout()
         self._ranges = {
             group.name: group.ranges(self._layout, plan.task) for phase in plan.course.phases for group in phase.sent
@@ -82,7 +82,7 @@ class SealedSite(UpdateCodec):
         return answer.facts()
 
     def _agreeing(self, agreement: KeyAgreement, study: str) -> _Seat:
-        """Return this site's keys in an agreement, and create new keys if the agreement is new."""
+        """Return this site's keys for a key agreement; a new agreement gets new keys."""
         seat = self._seat()
         if seat and seat.agreement == agreement:
             return seat
@@ -121,7 +121,7 @@ class SealedSite(UpdateCodec):
     ) -> Tensors:
         """Mask this site's numbers in a round, or return the saved message if the same round was already masked.
 
-        If two messages had the same masks, their difference would be disclosed.
+        Two messages with the same masks would disclose the difference between their numbers.
         """
         path = self.folder / paths.SEALED
         if seat.member.has_sealed(deal) and path.exists():
@@ -140,7 +140,9 @@ class SealedSite(UpdateCodec):
 
     # ------------------------------------------------------------------ received groups
     def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
-        """In the received groups, replace each mean by this site's own tensors, moved towards the mean."""
+        """Replace each mean in the received groups by this site's own tensors, after these tensors are moved towards
+        the mean.
+        """
         means = ServerMessage.read(SERVER_SAYS, asked.secagg).means
         if not means.keys() <= groups.keys() or any(own.round > asked.round for own in means.values()):
             raise Refused("the server: it names means that it does not send, or that belong to a later round")
@@ -186,7 +188,7 @@ class SealedSite(UpdateCodec):
         return self._sitting
 
     def _keep(self, seat: _Seat) -> None:
-        """Save the site's secret state before an answer that depends on it leaves the site."""
+        """Save the site's secret state before an answer that depends on this state leaves the site."""
         self._sitting, member = seat, seat.member
         kept = {
             "agreement": seat.agreement.facts(),

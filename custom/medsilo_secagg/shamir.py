@@ -1,11 +1,12 @@
-"""Split 32-byte secrets into shares by Shamir's scheme: any `threshold` shares give the secret, and fewer disclose
-nothing.
+"""Split 32-byte secrets into shares by Shamir's scheme: any `threshold` shares give the secret, and fewer shares
+disclose nothing about it.
 
 PyCryptodome, the only maintained library, handles 16 bytes at a time, and takes seconds if many hospitals drop out
-together. For 64 hospitals and a threshold of 43, it took 25 ms to split 16 bytes and 52 ms to combine them. This module
-takes 0.4 ms and at most 0.6 ms for 32 bytes. Both implementations use Python's integers, whose computing time depends
-on the values. Such a dependence is safe, because a hospital splits secrets out of an attacker's reach, and combined
-secrets need no protection.
+together. For 64 hospitals and a threshold of 43, PyCryptodome took 25 ms to split 16 bytes into shares, and 52 ms to
+combine the shares. This module takes 0.4 ms to split 32 bytes into shares, and at most 0.6 ms to combine the shares.
+Both implementations use Python's integers, whose computing time depends on the values. A computing time that depends on
+secrets is safe here, because no attacker can measure how long a hospital splits a secret. Combined secrets need no
+protection.
 """
 
 import secrets
@@ -17,7 +18,7 @@ SECRET, SHARE = 32, 33  # bytes of a secret and of a share
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Split a secret into shares 1 to `count`: the values of a random polynomial that has the secret at 0."""
+    """Split a secret into shares 1 to `count`: the values of a random polynomial whose value at 0 is the secret."""
     if len(secret) != SECRET or not 1 <= threshold <= count:
         raise ValueError("a secret must have 32 bytes, and the threshold must not exceed the number of shares")
     drawn = (secrets.randbelow(PRIME) for _ in range(threshold - 1))
@@ -34,7 +35,9 @@ def _value(coefficients: Sequence[int], place: int) -> int:
 
 @lru_cache(maxsize=64)
 def _factors(places: tuple[int, ...]) -> tuple[int, ...]:
-    """Return Lagrange's coefficients, with which the polynomial's values at these places add up to its value at 0."""
+    """Return Lagrange's coefficients: the polynomial's values at these points, multiplied by the coefficients, add up
+    to the polynomial's value at 0.
+    """
     factors = []
     for own in places:
         above = below = 1
@@ -47,7 +50,9 @@ def _factors(places: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def combine(shares: Mapping[int, bytes], threshold: int) -> bytes | None:
-    """Combine the first `threshold` shares to the secret; return None if they do not belong to the same secret."""
+    """Combine the first `threshold` shares to the secret; return None if the shares do not belong to the same
+    secret.
+    """
     places = tuple(sorted(shares)[:threshold])
     if len(places) < threshold:
         raise ValueError("fewer shares than the threshold")

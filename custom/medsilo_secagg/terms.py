@@ -54,7 +54,7 @@ class Terms:
         return max(self.threshold, self.required, LEAST)
 
     def place(self, site: str) -> int:
-        """Return a site's position; raise Refused for an unknown site."""
+        """Return a site's position among the sorted sites; raise Refused for an unknown site."""
         if site not in self.sites:
             raise Refused(f"{site}: not a site of this study")
         return self.sites.index(site)
@@ -62,14 +62,14 @@ class Terms:
 
 @dataclass(frozen=True)
 class SealedBlock:
-    """Tensors that are masked and added together. The name is unique in a round."""
+    """Tensors that are masked and added together. The block's name is unique in a round."""
 
     name: str
     flat: Flat
     fixed: FixedPoint
 
     def read(self, words: Words, divisor: int = 1, weight: int | None = None) -> Tensors:
-        """Decode and divide an unmasked sum; raise Refused if the words cannot be such a sum.
+        """Decode an unmasked sum and divide the sum; raise Refused if the words cannot be a sum of encoded numbers.
 
         Args:
             words: The unmasked sum.

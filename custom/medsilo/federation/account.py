@@ -1,9 +1,11 @@
-"""The privacy account of a site in one study: each answer is charged to the ledger before it leaves.
+"""The privacy account of a site in one study: the site charges each answer to its privacy ledger before it sends the
+answer.
 
-A site trains, and saves its state and its answer with the identifier of the attempt. Then the site charges the attempt
-to the ledger and sends the answer. A site does not use a saved state or answer that the ledger has not charged, because
-later answers would depend on them. If a site's process dies, the ledger has every answer that left the site, and at
-most one more. The site sends an answer in the ledger unchanged when the server asks again.
+A site begins an attempt at an answer, trains, and saves its state and the answer with the attempt's identifier. Then
+the site charges the attempt to the ledger and sends the answer. A site ignores a saved state or answer without an entry
+in the ledger, because later answers would depend on uncharged training. If a site's process dies, the ledger contains
+every answer that the site sent, and at most one answer that it did not send. If the server repeats a request, the site
+sends the saved answer again, unchanged and without a further charge.
 """
 
 import secrets
@@ -33,14 +35,20 @@ class PrivacyAccount:
     """One hospital's privacy account of one study."""
 
     def __init__(self, ledger: Ledger, study: CountedStudy, folder: Path) -> None:
-        """Make the account; `folder` is the site's folder of the study."""
+        """Make the privacy account.
+
+        Args:
+            folder: the site's folder of the study
+        """
         self.ledger, self.study, self.folder, self.attempt = ledger, study, folder, ""
 
     @classmethod
     def of(cls, place: SiteContext) -> Self | None:
-        """Return the account if the hospital demands privacy or the plan promises it to patients; otherwise None.
+        """Return the privacy account; None unless the hospital demands privacy or the plan promises privacy to
+        patients.
 
-        Raises Refused, before data are read, if the promise can't be kept or the privacy budget is spent.
+        Raises Refused, before data are read, if the plan's privacy promise can't be kept or the privacy budget is
+        spent.
         """
         plan, folder, demands = place.plan, place.folder, place.settings.privacy
         protection, promise = Protection(place), agreed(plan, demands)
@@ -57,16 +65,16 @@ class PrivacyAccount:
         return account
 
     def begin(self) -> str:
-        """Begin an attempt at an answer and return its identifier."""
+        """Begin an attempt at an answer, and return the attempt's identifier."""
         self.attempt = secrets.token_hex(16)
         return self.attempt
 
     def counts(self, attempt: str) -> bool:
-        """True if the ledger has an entry for the attempt, so that its state may be used."""
+        """True if the ledger has an entry for the attempt, so that the site may use the state of this attempt."""
         return self.ledger.standing().has(self.study.name, attempt)
 
     def again(self, request: StudyMessage) -> StudyMessage | None:
-        """Return the saved answer to this request if its attempt is in the ledger; otherwise None."""
+        """Return the saved answer to this request if the ledger contains the answer's attempt; otherwise None."""
         path = self._path(request)
         if not path.exists():
             return None
@@ -81,22 +89,23 @@ class PrivacyAccount:
             return StudyMessage(groups, facts["facts"])
 
     def settle(self, request: StudyMessage, reply: StudyMessage, what: str, charges: Sequence[Charge]) -> None:
-        """Save the answer in place of the previous answer to the same task, and charge it to the ledger.
+        """Save the answer, replace the saved answer to an earlier request of the same task, and charge the answer to
+        the ledger.
 
-        The answer may leave the site when this method returns. Raises Refused when the budget is spent.
+        The answer may leave the site when this method returns. Raises Refused if the privacy budget is spent.
         """
         own = {"request": digest_of(request), "attempt": self.attempt, "groups": list(reply.groups)}
         save_tensors(self._path(request), flat(reply.groups), {**own, "facts": reply.facts})
         self._tell_hospital(charges)
-        # The charge is the last step before sending. If the process dies between the two, the ledger charges an answer
-        # that did not leave.
+        # Charging the ledger is the last step before the answer is sent. If the process dies between the charge and the
+        # sending, the ledger charges an answer that did not leave the site.
         self.ledger.charge(self.study, what, self.attempt, charges)
 
     def _path(self, request: StudyMessage) -> Path:
         return self.folder / ANSWER_FILES.replace("*", str(request.facts["task"]))
 
     def _tell_hospital(self, charges: Sequence[Charge]) -> None:
-        """Write the spent budget, with these charges, to a file in the site's folder, for the hospital's report."""
+        """Write the spent privacy budget, including these charges, to a file that the hospital's report reads."""
         standing, added = self.ledger.standing(), counted(charges)
         delta = self.study.demands.delta if self.study.demands else 1e-5
         study, spent = standing.of(self.study.name) + added, standing.charged + added
@@ -111,10 +120,10 @@ class PrivacyAccount:
 
 
 class Accounting:
-    """A site that charges each answer to its ledger and repeats an answer unchanged when the server asks again.
+    """A site that charges each answer to its ledger, and sends the same saved answer if the server repeats a request.
 
-    The participant and this layer share an answer's charges and the attempt's identifier. The site saves its state
-    under that identifier, and uses the state only if the ledger has the identifier.
+    This layer gives the participant's state the identifier of each attempt at an answer. The participant saves its
+    state with the attempt's identifier, and later uses the state only if the ledger contains this identifier.
     """
 
     def __init__(self, inner: Site, account: PrivacyAccount, participant: Participant) -> None:
@@ -123,9 +132,10 @@ class Accounting:
         participant.state.counts = account.counts
 
     def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
-        """Answer a request, and attach the ledger's signed head.
+        """Answer a request, and attach the ledger's signed head (number of lines and last hash).
 
-        The server compares ledger heads, and notices if a hospital restores an old copy of its ledger.
+        The server compares the heads that a hospital sends, and so notices if the hospital restores an old copy of its
+        ledger.
 
         The digest of a request leaves out the ledger heads that the server sends, so a repeated request has the same
         digest.
@@ -145,16 +155,16 @@ class Accounting:
         state.attempt = account.begin()
         reply = self.inner.answer(parcel, stop)
         if self._numbers.counted:
-            drawn = self._numbers.counted[0]  # the noise is drawn once
+            drawn = self._numbers.counted[0]  # the noise of the counts is drawn once per study
             account.ledger.charge(account.study, "numbers of cases", drawn, self._numbers.count_charges)
-        done, state.done = state.done, -1  # An answer that is not charged does not leave, and its state is void.
+        done, state.done = state.done, -1  # the state in memory is void until the answer is charged
         what = f"{asked.task} {asked.round}" if asked.task == "round" else asked.task
         account.settle(parcel, reply, what, charges)
         state.done = done
         return reply
 
     def planned(self) -> list[Charge]:
-        """Return the charges of all answers of the study."""
+        """Return the privacy charges of all answers in the study."""
         rounds = [("round", number) for number in range(1, self.participant.place.plan.rounds + 1)]
         asked = [("join", 0), *rounds, ("deliver", 0), ("test", 0)]
         trained = (charge for own in rounds for charge in self._trained(*own))
@@ -166,7 +176,7 @@ class Accounting:
         return self.participant.disclosure.numbers
 
     def _beside(self, task: str, number: int) -> list[Charge]:
-        """Return the charges that the plan's layers add to an answer."""
+        """Return the privacy charges that the plan's layers add to an answer."""
         layers = self.participant.place.plan.layers
         return [Charge.normal(*told) for layer in layers for told in layer.charges(task, number).items()]
 

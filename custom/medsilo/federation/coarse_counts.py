@@ -1,6 +1,6 @@
-"""Round counts over a hospital's test cases before they leave it.
+"""Round the counts over a hospital's test cases before the counts leave the hospital.
 
-Each patient has weight one, and counts are multiples of a unit.
+Each patient counts as one, regardless of the number of cases, and each rounded count is a multiple of a unit.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def coarse_counts(
         people = int(own[1]) if name.endswith(BY_PATIENT) else len({*compress(patients, known.tolist())})
         if name in pairs and not 0 < people < least:
             told[name] = _coarse_mean(goal, name, own, people, len(patients), resolution) if people else [0.0, 0.0]
-    # A distance has no upper bound, and an error that is rounded to 0 would look perfect.
+    # A mean error or distance that is rounded to 0 is left out, because an error of 0 would look perfect.
     errors = {name for name in told if goal.told_range(name) != goal.metric_range}
     told = {name: own for name, own in told.items() if own[0] or not own[1] or name not in errors}
     whole = goal.counts(cut, patients, of_class)
@@ -48,9 +48,9 @@ def coarse_counts(
 def _coarse_mean(
     goal: Objective, name: str, own: Sequence[float], people: int, cases: int, resolution: Resolution
 ) -> list[float]:
-    """Return a mean as the rounded sum and the rounded number of patients."""
+    """Return a rounded mean as two numbers: the mean times the rounded number of patients, and this number."""
     total, number = own
-    # This mean is over patients, each with one value.
+    # The mean is over patients, and each patient has one value.
     if name.endswith(BY_PATIENT):
         cases, resolution = resolution.size, replace(resolution, weight=1 / resolution.size)
     mean = resolution.among(number / cases).mean(total / number, *goal.told_range(name.removesuffix(BY_PATIENT)))
@@ -58,7 +58,7 @@ def _coarse_mean(
 
 
 def coarse_chances(histograms: Sequence[float], classes: int, resolution: Resolution) -> list[float]:
-    """Return histograms with BROAD bins, in multiples of the unit that add up to the rounded total of each class."""
+    """Return histograms with BROAD bins, whose rounded counts add up to the rounded total of each class."""
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, WIDE).sum(-1)
     told = torch.zeros(classes, 2, BROAD, WIDE, dtype=torch.float64)
     for label in range(classes):
@@ -70,9 +70,9 @@ def coarse_chances(histograms: Sequence[float], classes: int, resolution: Resolu
 def coarse_reliability(
     sums: Sequence[float], histograms: Sequence[float], told: Sequence[float], classes: int, resolution: Resolution
 ) -> list[float]:
-    """Return, for each bin, its rounded number of cases times its rounded mean.
+    """Return, for each bin of probabilities, the rounded number of cases times the rounded mean probability.
 
-    The middle of a bin replaces its mean if one patient could move the mean by the width of the bin.
+    If one patient could move a bin's mean by the width of the bin, the middle of the bin replaces the mean.
 
     Args:
         histograms: the exact histograms

@@ -1,9 +1,10 @@
-"""The disclosure layer decides which numbers leave a site, rounds them, and counts them as disclosed.
+"""The disclosure layer decides which numbers leave a site, rounds these numbers, and records that they were disclosed.
 
-A participant computes exact scores, losses, counts, thresholds and numbers of cases (raw_results.py). This layer makes
-each field of an answer from them. If a plan promises privacy, private_site.py adds noise and charges it. The hospital's
-query budget counts the answers to each requester (protection.py). If the hospital did not demand noise, its minimum
-counts and rounding apply beside the noise.
+A participant computes exact scores, losses, counts, thresholds and numbers of cases (raw_results.py). The disclosure
+layer makes each field of an answer from these exact results. If a plan promises differential privacy, private_site.py
+adds noise and computes the privacy charges. The hospital's query budget counts the answers to each requester
+(protection.py). If the hospital did not demand the plan's noise, the hospital's minimum counts and rounding apply in
+addition to the noise.
 """
 
 import math
@@ -46,10 +47,10 @@ from medsilo.tasks.subgroups import Members
 if TYPE_CHECKING:  # only studies with a promise of privacy load this module
     from medsilo.federation.private_site import How, PrivateNumbers
 
-MOST = 2.0  # bound on a case's loss in a disclosed mean over patients
-CLASS = 4  # a part whose classes are counted needs at least CLASS times the minimum count of patients in each class
+MOST = 2.0  # upper bound on the loss of one case in a disclosed mean loss
+CLASS = 4  # counts by class need at least CLASS times the hospital's minimum number of patients in each class
 LOSS = "loss"  # name of the measure that holds each case's loss
-PAIR = 2  # cases of a pair: among n patients, each patient is in 2 / n of all pairs
+PAIR = 2  # patients in a pair: among n patients, each patient is in the fraction 2 / n of all pairs
 Part = Literal["validation", "test"]
 SCORED: tuple[Part, ...] = ("validation", "test")
 Told = dict[str, Any]  # the fields of an answer to the server
@@ -57,12 +58,12 @@ NOTHING: Told = {"validation": None, "validation_loss": None}
 
 
 def finite(value: float) -> float | None:
-    """Return the number if it is finite; otherwise None, because a missing value must not become 0."""
+    """Return the number if the number is finite; otherwise None."""
     return value if math.isfinite(value) else None
 
 
 class Disclosure:
-    """Makes a site's answers from its exact results."""
+    """Makes a site's answers from the exact results of its participant."""
 
     def __init__(
         self,
@@ -80,20 +81,20 @@ class Disclosure:
         """
         self.plan, self.task, self.data, self.settings = place.plan, place.plan.task, data, place.settings
         self.protection, self.numbers = protection, numbers
-        self.protected = protection.on  # whether the data are of patients
-        self.least = self.settings.least(self.task.synthetic)  # cases that a metric must cover before it leaves
+        self.protected = protection.on  # whether the data come from patients who need protection
+        self.least = self.settings.least(self.task.synthetic)  # minimum number of cases for a disclosed metric
         self.patients: dict[DataPart, Sequence[str]] = {part: patients_of(getattr(data, part)) for part in PARTS}
         self.cases = {part: len(getattr(data, part)) for part in PARTS}
         self.sway = {part: self.task.goal.sway(getattr(data, part), self.patients[part]) for part in PARTS}
         self.resolution: dict[str, Resolution] = {part: self._resolution(part) for part in PARTS}
         near = protection.book.near(protection.asker.data, self.patients, self.least) if self.protected else set()
-        # parts that nearly equal a part in another study
+        # parts of the data whose patients are nearly the same as in another study
         self.too_near = {part for part in near if not self._noise_alone(part)}
         declared = self.settings.data.subgroups if self.settings.data and members else {}
         self.levels = levels_of(declared, members or {}, self.patients["test"], place.site)
 
     def disclose(self, found: ExactResult) -> Told:
-        """Return an answer's fields from an exact result, and count the disclosed numbers."""
+        """Return an answer's fields from an exact result, and record the disclosed numbers in the query budget."""
         match found:
             case ExactMessage(secagg=secagg):
                 return {"secagg": secagg}
@@ -119,25 +120,28 @@ class Disclosure:
 
     @property
     def steps(self) -> dict[Part, float]:
-        """Return the rounding step of each part whose score leaves rounded and without noise."""
+        """Return the rounding steps of the validation score and the test score. A score that is suppressed or has noise
+        has no step.
+        """
         told = [part for part in SCORED if self.tells(part) and part not in self.noisy]
         steps = {part: self.resolution[part].step(*self.task.goal.metric_range) for part in told}
         return {part: step for part, step in steps.items() if step}
 
     # ------------------------------------------------------------------ validation
     def scored(self, rounds: int, loss: float, score: float, measures: Measures) -> ExactScores:
-        """Return the scores of the model after this many rounds.
+        """Return the scores of the model after this number of rounds.
 
-        A noisy score is included if only that leaves; each noisy score is one more release.
+        The scores include a noisy score if the site must not send the exact score. Each noisy score is a further
+        release under differential privacy.
         """
         noisy = self.noisy_score("validation", rounds, measures) if measures and "validation" in self.noisy else None
         return ExactScores(loss, score, measures, noisy)
 
     def rank(self, rounds: int, scored: ExactScores) -> float:
-        """Return the rank of a round's model if this site chooses among its models.
+        """Return the rank of a round's model, by which this site selects its best model.
 
-        The selected round leaves the site. So the rank depends only on scores that also leave; without such scores, the
-        last round ranks highest.
+        The site reports the round of the model that it selects, so the rank may only depend on scores that the site
+        also sends. If the site sends no scores, the model of the last round ranks highest.
         """
         if self._how("validation") != "exact":
             return float(rounds) if scored.noisy is None else scored.noisy
@@ -147,8 +151,9 @@ class Disclosure:
     def warnings(self) -> list[SiteWarning]:
         """Return the warnings for the lead.
 
-        Some warnings concern the hospital's own split. Others name a part whose scores do not leave, because another
-        study used nearly the same patients.
+        Some warnings concern the hospital's own split of its data into training, validation and test cases. Other
+        warnings name a part of the data (training, validation or test) whose score is suppressed, because another study
+        used nearly the same patients.
         """
         return [
             *self.protection.warnings(),
@@ -162,7 +167,7 @@ class Disclosure:
         return {"samples": self.samples(found.samples), **told}
 
     def validated(self, scored: ExactScores | None) -> Told:
-        """Return the fields that disclose a validation."""
+        """Return the fields of an answer that disclose the validation score and loss."""
         if scored is None or not self.tells("validation"):
             return NOTHING
         if scored.noisy is not None:
@@ -171,7 +176,9 @@ class Disclosure:
         return {"validation": finite(self.score("validation", scored.score)), "validation_loss": finite(loss)}
 
     def tested(self, selected: int, scored: ExactScores) -> Told:
-        """Return the fields that disclose the test of a round's model: counts and means, but no single case."""
+        """Return the fields of an answer that disclose the test of a round's model. The fields contain counts and
+        means, but no values of single cases.
+        """
         counts, loss, score = Counts(), math.nan, math.nan
         if "test" in self.noisy:
             score = self.noisy_score("test", selected, scored.measures)
@@ -182,30 +189,36 @@ class Disclosure:
         return {**told, "subgroups": self.subgroups(scored.measures)}
 
     def loss_within(self, loss: float, samples: int) -> float | None:
-        """Return a loss over training cases that a method requests within a round, and count it as disclosed."""
+        """Return a loss over training cases that a method requests within a round, and record the disclosed loss in the
+        query budget.
+        """
         told = finite(self.train_loss(loss, samples))
         self.protection.note(train=told is not None)
         return told
 
     def score_within(self, score: float) -> float | None:
-        """Return a score over validation cases that a method requests within a round, and count it as disclosed."""
+        """Return a score over validation cases that a method requests within a round, and record the disclosed score in
+        the query budget.
+        """
         self.protection.note(validation=1)
         return finite(self.score("validation", score))
 
     @property
     def scores_within(self) -> bool:
-        """True if a validation score may leave within a round."""
+        """True if the site may send a validation score that a method requests within a round."""
         return self.cases["validation"] > 0 and self.tells("validation") and not self.noisy
 
     # ------------------------------------------------------------------ subgroups
     @property
     def tells_subgroups(self) -> bool:
-        """True if the hospital declares subgroups, and its test score leaves without noise."""
+        """True if the hospital declares subgroups, and the site sends its test score without noise."""
         return bool(self.levels) and self.numbers is None and self.tells("test")
 
     @cached_property
     def told_levels(self) -> dict[Level, Resolution]:
-        """Return the rounding of each subgroup level whose test score leaves; empty if scores have noise."""
+        """Return the rounding of each subgroup level whose test score may be sent. If scores have noise, the returned
+        mapping from subgroup levels to rounding is empty.
+        """
         if not self.tells_subgroups:
             return {}
         data, names, found = self.data.test, self.patients["test"], dict[Level, Resolution]()
@@ -218,7 +231,7 @@ class Disclosure:
                 return False
             resolution = self.settings.resolution(own, self.task.synthetic)
             found[level] = replace(resolution, weight=max(resolution.weight, sway or 0))
-            if resolution.patients * found[level].weight > 1:  # a rounding step is wider than the range of scores
+            if resolution.patients * found[level].weight > 1:  # the rounding step is wider than the score's range
                 return False
             return not (
                 self.protected and self.protection.book.near(self.protection.asker.data, {"test": own}, self.least)
@@ -228,19 +241,21 @@ class Disclosure:
         return {level: found[level] for level in kept}
 
     def _classes_of_patients(self) -> list[Group]:
-        """Return the test patients of each class, because the scores of classes follow from the counts of decisions."""
+        """Return the test patients of each class, because anybody can compute the scores of classes from the disclosed
+        counts of decisions.
+        """
         labels = labels_of(self.data.test) if self.task.goal.classifies else None
         pairs = [*zip(self.patients["test"], [] if labels is None else labels.tolist(), strict=labels is not None)]
         return [frozenset(who for who, own in pairs if own == label) for label in sorted({own for _, own in pairs})]
 
     def subgroups(self, measures: Measures) -> list[SubgroupScore]:
-        """Return the scores of subgroups in the form in which they leave."""
+        """Return the scores of all subgroup levels, as the site sends them."""
         if not self.tells_subgroups:
             return []
         return scores_of(self.task.goal, measures, self.patients["test"], self.levels, self.told_levels)
 
     def write_cases(self, folder: Path, measures: Measures) -> None:
-        """Save the measures of single test cases, and the patients of the levels whose scores leave."""
+        """Save the measures of each test case, and the patients of each subgroup level whose score may be sent."""
         write_measures(folder, measures, self.patients["test"])
         if self.tells_subgroups:
             told = {level: own if level in self.told_levels else frozenset() for level, own in self.levels.items()}
@@ -249,12 +264,12 @@ class Disclosure:
     # ------------------------------------------------------------------ single numbers
     @cached_property
     def told_cases(self) -> Counted:
-        """The numbers of cases that may be sent."""
+        """The disclosed number of cases in each part of the data (training, validation and test)."""
         return self._counts("cases")
 
     @cached_property
     def told_patients(self) -> Counted:
-        """The numbers of patients that may be sent."""
+        """The disclosed number of patients in each part of the data (training, validation and test)."""
         return self._counts("patients")
 
     def _counts(self, of: Literal["cases", "patients"]) -> Counted:
@@ -267,7 +282,9 @@ class Disclosure:
         return Counted(**found)
 
     def _once(self, part: DataPart, numbers: Told) -> Mapping[str, Any]:
-        """Return the numbers that were first disclosed over a part with patients, so that all plans get the same."""
+        """Return the numbers that the hospital first disclosed about these patients, so that all plans get the same
+        numbers.
+        """
         names = self.patients[part]
         if not self.protected or not names:
             return numbers
@@ -275,21 +292,23 @@ class Disclosure:
 
     @property
     def by_patient(self) -> bool:
-        """True if patients, each with weight one, are counted in classes and decisions, instead of cases."""
+        """True if the counts of classes and decisions count patients instead of cases."""
         return not self.resolution["test"].exact
 
     @property
     def counted(self) -> Counted:
-        """The total numbers behind the counts of classes and decisions."""
+        """The disclosed totals of the counts of classes and decisions, in patients or cases."""
         return self.told_patients if self.by_patient else self.told_cases
 
     def weight(self, cases: int) -> int:
-        """Return the weight of an update from this many cases."""
+        """Return the aggregation weight of an update that was trained on this number of cases."""
         told = self.told_cases.train, self.told_patients.train
         return update_weight(self.plan.weighting, self.samples(cases), *told)
 
     def weighed(self) -> Weighed:
-        """Return the disclosed and the exact weight of the site's updates, for the hospital itself."""
+        """Return the disclosed and the exact aggregation weight of the site's updates, for a file that stays at the
+        hospital.
+        """
         cases, patients, by = self.cases["train"], len(set(self.patients["train"])), self.plan.weighting
         return Weighed(
             by=by,
@@ -302,11 +321,11 @@ class Disclosure:
         )
 
     def tells(self, part: DataPart) -> bool:
-        """True if a score over a part may be sent.
+        """True if the site may send a score over this part of the data (training, validation or test).
 
-        A score stays if it covers too few patients, or if one patient has most of its weight. It also stays if its
-        difference to another score covers too few patients. If the study promises privacy, a score leaves only with
-        noise, or if it is public.
+        A score is suppressed if it covers too few patients, or if a single patient influences it too much. A score is
+        also suppressed if the difference to another disclosed score would cover too few patients. If the study promises
+        differential privacy, a score is sent only with noise, or if the hospital declared this score public.
         """
         if self._how(part) == "silent" or not self.cases[part]:
             return False
@@ -314,7 +333,7 @@ class Disclosure:
             return True
         if part in self.too_near or (self.protected and (self.sway[part] or 0) * self.least > PAIR):
             return False
-        # a rounding step is wider than the range of scores
+        # the rounding step would be wider than the range of the score
         if self.resolution[part].patients * self.resolution[part].weight > 1:
             return False
         return (len(set(self.patients[part])) if self.protected else self.cases[part]) >= self.least
@@ -323,27 +342,33 @@ class Disclosure:
         return self.numbers.how(part) if self.numbers else "exact"
 
     def _noise_alone(self, part: DataPart) -> bool:
-        """True if noise replaces the minimum count, the rounding and the memory of earlier groups."""
+        """True if noise replaces the minimum count, the rounding, and the comparison with the patients of earlier
+        studies.
+        """
         return self.numbers is not None and self.numbers.suffices and self._how(part) == "noisy"
 
     @property
     def noisy(self) -> list[Part]:
-        """The parts whose scores leave only with noise."""
+        """The parts of the data (validation or test) whose scores are sent only with noise."""
         return [part for part in SCORED if self._how(part) == "noisy" and self.tells(part)]
 
     def samples(self, cases: int) -> int:
-        """Return the disclosed number of training cases behind a site's tensors."""
+        """Return the disclosed number of training cases on which a site's tensors were trained."""
         told = self.told_cases.train
         return told if cases == self.cases["train"] or (self.numbers and self.numbers.counted) else min(told, cases)
 
     def noisy_score(self, part: Part, number: int, measures: Measures) -> float:
-        """Return a part's score with noise; each call is another release."""
+        """Return the validation or test score with new noise. Each call adds new noise, and counts as a further release
+        under differential privacy.
+        """
         assert self.numbers
         values, between = measures[self.task.goal.metric], self.task.goal.metric_range
         return self.numbers.score(part, number, values, *between, step=self._step_of_units(part))
 
     def _step_of_units(self, part: Part) -> float:
-        """Return the rounding step of a mean over privacy units; 0 if the noise suffices."""
+        """Return the step to which a mean over privacy units (patients or records) is rounded; 0 if noise makes
+        rounding unnecessary.
+        """
         assert self.numbers
         if self._noise_alone(part):
             return 0.0
@@ -353,7 +378,7 @@ class Disclosure:
 
     @property
     def suppressed(self) -> list[Part]:
-        """The parts with too few patients or cases to disclose a score."""
+        """The parts of the data (validation or test) whose scores are suppressed."""
         return [part for part in SCORED if not self.tells(part)]
 
     def score(self, part: Part, score: float) -> float:
@@ -361,15 +386,17 @@ class Disclosure:
         return self.resolution[part].mean(score, *self.task.goal.metric_range)
 
     def loss(self, part: Part, loss: float, measures: Measures) -> float:
-        """Return the disclosed mean loss of a part.
+        """Return the disclosed mean loss over the training, validation or test cases.
 
-        If the cases are of patients, each loss is clamped to MOST.
+        For data of patients, the loss of each case is clamped to the bound MOST.
         """
         resolution = self.resolution[part]
         return resolution.mean(float(measures[LOSS].clamp(0, MOST).mean()), 0, MOST) if resolution.patients else loss
 
     def train_loss(self, loss: float, samples: int) -> float:
-        """Return the disclosed mean loss over this many training cases; NaN if it may not leave."""
+        """Return the disclosed mean loss over this number of training cases; NaN if the loss must not leave the
+        site.
+        """
         if not self.tells("train") and (self.protected or self.numbers):
             return math.nan
         return self.resolution["train"].among(samples / self.cases["train"]).mean(loss, 0, MOST)
@@ -385,37 +412,44 @@ class Disclosure:
         return coarse_counts(goal, own, patients, resolution, self.least, CLASS * self.least)
 
     def _weights(self, part: DataPart) -> Tensor:
-        """Return the weight of each case; under rounding, the weights of a patient's cases add up to one."""
+        """Return the weight of each case in the counts. If counts are rounded, the weights of one patient's cases add
+        up to one.
+        """
         each, exact = Counter(self.patients[part]), self.resolution[part].exact
         weights = [1.0 if exact else 1 / each[patient] for patient in self.patients[part]]
         return torch.tensor(weights, dtype=torch.float64)
 
     @property
     def tells_threshold(self) -> bool:
-        """True if a threshold computed from validation cases may leave; always False under a promise of privacy."""
+        """True if the site may send a threshold computed from validation cases; always False if the study promises
+        differential privacy.
+        """
         asked = self.task.goal.decides and self.numbers is None
         return asked and self.cases["validation"] > 0 and self.tells("validation")
 
     def threshold(self, measures: Measures) -> float | None:
-        """Return the disclosed threshold, computed from the validation cases.
+        """Return the disclosed decision threshold, computed from the validation cases.
 
-        For patients' data, the threshold is one of the few bounds between the broad bins.
+        For data of patients, the threshold is the bound between two broad histogram bins, so it takes few different
+        values.
 
-        Returns None if a class has too few patients.
+        Returns no threshold (None) if a class has too few patients.
         """
         exact, own = self.resolution["validation"].exact, {**measures, WEIGHT: self._weights("validation")}
         counts = self.task.goal.counts(own, self.patients["validation"], self.least * (1 if exact else CLASS))
         return threshold_of(counts[CHANCES], BINS if exact else BROAD) if CHANCES in counts else None
 
     def classes(self) -> dict[str, list[int] | None]:
-        """Return the cases of each class in every part; None for a part in which no class has enough patients.
+        """Return the number of cases of each class for each part of the data; None if no class of that part has enough
+        patients.
 
-        A class with too few patients counts as absent and does not suppress the other classes, because the suppression
-        would disclose a single patient.
+        A class with too few patients is reported as absent. The other classes are still reported, because a suppression
+        that depends on a single patient would disclose this patient.
         """
         goal = self.task.goal
         if (self.numbers and (self.numbers.guarded or self.numbers.counted)) or not goal.classifies:
-            # the counts of each class would be one more release, and `counts` in the plan covers only numbers of cases
+            # the noise of `counts` in the plan covers only numbers of cases, so counts of classes would need a further
+            # privacy charge
             return dict.fromkeys(PARTS)
         told: dict[str, list[int] | None] = dict.fromkeys(PARTS)
         for part in PARTS:
@@ -430,7 +464,7 @@ class Disclosure:
             if enough:
                 counts = [int(count) for count in self.resolution[part].shared_out(own)]
                 names = [*map(str, goal.label_names)]
-                key = f"classes {sorted(names)}"  # independent of the order in which the plan names the labels
+                key = f"classes {sorted(names)}"  # sorted: the key must not depend on the plan's order of labels
                 known = self._once(part, {key: dict(zip(names, counts, strict=True))}).get(key)
                 told[part] = known and [known[name] for name in names]
         return told

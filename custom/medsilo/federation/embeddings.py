@@ -1,6 +1,6 @@
-"""The embeddings that a frozen network makes of a site's cases.
+"""Compute and save the embeddings of a site's cases: the outputs of the frozen part of the plan's network.
 
-The site computes each embedding once, saves it on its disk, and never sends it.
+The site computes each embedding once, saves it on the site's disk, and never sends it.
 """
 
 import hashlib
@@ -29,14 +29,16 @@ from medsilo.runs import paths
 from medsilo.tasks.shares import PARTS
 from medsilo.tasks.site_data import Cases, SiteData, labels_of, names_of, patients_of, records_of
 
-PAUSE = 60.0  # seconds of computation that are lost at most when a process dies
+PAUSE = 60.0  # seconds between writes to disk: the most computation that is lost when a process dies
 DIGEST = 32  # bytes of the hash of a case
-SHARE = 4  # a file may take at most a quarter of the free disk
+SHARE = 4  # the file takes at most 1 / SHARE of the free disk space
 
 
 @dataclass
 class Store:
-    """Embeddings on a site's disk, indexed by the hash of the network's input: a case after all transforms."""
+    """Embeddings on a site's disk. The key of each embedding is the hash of the network's input after all
+    transforms.
+    """
 
     path: Path
     known: dict[bytes, Tensor] = field(default_factory=dict)
@@ -45,14 +47,14 @@ class Store:
     def __post_init__(self) -> None:
         with suppress(
             MedsiloError, FileNotFoundError, KeyError, ValueError
-        ):  # the file is absent or incomplete, and is made again
+        ):  # the file of embeddings is missing or incomplete, so it is written again
             found, _ = load_tensors(self.path)
             digests, embeddings = found["digests"].numpy(), found["embeddings"].clone()
             self.known = {digest.tobytes(): own for digest, own in zip(digests, embeddings, strict=True)}
         self.written = len(self.known)
 
     def write(self) -> None:
-        """Write all embeddings to disk if there are new embeddings and the disk has room."""
+        """Write all embeddings to disk if some of them are new and the disk has enough space."""
         if len(self.known) == self.written:
             return
         embeddings = torch.stack([*self.known.values()])
@@ -65,7 +67,7 @@ class Store:
 
 
 class Embedded(TensorDataset):
-    """The embeddings of a part's cases, which are computed when they are first needed."""
+    """The embeddings of the training, validation or test cases, which are computed on first use."""
 
     def __init__(self, cases: Dataset, make: "Callable[[Dataset, Stop], tuple[Tensor, Tensor]]") -> None:
         self.patients, self.labels = patients_of(cases), labels_of(cases)
@@ -76,7 +78,7 @@ class Embedded(TensorDataset):
         self._made: tuple[Tensor, ...] = ()
 
     def complete(self, stop: Stop = lambda: None) -> None:
-        """Compute the embeddings if necessary, and free the images."""
+        """Compute the embeddings unless they are already computed, and free the memory of the images."""
         if self._cases is not None:
             self._made = self._make(self._cases, stop)
             self._cases = None
@@ -93,7 +95,7 @@ class Embedded(TensorDataset):
 
 @dataclass
 class Embedding:
-    """A site's cases with their images replaced by embeddings."""
+    """A site's cases, in which embeddings replace the images."""
 
     place: SiteContext
     compute: Compute
@@ -101,7 +103,7 @@ class Embedding:
 
     @classmethod
     def of(cls, place: SiteContext, data: SiteData, compute: Compute) -> Self | None:
-        """Return the embeddings if the plan's network has a frozen part whose outputs a site keeps; otherwise None."""
+        """Return the embeddings; None if the plan's network has no frozen part whose outputs a site saves."""
         if not place.plan.network.embedding:
             return None
         for part in PARTS:
@@ -133,7 +135,7 @@ class Embedding:
         return Store(folder / paths.EMBEDDINGS.format(key[:16]))
 
     def _of_part(self, part: str, cases: Dataset, stop: Stop) -> tuple[Tensor, Tensor]:
-        """Return the embeddings and the targets of a part's cases."""
+        """Return the embeddings and the targets of the training, validation or test cases."""
         if not len(cases):  # type: ignore[arg-type]
             return torch.empty(0, 0), torch.empty(0, dtype=torch.long)
         found: list[Tensor] = []
@@ -151,7 +153,11 @@ class Embedding:
         return torch.stack(found), torch.cat(targets)
 
     def _of_case(self, part: str, inputs: Tensor) -> Tensor:
-        """Return the embedding of one case, of shape [1, ...]."""
+        """Return the embedding of one case.
+
+        Args:
+            inputs: the case as a batch of shape [1, ...]
+        """
         plan, known, key = self.place.plan, self._store.known, _digest(inputs)
         if key not in known:
             check_inputs(part, Cases(inputs, torch.zeros(1), [""]), plan.task.shape)

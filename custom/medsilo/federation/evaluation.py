@@ -1,4 +1,4 @@
-"""Evaluate models on a site's cases, and save their measures and pictures."""
+"""Evaluate models on a site's cases, and save pictures of some cases."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -25,14 +25,18 @@ from medsilo.tasks.site_data import Cases, SiteData, names_of
 
 PICTURES = 3
 Measure = Callable[[Tensor, Tensor], Measures]
-Measuring = Callable[[Dataset], Measure]  # makes the measure for cases in a known order
+Measuring = Callable[[Dataset], Measure]  # makes the measure for the cases of a data set
 
 
 class Evaluation:
-    """Computes exact scores over a site's cases; disclosure.py decides which of them leave."""
+    """Computes exact scores over a site's cases; disclosure.py decides which scores leave the site."""
 
     def __init__(self, place: SiteContext, data: SiteData, compute: Compute, protected: bool) -> None:
-        """Make the evaluation; `protected` is True for patients' data, and adds each case's loss to the measures."""
+        """Make the evaluation.
+
+        Args:
+            protected: whether the data come from patients; if so, the measures include the loss of each case
+        """
         self.plan, self.task, self.site, self.data = place.plan, place.plan.task, place.site, data
         self.settings, self.compute, self.protected = place.settings, compute, protected
         self.folder = place.folder
@@ -42,20 +46,22 @@ class Evaluation:
                 continue
             if cases == 0:
                 raise DataError(f"the {part} part of task {self.task.name} has no cases at this site; check its split")
-            if not self.plan.network.embedding:  # inputs of embeddings were checked before
+            if not self.plan.network.embedding:  # `Embedding.of` has already checked the inputs
                 check_inputs(part, self.pieces(getattr(data, part), "check"), self.task.shape)
 
     def pieces(self, part: Dataset, purpose: str) -> Dataset:
-        """Return the cases of a part in the task's shape, with the same random pieces in every call."""
+        """Return the cases as random pieces of the task's shape. Every call with the same purpose returns the same
+        pieces.
+        """
         names = names_of(part) if self.plan.privacy else None
         return drawn_cases(part, self.task.piece, seed_for(self.plan.seed, self.site, purpose), names)
 
     def evaluate(
         self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
     ) -> tuple[float, float, Measures]:
-        """Return the mean loss, the mean score and the measures of each case.
+        """Return the mean loss, the mean score, and the measures of each single case.
 
-        Without cases, both means are NaN. The measure is the task's metric by default.
+        Without cases, the mean loss and the mean score are NaN. By default, each case is measured by the task's metric.
         """
         if not len(part):  # type: ignore[arg-type]
             return math.nan, math.nan, {}
@@ -79,7 +85,7 @@ class Evaluation:
         return self._in_order(part, self._order(part, model))
 
     def _with_places(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
-        """Yield inputs, targets and indices of a part's cases, in the order of this model's evaluation."""
+        """Yield the inputs, targets and indices of the cases, in the order in which this model is evaluated."""
         order, first = self._order(part, model), 0
         for inputs, targets in self._in_order(part, order):
             here = range(first, first + len(inputs))
@@ -91,7 +97,7 @@ class Evaluation:
             return self.task.infer(model.eval(), inputs).float()
 
     def _order(self, part: Dataset, model: nn.Module) -> Tensor | None:
-        """Return the evaluation order of a part's cases; None for the data's own order.
+        """Return the order in which this model is evaluated on the cases; None for the order of the data set.
 
         The order is shuffled, with a fixed seed, if a batch norm uses the statistics of the batch.
         """
@@ -121,9 +127,10 @@ class Evaluation:
 
     @torch.no_grad()
     def draw_found(self, model: nn.Module, judged: nn.Module, measures: Measures, folder: Path) -> None:
-        """Draw the best, the median and the worst test case with the network's predicted structures.
+        """Save pictures of the best, the median and the worst test case, with the structures that the network predicts.
 
-        The `judged` model is the model that was used for the test and ranked the cases.
+        Args:
+            judged: the model whose evaluation determines the order of the test cases
         """
         goal: Any = self.task.goal
         if not goal.structures or not self.draws:
@@ -148,9 +155,9 @@ def _ordered(part: Dataset, order: Tensor | None) -> Dataset:
 def check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> None:
     """Raise a DataError unless the inputs have the task's shape.
 
-    The error may leave the site, because it names counts and no files.
+    The error may leave the site, because its text contains counts and no file names.
 
-    If the data are not in memory, only the first training case is checked, because test data are read at the end.
+    If data are not in memory, only the first training case is checked, because test data are read only at the end.
     """
     own = shape
     if isinstance(data, Cases):

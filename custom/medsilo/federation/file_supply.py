@@ -1,4 +1,6 @@
-"""Files with a network's initial weights: the server sends each file once, if a site reports that it is missing."""
+"""Receive files with a network's initial weights: if a site reports that a file is missing, the server sends this file
+once.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,13 +19,18 @@ if TYPE_CHECKING:  # the server does not load the site's code
 
 
 class SuppliedSite:
-    """A site that fetches its network's files before the rest of the site is made.
+    """A layer that saves the network's files from the server before it creates the wrapped site, which reads these
+    files.
 
-    A file travels as tensors of bytes, and its hash must be the hash in the plan.
+    The server sends a file as tensors of bytes. The file's hash must equal the hash in the plan.
     """
 
     def __init__(self, place: "SiteContext", make: "Callable[[], Site]") -> None:
-        """Wrap the site that `make` creates, which reads the files."""
+        """Wrap a site that is created later.
+
+        Args:
+            make: a function that creates the site, which reads the files
+        """
         self.place, self.make = place, make
         self.inner: Site | None = None
         model_folders.look_in(place.models)
@@ -35,9 +42,9 @@ class SuppliedSite:
 
 
 def take_files(place: "SiteContext", parcel: StudyMessage) -> StudyMessage:
-    """Save the files that came with a request, and return the rest of the request.
+    """Save the files that came with a request, and return the request without the files.
 
-    Raises Lacks if a file is still missing.
+    Raises Lacks if a file that the plan names is still missing.
     """
     groups, wanted = dict(parcel.groups), place.plan.network.files
     came = groups.pop(FILES, {})

@@ -1,4 +1,4 @@
-"""The limits that every hospital sets for a plan; they are checked before the site is made."""
+"""Limits of every hospital on the demands of a plan, such as time and disk space."""
 
 import time
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from medsilo.plan import Plan
 from medsilo.site.party import FILE_NAME
 from medsilo.site.settings import SiteSettings
 
-MOST_MINUTES = 1440.0  # of work on one answer
-MOST_DISK = 100 << 30  # bytes of a study's folder
-LEAST_LEARNING = 1e-5  # smallest learning rate × optimizer steps at a site, on average for each answer with scores
-# sizes of a study's files at a site, in float32 models: the saved models, and a saved state with its optimizer
+MOST_MINUTES = 1440.0  # maximum minutes of work on one answer
+MOST_DISK = 100 << 30  # maximum bytes of a study's folder
+LEAST_LEARNING = 1e-5  # minimum of learning rate × optimizer steps at a site, divided by the number of rounds
+# size of the saved models, and of one saved state with its optimizer, in multiples of a float32 model
 MODELS, STATE = 2, 8 / 3
 
 
@@ -32,7 +32,7 @@ def check_limits(
 ) -> None:
     """Raise Refused if the plan demands more than this hospital allows.
 
-    The error is one line that may leave the site.
+    The error's text is one line that the site may send to the server.
 
     Args:
         parameters: the number of parameters of all networks
@@ -59,7 +59,7 @@ def check_limits(
             "this hospital has fewer training cases or patients than it trains with (min_patients_per_metric in its "
             f"{FILE_NAME}); bring more patients, or lower it there"
         )
-    # uses the rounded number of cases
+    # The check uses the rounded number of cases, so that its result does not disclose the exact number.
     if learning_per_answer(plan, Resolution(unit=unit).count(train)) < LEAST_LEARNING:
         raise Refused(
             f"learning rate × steps is less than a hospital demands for each answer, {LEAST_LEARNING:g}; raise "
@@ -69,7 +69,7 @@ def check_limits(
 
 @dataclass(frozen=True)
 class QuotaCheck:
-    """A resource that a plan demands of a hospital, with its demand and its limit."""
+    """A plan's demand for one resource, such as disk space, and the hospital's limit on this resource."""
 
     name: str
     asked: float
@@ -84,7 +84,7 @@ def disk_needed(plan: Plan, parameters: int) -> int:
 
 
 def asked_of(plan: Plan, parameters: int) -> list[QuotaCheck]:
-    """Return the demands of a plan that are known before anything runs."""
+    """Return the plan's demands for time and disk space, each with the hospital's limit."""
     minutes, disk = plan.participation.timeout / 60, disk_needed(plan, parameters) / 2**30
     return [
         QuotaCheck("time", minutes, MOST_MINUTES, "minutes for a round", "lower participation.timeout"),
@@ -93,10 +93,10 @@ def asked_of(plan: Plan, parameters: int) -> list[QuotaCheck]:
 
 
 def learning_per_answer(plan: Plan, train: int) -> float:
-    """Return the learning rate times the optimizer steps of a study at one site, divided by the rounds.
+    """Return the learning rate times the number of optimizer steps at one site, divided by the number of rounds.
 
-    This product bounds how far the weights can move, relative to the length of the gradient (with Adam, for each
-    weight). A plan that almost stops the weights would only query the scores of its initial model.
+    The learning rate times the steps bounds how far the weights can move, in units of the gradient's length. A plan
+    whose weights hardly move would only use the hospital to score the plan's initial model.
     """
     training = plan.training
     steps = training.steps_of_round(steps_in(train, training.batch_size))
@@ -105,7 +105,7 @@ def learning_per_answer(plan: Plan, train: int) -> float:
 
 
 def check_disk(folder: Path) -> None:
-    """Raise Refused if a study's folder exceeds the hospital's limit."""
+    """Raise Refused if a study's folder exceeds the hospital's limit on disk space."""
     taken = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if taken > MOST_DISK:
         raise Refused(f"the study's folder is larger than a hospital gives ({size_text(MOST_DISK)})")
@@ -116,11 +116,11 @@ class Clock:
 
     def __init__(self) -> None:
         self.most = MOST_MINUTES
-        self.started: float | None = None  # start of the work on the present answer
+        self.started: float | None = None  # time at which the work on the present answer began
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count the time in the block as work."""
+        """Within the context, count the time as work on an answer."""
         self.started = time.monotonic()
         try:
             yield
@@ -128,6 +128,6 @@ class Clock:
             self.started = None
 
     def check(self) -> None:
-        """Raise Refused if the work on this answer has exceeded its time limit; callers check often."""
+        """Raise Refused if the work on this answer has exceeded the hospital's time limit."""
         if self.started is not None and time.monotonic() - self.started > 60 * self.most:
             raise Refused(f"this answer took longer than the {self.most:g} minutes that a hospital gives")

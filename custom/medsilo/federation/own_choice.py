@@ -16,7 +16,7 @@ class OwnChoice:
 
     @property
     def chooses(self) -> bool:
-        """True if this site tests the model that it selected, instead of the server's selection."""
+        """True if this site, and not the server, selects the model that the site tests."""
         plan = self.place.plan
         return plan.algorithm.outcome.personal and plan.model_selection.keep == "best"
 
@@ -29,5 +29,5 @@ class OwnChoice:
             self.state.save_model(paths.BEST, rounds, model)
 
     def scored_late(self, rounds: int) -> ExactScores | None:
-        """Return scores of the received model that are known only after training; None by default."""
+        """Return the received model's scores if they can be computed only after training; None by default."""
         return None

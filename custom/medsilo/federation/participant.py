@@ -1,7 +1,8 @@
-"""A site's part in a study: it answers the coordinator's requests with exact results, and saves its local state.
+"""Answer the coordinator's requests at a site with exact results, and save the site's local state.
 
-A participant knows neither the transport of messages nor the rules of disclosure. So the same class works in a plain
-loop and over NVFlare. Layers wrap a participant (site_stack.py).
+A participant knows neither the transport of messages nor the rules of disclosure. The same participant class therefore
+works in a simulation in one process and over NVFlare. The module site_stack.py lists the layers that wrap a
+participant.
 """
 
 import math
@@ -43,7 +44,7 @@ from medsilo.tasks.metrics import Measures
 from medsilo.tasks.site_data import SiteData
 from medsilo.tasks.subgroups import Members, members_of
 
-EMBEDDED = ("round", "deliver", "test")  # tasks that need the embeddings
+EMBEDDED = ("round", "deliver", "test")  # requests for which the site needs the embeddings of its cases
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,11 @@ def parts_of(
     evaluation: Callable[..., Evaluation] = Evaluation,
     embeds: Callable[..., Embedding | None] = Embedding.of,
 ) -> SiteParts:
-    """Return the components of a hospital's site; `data` replaces the data that its settings name."""
+    """Return the components of a hospital's participant.
+
+    Args:
+        data: data to use instead of the data that the hospital's settings name
+    """
     plan, folder, protection = place.plan, place.folder, Protection(place)
     sweep(folder, *(path for path in folder.glob("*") if path.is_dir()))
     compute = place.settings.compute()
@@ -106,10 +111,14 @@ def subgroup_members(place: SiteContext) -> Members:
 
 
 class Participant:
-    """One site of a study, whose state is saved after each round, so that any process can continue."""
+    """One site of a study, which saves its state after each round, so that another process can continue the study."""
 
     def __init__(self, place: SiteContext, parts: SiteParts, envelope: UpdateCodec | None = None) -> None:
-        """Make the participant; the codec of tensors is plain by default."""
+        """Make the participant.
+
+        Args:
+            envelope: the codec that encodes and decodes tensors; by default, the codec changes nothing
+        """
         self.place, self.data, self.state = place, parts.data, parts.state
         self.disclosure, self.evaluation = parts.disclosure, parts.evaluation
         self.trainer, self.choice, self.embedding = parts.trainer, parts.choice, parts.embedding
@@ -117,7 +126,11 @@ class Participant:
         self.warnings: list[SiteWarning] = []  # warnings for the lead about the present answer
 
     def find(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
-        """Carry out a request; `stop` is called before every batch and raises an error to end the work."""
+        """Carry out a request.
+
+        Args:
+            stop: a function that is called before every batch, and raises an error to end the work
+        """
         work = {"join": self._join, "round": self._round, "deliver": self._deliver, "test": self._test}
         work |= dict.fromkeys(LETTERED, lambda asked, groups, stop: ExactMessage(self.envelope.letter(asked)))
         doing, self.warnings = self.trainer.doing, []
@@ -139,10 +152,10 @@ class Participant:
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
         write_provenance(self.place.folder, self.place.plan, self.state.compute.description)
         if self.data.survey:
-            # the survey names files, so it stays at the site
+            # the survey of the data contains file names, so it stays at the site
             write_json(self.place.folder / paths.DATA, asdict(self.data.survey))
         if self.place.trains and (self.disclosure.protected or self.disclosure.numbers):
-            # exact numbers, which stay at the site
+            # the exact numbers stay at the site
             write_json(self.place.folder / paths.WEIGHT, self.disclosure.weighed().as_json())
         return ExactResult()
 
@@ -169,7 +182,7 @@ class Participant:
         return ExactRound(loss, trainer.samples, scored, groups=sent)
 
     def _deliver(self, asked: Request, groups: Groups, stop: Stop) -> ExactDelivery:
-        """Load and validate the result of the last round."""
+        """Load the models of the last round, and evaluate them on the validation cases."""
         number, plan, folder = asked.round, self.place.plan, self.place.folder
         self._stand_after(number, asked)
         self._receive(asked, groups, plan.course.delivery)
@@ -184,7 +197,7 @@ class Participant:
         return ExactDelivery(scored, plan.algorithm.outcome.take(self._end(stop), asked.outcome))
 
     def _test(self, asked: Request, groups: Groups, stop: Stop) -> ExactTest:
-        """Test the selected model, once."""
+        """Evaluate the selected model on the test cases."""
         folder, outcome = self.place.folder, self.place.plan.algorithm.outcome
         selected = self._take_selected(asked, groups)
         self.state.save_model(paths.BEST, selected)
@@ -203,10 +216,11 @@ class Participant:
     def _take_selected(self, asked: Request, groups: Groups) -> int:
         """Load the model to test, and return its round.
 
-        The model is this site's own selection, the model that the coordinator sends, or else the last model.
+        The model is the best model by this site's own validation, the model that the coordinator sends, or the model of
+        the last round.
         """
         self.state.reload()
-        self.state.done = -1  # from here on, memory holds the model under test instead of the state after a round
+        self.state.done = -1  # the networks in memory are now the model under test, not the state after a round
         if self.choice.chooses:
             return self.state.load_model(paths.BEST)["round"]
         self.state.load_model(paths.LAST)
@@ -216,13 +230,17 @@ class Participant:
         return asked.selected
 
     def decisive(self, model: nn.Module, stop: Stop) -> Measures | None:
-        """Measure the validation cases that determine the threshold; None if no threshold leaves."""
+        """Return the measures of the validation cases, from which the decision threshold is computed; None if the site
+        sends no threshold.
+        """
         if not self.disclosure.tells_threshold:
             return None
         return self.evaluation.evaluate(self.data.validation, stop, model, self.place.plan.task.goal.measuring)[2]
 
     def _validate(self, rounds: int, stop: Stop) -> ExactScores | None:
-        """Score the model after this many rounds; a site that selects its own model saves the best model."""
+        """Validate the model after this number of rounds, and save it if it is the best model that this site
+        selects.
+        """
         if not self.place.plan.validates(rounds):
             return None
         self.trainer.doing.begin("validating")
@@ -233,7 +251,9 @@ class Participant:
         return scored
 
     def _end(self, stop: Stop) -> SiteEnd:
-        """Return the state of the site at the end of a study, from which the method makes the outcome."""
+        """Return the state of the site at the end of a study, from which the method computes the outcome of the
+        study.
+        """
         place, disclosure = self.place, self.disclosure
 
         def validation() -> Iterator[tuple[Tensor, Tensor]]:
@@ -257,11 +277,13 @@ class Participant:
     def _receive(self, asked: Request, groups: Groups, phase: Phase) -> None:
         self.state.done = -1  # until the work is complete, memory does not hold the state after any round
         opened = self.envelope.open(asked, groups, self.state.modules)
-        # groups that the site makes locally were not sent
+        # The server did not send the groups of tensors that the site computes itself.
         self.state.take_over(opened, phase, self.envelope.keeps_at_home)
 
     def _refuse_impossible(self, number: int, phase: Phase) -> None:
-        """Raise Refused for numbers that the server would reject, while the reason is still known."""
+        """Raise Refused, with the likely reason, if the tensors of this round have values that the server would
+        reject.
+        """
         if not phase.trains:
             return
         for own in phase.sent:
@@ -292,5 +314,9 @@ def participant_of(
     envelope: UpdateCodec | None = None,
     trainer: Callable[..., Trainer] = Trainer,
 ) -> Participant:
-    """Return a hospital's participant; `data` replaces the data that its settings name."""
+    """Return a hospital's participant.
+
+    Args:
+        data: data to use instead of the data that the hospital's settings name
+    """
     return Participant(place, parts_of(place, data, trainer), envelope)

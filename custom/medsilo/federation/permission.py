@@ -1,6 +1,6 @@
 """A hospital's permission for a study.
 
-The permission is checked before data are read, between batches, and before an answer leaves.
+The permission is checked before data are read, between batches, and before an answer leaves the site.
 """
 
 import time
@@ -24,17 +24,19 @@ if TYPE_CHECKING:
     from medsilo.site.job_code import CodeFacts
     from medsilo.site.query_budget import QueryBudget
 
-# The fields of a request, besides its tensors, on which the numbers of its answer depend.
+# For each task: the fields of the request that, with the request's tensors, determine the numbers in the answer.
 ANSWERED_WITH = {
     "round": {"study", "round", "last", "train_cases"},
     "deliver": {"study", "round", "last", "outcome"},
     "test": {"study", "round", "selected", "outcome"},
 }
-LOOK = 1.0  # seconds between two checks whether a decision has changed
+LOOK = 1.0  # seconds between two checks of the hospital's decision
 
 
 def is_canary(plan: "Plan") -> bool:
-    """True if a plan is a canary: one round on synthetic data, with medsilo's code alone and without files."""
+    """True if a plan is a canary: one round on synthetic data, without code of other packages and without files of
+    weights.
+    """
     named = [layer.name for layer in plan.layers]
     return plan.task.synthetic and plan.rounds == 1 and named == [CANARY] and not (plan.packages or plan.network.files)
 
@@ -42,13 +44,14 @@ def is_canary(plan: "Plan") -> bool:
 class Permission:
     """A site that answers only the requests that its hospital has approved, if approval is required."""
 
-    inner: Site  # the wrapped site; it reads data, so it is made after the hospital's permission
+    inner: Site  # the wrapped site, which reads data and is therefore created only after the permission is checked
 
     def __init__(self, place: SiteContext) -> None:
         """Check the hospital's settings.
 
-        Raises Refused if the hospital does not take this part in studies. Also raises Refused if approval is required
-        and there is no startup kit, because the kit's key signs decisions.
+        Raises Refused if the hospital does not take part in studies, or if it only tests models and this study would
+        train there. Also raises Refused if approval is required but no startup kit is present, because the kit's key
+        verifies approvals.
         """
         self.place = place
         by_code = (
@@ -71,7 +74,9 @@ class Permission:
 
     @property
     def approvals(self) -> "Approvals | None":
-        """The hospital's approvals, verified by the present key of its startup kit, which may be renewed."""
+        """The hospital's approvals, verified with the key that its startup kit has now; the kit may be renewed during a
+        study.
+        """
         place = self.place
         if not self._book or not place.kit:
             return None
@@ -94,7 +99,7 @@ class Permission:
             made = digest_of(StudyMessage(parcel.groups, own))[:32]
             approvals.count(decision, made, asked.task, self.place.asked.rounds)  # type: ignore[arg-type]
         reply = self.inner.answer(parcel, look)
-        self.check(asked.sites, asked.round)  # the last step before the answer leaves
+        self.check(asked.sites, asked.round)  # the permission is checked again before the answer leaves
         return reply
 
     def check(self, sites: Sequence[str] | None = None, number: int = 0) -> "Decision | None":
@@ -102,7 +107,7 @@ class Permission:
 
         Also raises Refused if the settings have changed since the hospital accepted them.
 
-        A new plan is saved, so that the hospital can decide.
+        A plan without a decision is saved, so that the hospital can review it and decide.
         """
         self._looked, plan = time.monotonic(), f"plan {self.place.asked.hash[:12]}"
         if self.accepted:
@@ -131,7 +136,7 @@ class Permission:
         return self.place.job_code.facts() if self.place.job_code else None
 
     def begin(self) -> None:
-        """Save the plan for people to read, even if it is approved already.
+        """Save the plan in a form that people can review, even if the plan is already approved.
 
         Raises Refused under the same conditions as `check`.
         """

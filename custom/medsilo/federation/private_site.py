@@ -1,9 +1,10 @@
-"""Compute the noise on a site's training and on its numbers under differential privacy, and their privacy charges.
+"""Compute the noise for differential privacy in a site's training and disclosed numbers, and the privacy charges.
 
-A number that the hospital declared public is sent exactly. Other numbers get separately charged noise if the plan
-offers it, or are suppressed. The privacy unit is a record or a patient with all cases, and counts as one in counts and
-mean scores. If the hospital demands differential privacy, noise replaces minimum counts and rounding; otherwise both
-apply (disclosure.py).
+A number that the hospital declared public is sent exactly. Every other number gets noise with a separate privacy charge
+if the plan offers noise for this kind of number; otherwise the number is suppressed. The privacy unit is either one
+record, or one patient with all of this patient's cases. Each unit counts as one in counts and mean scores. If the
+hospital demands differential privacy, noise replaces the hospital's minimum counts and rounding. Otherwise, minimum
+counts and rounding apply in addition to the noise (disclosure.py).
 """
 
 import json
@@ -39,7 +40,7 @@ from medsilo.tasks.site_data import SiteData, patients_of, records_of
 DIGITS = 4  # decimal digits of a noisy score
 STEPS = 1000  # number of steps in half of a score's range
 How = Literal["exact", "noisy", "silent"]
-# The kinds of numbers in the answer to each task
+# The kinds of numbers in the answer to each kind of request
 NUMBERS: dict[str, tuple[Told, ...]] = {
     "join": ("counts",),
     "round": ("counts", "train", "validation"),
@@ -78,13 +79,17 @@ def agreed(plan: Plan, demands: PrivacyRequirements | None) -> PrivacyGuarantee 
 
 
 def units_of(cases: Dataset, unit: Unit) -> Sequence[str] | None:
-    """Return each case's privacy unit, a patient or a record; None if each case is a record."""
+    """Return the privacy unit (patient or record) of each case; None if each case is a separate record."""
     return patients_of(cases) if unit == "patient" else records_of(cases)
 
 
 def how_told(plan: Plan, demands: PrivacyRequirements | None, told: Told, guarded: bool) -> How:
-    """Return the form in which a plan with differential privacy discloses a kind of number. guarded: whether the data
-    are of protected patients."""
+    """Return the form (exact, noisy or suppressed) in which a plan with differential privacy discloses this kind of
+    number.
+
+    Args:
+        guarded: whether the data come from protected patients
+    """
     offer = plan.privacy
     assert offer
     if guarded and told in ("validation", "test") and plan.private.exact_networks:
@@ -99,22 +104,22 @@ def how_told(plan: Plan, demands: PrivacyRequirements | None, told: Told, guarde
 
 @dataclass(frozen=True)
 class PrivateNumbers:
-    """A site's noisy numbers in a study with differential privacy, and their charges."""
+    """A site's noisy numbers in a study with differential privacy, and the privacy charges of these numbers."""
 
     plan: Plan
     site: str
     demands: PrivacyRequirements | None
     promise: PrivacyGuarantee
-    # True for protected data, whose numbers leave the site only if they are public or noisy.
+    # Whether the data are protected, so that numbers leave the site only if they are public or noisy.
     guarded: bool
     folder: Path
-    units: Mapping[str, Sequence[str]] = field(repr=False)  # the privacy unit of each case, by part
+    units: Mapping[str, Sequence[str]] = field(repr=False)  # the privacy unit of each case, by part of the data
     # Numbers of units are rounded to multiples of this step before noise is added.
     step: int = 1
 
     @classmethod
     def of(cls, plan: Plan, site: str, settings: SiteSettings, folder: Path, data: SiteData) -> "PrivateNumbers | None":
-        """Return a site's private numbers, or None without differential privacy."""
+        """Return a site's noisy numbers; None if the study has no differential privacy."""
         demands, synthetic = settings.privacy, plan.task.synthetic
         promise = agreed(plan, demands)
         if promise is None:
@@ -135,27 +140,29 @@ class PrivateNumbers:
         return self.promise.suffices(self.demands)
 
     def how(self, told: Told) -> How:
-        """Return the form in which a kind of number is disclosed."""
+        """Return the form (exact, noisy or suppressed) in which a kind of number is disclosed."""
         return how_told(self.plan, self.demands, told, self.guarded)
 
     # ------------------------------------------------------------------ charges
     @cached_property
     def counting(self) -> Geometric:
-        """The noise on the numbers of units. Each unit is in one part only, so it changes all counts together by
-        one."""
+        """The noise on the numbers of privacy units (patients or records) in the training, validation and test part.
+        Each unit is in only one part of the data, so one unit changes the sum of all counts by one.
+        """
         assert self.plan.privacy and self.plan.privacy.counts
         return Geometric(scale=1 / self._scaled(self.plan.privacy.counts.epsilon))
 
     @cached_property
     def scoring(self) -> Geometric:
-        """The noise on the sum behind a score, in whole steps, so that all scores of the study together keep their
-        ε."""
+        """The noise on the sum from which a score is computed, as a whole number of steps. All noisy scores of the
+        study together stay within their share of ε.
+        """
         assert self.plan.privacy and self.plan.privacy.scores
         epsilon = self._scaled(self.plan.privacy.scores.epsilon)
         return Geometric(scale=geometric_for(epsilon, self.promise.delta, self._scores, STEPS), sensitivity=STEPS)
 
     def _scaled(self, epsilon: float) -> float:
-        """Scale a share of the plan's ε down if the hospital demands a smaller ε."""
+        """Return a share of the plan's ε, reduced in proportion if the hospital demands a smaller ε."""
         assert self.plan.privacy
         return epsilon * self.promise.epsilon / self.plan.privacy.epsilon
 
@@ -165,7 +172,9 @@ class PrivateNumbers:
         return self.plan.validations * (self.how("validation") == "noisy") + (self.how("test") == "noisy")
 
     def charges(self, task: str, number: int) -> list[Charge]:
-        """Return the charges of the numbers in an answer, without the counts, whose noise is drawn once per study."""
+        """Return the privacy charges of the numbers in an answer, except of the counts, whose noise is drawn once per
+        study.
+        """
         found = []
         for told in NUMBERS.get(task, ()):
             if (task, told) == ("round", "validation") and not self.plan.validates(number - 1):
@@ -190,10 +199,11 @@ class PrivateNumbers:
     # ------------------------------------------------------------------ disclosure
     @cached_property
     def counted(self) -> tuple[str, dict[str, int]] | None:
-        """The noisy numbers of units by part, and an identifier of their draw; None if counts have no noise.
+        """The identifier of a random draw, and the noisy number of privacy units in each part of the data; None if
+        counts have no noise.
 
-        They are drawn once and saved, because each further draw would disclose more and be charged. The noisy numbers
-        replace the true numbers in every answer and in training.
+        The noisy numbers are drawn once and saved, because each further draw would disclose more and cost a further
+        charge. The noisy numbers replace the true numbers in every answer and in training.
         """
         if self.how("counts") != "noisy":
             return None
@@ -203,7 +213,8 @@ class PrivateNumbers:
                 kept = json.loads(path.read_text("utf-8"))
                 return str(kept["draw"]), {part: int(kept["counts"][part]) for part in PARTS}
         secret, rounding = self.secret("counts"), Resolution(unit=self.step)
-        # The noise is in rounding steps; one unit moves a rounded count by at most one step.
+        # The noise is a whole number of rounding steps, because one privacy unit changes a rounded count by at most one
+        # step.
         noise = self.counting.scale * self.counting.sensitivity
         found: dict[str, int] = {
             part: max(self.step, rounding.count(len(set(self.units[part]))) + self.step * secret.geometric(noise))
@@ -215,15 +226,15 @@ class PrivateNumbers:
         return draw, found
 
     def size(self, part: str) -> int:
-        """Return a part's number of units, noisy if counts have noise."""
+        """Return the number of privacy units in a part of the data, with noise if counts have noise."""
         return self.counted[1][part] if self.counted else len(set(self.units[part]))
 
     def score(self, part: str, number: int, values: Tensor, low: float, high: float, step: float = 0.0) -> float:
-        """Return a part's mean score with noise: the mean over units of each unit's mean over its cases.
+        """Return a noisy mean over privacy units, where each unit has the mean score of its cases.
 
-        Each unit moves the sum by at most half of the score's range, in steps of a thousandth of this half. The mean is
-        rounded before noise is added, so that averaging many answers reveals only the rounded mean. One unit then moves
-        the rounded mean by whole rounding steps.
+        Each unit's contribution is at most half of the score's range, and is rounded to a thousandth of this half. The
+        mean is rounded before noise is added, so that averaging many answers reveals only the rounded mean. One privacy
+        unit changes the rounded mean by a whole number of rounding steps.
 
         Args:
             step: the rounding step of this hospital's scores
@@ -234,19 +245,21 @@ class PrivateNumbers:
         for unit, value in zip(self.units[part], cut, strict=True):
             own[unit].append(value)
         total = sum(round((sum(found) / len(found) - middle) / half * STEPS) for found in own.values())
-        # `each` is half of the most by which one unit moves the mean.
+        # One privacy unit changes the mean by at most twice `each`.
         secret, each = self.secret("score", part, number), half / self.size(part)
         if not step:
             noise = secret.geometric(self.scoring.scale * STEPS)
             return round(min(max(middle + (total + noise) / STEPS * each, low), high), DIGITS)
         rounded = round((min(max(middle + total / STEPS * each, low), high) - low) / step)
         noise = secret.geometric(self.scoring.scale * STEPS * math.ceil(each / step))
-        # Intervals have equal width; rounding ties to even would disclose the parity.
+        # The noise is rounded in intervals of equal width, because rounding ties to even would disclose the parity.
         told = rounded + (noise + STEPS // 2) // STEPS
         return round(min(max(low + told * step, low), high), DIGITS)
 
     def secret(self, *purpose: str | int) -> NoiseSource:
-        """Return the random numbers of one release: secret, or from the plan's seed if the data are synthetic."""
+        """Return the source of random numbers for one release: a secret source, or the plan's seed if the data are
+        synthetic.
+        """
         if self.plan.task.synthetic:
             return NoiseSource.from_seed(self.plan.seed, self.site, *purpose)
         return NoiseSource()
@@ -254,28 +267,28 @@ class PrivateNumbers:
 
 @dataclass(frozen=True)
 class PrivateSite:
-    """The sampling and noise of private training at one site."""
+    """The random batches and the noise of a site's training under differential privacy."""
 
     numbers: PrivateNumbers  # the site's noisy numbers, and their charges
     train: Dataset  # all training cases
 
     def sample(self, secret: NoiseSource) -> PoissonSample:
-        """Return a Poisson sampler of the training cases, whose batches have the plan's size on average."""
+        """Return a Poisson sampler of the training cases, whose batches have the plan's batch size on average."""
         cases, units = len(self.train), units_of(self.train, self.numbers.promise.unit)  # type: ignore[arg-type]
         return PoissonSample(units, cases, self.numbers.plan.training.batch_size, secret, self.size)
 
     @cached_property
     def size(self) -> int:
-        """The disclosed number of training cases, or of units if counts have noise.
+        """The number of training cases, or the noisy number of privacy units in training if counts have noise.
 
-        The sampling rate, the number of steps and the divisor of sums depend only on this number.
+        The sampling rate, the number of steps and the divisor of sums depend only on this disclosed number.
         """
         counted = self.numbers.counted
         return counted[1]["train"] if counted else len(self.train)  # type: ignore[arg-type]
 
     @cached_property
     def rate(self) -> float:
-        """The probability that a unit is in a step's batch."""
+        """The probability that a privacy unit is in the batch of a training step."""
         return min(1.0, self.numbers.plan.training.batch_size / self.size)
 
     @property
@@ -290,7 +303,9 @@ class PrivateSite:
 
     @cached_property
     def effective(self) -> float:
-        """The noise multiplier that keeps the privacy guarantee over all rounds if each step has one gradient."""
+        """The noise multiplier that keeps the privacy guarantee over all rounds, if each training step has only one
+        gradient.
+        """
         rounds = sum(phase.rounds for phase in self.numbers.plan.course.phases if phase.trains)
         beside = [*self.numbers.planned(), *self._releases(self._released)]
         return noise_for(
@@ -299,8 +314,9 @@ class PrivateSite:
 
     @cached_property
     def noise(self) -> float:
-        """The noise multiplier of each gradient, so that all gradients of a step together keep the privacy
-        guarantee."""
+        """The noise multiplier of each gradient, so that all gradients of a training step together keep the privacy
+        guarantee.
+        """
         noise = self.effective * math.sqrt(self.numbers.plan.gradients)
         if noise > MOST_NOISE:
             raise Refused(
@@ -309,13 +325,13 @@ class PrivateSite:
         return noise
 
     def charges(self, number: int, phase: Phase) -> list[Charge]:
-        """Return the charges of a round's training, regardless of which tensors are sent."""
+        """Return the privacy charges of a round's training, regardless of which tensors are sent."""
         released = self._releases(phase.releases)
         if not phase.trains:
             return released
         noise = self.noise / math.sqrt(
             self.numbers.plan.gradients
-            # One gradient with this noise has the same charge as all gradients of a step together.
+            # One gradient with this noise has the same charge as all gradients of a training step together.
         )
         of = SampledGaussian(noise=noise, rate=self.rate, steps=self.steps)
         names = ", ".join(self.numbers.plan.private.networks)
@@ -323,12 +339,14 @@ class PrivateSite:
 
     @property
     def _released(self) -> int:
-        """The number of released means over cases in all rounds."""
+        """The number of means over cases that the site releases in all rounds together."""
         return sum(phase.releases * phase.rounds for phase in self.numbers.plan.course.phases)
 
     @cached_property
     def releasing(self) -> float:
-        """The noise multiplier of each released mean over cases, so that all means together keep their share of ε."""
+        """The noise multiplier of each released mean over cases. All released means together stay within their share of
+        ε.
+        """
         assert self.numbers.plan.privacy and self.numbers.plan.privacy.statistics
         share = self.numbers.plan.privacy.statistics.epsilon / self.numbers.plan.privacy.epsilon
         return noise_for(share * self.numbers.promise.epsilon, self.numbers.promise.delta, 1.0, self._released)
@@ -337,7 +355,7 @@ class PrivateSite:
         return [Charge.normal("mean over cases", self.releasing, count)] if count else []
 
     def training(self, number: int) -> PrivateSteps:
-        """Return the private training steps of this site's networks for one attempt at a round."""
+        """Return the training steps with clipping and noise for this site's networks, for one attempt at a round."""
         secret = self.numbers.secret("round", number)
         assert self.numbers.plan.privacy
         clip = self.numbers.plan.privacy.clip

@@ -1,4 +1,6 @@
-"""Limit what a lead learns of a hospital's patients from many studies: fix the split, and count answers."""
+"""Limit the facts about a hospital's patients that a lead learns from many studies: keep the split of the data fixed,
+and count answers.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,8 +35,8 @@ DESCRIBED = (
     f"this hospital's {FILE_NAME} describes its data by keys, which no person accepted; its engineer makes a data set: "
     "medsilo data FOLDER"
 )
-SHOWN = 5  # most words of a plan that a refusal lists
-SHARES = (0.6, 0.2, 0.2)  # shares of patients in each part, if a hospital's settings have none
+SHOWN = 5  # maximum number of words that a refusal lists
+SHARES = (0.6, 0.2, 0.2)  # default fractions of patients for training, validation and test
 
 
 class Protection:
@@ -68,7 +70,7 @@ class Protection:
                 DataSet.read(self.settings.data.data_set)
             check_accepted(self.settings.data.data_set, self.kit.key_for("data set") if self.kit else None)
             if words_refused := not_its_words(self.plan, self.settings):
-                # A lead must not learn a hospital's words by trying some.
+                # Otherwise, a lead could find out the hospital's words by trying words.
                 raise DataError(UNFIT, words_refused)
             check_unchanged(self.settings.data.data_set)
         if self.plan.task.names_outcome and self.settings.data and not self.settings.data.outcome:
@@ -78,9 +80,10 @@ class Protection:
     @contextmanager
     def fitting(self) -> Iterator[None]:
         """Within the context, hide the details of errors about data that do not fit the plan. A lead who chooses
-        columns and levels could infer facts about patients from such details.
+        columns and levels could infer facts about patients from the details of such errors.
 
-        Errors about an accepted data set may quote its words, so their details stay at the site, too.
+        Errors about an accepted data set may quote words of the data set, so the details of these errors also stay at
+        the site.
         """
         try:
             yield
@@ -99,7 +102,9 @@ class Protection:
         return with_own_split(source, self.book, self.asker.data)
 
     def warnings(self) -> list[SiteWarning]:
-        """Warn the lead if the hospital's shares of the split replace the plan's."""
+        """Return a warning to the lead if the hospital's fractions of training, validation and test cases replace the
+        plan's fractions.
+        """
         source = self.settings.data
         own = (source and source.shares) or SHARES
         if not self.on or not self.plan.task.split_by_site or getattr(self.plan.task, "shares", own) == own:
@@ -109,7 +114,8 @@ class Protection:
     def note(self, sent: Mapping[str, int] | None = None, **parts: int) -> None:
         """Count an answer before it is sent; raises Refused if the hospital's query budget is spent.
 
-        sent: the bits that a training script sends, by kind.
+        Args:
+            sent: the bits that a training script sends, by kind of content
         """
         told: Any = {part: int(times) for part, times in parts.items() if times}
         if self.on and (told or sent is not None):
@@ -118,10 +124,11 @@ class Protection:
     def note_script(
         self, answer: StudyMessage, bits: Mapping[str, int] | None = None, rho: float | None = None
     ) -> None:
-        """Count a training script's answer by its capacity in bits, in the query budget and the signed ledger.
+        """In the query budget and the signed ledger, record the capacity in bits of a training script's answer.
 
-        bits: the capacity by kind, if an airlock reduced it. rho: the privacy charge of an airlock's noise on the
-        update.
+        Args:
+            bits: the capacity by kind of content, if an airlock reduced it
+            rho: the privacy charge for the noise that an airlock adds to the update
         """
         if not self.on:
             return
@@ -132,7 +139,7 @@ class Protection:
         self.enter(f"a script's answer to {task} {number}" if number else f"a script's answer to {task}", bits, rho)
 
     def enter(self, what: str, bits: Mapping[str, int], rho: float | None = None) -> None:
-        """Enter the bits that a training script may have sent into the signed ledger."""
+        """In the signed ledger, record the bits that a training script may have sent."""
         if not self.on:
             return
         from medsilo.site.ledger import CountedStudy, Spending, ledger_of
@@ -144,16 +151,17 @@ class Protection:
 
 
 def read_for(plan: Plan, source: DataSource | None, only_tested: bool = False) -> DataSource | None:
-    """Return the data source as a plan requires it; with differential privacy, each patient is assigned to a part
-    independently.
+    """Return the data source as a plan requires it. With differential privacy, each patient is assigned to training,
+    validation or test independently of the other patients.
 
-    only_tested: whether this is an evaluation site.
+    Args:
+        only_tested: whether the site is an evaluation site
     """
     return source and source.for_study(only_tested, bool(plan.privacy) and plan.task.split_by_site)
 
 
 def not_its_folds(plan: Plan, settings: SiteSettings) -> str | None:
-    """Return a refusal if the plan's cross-validation does not match the hospital's number of folds; None otherwise."""
+    """Return a refusal if the plan's number of folds differs from the hospital's number of folds; None otherwise."""
     fold, own = plan.task.fold, settings.data.folds if settings.data else None
     if fold is None or fold.of == own:
         return None
@@ -165,7 +173,8 @@ def not_its_folds(plan: Plan, settings: SiteSettings) -> str | None:
 
 
 def not_its_words(plan: Plan, settings: SiteSettings) -> str | None:
-    """Return a refusal that lists the plan's words that the accepted data set lacks; None if it has all of them.
+    """Return a refusal that lists the plan's words that the accepted data set lacks; None if the data set lacks no
+    word.
 
     The refusal depends on the data set's description only, so it does not disclose which words occur in the data.
     """
@@ -181,14 +190,18 @@ def not_its_words(plan: Plan, settings: SiteSettings) -> str | None:
 
 
 def book_of(settings: SiteSettings, site: str, folder: Path) -> QueryBudget:
-    """Return the query budget of a site. folder: the site's folder in a run."""
+    """Return the query budget of a site.
+
+    Args:
+        folder: the site's folder in a run
+    """
     return QueryBudget((settings.state_dir or hospital_folder(folder)) / site)
 
 
 def acquire_lock(plan: Plan, site: str, settings: SiteSettings, folder: Path) -> Callable[[], None]:
     """Reserve one of the hospital's slots for concurrent studies, and return the function that frees the slot.
 
-    Raises Refused if all slots are taken.
+    Raises Refused if all slots for studies are taken.
     """
     if settings.studies is None and not settings.protects(plan.task.synthetic):
         # The data need no protection, and the settings set no limit.
@@ -197,7 +210,8 @@ def acquire_lock(plan: Plan, site: str, settings: SiteSettings, folder: Path) ->
 
 
 def with_own_split(source: DataSource, book: QueryBudget, data: str, writes: bool = True) -> DataSource:
-    """Return the data source split by this hospital's secret seed, with default shares unless its settings have shares.
+    """Return the data source, split into training, validation and test cases by this hospital's secret seed. The
+    default fractions of the split apply unless the hospital's settings have fractions.
 
     Args:
         data: the data set's identifier
@@ -209,7 +223,9 @@ def with_own_split(source: DataSource, book: QueryBudget, data: str, writes: boo
 
 
 def planned_answers(plan: Plan) -> dict[DataPart, int]:
-    """Return the number of scores over each part that a plan requests; a threshold counts as a validation score."""
+    """Return the number of training, validation and test scores that a plan requests; a threshold counts as a
+    validation score.
+    """
     outcome = plan.algorithm.outcome
     return {
         "train": plan.rounds,

@@ -15,7 +15,9 @@ from medsilo.tasks.metrics import Measures
 
 @dataclass(frozen=True)
 class ExactScores:
-    """A model's exact scores over a part's cases, and its noisy score if only that may be sent."""
+    """A model's exact scores over the validation or test cases, and a noisy score if the exact score must not be
+    sent.
+    """
 
     loss: float
     score: float
@@ -25,9 +27,9 @@ class ExactScores:
 
 @dataclass(frozen=True)
 class ExactResult:
-    """The exact result of a request."""
+    """A site's exact result for a request, before rounding and noise."""
 
-    groups: Groups = field(default_factory=dict, kw_only=True)  # the tensors to send, as encoded
+    groups: Groups = field(default_factory=dict, kw_only=True)  # the encoded tensors that the site sends
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,11 @@ class ExactMessage(ExactResult):
 
 @dataclass(frozen=True)
 class ExactRound(ExactResult):
-    """The exact result of a training round. validated: scores of the received model; None if the plan does not validate
-    it."""
+    """The exact result of a training round.
+
+    Args:
+        validated: scores of the received model; None if the plan does not validate it
+    """
 
     loss: float
     samples: int
@@ -49,7 +54,11 @@ class ExactRound(ExactResult):
 
 @dataclass(frozen=True)
 class ExactDelivery(ExactResult):
-    """The exact scores of the final model. outcome: the method's facts, rounded like the site's numbers."""
+    """The exact scores of the final model.
+
+    Args:
+        outcome: the method's facts, rounded like the site's numbers
+    """
 
     validated: ExactScores | None
     outcome: dict[str, Any] | None
@@ -57,7 +66,11 @@ class ExactDelivery(ExactResult):
 
 @dataclass(frozen=True)
 class ExactTest(ExactResult):
-    """The exact result of the test. decisive: validation measures for a threshold; None if no threshold may be sent."""
+    """The exact result of the test.
+
+    Args:
+        decisive: validation measures for a threshold; None if no threshold may be sent
+    """
 
     selected: int
     scores: ExactScores
@@ -82,8 +95,9 @@ def write_measures(folder: Path, measures: Measures, patients: Sequence[str]) ->
 
 
 def write_levels(folder: Path, levels: Mapping[tuple[str, str], Collection[str]], patients: Sequence[str]) -> None:
-    """Write the patients of each subgroup level to a CSV file, by the patients' numbers in the file of test cases. A
-    level with a suppressed score has one line without a patient."""
+    """Write the patients of each subgroup level to a CSV file, with the same patient numbers as in the file of test
+    cases. A level with a suppressed score has one line without a patient.
+    """
     numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

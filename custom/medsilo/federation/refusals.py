@@ -11,7 +11,9 @@ from medsilo.runs.paths import ERRORS
 
 
 def public_reason(error: Exception) -> str:
-    """Return an error's reason in one line, without messages of other libraries, whose file names may name patients."""
+    """Return an error's reason in one line. Messages of other libraries are left out, because file names in these
+    messages may name patients.
+    """
     if isinstance(error, MedsiloError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
@@ -27,7 +29,7 @@ def public_reason(error: Exception) -> str:
 
 
 def passes(error: Exception) -> bool:
-    """True if the same request may succeed later, because the error's cause may pass."""
+    """True if the same request may succeed later, because the cause of the error may disappear."""
     return isinstance(error, Passing) or _is_full(error)
 
 
@@ -36,7 +38,7 @@ def _is_full(error: Exception) -> bool:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """True if the GPU or the CPU ran out of memory; torch reports the latter in the error's text only."""
+    """True if the GPU or the CPU ran out of memory. If CPU memory ran out, only the text of torch's error says so."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     told = isinstance(error, RuntimeError) and "allocate memory" in str(error)
@@ -44,5 +46,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def details(error: Exception) -> str:
-    """Return the traceback and private details, which may name patients and stay at the site."""
+    """Return the traceback and the private details of an error, which must stay at the site because they may name
+    patients.
+    """
     return "".join(traceback.format_exception(error)) + getattr(error, "private", "")

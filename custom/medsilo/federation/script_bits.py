@@ -1,6 +1,6 @@
 """Bound the information, in bits, that a training script can send in its messages.
 
-The bounds follow from the types of the messages' fields, because a script's numbers may mean anything.
+The bounds are computed from the types of the messages' fields, because a script can encode anything in its numbers.
 """
 
 import math
@@ -23,7 +23,7 @@ KINDS: tuple[Kind, ...] = ("tensors", "metrics", "counts", "logged numbers", "ti
 REAL = 64  # bits of a floating-point number
 COUNT = math.ceil(math.log2(MOST_CASES + 1))
 STEP = 53  # bits of a logged number's step
-MOST_LOGGED = 10_000  # most numbers that a script may log in a round
+MOST_LOGGED = 10_000  # maximum number of values that a script may log in a round
 WARNING = math.ceil(math.log2(len(WARNINGS))) + 3 * REAL
 METRICS = ("train_loss", "validation", "validation_loss", "test", "test_loss", "threshold")
 COUNTED = ("cases", "patients")
@@ -46,7 +46,9 @@ class Stretch:
 
 
 def most_bits(plan: Plan) -> list[Stretch]:
-    """Return the most bits that a site may send in each round of a script's study, and at its beginning and end."""
+    """Return the maximum bits that a site may send in each round with a training script, and at the study's
+    beginning and end.
+    """
     rounds, ends = list(_rounds(plan)), (Stretch(task, 0, 0, _beside(plan, task)) for task in ("deliver", "test"))
     return [Stretch("join", 0, 0, _beside(plan, "join")), *rounds, *ends]
 
@@ -63,13 +65,13 @@ def _rounds(plan: Plan) -> Iterator[Stretch]:
 
 
 def _beside(plan: Plan, task: str) -> dict[Kind, int]:
-    """Return the most bits of one message without its tensors."""
+    """Return the maximum bits of all fields of one message except its tensors."""
     metrics = {"join": 0, "round": 3, "deliver": 2, "test": 3}[task]
     counts = len(COUNTED) * len(PARTS) + (task == "round")
     chosen = _bits_below(plan.rounds + 1) if task == "test" else 0
     logged = MOST_LOGGED * _logged(plan) if task == "round" else 0
     outcome = plan.algorithm.outcome
-    # The outcome counts how often each site's model was chosen, and has sums.
+    # The outcome contains the number of choices of each site's model, and scores.
     if task in ("deliver", "test") and not outcome.one_network:
         counts += (len(plan.participation.everyone) or MOST_UNNAMED) + 1
         metrics += outcome.scores_besides if task == "deliver" else 0
@@ -100,14 +102,14 @@ class Narrowing:
 
     score: int  # bits of each score or loss
     halves: bool  # whether weights are rounded to bfloat16
-    knows_cases: bool  # whether later numbers of cases must equal those sent at joining
+    knows_cases: bool  # whether numbers of cases must stay as they were at joining
 
 
 ALL = Narrowing(REAL, False, False)
 
 
 def bits_of(answer: StudyMessage, narrowing: Narrowing = ALL) -> Counter[str]:
-    """Return the capacity of an answer's fields in bits, by kind."""
+    """Return the capacity in bits of an answer's fields, by kind of field."""
     facts = answer.facts
     found = Counter[str](
         tensors=sum(_bits_in(own, narrowing) for group in answer.groups.values() for own in group.values())
@@ -135,12 +137,12 @@ def _bits_in(tensor: Tensor, narrowing: Narrowing) -> int:
 
 
 def _bits_below(number: int) -> int:
-    """Return the bits of a non-negative integer below this number."""
+    """Return the number of bits that encode a non-negative integer below this number."""
     return math.ceil(math.log2(max(number, 1)))
 
 
 def _numbers(value: Any) -> Iterator[float]:
-    """Yield the numbers in a part of a message."""
+    """Yield all numbers in a value of a message, such as a nested list."""
     if isinstance(value, dict | list | tuple):
         for own in value.values() if isinstance(value, dict) else value:
             yield from _numbers(own)
@@ -149,7 +151,7 @@ def _numbers(value: Any) -> Iterator[float]:
 
 
 def in_all(stretches: Sequence[Stretch]) -> Counter[str]:
-    """Return the bits of the whole study by kind."""
+    """Return the bits of all messages of the study together, by kind of field."""
     found: Counter[str] = Counter()
     for one in stretches:
         found.update({kind: one.times * bits for kind, bits in one.bits.items()})

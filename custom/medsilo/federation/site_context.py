@@ -1,6 +1,6 @@
-"""Define a site, which answers the server's messages, and its context in a study.
+"""Define the interface of a site, which answers the server's messages, and the site's context in a study.
 
-Layers wrap a site and have the same interface (site_stack.py has their order).
+A layer wraps a site and has the same interface as the site (site_stack.py lists the order of layers).
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,12 +42,12 @@ class SiteContext:
     # the plan before the study's hospitals were added to it
     submitted: Plan | None = None
     job_code: JobCode | None = None  # the custom code of the NVFlare job
-    # The query budget of another process, which has already admitted the study
+    # The query budget in another process, if that process has already admitted the study
     book: QueryBudget | None = None
 
     @property
     def asked(self) -> Plan:
-        """The plan as it was submitted, which hospitals approve."""
+        """The plan as the lead submitted it, which is the plan that hospitals approve."""
         return self.submitted or self.plan
 
     @staticmethod
@@ -64,7 +64,7 @@ class SiteContext:
 
     @property
     def trains(self) -> bool:
-        """False for an evaluation site, which receives and tests the final model only."""
+        """False for an evaluation site, which only receives and tests the final model."""
         return self.site not in self.plan.participation.evaluation_sites
 
     @property
@@ -91,7 +91,11 @@ class SiteContext:
 
     @classmethod
     def read(cls, told: Mapping[str, Any], book: QueryBudget | None = None) -> "SiteContext":
-        """Restore the context from another process's values. book: the query budget, if another process keeps it."""
+        """Restore the context from the values that `to_facts` returned in another process.
+
+        Args:
+            book: the query budget, if another process keeps it
+        """
         settings = SiteSettings.model_validate(told["settings"])
         plan = parse_plan(told["plan"], allowed=settings.packages)
         kit = KitFiles(**told["kit"]) if told["kit"] else None
@@ -106,7 +110,7 @@ def promises_privacy(place: SiteContext) -> bool:
 class Site(Protocol):
     """A site of a study.
 
-    A layer wraps a site and has the same interface.
+    A layer wraps a site and has the same interface as the site.
 
     >>> class Counting:  # a layer
     ...     def __init__(self, inner: Site) -> None:
@@ -117,11 +121,17 @@ class Site(Protocol):
     """
 
     def answer(self, parcel: StudyMessage, stop: Stop) -> StudyMessage:
-        """Answer a message. `stop` is called before every batch, and raises an error to end the work."""
+        """Answer a message.
+
+        Args:
+            stop: a function that is called before every batch, and raises an error to end the work
+        """
 
 
 class UpdateCodec:
-    """Sends and receives tensors without encoding; secure aggregation overrides it."""
+    """Sends and receives tensors without encoding. Secure aggregation overrides the methods of this class to mask
+    tensors.
+    """
 
     # whether the server omits groups of tensors that a site can compute itself
     keeps_at_home = False
@@ -138,5 +148,9 @@ class UpdateCodec:
         """Raise Refused, before the round's state is saved, if the tensors can't be encoded."""
 
     def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
-        """Encode the groups of tensors to send. samples: the update's aggregation weight."""
+        """Encode the groups of tensors to send.
+
+        Args:
+            samples: the update's aggregation weight
+        """
         return groups

@@ -1,4 +1,4 @@
-"""Build the layers around a site in their order. server_stack.py builds the server's layers.
+"""Build the layers around a site, from inside to outside. The module server_stack.py builds the layers of the server.
 
 A request passes these layers from outside to inside:
 
@@ -12,9 +12,9 @@ A request passes these layers from outside to inside:
     disclosure      chooses and rounds the numbers of the exact results that may be sent
     participant     trains, validates and tests exactly; decodes and encodes tensors (secure aggregation)
 
-An answer passes the layers in the opposite order. The participant calls the `UpdateCodec` (site_context.py) itself,
-since secure aggregation needs the round's phase and weight. Secure aggregation is a separate package, found by its
-entry point.
+An answer passes the layers in the opposite order. The participant itself, and not a layer, calls the `UpdateCodec`
+(site_context.py), because secure aggregation needs the round's phase and weight. Secure aggregation is a separate
+package, found by its entry point.
 """
 
 import time
@@ -32,7 +32,7 @@ from medsilo.runs.messages import ANSWERS, Request, StudyMessage
 
 
 class DisclosingSite:
-    """Answers requests by disclosing its participant's exact results."""
+    """Answers requests with the disclosed form of the participant's exact results."""
 
     def __init__(self, inner: Participant) -> None:
         self.inner = inner
@@ -61,7 +61,7 @@ class DisclosingSite:
 
 
 class TrainingSite:
-    """The participant with its disclosure and layers, in the process that trains."""
+    """The participant with its disclosure and the plan's layers, in the training process."""
 
     def __init__(self, participant: Participant) -> None:
         self.participant = participant
@@ -72,7 +72,7 @@ class TrainingSite:
         return self.site.answer(parcel, stop)
 
     def offload(self) -> None:
-        """Free the networks' memory; the next answer restores them from the folder."""
+        """Free the memory of the networks. The next answer restores the networks from the site's folder."""
         self.participant.state.offload()
 
 
@@ -93,7 +93,7 @@ def training_site(place: SiteContext, kind: Callable[..., Participant] = partici
 
 
 def envelope_of(place: SiteContext) -> UpdateCodec:
-    """Return the codec of the tensors that a plan's sites send and receive."""
+    """Return the codec that encodes and decodes the tensors of a plan's sites."""
     secure = place.plan.secure_aggregation.implementation
     return secure.site(place) if secure else UpdateCodec()
 

@@ -29,16 +29,16 @@ from medsilo.runs.own_files import Deed, SiteActivity
 from medsilo.schedule.phase import Phase, places_of, views
 
 COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "validation", "validation_loss", "seconds")
-# states before the last state, since a server that dies during a round may repeat an earlier round
+# number of earlier states that are kept, because a server that dies during a round may repeat an earlier round
 KEPT = 2
-TENTH = 10  # rounds between older states, for a server restored from a backup
+TENTH = 10  # rounds between older states that are kept, in case the server is restored from a backup
 
 
 def is_kept(number: int, done: int) -> bool:
     """True if a site still keeps the saved state of round `number` after round `done`.
 
-    It keeps the last states, every tenth state of the last hundred rounds, every hundredth of the last thousand, and so
-    on.
+    A site keeps the latest states, every tenth state of the last hundred rounds, every hundredth of the last thousand,
+    and so on.
     """
     age = done - number
     return age <= KEPT or number % max(TENTH, 10 ** (len(str(age)) - 1)) == 0
@@ -50,21 +50,23 @@ def kept_states(rounds: int) -> int:
 
 
 class SiteState:
-    """A site's networks and optimizers after a round; another process can restore them from the folder."""
+    """A site's networks and optimizers after a round, which another process can restore from the site's folder."""
 
     def __init__(self, plan: Plan, site: str, folder: Path, compute: Compute) -> None:
         self.plan, self.algorithm, self.site, self.folder, self.compute = plan, plan.algorithm, site, folder, compute
         self.modules: Modules
         self.optimizers: dict[str, Optimizer]
-        self.done: int  # the last round of this state; -1 in between
+        self.done: int  # last completed round of this state; -1 during a round
         self.best: float | None  # validation score of the site's best model so far
-        self.attempt = ""  # the present answer's attempt, if a privacy ledger counts answers
+        self.attempt = ""  # identifier of the attempt at the present answer, if a privacy ledger counts answers
         self.counts: Callable[[str], bool] | None = None  # returns True if an attempt's state may be used
         self.begin()
 
     @property
     def model(self) -> nn.Module:
-        """The module that is evaluated and saved: the network, after the input layer if the plan has one."""
+        """The module that is evaluated and saved: the network, preceded by the input layer if the plan has an input
+        layer.
+        """
         return self.algorithm.whole(self.modules)
 
     def begin(self) -> None:
@@ -76,14 +78,14 @@ class SiteState:
         self.best = None
 
     def offload(self) -> None:
-        """Free the networks' memory; the next answer restores them from the folder."""
+        """Free the memory of the networks. The next answer restores the networks from the site's folder."""
         held = [ref(parameter) for module in self.modules.values() for parameter in module.parameters()]
         self.modules, self.optimizers, self.done = {}, {}, -1
         if any(parameter() is not None for parameter in held):  # a network with circular references
             gc.collect()
 
     def reload(self) -> None:
-        """Make the networks again if they were freed."""
+        """Create the networks again if their memory was freed."""
         if not self.modules:
             self.begin()
 
@@ -117,7 +119,8 @@ class SiteState:
     def take_over(self, groups: Groups, phase: Phase, makes_at_home: bool = False) -> None:
         """Load the received tensors into the networks in place, so that optimizers keep their parameters.
 
-        makes_at_home: whether the site computes some groups itself, because the server did not send them.
+        Args:
+            makes_at_home: whether the site computes some groups itself, because the server did not send them
         """
         at_home = [own for own in phase.given if own.apply_locally and makes_at_home]
         mine = views([own for own in phase.given if own not in at_home], self.modules)
@@ -149,9 +152,9 @@ class SiteState:
     def restore_after(self, number: int, last: int) -> SiteWarning | None:
         """Restore this site's state after round `number`, also in a new process or after the server was restored.
 
-        A site that missed rounds continues from round `last`, in which it last took part according to the server. If
-        that state is missing on the disk, the site continues from the nearest saved state, which may be later. Returns
-        a warning if the state is not the expected state.
+        A site that missed rounds continues from round `last`, the last round in which the site took part according to
+        the server. If the saved state of that round is missing, the site continues from the nearest saved state, which
+        may be later. Returns a warning if the restored state is not the expected state.
         """
         if self.done == number:
             return None
@@ -183,7 +186,7 @@ class SiteState:
     def save(self) -> None:
         """Save the tensors and optimizers that the server does not send again."""
         phase = self.plan.course.phase_of(self.done + 1)
-        # The server does not send a group that each site pulls towards the aggregate itself.
+        # The server does not send a group of tensors that each site itself moves towards the aggregate.
         forms = self.plan.sealed_forms(phase)
         every_round = [
             group
@@ -233,7 +236,7 @@ class SiteState:
         write_text(self.folder / paths.PLAN, self.plan.to_yaml())
 
     def load_model(self, file: str) -> dict[str, Any]:
-        """Load a saved model into the networks, and return its facts."""
+        """Load a saved model into the networks, and return the facts in the model's file, such as its round."""
         with reading("this site's saved model"):
             tensors, facts = load_tensors(self.folder / file)
             self.model.load_state_dict(tensors)
@@ -273,11 +276,13 @@ def _restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-PAUSE = 0.25  # seconds between two reports; a faster answer has none
+PAUSE = 0.25  # seconds between two reports; an answer that takes less time is not reported
 
 
 class StatusFile:
-    """Writes a site's progress with an answer to a file: the kind of work, and its finished share."""
+    """Writes a site's progress to a file while the site works on an answer: the kind of work, and the finished fraction
+    of it.
+    """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic, device: str = "") -> None:
         self._device = device
@@ -289,7 +294,9 @@ class StatusFile:
 
     @contextmanager
     def answering(self, task: str, number: int) -> Iterator[None]:
-        """Within the context, report progress with this request; an error is reported as a rejection."""
+        """Within the context, report the progress on this request. An error within the context is reported as a
+        rejection of the request.
+        """
         self._asked, self._told = (task, number), self._clock()
         said = self._told
         self._deed, self._steps = "starting", 0
@@ -304,12 +311,16 @@ class StatusFile:
                 self._file.unlink(missing_ok=True)
             return
         self.begin("sending")
-        # Without an earlier report, no viewer knows of this answer.
+        # If this answer was not reported before, its end need not be reported either.
         if self._told != said:
             self._tell()
 
     def begin(self, deed: Deed, steps: int = 0) -> None:
-        """Begin another kind of work. steps: its number of batches, if known."""
+        """Begin another kind of work.
+
+        Args:
+            steps: the number of batches of this work, if known
+        """
         self._deed, self._steps, self._made = deed, steps, 0
 
     def step(self) -> None:

@@ -1,8 +1,8 @@
-"""Decide which scores of subgroups of a site's test patients may be sent, and round them.
+"""Decide which subgroup scores over a site's test patients may be sent, and round these scores.
 
-The score of a level with fewer patients than the hospital's minimum does not leave. Nor does a score that would reveal
-the score of a smaller group. Sums and differences with other scores (of all patients, classes, subgroups) could reveal
-it.
+The score of a level with fewer patients than the hospital's minimum does not leave. A score that would reveal the score
+of a smaller group does not leave either. Sums and differences of disclosed scores (of all patients, classes and
+subgroups) could reveal the score of a small group.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,19 +27,20 @@ if TYPE_CHECKING:
 
 Group = frozenset[str]
 Level = tuple[str, str]  # the names of a subgroup and its level
-# most sets of small atoms that are checked; with more sets, the score is suppressed
+# maximum number of sets of small atoms to check; with more sets, the score is suppressed
 MOST_SETS = 200_000
 SAME = 1 - 1e-9
 # bound on a patient's squared contribution to a score of pairs, since each patient is in many pairs
 PAIRS = 4.0
-SLACK = 1e-6  # tolerance for means outside their range through rounding errors
+SLACK = 1e-6  # tolerance for a mean that rounding errors put outside its range
 
 
 def levels_of(
     declared: Mapping[str, "Subgroup"], members: Members, patients: Sequence[str], site: str
 ) -> dict[Level, Group]:
-    """Return each declared level's patients among these patients, in the declared order. If any level is declared, the
-    hospital itself is a level with all patients."""
+    """Return, for each declared subgroup level, the given patients who belong to this level. If any level is declared,
+    the hospital itself also counts as a level with all patients.
+    """
     found: dict[Level, Group] = {}
     for name, own in declared.items():
         for word in own.words:
@@ -50,11 +51,15 @@ def levels_of(
 def safe_levels(
     levels: Mapping[Level, Group], known: Sequence[Group], least: int, may: Callable[[Level], bool]
 ) -> list[Level]:
-    """Return the levels whose scores may be sent besides the scores of known groups, the largest levels first.
+    """Return the levels whose scores may be sent in addition to the scores of the known groups. The largest level comes
+    first.
 
-    The decision must be the same if an empty level had one patient, so that it does not reveal an empty level.
+    The decision would be the same if an empty level had one patient, so the decision does not reveal that a level is
+    empty.
 
-    known: all patients, then the patients of each class. may: a further check of each level that passes.
+    Args:
+        known: all patients, then the patients of each class
+        may: a further check of each level that passes the other checks
     """
     worlds = [_World(levels, known)]
     worlds += [
@@ -74,12 +79,17 @@ def safe_levels(
 
 
 class _World:
-    """The levels and the groups with disclosed scores, with a hypothetical additional patient."""
+    """All levels, and all groups with disclosed scores, if the hospital had one more patient."""
 
     def __init__(
         self, levels: Mapping[Level, Group], known: Sequence[Group], to: Level | None = None, place: int = 0
     ) -> None:
-        """to: the level of the added patient; place: the index of the patient's class in `known`."""
+        """Add a hypothetical patient, unless `to` is None.
+
+        Args:
+            to: the level of the added patient
+            place: the index of the patient's class in `known`
+        """
         added: Group = frozenset() if to is None else frozenset({"a patient who is not there"})
         joined = {to, *(level for level in levels if level[0] == HOSPITAL)}
         self.levels = {level: own | added if level in joined else own for level, own in levels.items()}
@@ -87,7 +97,7 @@ class _World:
         self.told = [own for own in told if own]
 
     def takes(self, level: Level, least: int) -> bool:
-        """True if a level's score, together with the disclosed scores, reveals no small group."""
+        """True if a level's score, together with the disclosed scores, does not reveal the score of a small group."""
         own = self.levels[level]
         return own in self.told or not reveals_few([*self.told, own], least)
 
@@ -95,9 +105,9 @@ class _World:
 def reveals_few(groups: Sequence[Group], least: int) -> bool:
     """True if sums and differences of these groups' totals reveal a total of fewer than `least` patients.
 
-    Patients who are in exactly the same groups form one atom. The totals reveal every linear combination of the groups'
-    rows over atoms. A combination concerns few patients if it is zero outside a set of atoms with fewer than `least`
-    patients.
+    Patients who are in exactly the same groups form one atom. Each group is a row of 0 and 1 over the atoms, and the
+    totals reveal every linear combination of these rows. A combination concerns few patients if it is zero outside a
+    set of atoms with fewer than `least` patients.
     """
     everyone = sorted(frozenset[str]().union(*groups))
     marks: dict[tuple[bool, ...], int] = {}
@@ -111,7 +121,7 @@ def reveals_few(groups: Sequence[Group], least: int) -> bool:
     few = np.flatnonzero(sizes < least)
     for number in range(1, min(least - 1, len(few)) + 1):
         if comb(len(few), number) > MOST_SETS:
-            return True  # too many sets to check, so assume that one is revealed
+            return True  # too many sets to check, so assume that a small group is revealed
         several = np.array([*combinations(few.tolist(), number)])
         several = several[sizes[several].sum(1) < least]
         within = projector[several[:, :, None], several[:, None, :]]
@@ -127,7 +137,11 @@ def scores_of(
     levels: Mapping[Level, Group],
     told: Mapping[Level, Resolution],
 ) -> list[SubgroupScore]:
-    """Return the rounded score of each level; `told` has the rounding of each level whose score may leave."""
+    """Return the rounded score of each level.
+
+    Args:
+        told: the rounding of each level whose score may leave
+    """
     low, high = goal.metric_range
     found = []
     for (name, word), own in levels.items():
@@ -141,7 +155,7 @@ def scores_of(
         known = bool(torch.isfinite(parts).all()) and low - SLACK <= score <= high + SLACK
         most = 1.0 if goal.by_case else PAIRS
         spread = min(_spread(parts, [patients[place] for place in places.tolist()], most), most) if known else 0.0
-        # Half a step is added, so that rounding makes no interval too narrow.
+        # Half a rounding step is added to the variance, so that rounding makes no confidence interval too narrow.
         off = resolution.step(0, most) / 2
         found.append(
             SubgroupScore(
@@ -157,8 +171,11 @@ def scores_of(
 
 
 def _spread(parts: Tensor, patients: Sequence[str], most: float) -> float:
-    """Return the variance of patients' contributions to a mean over cases. most: the bound on one patient's squared
-    contribution."""
+    """Return the variance of patients' contributions to a mean over cases.
+
+    Args:
+        most: upper bound on one patient's squared contribution
+    """
     number = {who: place for place, who in enumerate(dict.fromkeys(patients))}
     sums = torch.zeros(len(number), dtype=parts.dtype)
     sums.index_add_(0, torch.tensor([number[who] for who in patients]), parts - parts.mean())
@@ -167,7 +184,7 @@ def _spread(parts: Tensor, patients: Sequence[str], most: float) -> float:
 
 
 def some_of(data: Dataset, places: Sequence[int]) -> Dataset:
-    """Return a subset of a part's cases without reading their data."""
+    """Return a subset of the cases without reading their data."""
     if isinstance(data, Cases):
         return Cases(data.inputs[places], data.targets[places], [data.patients[place] for place in places])
     return Subset(data, places)

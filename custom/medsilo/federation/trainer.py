@@ -64,13 +64,15 @@ class Trainer:
 
     # ------------------------------------------------------------------ whose cases
     def truncate(self, cases: int | None) -> None:
-        """Keep this number of training cases, always the same cases, if the plan requires sites of equal size."""
+        """If the plan requires sites of equal size, keep only this number of training cases. Every call keeps the same
+        cases.
+        """
         self.train = self.data.train
         all_of_them: int = len(self.train)  # type: ignore[arg-type]
         if not self.place.plan.training.truncate or cases is None or cases >= all_of_them:
             return
         seed = self.place.plan.seed
-        # The cases are always the same, and their number is rounded, so that it reveals no single patient.
+        # Every call selects the same cases, and their number is rounded, so that the number reveals no single patient.
         if self.protection.on:
             unit = self.place.settings.count_unit(False)
             seed, cases = self.protection.book.number("truncate"), max(cases // unit, 1) * unit
@@ -149,7 +151,7 @@ class Trainer:
         return weighted(task.goal.loss, torch.as_tensor(counted), task.goal.cross_entropy)
 
     def in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each case of a part once, in batches, after the input layer."""
+        """Yield each case once, in batches, after the network's input layer has transformed it."""
         plan = self.place.plan
         layer = plan.algorithm.input_layer(self.state.modules)
         seed = seed_for(self.drawn_from, self.place.site, "in order")
@@ -159,8 +161,9 @@ class Trainer:
             yield layer.eval()(inputs) if layer else inputs, targets
 
     def names(self, cases: Dataset) -> Sequence[str] | None:
-        """Return the cases' names, from which random changes of a case follow under differential privacy; None without
-        it."""
+        """Return the names of the cases, which seed each case's random augmentation under differential privacy; None
+        without differential privacy.
+        """
         return names_of(cases) if self.private else None
 
     def labels(self) -> list[int]:
@@ -172,7 +175,11 @@ class RoundCases:
     """Passes a site's training cases through networks in one round."""
 
     def __init__(self, trainer: Trainer, purpose: str, number: int, stop: Stop) -> None:
-        """purpose: the purpose from which the order's seed is derived."""
+        """Prepare one pass of a round over the cases.
+
+        Args:
+            purpose: the purpose from which the seed of the order is derived
+        """
         self.trainer, self.purpose, self.number, self.stop = trainer, purpose, number, stop
         self.learns = purpose == SHUFFLE
         self.private = trainer.private.training(number) if trainer.private and self.learns else None
@@ -181,7 +188,7 @@ class RoundCases:
     def steps(self) -> int:
         own, training = self.trainer, self.trainer.place.plan.training
         steps = own.private.steps_in_epoch if own.private else steps_in(own.samples, training.batch_size)
-        # If the task draws batches at random, a round is a single pass of local_steps.
+        # If the task draws batches at random, a round is a single pass of `local_steps` batches.
         return training.local_steps or steps if own.place.plan.task.draws else steps
 
     def epoch(self, lessons: Sequence[TrainStep], number: int, most: int | None = None) -> float:
@@ -199,7 +206,8 @@ class RoundCases:
             order = generator_for(plan.seed, site, self.purpose, self.number, number)
             data = islice(batches(cases, size, compute, order), most)
         if layer := plan.algorithm.input_layer(own.state.modules):
-            # Under differential privacy, the layer must not learn here, since one case would change the others.
+            # Under differential privacy, the input layer must not learn here, because each case would influence how
+            # other cases are transformed.
             data = passed_through(layer, data, learns=self.learns and self.private is None)
         return train_epoch(data, lessons, compute, self.stop)
 

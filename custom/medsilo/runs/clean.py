@@ -1,4 +1,4 @@
-"""Find files in folders of runs that can be deleted: checkpoints of finished studies, and incomplete files."""
+"""Find files that can be deleted from folders of runs: checkpoints of finished studies, and incomplete files."""
 
 import math
 import os
@@ -19,7 +19,7 @@ DAY = 86_400.0  # seconds in a day
 OF_SITES = (paths.STATE_FILES, paths.SEALING, paths.SEALED)
 OF_UNFINISHED = (*OF_SITES, paths.ANSWER_FILES)
 LEFT = "a run that did not end and was left"
-# The folder of each run or comparison contains at least one of these names.
+# Every folder of a run or comparison contains at least one of these files or folders.
 OF_RUNS = {paths.ROUNDS, paths.SUMMARY, paths.CHECKPOINTS, paths.SITES, paths.COMPARISON, paths.VERDICT}
 DEPTH, MOST_LOOKED_AT = 4, 20_000  # limits of the search for runs: levels of folders, number of entries
 HALF_WRITTEN = (".*.part", ".part-*")  # temporary names of write_text and similar functions, and of 'medsilo predict'
@@ -32,12 +32,12 @@ class Old:
     path: Path
     bytes: int
     why: str
-    days: float  # days since its last change
-    stays: str = ""  # name of a file in the folder that must be kept, and so the folder, too
+    days: float  # days since the last change of the file or folder
+    stays: str = ""  # name of the only file in the folder that must not be deleted
 
     @classmethod
     def of(cls, path: Path, why: str, stays: str = "") -> "Old":
-        """Describe a file, or a folder with all files in it; does not follow links."""
+        """Describe a file, or a folder with all files in the folder; symbolic links are not followed."""
         within = [Path(place) / name for place, _, names in os.walk(path) for name in names]
         facts = [one.lstat() for one in within if not stays or one != path / stays] or [path.lstat()]
         age = time.time() - max(fact.st_mtime for fact in facts)
@@ -56,10 +56,10 @@ class Old:
 
 
 def find_old(folder: Path, days: float, unfinished: float = math.inf) -> list[Old]:
-    """Return incomplete files, and states of ended studies, that are at least `days` old.
+    """Return the incomplete files and the saved states of ended studies, if these files are at least `days` old.
 
-    Models, scores and reports are kept. All files of an unfinished run are kept, unless it was unchanged for
-    `unfinished` days. Links are not followed.
+    Models, scores and reports are kept. All files of an unfinished run are kept, unless the run's folder was unchanged
+    for `unfinished` days. Symbolic links are not followed.
     """
     if not folder.is_dir():
         raise MedsiloError("there is no such folder of runs; give one like runs/", str(folder))
@@ -67,7 +67,7 @@ def find_old(folder: Path, days: float, unfinished: float = math.inf) -> list[Ol
 
 
 def check_holds_runs(folder: Path) -> None:
-    """Raise MedsiloError for a folder without runs, before a search through it that could take minutes.
+    """Raise MedsiloError if a folder contains no runs, because a search through a large folder could take minutes.
 
     The folder must contain runs, comparisons or kits. The account's home directory and its parents are rejected.
     """
@@ -80,7 +80,7 @@ def check_holds_runs(folder: Path) -> None:
     for _ in range(DEPTH):
         below: list[Path] = []
         for place in level:
-            with suppress(OSError), os.scandir(place) as entries:  # treat an unreadable folder as one without runs
+            with suppress(OSError), os.scandir(place) as entries:  # an unreadable folder counts as empty
                 found = [*islice(entries, left)]
                 left -= len(found)
                 names = {entry.name for entry in found}
@@ -135,9 +135,7 @@ def is_left(run: Path, days: float) -> bool:
 
 
 def _has_ended(site: Path) -> bool:
-    """True if a site's part of a study has ended: the run has a final summary, or the hospital has answered
-    the test.
-    """
+    """True if a study has ended for a site: the run has a final summary, or the hospital has answered the test."""
     run = site.parents[1]
     if (run / paths.SUMMARY).exists() or (run / paths.PLAN).exists():
         return is_finished(run)

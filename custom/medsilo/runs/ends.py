@@ -10,7 +10,11 @@ COMPLETED, ABORTED, COULD_NOT_START = (f"{OVER}{how}" for how in ("COMPLETED", "
 
 @dataclass(frozen=True)
 class End:
-    """A final state of a job. passes: whether medsilo may restart its study automatically."""
+    """A final state of a job.
+
+    Args:
+        passes: whether medsilo may restart the job's study automatically
+    """
 
     words: str
     passes: bool = False
@@ -30,7 +34,7 @@ UNKNOWN = End("it ended in a way that this version of medsilo does not know")
 
 
 def is_over(status: str) -> bool:
-    """True if a job has ended, by its state."""
+    """True if this state means that a job has ended."""
     return status.startswith(OVER)
 
 
@@ -58,5 +62,10 @@ def study_state(runs: bool, last: tuple[str, bool] | None, status: str | None) -
 
 
 def goes_on(seconds: float, turn: str) -> str:
-    """Return a text about a study's next automatic restart. turn: the attempt and the number allowed, as text."""
+    """Return a text about the time of a study's next automatic restart.
+
+    Args:
+        seconds: seconds until the restart; 0 if the restart waits for hospitals
+        turn: the number of this attempt and of the allowed attempts, as text
+    """
     return f"goes on in {seconds:.0f} s, {turn}" if seconds > 0 else f"goes on when all its hospitals are back, {turn}"

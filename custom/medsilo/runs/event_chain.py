@@ -1,7 +1,7 @@
 """Sign and verify a kit's events.log, in which each line contains the hash of the previous line.
 
-A key of the kit signs the hash of the last line. Changed, removed, added or swapped lines are detected up to the signed
-line. Removal of later lines, and changes by the owner of the key, are not detected.
+A key of the kit signs the hash of the last line. Changes, removals, additions and swaps of lines are detected in all
+lines up to the last signed line. Removal of later lines, and changes by the owner of the key, are not detected.
 """
 
 import os
@@ -27,7 +27,7 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class _Head(Section):
-    """The first and last hash of the log, which the kit's key signs."""
+    """The hashes of the log's first and last line, which the kit's key signs."""
 
     first: Hash  # hash of the oldest line that was kept
     last: Hash
@@ -56,18 +56,18 @@ class _Line:
 
 
 class EventChain:
-    """The hash chain of a kit's events.log, with its signature."""
+    """Verifies and signs the hash chain of a kit's events.log."""
 
     def __init__(self, kit: KitFiles) -> None:
         self.kit, self.head, self._key = kit.kit, kit.kit / HEAD, kit
-        # Time of this process's last signature, and hash of the current file's first line then
+        # Time of this process's last signature, and the hash of the log file's first line at that time
         self._signed: tuple[float, str] | None = None
-        # Sign a log without a head only if the kit is new; otherwise somebody removed the head
+        # A log without a head is signed only if the kit is new; otherwise, somebody removed the head
         self._begins = not self.head.exists() and not any(line.before for line in _lines(self.kit))
 
     def check(self) -> str:
-        """Verify the log and return a text about it, empty before the first signature; raises MedsiloError if it was
-        changed.
+        """Verify the log, and return a text about its last signature; empty before the first signature. Raises
+        MedsiloError if signed lines were changed.
         """
         with alone(self.kit):
             head = self._checked(_lines(self.kit))
@@ -81,7 +81,7 @@ class EventChain:
                 self._checked(lines)
             if not lines:
                 return
-            for path in filter(Path.exists, files(self.kit)):  # so that signed lines survive a power cut
+            for path in filter(Path.exists, files(self.kit)):  # synced to disk: signed lines must survive a power cut
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
             now, begin = int(time.time()), _begin(self.kit)
@@ -90,7 +90,9 @@ class EventChain:
         self._signed, self._begins = (time.monotonic(), begin), False
 
     def sign_in_time(self) -> None:
-        """Sign hourly and after each log rotation, which may drop the signed line with the oldest file."""
+        """Sign the log once an hour and after each rotation of the log, because a rotation may delete the last signed
+        line.
+        """
         then, first = self._signed or (-EVERY, "")
         if time.monotonic() - then >= EVERY or _begin(self.kit) not in ("", first):
             self.sign()
@@ -128,7 +130,7 @@ def _lines(kit: Path) -> list[_Line]:
 
 
 def _begin(kit: Path) -> str:
-    """Return the hash of the first line of the current file."""
+    """Return the hash of the first line of the current log file."""
     path = kit / NAME
     if not path.is_file():
         return ""

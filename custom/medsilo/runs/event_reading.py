@@ -15,7 +15,11 @@ RUNNING, LAST = ("began", "resumed"), ("ended", "failed")  # events by which a j
 
 
 def read(kit: Path, of: str = "") -> Iterator[str]:
-    """Yield the lines of a kit's log, oldest first. of: a study or job; other lines are skipped."""
+    """Yield the lines of a kit's log, the oldest line first.
+
+    Args:
+        of: a study or job; lines about other studies or jobs are skipped
+    """
     for path in files(kit):
         if path.is_file():
             with path.open(encoding="utf-8", errors="replace") as file:
@@ -23,15 +27,15 @@ def read(kit: Path, of: str = "") -> Iterator[str]:
 
 
 def fates(kit: Path) -> dict[str, str]:
-    """Return for each job its last event of beginning or end."""
+    """Return, for each job, the last event that reports a beginning or an end of the job."""
     found = (columns for columns in map(columns_of, read(kit)) if columns and columns[2] in RUNNING + LAST)
     return {columns[5]: columns[2] for columns in found}
 
 
 def last_of_jobs(kit: Path) -> dict[str, tuple[str, bool]]:
-    """Return for each job its last event, and whether somebody must act.
+    """Return, for each job, the job's last event, and whether somebody must act.
 
-    A job's last event may be that its study waits for an automatic restart.
+    A job's last event may be that the job's study waits for an automatic restart.
     """
     found = (columns for columns in map(columns_of, read(kit)) if columns and columns[3] == "-")
     return {
@@ -42,13 +46,13 @@ def last_of_jobs(kit: Path) -> dict[str, tuple[str, bool]]:
 
 
 def last_words(kit: Path, job: str) -> str:
-    """Return the logged reason why a study's job failed, or an empty text without one."""
+    """Return the logged reason why a study's job failed; an empty text if no failure is logged."""
     found = [columns for columns in map(columns_of, read(kit, job)) if columns and columns[2] in LAST]
     return found[-1][6] if found and found[-1][2] == "failed" else ""
 
 
 def columns_of(line: str) -> list[str] | None:
-    """Return a line's columns without its hash, or None for a damaged line."""
+    """Return the columns of a line except the hash of the previous line; None for a damaged line."""
     columns = line.rstrip("\n").split("\t")
     return columns[:COLUMNS] if len(columns) in (COLUMNS, COLUMNS + 1) else None
 
@@ -59,8 +63,10 @@ def is_of(line: str, of: str) -> bool:
 
 
 def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
-    """Yield new lines of a kit's log as they are written, or all lines after the line `after`. The iterator
-    never ends.
+    """Yield each new line of a kit's log when the line is written. The iterator never ends.
+
+    Args:
+        after: an earlier line; all lines after this line are yielded first
     """
     path = kit / NAME
     file = _other(path, None)
@@ -69,7 +75,7 @@ def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
     missed = [] if after is None else since(kit, after)  # may contain lines that are also in the open file
     yield from (line for line in missed if is_of(line, of))
     while True:
-        new = _other(path, file)  # detect a rotation first, then read the rest of the rotated file
+        new = _other(path, file)  # detect a rotation first, then read the remaining lines of the rotated file
         lines = (line.rstrip("\n") for line in file or ())
         yield from (line for line in lines if is_of(line, of) and line not in missed)
         if new is None:
@@ -81,7 +87,9 @@ def follow(kit: Path, of: str = "", after: str | None = None) -> Iterator[str]:
 
 
 def since(kit: Path, line: str) -> list[str]:
-    """Return the lines of a kit's log after a line, or all lines of a later time if the line was dropped."""
+    """Return the lines of a kit's log that follow this line. If this line was dropped from the log, return all lines
+    with a later time.
+    """
     lines = list(read(kit))
     if line in lines:
         return lines[len(lines) - lines[::-1].index(line) :]
@@ -89,7 +97,9 @@ def since(kit: Path, line: str) -> list[str]:
 
 
 def _other(path: Path, file: TextIO | None) -> TextIO | None:
-    """Open the file of this name if it has replaced the open file, or was truncated; returns None otherwise."""
+    """Open the log file again if the file at this path is no longer the open file, or was truncated; returns None
+    otherwise.
+    """
     with suppress(OSError):  # the file is missing, or is being rotated
         now = path.stat()
         if not file or now.st_ino != os.fstat(file.fileno()).st_ino or now.st_size < os.lseek(file.fileno(), 0, 1):
@@ -98,7 +108,7 @@ def _other(path: Path, file: TextIO | None) -> TextIO | None:
 
 
 def connected(kit: Path) -> dict[str, bool]:
-    """Return for each party in a kit's log whether it is connected."""
+    """Return, for each party in a kit's log, True if the party is connected."""
     here = dict[str, bool]()
     for columns in map(columns_of, read(kit)):
         if columns is None:

@@ -31,14 +31,14 @@ COLUMNS = 7  # without the hash
 LARGEST, KEPT = 1 << 20, 4  # bytes at which the file is rotated, and number of rotated files that are kept
 WAIT = 5.0  # seconds to wait for the lock of the file
 TEXT = 500  # longest reason in bytes
-NOT_APPROVED = "has not approved"  # part of the reason if a hospital has not decided about a plan
+NOT_APPROVED = "has not approved"  # text in the reason of a rejection if a hospital has not decided about a plan
 SILENCE = 90.0  # seconds without a heartbeat until a hospital counts as disconnected
 AGAIN = 3600.0  # seconds until a repeated rejection of a party is logged again
 OFTEN = 60.0  # seconds until a party's count of repeated rejections is logged; doubled each time, up to AGAIN
-MOST_KINDS, MOST_PARTIES = 20, 50  # limits on separate counts: kinds of rejections of a party, and parties
-OTHERS = "others"  # all parties above the limit together
+MOST_KINDS, MOST_PARTIES = 20, 50  # limits on the kinds of rejections that are counted for a party, and on the parties
+OTHERS = "others"  # name under which all parties above the limit are counted together
 LARGEST_COUNTS = 1 << 20  # bytes of the file of counts
-START = "0" * 64  # the previous hash of the first line
+START = "0" * 64  # stands for the previous hash in the first line
 What = Literal[
     "started",
     "joined",
@@ -58,7 +58,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Event:
-    """An event for the log, with the party and the study that it concerns.
+    """An event for the log, with the party and the study that the event concerns.
 
     Repeated rejections are only counted, so that no sender can fill the log and displace other lines.
 
@@ -109,7 +109,7 @@ class _Repeated(Section):
         return cls()
 
     def due(self, now: float) -> "tuple[list[Event], _Repeated]":
-        """Return the events with counts that are due now, and the remaining counts."""
+        """Return the events that report the counts that are due now, and the counts that are not due yet."""
         told, kept = [], dict[str, _Party]()
         for name, one in self.parties.items():
             if one.more and not 0 <= now - one.since < one.pause:
@@ -122,7 +122,7 @@ class _Repeated(Section):
         return told, _Repeated(parties=kept)
 
     def take(self, event: Event, now: float) -> "tuple[bool, _Repeated]":
-        """Return True if a rejection gets a line in the log, and the updated counts."""
+        """Count a rejection; returns a pair: True if the rejection gets a line in the log, and the updated counts."""
         name = plain(event.by, 80)
         name = name if name in self.parties or len(self.parties) < MOST_PARTIES else OTHERS
         one = self.parties.get(name, _Party())
@@ -174,7 +174,7 @@ def _write(kit: Path, event: Event | None = None) -> None:
 
 @contextmanager
 def alone(kit: Path) -> Iterator[None]:
-    """Lock a kit's events.log against other processes for the block."""
+    """Within the context, lock a kit's events.log against other processes."""
     with FileLock(kit / f".{NAME}.lock", timeout=WAIT, mode=FILE):
         yield
 
@@ -185,14 +185,18 @@ def files(kit: Path) -> list[Path]:
 
 
 def hash_of(line: bytes) -> str:
-    """Return a line's hash, which the next line contains. line: without line break."""
+    """Return a line's hash, which the next line contains.
+
+    Args:
+        line: the line without its line break
+    """
     return hashlib.sha256(line).hexdigest()
 
 
 def whole_lines(content: bytes) -> list[bytes]:
     """Return the complete lines of a file, whose last line may be incomplete after a crash.
 
-    After a power cut, the beginning of the last line may read as zeros although its end is on disk.
+    After a power cut, the beginning of the last line may read as zeros although the end of the line is on disk.
     """
     lines = content.split(b"\n")[:-1]
     while lines and b"\0" in lines[-1]:
@@ -201,7 +205,7 @@ def whole_lines(content: bytes) -> list[bytes]:
 
 
 def _append(kit: Path, line: str) -> None:
-    """Append a line with the hash of the last complete line."""
+    """Append a line, followed by the hash of the log's last complete line."""
     path = kit / NAME
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
     with os.fdopen(descriptor, "rb+") as file:

@@ -1,6 +1,6 @@
-"""Types of values, and the base class of models, for a study's JSON files.
+"""Types of values, and the base class of pydantic models, for the JSON files of a study.
 
-Writing and reading validate the same ranges, so every file that medsilo writes can be read.
+Writing and reading validate the same ranges, so medsilo can read every file that it writes.
 """
 
 from typing import Annotated, Any, Literal, Self

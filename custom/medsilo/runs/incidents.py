@@ -1,4 +1,6 @@
-"""Group problems from a kit's events and from monitoring into incidents, with a message for their beginning and end."""
+"""Group problems from a kit's events and from monitoring into incidents. People get a message when an incident begins,
+and when its problems end.
+"""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -12,8 +14,8 @@ from medsilo.runs.event_reading import LAST, columns_of, shown
 GATHER = 8.0  # seconds to wait for further problems before an incident's first message
 SETTLED = 10.0  # seconds without news before the end of a problem is reported
 TOGETHER = 60.0  # seconds after an incident's beginning in which further problems are added to the incident
-# Seconds to wait for the rest of an incident before a solved or late problem is reported alone. The second value holds
-# if all other problems may resolve by themselves.
+# Seconds after which a solved or late problem is reported, although other problems are open: normally, and if all open
+# problems may resolve by themselves.
 STILL, PASSING = 20.0, 90.0
 MOST = 500  # limit on open problems
 NAMED, LINES = 10, 20  # limits on parties in a line, and on lines in a message
@@ -21,7 +23,9 @@ NAMED, LINES = 10, 20  # limits on parties in a line, and on lines in a message
 
 @dataclass(frozen=True)
 class News:
-    """A problem, its end, or another event. Keys identify problems."""
+    """The beginning of a problem, the end of a problem, or another event. The fields `begins` and `ends` contain the
+    key of the problem.
+    """
 
     text: str  # text of one line
     at: float  # seconds since 1970
@@ -29,8 +33,8 @@ class News:
     ends: str = ""
     about: str = ""  # the party concerned
     brief: str = ""  # the text without party and time
-    joins: bool = False  # whether it is added to messages about problems
-    alone: bool = True  # whether it gets a message without other problems
+    joins: bool = False  # whether the news is added to messages about problems
+    alone: bool = True  # whether the news gets a message even without a problem
     passes: bool = False  # whether the problem may resolve without anybody's action
     changes: bool = False  # whether the problem may change its type before its end
 
@@ -45,7 +49,7 @@ class Message:
 
 @dataclass
 class Incident:
-    """Problems that began within a minute."""
+    """Problems that began within a minute of each other."""
 
     told: bool = False
     wrong: dict[str, News] = field(default_factory=dict)  # open problems
@@ -59,7 +63,7 @@ class Incident:
 
 @dataclass
 class Incidents:
-    """Collects news into incidents, and makes messages when they are due."""
+    """Collects news into incidents, and makes the messages that are due."""
 
     open: list[Incident] = field(default_factory=list)
 
@@ -129,7 +133,7 @@ class Incidents:
 
     @classmethod
     def of_json(cls, kept: Iterable[dict[str, Any]]) -> "Incidents":
-        """Make incidents from JSON values of `as_json`."""
+        """Restore incidents from the JSON values that `as_json` returned."""
         found = cls()
         for one in kept:
             over = [(News(**begun), News(**end)) for begun, end in one["over"]]
@@ -165,7 +169,7 @@ def _over(incident: Incident) -> Message:
 
 
 def _lines(news: list[News]) -> list[News]:
-    """Merge news with the same text about several parties."""
+    """Merge news with the same text about several parties into one line."""
     alike: dict[str, list[News]] = {}
     for one in news:
         alike.setdefault(one.brief or one.text, []).append(one)
@@ -191,8 +195,10 @@ def _took(begun: News, end: News) -> str:
 
 
 def news_of(line: str, first: bool = False) -> News | None:
-    """Return the news in a line of events.log, or None if the line needs no message. first: whether it is the log's
-    first line.
+    """Return the news in a line of events.log, or None if the line needs no message.
+
+    Args:
+        first: whether the line is the first line of the log
     """
     columns = columns_of(line)
     if columns is None:
@@ -211,12 +217,12 @@ def news_of(line: str, first: bool = False) -> News | None:
         return News(told, at, ends=of_site, about=who, joins=what == "joined", alone=what == "back")
     if what in ("away", "refused") and who != "-" and warns:
         return News(told, at, begins=of_site, about=who, brief=brief)
-    # Waits for an automatic restart, or for a hospital to reconnect
+    # The study waits for an automatic restart, or for a hospital to reconnect
     if what == "failed" or (what == "waits" and who == "-"):
         return News(told, at, of_study, about=study, brief=f"{study}: {text}", passes=not warns, changes=True)
     if what in ("resumed", "ended") and who == "-":
         return News(told, at, ends=of_study, about=study)
     if what == "certificate" and not warns:  # a certificate was renewed
         return News(told, at, about=who, joins=True)
-    # A slow hospital needs no message, because it may still answer, and a stalled study is reported anyway.
+    # A slow hospital needs no message, because the hospital may still answer, and a stalled study is reported anyway.
     return News(told, at, about=who) if (warns and what != "slow") or what in LAST else None

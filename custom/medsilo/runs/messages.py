@@ -24,7 +24,7 @@ from medsilo.tasks.subgroups import MOST_LEVELS, MOST_SUBGROUPS, SubgroupWord
 MOST_CASES = 10_000_000  # limit on cases of one site
 MOST_ROUNDS = 10_000_000  # limit on rounds, over all phases of a study
 MOST_WARNINGS = 9
-MOST_VALUES, DEEPEST = 10_000, 12  # limits on values in an answer besides its counts, and on their nesting
+MOST_VALUES, DEEPEST = 10_000, 12  # limits on the number and nesting of an answer's values, except counts
 SecAggTask = Literal["agree", "offer", "unmask"]  # steps of secure aggregation
 Task = Literal[SecAggTask, "join", "round", "deliver", "test"]
 End = Literal["join", "deliver", "test"]
@@ -39,7 +39,9 @@ PIECE = 1 << 20  # bytes of a file in each tensor; over HTTP, NVFlare's sites ac
 
 
 class MessageFacts(Section):
-    """Base class of the values in a message, validated strictly. `received` parses a message from another party."""
+    """Base class of the typed models of a message's values, with strict validation. `received` parses a message from
+    another party.
+    """
 
     model_config = ConfigDict(strict=True)
 
@@ -104,7 +106,7 @@ class Request(MessageFacts):
     train_cases: Annotated[int, Field(ge=1)] | None = None
     last: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 0  # last round in which the site took part
     outcome: dict[str, Any] = {}  # facts about the outcome
-    # Heads of the site's privacy ledgers, as of its last answer
+    # Heads of the hospital's privacy ledgers, as of the hospital's last answer
     ledgers: Annotated[tuple[LedgerHead, ...], Field(strict=False)] = Field((), exclude_if=not_, max_length=MOST_HEADS)
     # For training scripts: the number of training cases that each site reported at joining
     stated: dict[Name, Annotated[int, Field(ge=0, le=MOST_CASES)]] = Field({}, exclude_if=not_)
@@ -125,7 +127,7 @@ class Counted(MessageFacts):
     test: Annotated[int, Field(ge=0, le=MOST_CASES)]
 
 
-WARNINGS = {  # all warnings that a site may send with an answer; the site fills in numbers only
+WARNINGS = {  # all warnings that a site may send with an answer; the site only fills in the numbers
     "state lost": "the site's own state after round {} is not on its disk any more: it went on from {}; look after its "
     "output folder",
     "server back": "the server went back to round {}, and the site had done {}: of its own states it went on from {}",
@@ -171,16 +173,16 @@ class SiteAnswer(MessageFacts):
     packages: dict[str, Any]
     cases: Counted
     patients: Counted
-    # Whether counts of classes and decisions count patients, each with weight 1, in place of cases
+    # Whether the counts of classes and decisions count patients instead of cases
     by_patient: bool = Field(False, exclude_if=not_)
     seconds: Annotated[float, Field(ge=0, le=1e9)]
     memory: Annotated[float, Field(ge=0, le=2**53)]
     warnings: Annotated[list[SiteWarning], Field(max_length=MOST_WARNINGS)]  # warnings to the lead
-    # Parts of the data with too few patients to disclose a score
+    # Parts of the data (validation or test) whose scores are suppressed
     suppressed: Annotated[list[Literal["validation", "test"]], Field(max_length=2)]
-    # Parts of the data whose scores have noise for differential privacy
+    # Parts of the data (validation or test) whose scores have noise for differential privacy
     noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
-    ledger: LedgerHead | None = Field(None, exclude_if=not_)  # head of the hospital's privacy ledger, if it has one
+    ledger: LedgerHead | None = Field(None, exclude_if=not_)  # head of the hospital's privacy ledger, if any
     readiness: Readiness | None = Field(None, exclude_if=not_)  # in a canary study only
     _noted: list[str] = PrivateAttr([])  # notes that the server adds
 
@@ -195,7 +197,7 @@ class SiteAnswer(MessageFacts):
 
     @property
     def counted(self) -> Counted:
-        """Totals of the counts of classes and decisions: patients or cases."""
+        """The totals of the counts of classes and decisions, in patients or cases."""
         return self.patients if self.by_patient else self.cases
 
     @model_validator(mode="after")
@@ -221,13 +223,13 @@ class Joined(SiteAnswer):
 
     task: Literal["join"]
     shares: bool  # whether other hospitals may receive this site's personal model
-    # Versions of software and processor on which the last digits of results depend
+    # Versions of software, and the processor, on which the last digits of results depend
     machine: Annotated[dict[Part, Version], Field(max_length=10)] = {}
     # Structures and columns of the plan that the site's data lack
     absent: Annotated[list[Name], Field(max_length=300)] = []
-    # By part: the step to which the site rounds scores, if it does
+    # By part of the data: the step to which the site rounds scores; absent without rounding
     steps: dict[ScoredPart, Step] = Field({}, exclude_if=not_)
-    # By part: number of cases of each class; None without classes, or if a class has too few cases to disclose
+    # By part of the data: number of cases of each class; None without classes, or if the site suppresses the counts
     classes: dict[str, list[Annotated[int, Field(ge=0, le=MOST_CASES)]] | None]
 
     @model_validator(mode="after")
@@ -252,7 +254,7 @@ class Trained(SiteAnswer):
     """A site's answer in a round of training."""
 
     task: Literal["round"]
-    samples: Annotated[int, Field(ge=1, le=MOST_CASES)]  # number of training cases behind the tensors
+    samples: Annotated[int, Field(ge=1, le=MOST_CASES)]  # number of training cases on which the tensors were trained
     train_loss: Number | None
     validation: Number | None  # score of the received model before training
     validation_loss: Number | None
@@ -265,7 +267,7 @@ class Trained(SiteAnswer):
 
 
 class Delivered(SiteAnswer):
-    """A site's answer that it has received the final models."""
+    """A site's answer after the site has received the final models."""
 
     task: Literal["deliver"]
     validation: Number | None
@@ -274,7 +276,7 @@ class Delivered(SiteAnswer):
 
 
 class SubgroupScore(MessageFacts):
-    """The test score of one level of a subgroup; None with 0 patients if the site suppresses it."""
+    """The test score of one level of a subgroup. A suppressed score is `null`, and its number of patients is 0."""
 
     subgroup: SubgroupWord
     level: SubgroupWord
@@ -291,13 +293,13 @@ class SubgroupScore(MessageFacts):
 
 
 class Tested(SiteAnswer):
-    """A site's answer with its test of the selected model."""
+    """A site's answer with the results of testing the selected model."""
 
     task: Literal["test"]
     test: Number | None
     test_loss: Number | None
     selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]  # round whose model was tested
-    counts: dict[str, list[Number]]  # counts that can be added over sites
+    counts: dict[str, list[Number]]  # counts that can be summed over sites
     # Probability above which the second class is predicted, chosen on validation cases
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, exclude_if=not_)
     # Score of each level of the subgroups that the hospital's data set declares
@@ -327,9 +329,9 @@ HARMLESS = (float, str, type(None))
 
 
 def check_values(values: Any, most: int) -> None:
-    """Raise Refused unless the values are JSON within the limits on number and nesting.
+    """Raise Refused unless the values are JSON values within the limits on their number and nesting.
 
-    The check is safe for arbitrary objects, also if they can't be compared, sorted or printed.
+    The check is safe for arbitrary objects, including objects that can't be compared, sorted or printed.
     """
     left: list[tuple[Any, str, int]] = [(values, "answer", 0)]
     seen = 0
@@ -355,7 +357,7 @@ def check_values(values: Any, most: int) -> None:
 
 
 def same_names(what: str, given: Collection[str], expected: Collection[str]) -> None:
-    """Raise Refused if names are missing or unexpected; the message lists the first few."""
+    """Raise Refused if names are missing or unexpected; the error lists the first few names."""
     for problem, names in (("lacks", set(expected) - set(given)), ("has the surplus", set(given) - set(expected))):
         if names:
             shown = ", ".join(sorted(plain(str(name), 80) for name in names)[:3]) + (", ..." if len(names) > 3 else "")

@@ -1,16 +1,18 @@
-"""Find sites whose updates are outliers, and describe them in words.
+"""Find sites whose updates are outliers, and describe these outliers in words.
 
-The notes are for people; they change nothing in the aggregation.
+The notes about outliers do not change the aggregation.
 
-A round counts against a site if its update
+A site's update is an outlier in a round in each of these cases:
 
-- points away: its cosine to the other sites' mean is below AWAY, while the other sites agree. The other sites agree if
-their mean pairwise cosine is above AGREE + DOUBT / pairs, which is stricter with few pairs;
-- is long: its norm is more than LONG times the median of the other sites';
-- has a large weight: with at least three sites, its share of the mean exceeds HEAVY, or MUCH times the other sites'
-median.
+- The update points away: its cosine to the mean of the other sites' updates is below AWAY, while the other sites agree.
+- The update is long: its norm is more than LONG times the median norm of the other sites' updates.
+- The update has a large weight: its fraction of the mean exceeds HEAVY, or MUCH times the median fraction of the other
+  sites.
 
-A site is an outlier if at least FEWEST of its rounds, and more than the share OFTEN of them, count.
+The tests of length and weight need at least two other sites. The other sites agree if the mean cosine over pairs of
+their updates is above AGREE + DOUBT / pairs. This bound on the mean cosine is stricter with few pairs. A site is an
+outlier if its update is an outlier in at least FEWEST rounds. These rounds must also be more than the fraction OFTEN of
+the site's rounds.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,12 +23,13 @@ from medsilo.runs.rounds import Round
 AWAY, AGREE, DOUBT, LONG, HEAVY, MUCH = -0.2, 0.1, 0.2, 10.0, 0.75, 100.0
 FEWEST, OFTEN = 3, 0.5
 ASK = "ask what differs there before you trust this model"
-# Returns the number that makes a site's update of a group an outlier in a round, or None.
+# A function that returns the number by which a site's update is an outlier in a round; None if the update is no
+# outlier.
 Sign = Callable[[Round, str, str], float | None]
 
 
 def standing_out(rounds: Sequence[Round]) -> dict[str, list[str]]:
-    """Return notes about outliers by site, one line each; sites without notes are left out."""
+    """Return notes about outliers, as a list of lines for each site; sites without notes are left out."""
     sites = sorted({site for line in rounds for site in line.sites})
     found = {site: list(_lines(rounds, site)) for site in sites}
     return {site: lines for site, lines in found.items() if lines}

@@ -1,4 +1,4 @@
-"""Typed models of the files that stay in a hospital's folder of a study."""
+"""Typed models of a study's files that stay at the hospital."""
 
 from typing import Literal
 
@@ -21,7 +21,7 @@ FAR_OFF = 0.1  # relative error of the disclosed weight above which the hospital
 
 
 class Weighed(RecordPart):
-    """The disclosed and the exact weight of a hospital's updates; the file stays at the hospital."""
+    """The disclosed and the exact aggregation weight of a hospital's updates; the file stays at the hospital."""
 
     by: Text = Field(description="`algorithm.weighting` of the plan")
     patients: Count = Field(description="exact number of training patients")
@@ -38,7 +38,7 @@ class Weighed(RecordPart):
 
     @property
     def warning(self) -> str:
-        """A warning for the hospital, or an empty text if the disclosed weight is about right."""
+        """A warning for the hospital, or an empty text if the disclosed weight is nearly exact."""
         if self.off < FAR_OFF:
             return ""
         return (
@@ -55,7 +55,7 @@ Deed = Literal["starting", "training", "measuring", "validating", "testing", "se
 
 
 class SiteActivity(RecordPart):
-    """A site's status.json: its present work in a study."""
+    """A site's status.json: the site's present work in a study."""
 
     task: Text = Field(description="task that the server requested")
     round: Count = Field(description="number of the round")

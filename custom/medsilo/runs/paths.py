@@ -1,5 +1,5 @@
-"""Names of files and folders of runs and comparisons (docs/reference/run-folder.md), and of a lead's
-requests to a job.
+"""Names of the files and folders of runs and comparisons (docs/reference/run-folder.md), and names of a lead's requests
+to a job.
 """
 
 from pathlib import Path
@@ -22,16 +22,16 @@ SITES = "sites"
 JOB = "job"
 NVFLARE = "nvflare"
 NVFLARE_LOG = "nvflare.log"
-REFUSED = "medsilo-refused.txt"  # in NVFlare's folder of the job
+REFUSED = "medsilo-refused.txt"  # file in NVFlare's folder of the job
 
-# Names of files in the folders above.
+# Names of further files of runs and hospitals.
 BEST, LAST = "best.safetensors", "last.safetensors"
 ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
 SEALING, SEALED = "secure-aggregation.json", "secure-aggregation.safetensors"
 ANSWER_FILES = "answer-*.safetensors"
 SPENT = "privacy.json"
 WEIGHT = "weight.json"
-LEDGER_HEADS = "ledger-heads.json"  # at the server, next to the studies: latest heads of hospitals' privacy ledgers
+LEDGER_HEADS = "ledger-heads.json"  # at the server, in the folder of all studies: latest heads of privacy ledgers
 NOISY_COUNTS = "counts.json"
 METRICS = "metrics.csv"
 CASES = "test.csv"
@@ -43,9 +43,9 @@ DIARY = "log.jsonl"
 PICTURES = "pictures"
 EMBEDDINGS = "embeddings-{}.safetensors"
 
-# Folder of a hospital's records, next to its studies; names of studies cannot begin with an underscore.
+# Folder of a hospital's records, in the folder of all studies. Names of studies cannot begin with an underscore.
 HOSPITAL = "_hospital"
-MODELS = "_models"  # files that the server sent to a hospital for its studies, next to these
+MODELS = "_models"  # in the folder of all studies: files that the server sent to a hospital, such as initial weights
 
 # ---------------------------------------------------------------------------------------------------- a comparison's
 COMPARISON = "comparison.json"
@@ -57,7 +57,7 @@ SHARED_FOLDERS = (GLOBAL, SUPER_MODEL)
 PUBLISHED = (PLAN, PROVENANCE, JOBS, ROUNDS, SUMMARY, *SHARED_FOLDERS)
 
 # A lead's request to a running job, and the job's answer.
-PROGRESS, AFTER = "medsilo.progress", "after"  # parameter: rounds after this number
+PROGRESS, AFTER = "medsilo.progress", "after"  # parameter of the request: only rounds after this number
 CANCELS = "cancels"  # announces that the job will be cancelled, and by whom
 OUTCOME = "outcome"  # in a failed job's metadata: the reason
 GOES_ON = "goes_on"  # in a failed job's metadata: time and number of the next automatic restart

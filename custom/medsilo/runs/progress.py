@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # slow imports, which `medsilo --help` does not need
     from medsilo.runs.own_files import SiteActivity
     from medsilo.runs.rounds import Round, SiteRound, SiteTurn, Turns
 
-LATE = 1.5  # a site is late after this multiple of its longest answer so far
-GRACE = 5.0  # least number of seconds after which a site is late
+LATE = 1.5  # a site is late after this multiple of its longest time for an answer so far
+GRACE = 5.0  # minimum number of seconds after which a site is late
 NAMED = 5  # limit on sites listed in a line
 STARTING = "still starting"
 AnyPart = TypeVar("AnyPart", bound="BaseModel")
@@ -24,9 +24,10 @@ ASKED_FOR = {"join": "joining", "deliver": "taking over the outcome", "test": "t
 
 
 def late_after(site: str, rounds: "Iterable[Round]", turns: "Turns") -> float | None:
-    """Return the seconds after which a site is late.
+    """Return the number of seconds after which a site's answer is late.
 
-    The limit depends on the site's earlier rounds, or in its first round on the other sites' answers.
+    The limit depends on the site's earlier rounds. In the site's first round, the limit depends on the other sites'
+    answers.
     """
     own = [line.sites[site].seconds for line in rounds if site in line.sites]
     others = [turn.answered for turn in turns.sites.values() if turn.answered is not None]
@@ -68,7 +69,11 @@ class StudyProgress:
         clock: Callable[[], float] = time.monotonic,
         look: Callable[[], Moment] = Moment,
     ) -> None:
-        """look: function that returns the state during a round."""
+        """Prepare the progress of a study that begins now.
+
+        Args:
+            look: a function that returns the state during a round
+        """
         self.states = dict.fromkeys(sites, "waiting")  # states of sites after the last round
         self.planned, self.metric, self.done, self.look = planned, metric, 0, look
         self.last: dict[str, Any] = {}  # the last round as JSON
@@ -86,7 +91,7 @@ class StudyProgress:
         return [*round_lines(line, self.planned, self.metric), *self._newly_standing_out(line)]
 
     def _newly_standing_out(self, line: "Round") -> Iterator[str]:
-        """Yield lines about new outliers; a site is reported again only after it was no outlier in between."""
+        """Yield lines about new outliers; a site is reported again only if it was no outlier in the meantime."""
         from medsilo.runs.outliers import standing_out
 
         self.rounds.append(line)
@@ -128,7 +133,7 @@ class StudyProgress:
         """Estimate the seconds that the remaining rounds take; None before the end of the first round."""
         if len(self._ends) < 2:
             return None
-        # Without the first round, which includes the start of processes
+        # The first round is left out, because it includes the start of processes
         ends = self._ends[1:] if len(self._ends) > 2 else self._ends
         told = [line.seconds or 0.0 for line in self.rounds[1:] or self.rounds]  # durations that the server recorded
         pace, rounds = max((ends[-1] - ends[0]) / (len(ends) - 1), sum(told) / len(told)), self.planned - self.done
@@ -136,7 +141,7 @@ class StudyProgress:
 
 
 def _at_the_moment(turn: "SiteTurn", doing: "SiteActivity | None", age: float, expected: float | None) -> str:
-    """Describe a site's present activity, and its delay if it is late."""
+    """Describe a site's present activity, and the delay of a late site."""
     if turn.answered is not None:
         return "answered"
     if turn.asked is None and doing is None:

@@ -1,4 +1,4 @@
-"""Read the files of a run's folder; errors are one line that names the file and the fix."""
+"""Read the files of a run's folder. Each error is one line that names the file and the fix."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,11 @@ def read_provenance(folder: Path) -> Provenance:
 
 
 def read_rounds(folder: Path, growing: bool = False) -> list[Round]:
-    """Read rounds.jsonl. If the run may still be `growing`, an incomplete last line is ignored."""
+    """Read rounds.jsonl.
+
+    Args:
+        growing: whether the run may still write the file, so that an incomplete last line is ignored
+    """
     if growing and not (folder / paths.ROUNDS).exists():
         return []
     lines = read_text(folder, paths.ROUNDS).split("\n")
@@ -44,7 +48,7 @@ def read_rounds(folder: Path, growing: bool = False) -> list[Round]:
 
 
 def read_of_sites(model: type[AnyPart], run: Path, name: str) -> dict[str, AnyPart]:
-    """Read a file from the folder of each site in a run, by site; sites without the file are left out."""
+    """Read the file of this name from each site's folder in a run. Sites without the file are left out."""
     found = {}
     for folder in (path.parent for path in sorted((run / paths.SITES).glob(f"*/{name}"))):
         content = _parsed(read_text(folder, name, "site"), _where(folder, name))
@@ -89,14 +93,14 @@ def _where(folder: Path, file: str, kind: str = "run") -> str:
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        # NaN and Infinity are invalid JSON, but some programs write them; they are read as missing.
+        # NaN and Infinity, which some programs write although they are invalid JSON, are read as missing values.
         return _plain(json.loads(text, parse_constant=lambda constant: None))
     except (ValueError, RecursionError) as error:
         raise MedsiloError(f"{where} is no JSON: {BROKEN}", str(error)) from None
 
 
 def _plain(value: Any) -> Any:
-    """Make all texts in a value safe to print, because other parties wrote them."""
+    """Make all texts in a value safe to print, because other parties wrote the texts."""
     if isinstance(value, dict):
         return {plain(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -1,6 +1,6 @@
 """Typed models of summary.json, the record of a study at the server.
 
-`python -m tools.tables` generates `docs/reference/run-folder.md` from the descriptions below.
+`python -m tools.tables` generates `docs/reference/run-folder.md` from the descriptions of fields in this module.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from medsilo.runs.fields import (
 from medsilo.runs.score import UNIT_RANGE, Interval, Score
 from medsilo.runs.site_files import Package, Readiness
 
-SEE_LOG = "see the server's log"  # end of the reason if a run ended by an unexpected error
+SEE_LOG = "see the server's log"  # end of the failure's reason if an unexpected error ended the run
 STOPPED = "stopped"  # reason if a run was stopped before its end
 
 
@@ -60,7 +60,7 @@ class Selection(RecordPart):
 
 
 ReliabilityBin = tuple[Count, Count, Number]
-TENTHS = 10  # number of bins of a probability
+TENTHS = 10  # number of bins for predicted probabilities
 
 
 class Decisions(RecordPart):
@@ -202,7 +202,9 @@ class Similarity(RecordPart):
 
 
 class SuperModelFacts(RecordPart):
-    """FedSM's super model: the chosen threshold, and how often it chose each model for each site's cases."""
+    """FedSM's super model: the chosen threshold, and for each site the number of cases for which each model was
+    chosen.
+    """
 
     rule: str = Field(description="how a model is chosen for an image")
     sites: list[str] = Field(description="the order of the model selector's outputs")
@@ -343,7 +345,7 @@ class Summary(RecordPart):
         return not self.finished and self.rounds.done == 0 and joined < needed
 
     def score(self, site: str) -> float | None:
-        """Return the test score of a training or evaluation site, or None if it is unknown."""
+        """Return the test score of a training or evaluation site, or None if the score is unknown."""
         result = self.sites.get(site) or self.evaluation_sites.get(site)
         return None if result is None or result.test is None else result.test[self.metric]
 
@@ -362,7 +364,7 @@ class Summary(RecordPart):
         )
 
     def validated_at(self, site: str, rounds: int) -> Score:
-        """Return a site's validation score after a number of rounds."""
+        """Return a site's validation score after this number of rounds."""
         own = self.sites.get(site) or SiteResult()
         value = own.validation[rounds] if rounds < len(own.validation) else None
         cases = (own.cases or {}).get("validation")
@@ -375,16 +377,16 @@ class Summary(RecordPart):
 
     @property
     def mean_score(self) -> Score:
-        """Mean test score over the sites that disclose it."""
+        """Mean of the test scores over the sites that disclose a test score."""
         return self._mean(self.mean_test)
 
     @property
     def pooled_score(self) -> Score:
-        """Mean test score over the sites that disclose it, weighted by test cases."""
+        """Mean of the test scores, weighted by numbers of test cases, over the sites that disclose a test score."""
         return self._mean(self.pooled_test, by_cases=True)
 
     def _mean(self, told: float | None, by_cases: bool = False) -> Score:
-        """Return a mean as a score; if sites round scores, it is a range that covers the rounding."""
+        """Return a mean as a score. If sites round scores, the mean is a range that contains the exact mean."""
         scores = {site: self.score_at(site) for site in self.sites}
         known = [(score, self.score(site) or 0.0) for site, score in scores.items() if score.known]
         if told is None or not known:
@@ -421,7 +423,7 @@ class Summary(RecordPart):
         return self
 
     def _scores(self) -> Iterator[tuple[str, float | None]]:
-        """Yield every score with its path in the file."""
+        """Yield the path and the value of every score in the file."""
         yield from (("mean_test", self.mean_test), ("pooled_test", self.pooled_test))
         for name, site in {**self.sites, **self.evaluation_sites}.items():
             yield from ((f"sites.{name}.validation", score) for score in site.validation)

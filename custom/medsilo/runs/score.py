@@ -1,7 +1,7 @@
 """A score that is exact, a range because it was rounded, or missing.
 
-All code formats scores here, so that ranges are always shown as ranges, and no number has more digits than its number
-of cases justifies.
+All code uses this module to format scores. Ranges are therefore always shown as ranges, and a number has only as many
+digits as its number of cases justifies.
 """
 
 import math
@@ -20,7 +20,7 @@ Interval = tuple[float, float]
 
 
 class Score(RecordPart):
-    """One score, with its number of cases."""
+    """One score, and the number of cases that the score covers."""
 
     kind: Literal["value", "range", "suppressed", "missing"] = Field(
         description="`value`: exact; `range`: rounded; `suppressed`: not disclosed by the site, because "
@@ -49,7 +49,9 @@ class Score(RecordPart):
     ) -> Self:
         """Make a score from the number that a site disclosed.
 
-        step: step to which the site rounded it. bounds: range of the metric.
+        Args:
+            step: step to which the site rounded the number
+            bounds: range of the metric
         """
         if value is None:
             return cls(kind="suppressed" if suppressed else "missing", n=n, step=step, trained=trained)
@@ -65,7 +67,13 @@ class Score(RecordPart):
 
     @classmethod
     def mean(cls, low: float, high: float, parts: Sequence["Score"]) -> Self:
-        """Make the mean of these scores, given its range."""
+        """Make the score that is the mean of these scores.
+
+        Args:
+            low: lower end of the mean's range
+            high: upper end of the mean's range
+            parts: the scores
+        """
         low, high = (float(f"{end:.12g}") for end in (low, high))  # remove rounding errors of sums
         n = None if any(part.n is None for part in parts) else sum(part.n or 0 for part in parts)
         step, trained = max(part.step for part in parts), all(part.trained for part in parts)
@@ -80,7 +88,7 @@ class Score(RecordPart):
 
     @property
     def middle(self) -> float | None:
-        """The middle of the range, for sorting and plotting; do not print it."""
+        """The middle of a score's range, for sorting and plotting only."""
         return None if self.low is None or self.high is None else (self.low + self.high) / 2
 
     def __str__(self) -> str:
@@ -96,7 +104,7 @@ class Score(RecordPart):
 
 
 def about(text: str) -> str:
-    """Mark the text of a number as approximate, because it was computed from rounded numbers."""
+    """Mark the text of a number that was computed from rounded numbers as approximate."""
     return text if text == MISSING else f"≈{text}"
 
 
@@ -111,7 +119,7 @@ def number_text(value: float | None, n: int | None = None) -> str:
 
 
 def interval_text(interval: Interval | None, n: int | None = None) -> str:
-    """Format a score's interval; empty without an interval."""
+    """Return the text of a score's interval (lower and upper end); empty without an interval."""
     return "" if interval is None else "–".join(number_text(end, n) for end in interval)
 
 
@@ -121,5 +129,5 @@ def _decimals(step: float) -> int:
 
 
 def _cut(value: float, digits: int, towards: Callable[[float], int]) -> float:
-    """Round an end of a range outwards."""
+    """Round an end of a range outwards, so that the range gets wider."""
     return towards(round(value * 10**digits, 6)) / 10**digits

@@ -8,7 +8,7 @@ from medsilo.runs.fields import Amount, Count, RecordPart, Seed, Text
 
 
 class Readiness(RecordPart):
-    """A hospital's report in a canary study; it discloses nothing about the data."""
+    """A hospital's report about its readiness in a canary study. The report contains no facts from the data."""
 
     data: Literal["readable", "not readable", "not set"] | None = Field(
         None, description="whether the hospital's data can be read: the first file opens"
@@ -51,9 +51,9 @@ class Provenance(RecordPart):
 
     @property
     def code(self) -> dict[str, dict[str, Any]]:
-        """The version and hash of each package, in the form of a plan."""
+        """The version and hash of each package, in the format of a plan's `code`."""
         return {name: package.model_dump() for name, package in self.packages.items()}
 
     def as_read(self) -> dict[str, Any]:
-        """Return the values that the file contains."""
+        """Return only the values that were in the file."""
         return self.model_dump(mode="json", exclude_unset=True)

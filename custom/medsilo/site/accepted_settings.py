@@ -1,4 +1,4 @@
-"""Detect changes to a kit's settings since the hospital's engineer accepted them."""
+"""Detect whether a kit's settings have changed since the hospital's engineer accepted the settings."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ from medsilo.site.party import FILE_NAME
 from medsilo.site.settings import SiteSettings
 
 REMEMBERED = "accepted-settings.json"  # file name in the kit
-# Suffixes of files in local/ that medsilo or NVFlare read or import
+# Suffixes of the files in local/ that medsilo or NVFlare reads or imports
 READ = (".yaml", ".json", ".default", *all_suffixes())
 BESIDE = "startup/*__*resources.json"  # NVFlare reads components from these files, too
 LARGEST_FILE = 1 << 20  # bytes
@@ -29,26 +29,31 @@ REMEDY = "its engineer looks at local/ and says so: medsilo check --kit KIT --ac
 class _SettingsRecord(Section):
     files: dict[str, str]  # SHA-256 by path, relative to local/
     at: int = Field(ge=0)
-    # Whether the settings promise protection; if not, changes are allowed
+    # Whether the settings promise protection of patients; if not, the settings may change
     promises: bool = Field(True, exclude_if=bool)
 
 
 class AcceptedSettings:
-    """The accepted settings of a kit. If they promise patients protection, no study runs after a change to them.
+    """The accepted settings of a kit. If the settings promise protection of patients, no study runs after a change to
+    the settings.
 
-    The record of accepted settings is in the kit and signed with the kit's key. `state_dir` would be no safe place,
+    The record of accepted settings is in the kit and signed with the kit's key. The record is not in `state_dir`,
     because a changed setting could name another folder. The first check or study writes the record; a later change
-    needs the engineer's acceptance. A hospital with a privacy ledger must also have this record, because the ledger is
-    created later; otherwise somebody removed the record.
+    needs the engineer's acceptance. If a hospital has a privacy ledger but no record, somebody removed the record,
+    because the record is created before the ledger.
     """
 
     def __init__(self, kit: KitFiles, book: Path | None = None) -> None:
-        """book: folder of the hospital's query budget, if known."""
+        """Prepare the check of a kit's settings.
+
+        Args:
+            book: folder of the hospital's query budget, if known
+        """
         self.file, self.local, self._kit, self._book = kit.kit / REMEMBERED, kit.kit / "local", kit, book
 
     def check(self) -> str:
-        """Return the time of the last acceptance, or an empty text without one; raises Refused if settings differ from
-        it.
+        """Return the time of the last acceptance as text; empty without an acceptance. Raises Refused if the settings
+        have changed since the last acceptance.
         """
         if not self.file.exists():
             from medsilo.site.ledger import ledgers
@@ -79,13 +84,13 @@ class AcceptedSettings:
         return moment(remembered.at)
 
     def begin(self, settings: SiteSettings) -> str:
-        """Check the settings as `check` does, or accept them if there is no record yet."""
+        """Check the settings as `check` does, or accept the settings if nobody has accepted any settings yet."""
         return self.check() or ("" if self.file.exists() and not settings.promise() else self.accept(settings))
 
     def accept(self, settings: SiteSettings) -> str:
         """Record the present settings as accepted.
 
-        Returns the time, or an empty text if the settings promise no protection.
+        Returns the time of the acceptance as text; empty if the settings promise no protection of patients.
         """
         from medsilo.site.signed import write_signed
 
@@ -107,8 +112,8 @@ class AcceptedSettings:
 
 
 def _content(path: Path) -> bytes | None:
-    """Return the content to compare: of a file, or the target of a link to a folder; None for a file that
-    nobody reads.
+    """Return a file's content, or the target of a symbolic link to a folder; None for a file that neither medsilo nor
+    NVFlare reads.
     """
     if path.is_symlink() and path.is_dir():
         return bytes(path.readlink())
@@ -117,7 +122,9 @@ def _content(path: Path) -> bytes | None:
 
 
 def check_there(local: Path) -> None:
-    """Raise MedsiloError if a hospital's kit has no medsilo.yaml, because nothing would protect its patients."""
+    """Raise MedsiloError if a hospital's kit has no medsilo.yaml, because without this file nothing would protect the
+    hospital's patients.
+    """
     if not (local / FILE_NAME).exists():
         raise MedsiloError(f"this hospital's {FILE_NAME} is missing in the kit's local/, so nothing runs; put it back")
 

@@ -1,4 +1,4 @@
-"""A hospital's limits on a lead's training script: `room` and `border` in its medsilo.yaml."""
+"""A hospital's limits on a lead's training script: `room` and `border` in the hospital's medsilo.yaml."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -10,7 +10,7 @@ from medsilo.core.section import Section
 Airlock = Literal["off", "wanted", "required"]
 MiB = 1 << 20
 Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")]
-# Environment variables that can make a program load code, and those that the isolated process sets itself
+# Prefixes of environment variables that can make a program load code, or that the isolated process itself sets
 LOADERS = ("LD_", "PYTHON", "MEDSILO_", "PATH", "HOME", "TMPDIR")
 
 
@@ -74,5 +74,5 @@ class BorderSettings(Section):
 
     @property
     def changes(self) -> bool:
-        """True if clipping, noise or rounding changes a script's update before it leaves."""
+        """True if clipping, noise or rounding changes a script's update before the update leaves the hospital."""
         return self.clip is not None or self.bfloat16

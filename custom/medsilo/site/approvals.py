@@ -1,10 +1,10 @@
 """A hospital's approvals of plans, signed with a key of its startup kit.
 
-One signed file holds all decisions, so any change to it invalidates all of them. The file's name depends on the key, so
-a hospital with a new key has no approvals. If the kit was renewed, the new key signs the earlier key's approvals
-(`KitFiles.earlier_key_for`). The same folder holds the plans that wait for approval, and the code of jobs, each under
-its hash. The signature does not protect against somebody who can read the key. A reset of the whole file to an earlier
-state is not detected.
+One signed file contains all decisions, so any change to the file invalidates all decisions. The file's name depends on
+the key, so a hospital with a new key has no approvals. If the kit was renewed, the new key signs the approvals that the
+earlier key signed (`KitFiles.earlier_key_for`). The same folder contains the plans that wait for approval, and the code
+of jobs, in files that are named by hash. The signature does not protect against somebody who can read the key. A reset
+of the whole file to an earlier state is not detected.
 """
 
 import hashlib
@@ -59,8 +59,11 @@ class ApprovalLimits(Section):
 
     @classmethod
     def lasting(cls, hours: int | None, rounds: int | None, sites: str) -> Self:
-        """Return limits that count from now; raises MedsiloError for invalid limits. sites: names,
-        separated by commas.
+        """Return the limits of an approval that is given now; raises MedsiloError for invalid limits.
+
+        Args:
+            hours: hours from now until the approval expires
+            sites: names, separated by commas
         """
         expires = None if hours is None else int(time.time()) + 3600 * hours
         names = sorted({name.strip() for name in sites.split(",")} - {""})
@@ -75,7 +78,7 @@ class ApprovalLimits(Section):
 
 
 class ApprovedPackage(Section):
-    """The version and hash of a package that a plan uses, at the time of the approval."""
+    """The version and the hash of a package that a plan uses, as of the time of the approval."""
 
     version: Text
     hash: Text  # hash of the package's files
@@ -105,8 +108,8 @@ class Decision(Section):
         now: float,
         job_code: CodeFacts | None = None,
     ) -> str:
-        """Return the reason against running the plan, which completes "this hospital ...", or an empty text if it may
-        run.
+        """Return the reason why the plan must not run, as the end of a sentence "this hospital ..."; an empty text if
+        the plan may run.
 
         Args:
             plan: the plan's name in the text
@@ -138,7 +141,7 @@ class Decision(Section):
 
 
 def _code_objection(plan: str, approved: CodeFacts | None, now: CodeFacts | None) -> str:
-    """Return an objection in the form of `Decision.objection` if the job's code is not the approved code."""
+    """Return an objection if the job's code is not the approved code; an empty text otherwise."""
     if approved is None or now is None:
         told = "without code, and this job brings code" if now else "with code, and this job brings none"
         return "" if approved is now else f"approved {plan} {told}"
@@ -153,7 +156,7 @@ def _code_objection(plan: str, approved: CodeFacts | None, now: CodeFacts | None
 class AskingPlan(Section):
     """A plan that waits for this hospital's approval, or waited for it."""
 
-    plan: dict[str, Any]  # readers must check the plan's hash
+    plan: dict[str, Any]  # code that reads this plan must check the plan's hash
     hash: PlanHash
     study: Text = ""
     lead: Text = ""
@@ -162,7 +165,11 @@ class AskingPlan(Section):
     job_code: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = Field("", exclude_if=not_)  # hash of the job's code
 
     def waits(self, last: Decision | None) -> bool:
-        """True if the plan still needs a decision. last: the last decision about this plan."""
+        """True if the plan still needs a decision.
+
+        Args:
+            last: the last decision about this plan
+        """
         if last is None:
             return True
         approved = last.job_code.hash if last.job_code else ""
@@ -194,7 +201,12 @@ class Approvals:
     """A hospital's decisions about plans, and the plans that wait for a decision."""
 
     def __init__(self, book: Path, key: UseKey, data: str = "") -> None:
-        """book: folder of the hospital's query budget. data: the data set's identifier."""
+        """Prepare the approvals of a hospital.
+
+        Args:
+            book: folder of the hospital's query budget
+            data: the data set's identifier
+        """
         self.folder, self.data, self._key = book / FOLDER_NAME, data, key
         public = bytes.fromhex(public_text(key))
         self.file = self.folder / f"{hashlib.sha256(public).hexdigest()[:16]}.json"
@@ -202,7 +214,7 @@ class Approvals:
 
     # ------------------------------------------------------------------ decisions
     def decisions(self) -> tuple[Decision, ...]:
-        """Return all decisions in order; raises Refused if this key did not sign the file."""
+        """Return all decisions, the earliest first; raises Refused if this key did not sign the file."""
         if not self.file.exists():
             return ()
         try:
@@ -255,8 +267,8 @@ class Approvals:
         return decision
 
     def take_over(self, before: "Approvals") -> None:
-        """After a kit's renewal, sign the decisions and plans that the earlier key signed. The earlier
-        files are kept.
+        """After a kit's renewal, sign with the new key the decisions and plans that the earlier key signed. The files
+        signed with the earlier key are kept.
         """
         with self._folder.alone():
             if self.file.exists() or not (decisions := before.decisions()):
@@ -322,8 +334,8 @@ class Approvals:
                 drop_code(self.folder / CODE, {*approved[-MOST_KEPT:], *(one.job_code for one in self.asked())})
 
     def asked(self, beginning: str = "") -> list[AskingPlan]:
-        """Return the stored plans whose hash has this beginning, latest first, without files whose signature is
-        invalid.
+        """Return the stored plans whose hash has this beginning, the latest plan first. Files with an invalid signature
+        are left out.
         """
         found = []
         for path in (self.folder / ASKED).glob("*.json"):
@@ -333,12 +345,14 @@ class Approvals:
 
     # ------------------------------------------------------------------ code of jobs
     def code_of(self, asked: AskingPlan) -> JobCode | None:
-        """Return the code of a plan's job, or None without code; raises MedsiloError if the stored code is missing."""
+        """Return the code of a plan's job, or None if the job has no code; raises MedsiloError if the stored code is
+        missing.
+        """
         return JobCode.kept(self.folder / CODE, asked.job_code) if asked.job_code else None
 
     def code_approved(self, asked: AskingPlan, title: str = "") -> tuple[Decision, JobCode] | None:
-        """Return the last approved code and its decision, to show differences: of this plan, else of its lead or title,
-        else of any plan.
+        """Return the last approved code and the decision that approved it, to show differences from a plan's code. This
+        plan's code is preferred, then code of the same lead or study title, then any code.
 
         Returns None if no approved code is stored.
         """
@@ -359,15 +373,17 @@ class Approvals:
 
 
 def study_in_words(study: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the lead's title, purpose and contact of a study as pairs of name and text. study: the plan's `study`
-    section.
+    """Return the title, purpose and contact of a study as pairs of name and text.
+
+    Args:
+        study: the plan's `study` section
     """
     said = ((name, plain(study.get(name) or "")) for name in ("title", "purpose", "contact"))
     return [(name, words or f"not stated (study.{name} in the plan)") for name, words in said]
 
 
 def approvals_of(book: QueryBudget, kit: KitFiles, settings: SiteSettings) -> Approvals:
-    """Return a site's approvals, signed with a key of its kit."""
+    """Return a site's approvals, signed with a key of the site's kit."""
     found = Approvals(book.folder, kit.key_for("approvals"), data_set(settings.data, "") if settings.data else "")
     if not found.file.exists() and (before := kit.earlier_key_for("approvals")):
         found.take_over(Approvals(book.folder, before))

@@ -1,8 +1,8 @@
-"""A hospital's data set: a file that describes how to read the data and which facts are disclosed, and its acceptance.
+"""A hospital's data set: a description of how to read the data and which facts are disclosed, and a person's acceptance
+of the description.
 
 People read `data.yaml`. `inventory.csv` lists the files that were read, and `data.yaml` contains its digest.
-`accepted.json` holds a person's signature of `data.yaml`. If files of the data change later, medsilo detects it; the
-accepted version does not change.
+`accepted.json` contains a person's acceptance of `data.yaml`. Later changes to the files of the data are detected.
 """
 
 import csv
@@ -31,7 +31,7 @@ from medsilo.tasks.cells import level
 from medsilo.tasks.sources import DataSource
 
 INVENTORY, ACCEPTED, PRIVATE = "inventory.csv", "accepted.json", "private"
-AS_ACCEPTED, FILES_AS_ACCEPTED = "accepted.yaml", "accepted.csv"  # in PRIVATE: the accepted versions, for 'diff'
+AS_ACCEPTED, FILES_AS_ACCEPTED = "accepted.yaml", "accepted.csv"  # in PRIVATE: accepted data.yaml and inventory
 CASES = "cases.csv"  # in PRIVATE: the list of cases, if patterns of file names cannot describe them
 COLUMNS = ("file", "bytes", "changed", "sha256")
 LARGEST_INVENTORY = 1 << 30  # bytes
@@ -39,14 +39,14 @@ LARGEST = 8 << 20  # bytes of accepted.json
 WORKERS = 2  # threads that hash files
 PIECE = 1 << 20  # bytes per read
 AT_ONCE = 8  # files in each batch of a worker
-START, QUICK = 0.02, 50e-6  # seconds, once and per file: two threads hinder each other at files that take less
+START, QUICK = 0.02, 50e-6  # seconds, fixed and per file: faster files stay in one thread, as two would be slower
 Count = Annotated[int, Field(ge=0)]
 Word = Annotated[str, Field(min_length=1, max_length=200)]
 PartName = Literal["train", "validation", "test"]
 
 
 class Patients(Section):
-    """How the data identify patients, and how many there are."""
+    """The way in which the data identify patients, and the number of patients."""
 
     known: bool = Field(description="whether the data name the patient of each case")
     by: str = Field(
@@ -58,7 +58,9 @@ class Patients(Section):
 
 
 class Told(Section):
-    """Rounded counts of one part of a data set, which are disclosed once, to everybody."""
+    """Rounded counts of the training, validation or test cases, which are disclosed once and then stay the same for
+    every plan and lead.
+    """
 
     patients: Count = Field(description="number of patients, as a multiple of min_patients_per_metric")
     cases: Count = Field(description="number of cases, rounded to a multiple of min_patients_per_metric · most_cases")
@@ -66,7 +68,7 @@ class Told(Section):
 
 
 class Inventory(Section):
-    """The number, size and digest of a data set's files."""
+    """The number of files in a data set, their total size, and a digest of all files."""
 
     files: Count
     bytes: Count
@@ -198,7 +200,9 @@ class DataSet(Section):
     ) -> None:
         """Write the data set and its inventory into a folder.
 
-        cases: content of the list of cases. reasons: comments that explain settings, by key of `reading`.
+        Args:
+            cases: content of the list of cases
+            reasons: comments that explain settings, by key of `reading`
         """
         make_folder(folder)
         if cases:
@@ -211,12 +215,12 @@ class DataSet(Section):
 
     @staticmethod
     def drawn_lineage() -> str:
-        """Return a new random lineage, for a data set that is not a version of another."""
+        """Return a new random lineage, for a data set that is not a version of another data set."""
         return secrets.token_hex(16)
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Flatten nested values: each key is the path with dots."""
+    """Flatten a nested mapping: each new key joins the nested keys with dots."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{before}{key}"
@@ -225,7 +229,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _with_reasons(text: str, reasons: Mapping[str, str]) -> str:
-    """Add the reasons to data.yaml, as comments above keys of `reading`."""
+    """Add the reasons to the text of data.yaml, as comments above keys of `reading`."""
     lines, section = list[str](), ""
     for line in text.splitlines():
         key = line.partition(":")[0]
@@ -239,7 +243,7 @@ def _with_reasons(text: str, reasons: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------------------------------------------- the inventory
 @dataclass(frozen=True)
 class KnownFile:
-    """A file's name, size, time and hash, as of when it was read."""
+    """A file's name, and the size, modification time and hash at the time when the file was read."""
 
     name: str  # relative to the data folder
     bytes: int
@@ -257,7 +261,9 @@ def inventory_text(files: Iterable[KnownFile]) -> str:
 
 
 def inventory_of(files: Iterable[KnownFile]) -> Inventory:
-    """Summarise an inventory for data.yaml. The digest depends on the content of files, but not on their times."""
+    """Summarise an inventory for data.yaml. The digest depends on the names and contents of files, but not on their
+    modification times.
+    """
     known = sorted(files, key=lambda own: own.name)
     content = "\n".join(f"{own.name}\x1f{own.bytes}\x1f{own.sha256}" for own in known)
     digest = hashlib.sha256(content.encode()).hexdigest()
@@ -265,8 +271,8 @@ def inventory_of(files: Iterable[KnownFile]) -> Inventory:
 
 
 def read_inventory(folder: Path) -> dict[str, KnownFile]:
-    """Return a data set's inventory by file name; raises DataError if it is damaged or its digest differs from
-    data.yaml.
+    """Return a data set's inventory by file name; raises DataError if the inventory is damaged or its digest differs
+    from data.yaml.
     """
     return _inventory_in(folder / INVENTORY, DataSet.read(folder))
 
@@ -293,9 +299,12 @@ def _inventory_in(path: Path, own: DataSet) -> dict[str, KnownFile]:
 def scan(
     files: Mapping[str, Path], known: Mapping[str, KnownFile], progress: Callable[[int], None] = lambda size: None
 ) -> list[KnownFile]:
-    """Hash the files and return them in the order of their names.
+    """Hash the files, and return the results in the order of the file names.
 
-    A file with the same time and size as in `known` is not read again. progress: called with the size of each file.
+    A file with the same modification time and size as in `known` is not read again.
+
+    Args:
+        progress: a function that is called with the size of each file
     """
 
     def look(name: str) -> KnownFile:
@@ -329,11 +338,13 @@ def _state(found: os.stat_result) -> tuple[int, int]:
 
 
 def _read(name: str, path: Path) -> KnownFile:
-    """Hash a file by os.read, because opening small files with Python's reader takes longer than reading them."""
+    """Hash a file that is read by os.read, because opening a small file with Python's reader takes longer than reading
+    it.
+    """
     own, place = hashlib.sha256(), os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size, changed = _state(os.fstat(place))
-        left = size + 1  # so that reading ends also if the file keeps growing
+        left = size + 1  # the limit ends the reading even if the file keeps growing
         while left > 1 and (piece := os.read(place, min(left, PIECE))):
             own.update(piece)
             left -= len(piece)
@@ -351,7 +362,7 @@ def batched(names: Sequence[str]) -> Iterable[Sequence[str]]:
 
 @dataclass(frozen=True)
 class Difference:
-    """The names of new, changed and missing files between two inventories."""
+    """The names of files that are new, changed or missing in the later of two inventories."""
 
     new: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
@@ -376,8 +387,8 @@ def compared(before: Mapping[str, KnownFile], now: Iterable[KnownFile]) -> Diffe
 
 
 def files_of(source: DataSource) -> dict[str, Path]:
-    """Return the files of a data set, by their names relative to the data folder."""
-    # here, because it imports torch, which reading settings does not need
+    """Return the paths of a data set's files, by file name relative to the data folder."""
+    # imported here, because this module imports torch, which is not needed to read settings
     from medsilo.tasks.case_index import CaseIndex
 
     source.check_folder()
@@ -410,7 +421,7 @@ class Acceptance(Section):
 
 
 def accept(folder: Path, by: str, key: Any | None = None) -> Acceptance:
-    """Write a person's acceptance, signed if a kit's key is given."""
+    """Write a person's acceptance of a data set. The acceptance is signed if a kit's key is given."""
     given = Acceptance(identity=DataSet.read(folder).identity, by=by, at=int(time.time()))
     make_folder(folder / PRIVATE)
     write_text(folder / PRIVATE / AS_ACCEPTED, (folder / DataSet.FILE).read_text("utf-8"))
@@ -423,9 +434,10 @@ def accept(folder: Path, by: str, key: Any | None = None) -> Acceptance:
 
 
 def check_accepted(folder: Path, key: Any | None = None) -> Acceptance:
-    """Return the acceptance of a data set; raises MedsiloError if this version was not accepted.
+    """Return the acceptance of a data set; raises MedsiloError if the present version of the data set was not accepted.
 
-    key: the kit's key, which must have signed the acceptance.
+    Args:
+        key: the kit's key, which must have signed the acceptance
     """
     given = _acceptance_in(folder, key)
     if given.identity != DataSet.read(folder).identity:

@@ -1,8 +1,8 @@
 """Read the code in a job without running it, hash it, and store it for people to review.
 
 The code is the job's app as NVFlare unpacks it: scripts, and the configuration with its classes, commands and
-arguments. The plan and the files that it names by hash are left out, because the plan's hash covers them. NVFlare's
-signatures are left out, because they change with each submission.
+arguments. The plan, and the files that the plan names by hash, are left out, because the plan's hash covers both.
+NVFlare's signatures are left out, because they change with each submission.
 """
 
 import base64
@@ -39,8 +39,8 @@ BROUGHT = "job"  # subfolder of an app to which a hospital's launcher moves the 
 SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")  # NVFlare's signature files
 CACHE = "__pycache__"
 LINKED = "a link leads to another place; put the file itself there"
-# The component that NVFlare's SiteLogStreamer adds to each job before it starts, if a hospital's resources.json has it.
-# The component has no effect unless the hospital sets allow_log_streaming.
+# The component that NVFlare's SiteLogStreamer adds to each job before the job starts, if a hospital's resources.json
+# configures SiteLogStreamer. The component has no effect unless the hospital sets allow_log_streaming.
 ADDED = {
     "id": "auto_log_streamer",
     "path": "nvflare.app_common.logging.job_log_streamer.JobLogStreamer",
@@ -67,10 +67,11 @@ class JobCode:
 
     @classmethod
     def read(cls, app: Path, fixed: Mapping[str, int], has_run: bool = False) -> Self:
-        """Read the code in an app's folder; raises MedsiloError for a link, too many files, or too many bytes.
+        """Read the code in an app's folder; raises MedsiloError for a symbolic link, too many files, or too many bytes.
 
-        fixed: bytes of the files that the plan names, by their SHA-256. has_run: whether Python may have written
-            caches.
+        Args:
+            fixed: bytes of the files that the plan names, by their SHA-256
+            has_run: whether Python may have written caches
         """
         files: dict[str, bytes] = {}
         left = LARGEST
@@ -94,7 +95,7 @@ class JobCode:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of all paths and contents."""
+        """The SHA-256 hash of the code's file paths and contents."""
         digest = hashlib.sha256(b"medsilo code 1\n")
         for name, content in sorted(self.files.items()):
             digest.update(f"{name}\0{len(content)}\0".encode())
@@ -108,7 +109,7 @@ class JobCode:
 
     @cached_property
     def imports(self) -> set[str]:
-        """Top-level modules outside the code that its sources import. Dynamic imports are not detected."""
+        """Names of top-level modules that the code imports and does not contain. Dynamic imports are not detected."""
         inside = [PurePosixPath(name).parts[1] for name in self.files if name.startswith(f"{CUSTOM}/")]
         own = {name.partition(".")[0] for name in inside}
         found: set[str] = set()
@@ -132,11 +133,11 @@ class JobCode:
         return CodeFacts(hash=self.hash, versions=dict(sorted(versions.items())))
 
     def differing(self, other: "JobCode") -> list[str]:
-        """Return the paths of files that differ, or that only one of the two codes has."""
+        """Return the paths of files that differ between the two codes, or that only one of the two contains."""
         return sorted(name for name in {*self.files, *other.files} if self.files.get(name) != other.files.get(name))
 
     def keep(self, folder: Path) -> None:
-        """Store the code in a folder, under its hash."""
+        """Store the code in a folder, in a file that is named by the code's hash."""
         path = folder / f"{self.hash}.json"
         if not path.exists():
             told = {name: base64.b64encode(content).decode() for name, content in sorted(self.files.items())}
@@ -144,7 +145,7 @@ class JobCode:
 
     @classmethod
     def kept(cls, folder: Path, hash: str) -> Self:
-        """Read the code that `keep` stored under a hash; raises MedsiloError if it is missing or changed."""
+        """Read the code that `keep` stored under a hash; raises MedsiloError if the code is missing or changed."""
         path = folder / f"{hash}.json"
         try:
             told = json.loads(read_bounded(path, LARGEST_KEPT))
@@ -158,24 +159,26 @@ class JobCode:
 
 
 def drop_code(folder: Path, but: Collection[str]) -> None:
-    """Delete all code that `keep` stored in a folder, except under these hashes."""
+    """Delete all code that `keep` stored in a folder, except the code with these hashes."""
     for path in folder.glob("*.json"):
         if path.stem not in but:
             path.unlink(missing_ok=True)
 
 
 def as_brought(app: Path) -> Path:
-    """Return the folder of a job's files as NVFlare unpacked them; a hospital's launcher may have moved it."""
+    """Return the folder with a job's files as NVFlare unpacked them; a hospital's launcher may have moved the files to
+    a subfolder.
+    """
     return app / BROUGHT if (app / BROUGHT).is_dir() and not (app / CUSTOM).exists() else app
 
 
 def has_code(app: Path) -> bool:
-    """True if an app has a `custom` folder, so that NVFlare treats the job as one with code."""
+    """True if an app has a `custom` folder, so that NVFlare treats the job as a job with code."""
     return os.path.lexists(app / CUSTOM)
 
 
 def _files_below(app: Path, has_run: bool) -> Iterator[tuple[str, int]]:
-    """Yield the path and size of each file of the code, without opening files or following links."""
+    """Yield the path and size of each file of the code, without opening files or following symbolic links."""
     if app.is_symlink():
         raise MedsiloError(f"the job's code: {LINKED}", str(app))
     left, seen = [""], 0
@@ -219,7 +222,7 @@ def _content(path: Path, size: int) -> bytes:
 
 
 def _as_sent(content: bytes) -> bytes:
-    """Remove what the hospital's NVFlare added to a job's configuration; other content is unchanged."""
+    """Remove from a job's configuration the component that the hospital's NVFlare added; other content is unchanged."""
     try:
         read = json.loads(content)
         components = read.get("components") or []
@@ -236,7 +239,7 @@ def _hash_of(path: Path) -> str:
 
 
 def _parted(several: str) -> list[str]:
-    """Return the modules in the part of a statement after `import`."""
+    """Return the names of the modules after `import` in a statement."""
     return [one.strip() for one in several.split(",") if one.strip()]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from medsilo.core.errors import Passing
 
-if TYPE_CHECKING:  # not at run time, because many studies sign nothing
+if TYPE_CHECKING:  # imported only for type checking, because many studies sign nothing
     from medsilo.site.signing import KeyPurpose, UseKey
 
 HOSPITALS = "hospitals.json"  # file with the hospitals' names, in a server's local/
@@ -39,7 +39,7 @@ class KitFiles:
         return certificate, key, root
 
     def key_for(self, use: "KeyPurpose") -> "UseKey":
-        """Return a signing key for this use, derived from the kit's key and certified by it."""
+        """Return the signing key for this use, which is derived from the kit's key and certified by the kit's key."""
         certificate, key, _ = self.read()
         return _use_key(certificate, key, use)
 
@@ -63,7 +63,9 @@ class KitFiles:
 
 @lru_cache(maxsize=16)
 def _use_key(certificate: bytes, key: bytes, use: "KeyPurpose") -> "UseKey":
-    """Derive a signing key. The result is cached, because each round needs it and parsing an RSA key is slow."""
+    """Derive a signing key. The signing key is cached, because each round needs the key and parsing an RSA key
+    is slow.
+    """
     from medsilo.site.signing import UseKey, read_pair
 
     return UseKey.of(read_pair(certificate, key)[1], use)

@@ -1,14 +1,15 @@
 """A hospital's privacy ledger: the differential privacy cost of every answer, recorded before the answer leaves.
 
-A hospital has one file per data set. Each line is a signed entry with the hash of the previous line. A second file, the
-head, holds the number and hash of the lines written so far. An answer leaves only after its entry is on disk, so a
-process that dies between these steps has charged too much, never too little.
+A hospital has one ledger file per data set. Each line of the ledger is a signed entry with the hash of the previous
+line. A second file, the head, contains the number of lines written so far and the hash of the last line. An answer
+leaves only after its entry is on disk, so a process that dies in between has charged too much, never too little.
 
-A key of the hospital's startup kit signs the entries. When a kit is renewed with a new key, the old key signs the new
-key, or the hospital's engineer accepts it. Without a kit, the key is stored beside the ledger and does not protect
-against anybody who may write there. The ledger detects changed, removed, added or swapped lines, a truncated file, and
-entries written without the key. Changes by the owner of the key are not detected. If both files are reset to an earlier
-state, the copies of the head in the kit and at servers (`check_heads`) reveal it.
+A key of the hospital's startup kit signs the ledger's entries. When a kit is renewed with a new key, the old key signs
+the new key, or the hospital's engineer accepts the new key. Without a kit, the key is stored in the ledger's folder,
+and does not protect against anybody who may write to this folder. The ledger detects changed, removed, added or swapped
+lines, a truncated file, and entries written without the key. Changes by the owner of the key are not detected. If
+ledger and head are reset to an earlier state, the copies of the head in the kit and at servers (`check_heads`) reveal
+the reset.
 """
 
 import hashlib
@@ -44,7 +45,7 @@ from medsilo.site.signing import PrivateKey, UseKey, own_key, public_text
 FOLDER_NAME, OWN_KEY, LOCK = "ledger", "key.pem", "ledger.lock"
 OF = "this hospital's privacy ledger"
 WAIT = 120.0  # seconds to wait for another process's lock
-START = "0" * 64  # the previous hash of the first line
+START = "0" * 64  # stands for the previous hash in the first line
 KEPT = "ledger-{}.head.json"  # in the kit: a copy of the head, one per data set
 TAKEN_OVER = "a renewed kit's key signs from here on, which the one before it let in"
 ACCEPTED = "the engineer looked at it: this key signs from here on"
@@ -58,7 +59,7 @@ Kind = Literal["opened", "planned", "charged", "sent"]
 
 
 class Spending(Section):
-    """The study that an entry charges."""
+    """The study to which a ledger entry belongs."""
 
     study: Text
     plan: Text  # the plan's hash
@@ -74,13 +75,13 @@ class LedgerEntry(Section):
     time: int
     kind: Kind
     data: Text
-    spending: Spending | None = None  # None if the entry opens the ledger or continues it with a new key
+    spending: Spending | None = None  # None if the entry opens the ledger or continues the ledger with a new key
     what: Text = ""
-    attempt: Text = ""  # identifies the answer, so that sending it again is not charged again
+    attempt: Text = ""  # identifies the answer, so that repeating the answer is not charged again
     charges: tuple[Charge, ...] = Field((), max_length=MOST_CHARGES)
     delta: float | None = None  # the hospital's δ
-    epsilon: float | None = None  # ε of all charges up to this entry; None: no bound
-    # Capacity of a training script's answer in bits, by type of content, and ρ of the noise on its whole update
+    epsilon: float | None = None  # ε of all charges up to this entry; None without a bound
+    # Capacity in bits of a training script's answer, by type of content, and ρ of the noise on the script's update
     bits: dict[Text, Annotated[int, Field(ge=0)]] = Field({}, exclude_if=not_)
     update_rho: Annotated[float, Field(gt=0)] | None = Field(None, exclude_if=not_)
     handed: str = Field("", exclude_if=not_)  # the next public key, which this entry's signer accepts
@@ -101,7 +102,7 @@ class LedgerStanding:
 
     entries: tuple[LedgerEntry, ...]
     head: str  # hash of the last line
-    torn: bool  # True if the last line is incomplete; it does not count, because its answer did not leave
+    torn: bool  # True if the last line is incomplete; such a line does not count, because its answer did not leave
     keys: tuple[str, ...] = ("",)  # keys[n]: the signing key after n lines
     hashes: tuple[str, ...] = (START,)  # hashes[n]: the hash after n lines
 
@@ -117,7 +118,7 @@ class LedgerStanding:
         return list(dict.fromkeys(_study(entry) for entry in self.entries if entry.spending))
 
     def most_of(self, study: str) -> Counter[Mechanism]:
-        """Return a study's charges so far, or its planned charges if they are more."""
+        """Return, for each mechanism, the larger of a study's charges so far and its planned charges."""
         planned = self._of(study, "planned")
         return self.of(study) | (counted(planned[-1].charges) if planned else Counter())
 
@@ -129,7 +130,7 @@ class LedgerStanding:
         return [entry for entry in self.entries if entry.kind == kind and _study(entry) == study]
 
     def epsilon(self, delta: float) -> float:
-        """Return ε at this δ for all charges together."""
+        """Return the ε of all charges together at this δ."""
         return epsilon_of(self.charged, delta)
 
 
@@ -144,7 +145,7 @@ class Ledger:
         kit: Path | None = None,
         files: KitFiles | None = None,
     ) -> None:
-        """Prepare the ledger of a data set; its files are created with the first entry.
+        """Prepare the ledger of a data set. The ledger's files are created with the first entry.
 
         Args:
             book: folder of the hospital's query budget
@@ -165,25 +166,28 @@ class Ledger:
 
     # ------------------------------------------------------------------ writing
     def plan(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
-        """Admit a study and reserve its planned charges while it runs; raises Refused if the budget is too small."""
+        """Admit a study and reserve its planned charges while the study runs; raises Refused if the privacy budget is
+        too small.
+        """
         with self._opened() as standing:
             study.check(standing, standing.of(study.name) | counted(planned))
             self._append(standing, "planned", study, WHOLE, "", together(planned, WHOLE))
 
     def expect(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
-        """Raise Refused if a study of about this cost exceeds the budget. The planned charges of an admitted study
-        count instead.
+        """Raise Refused if a study with about these charges would exceed the privacy budget. For a study that was
+        admitted before, its recorded charges are checked instead.
         """
         with self._opened() as standing:
             study.check(standing, standing.most_of(study.name) or counted(planned), ABOUT)
 
     def afford(self, study: "CountedStudy", charges: Sequence[Charge]) -> None:
-        """Raise Refused if these charges would exceed the budget. Writes no entry."""
+        """Raise Refused if these charges would exceed the privacy budget. No entry is written."""
         with self._opened() as standing:
             study.check(standing, standing.of(study.name) + counted(charges))
 
     def charge(self, study: "CountedStudy", what: str, attempt: str, charges: Sequence[Charge]) -> None:
-        """Record the charges of an answer that is about to leave; raises Refused if they exceed the budget.
+        """Record the charges of an answer before the answer is sent; raises Refused if the charges exceed the privacy
+        budget.
 
         When this function returns, the entry is on disk.
 
@@ -197,12 +201,13 @@ class Ledger:
             self._append(standing, "charged", study, what, attempt, charges)
 
     def enter(self, study: "CountedStudy", what: str, bits: Mapping[str, int], update_rho: float | None) -> None:
-        """Record a training script's answer that is about to leave, whose cost in ε is unknown."""
+        """Record a training script's answer, whose cost in ε is unknown, before the answer is sent."""
         with self._opened() as standing:
             self._append(standing, "sent", study, what, bits=dict(bits), update_rho=update_rho)
 
     def accept(self, old: UseKey | None = None) -> bool:
-        """Continue the ledger with this key, on behalf of the hospital's engineer, who has inspected it.
+        """Let the present key sign all further entries, because the hospital's engineer has inspected and accepted the
+        ledger.
 
         Returns True if the earlier key, `old`, also signed the new key.
         """
@@ -233,7 +238,7 @@ class Ledger:
 
     @contextmanager
     def _opened(self) -> Iterator[LedgerStanding]:
-        """Lock the ledger for the block and yield its content."""
+        """Within the context, lock the ledger; yields the ledger's verified content."""
         with self._folder.alone():
             self._take_over()
             if not self.exists:
@@ -296,7 +301,7 @@ class Ledger:
 
     # ------------------------------------------------------------------ reading
     def standing(self) -> LedgerStanding:
-        """Read the ledger under its lock; raises MedsiloError if it was tampered with."""
+        """Lock and read the ledger; raises MedsiloError if somebody tampered with the ledger."""
         if not self.exists:
             return LedgerStanding((), START, False)
         with self._folder.alone():
@@ -351,7 +356,7 @@ class Ledger:
             raise MedsiloError(_changed(f"{where} is signed by another key than its lines"))
 
     def signed_head(self) -> dict[str, Any]:
-        """Return the signed head for a server to keep: hashes, number of lines, and time."""
+        """Return the ledger's signed head, which a server keeps: hashes, number of lines, and time."""
         with self._folder.alone():
             said = json.loads(self.head.read_text("utf-8"))
         return {**said["content"], "signature": said["signature"]}
@@ -359,8 +364,8 @@ class Ledger:
     def check_heads(self, heads: Sequence[Mapping[str, Any]]) -> None:
         """Raise Refused if the ledger does not continue from a head that was sent to a server earlier.
 
-        Heads of other ledgers, or signed by other keys, are ignored. After the engineer has accepted the ledger,
-        earlier heads are ignored, too.
+        A head of another ledger, and a head signed by an unknown key, are ignored. Heads that are older than the
+        engineer's last acceptance of the ledger are ignored, too.
         """
         standing = self.standing()
         accepted = max((entry.time for entry in standing.entries if entry.what == ACCEPTED), default=-1)
@@ -394,8 +399,8 @@ class Ledger:
 
     @property
     def _trusted(self) -> str:
-        """The public key that must have signed, from the kit or from the key file beside the ledger; empty
-        if unknown.
+        """The public key that must have signed the last line, from the kit or from the key file beside the ledger;
+        empty if unknown.
         """
         return self._public if self._given or (self.folder / OWN_KEY).exists() else ""
 
@@ -416,7 +421,7 @@ def _signed_by(key: str, head: Mapping[str, Any], signature: str) -> bool:
 
 @dataclass(frozen=True)
 class CountedStudy:
-    """A study whose charges a ledger counts, with the hospital's privacy demands."""
+    """A study in a privacy ledger, together with the hospital's privacy demands."""
 
     spending: Spending
     demands: PrivacyRequirements | None = None  # None: no limit
@@ -428,8 +433,11 @@ class CountedStudy:
         return self.spending.study
 
     def check(self, standing: LedgerStanding, asked: Mapping[Mechanism, int], over: float = SLACK) -> None:
-        """Raise Refused if the study, with `asked` as its total charges, exceeds the hospital's ε by more
-        than `over`.
+        """Raise Refused if the charges of this study and of all other studies together exceed the hospital's ε.
+
+        Args:
+            asked: the total charges of this study
+            over: tolerance of ε
         """
         if self.demands is None:
             return
@@ -459,7 +467,7 @@ def _study(entry: LedgerEntry) -> str:
 def _lines(file: Path) -> tuple[list[bytes], bool]:
     """Return the complete lines, and True if an incomplete line follows them.
 
-    After a power cut, the beginning of the last line may read as zeros although its end is on disk.
+    After a power cut, the beginning of the last line may read as zeros although the end of the line is on disk.
     """
     try:
         content = file.read_bytes() if file.exists() else b""
@@ -478,7 +486,7 @@ def _changed(how: str) -> str:
     )
 
 
-# Raised also if a hospital had a ledger before it got a kit
+# This error is also raised if a hospital had a ledger before the hospital got a kit
 NOT_OURS = _changed("it is signed by another key than this hospital's own, which is the kit's where there is one")
 
 
@@ -487,8 +495,8 @@ def _hash(line: bytes) -> str:
 
 
 def ledgers(book: Path | None, kit: Path | None = None) -> list[str]:
-    """Return the identifiers of the data sets with a ledger, also of ledgers that are missing but have a head in the
-    kit.
+    """Return the identifiers of all data sets that have a ledger, or whose ledger is missing although the kit has a
+    copy of its head.
     """
     before, after = KEPT.split("{}")
     known = kit.glob(KEPT.format("*")) if kit else ()
@@ -498,5 +506,5 @@ def ledgers(book: Path | None, kit: Path | None = None) -> list[str]:
 
 
 def ledger_of(book: QueryBudget, data: str, kit: KitFiles | None) -> Ledger:
-    """Return a hospital's ledger for one data set, which a key of the kit signs if there is a kit."""
+    """Return a hospital's ledger for one data set. If there is a kit, the kit's key signs the ledger."""
     return Ledger(book.folder, data, kit=kit.kit, files=kit) if kit else Ledger(book.folder, data)

@@ -1,4 +1,6 @@
-"""The settings that servers and hospitals have in common. Each party sets them for its own machine."""
+"""The settings that servers and hospitals have in common. Each party (server or hospital) sets these settings for its
+machine.
+"""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +14,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section, checked
 from medsilo.core.yaml_text import read_yaml
 
-# Imported for type checking only, because they import torch, which reading settings does not need.
+# Imported for type checking only, because these modules import torch, which is not needed to read settings.
 if TYPE_CHECKING:
     from medsilo.learning.compute import Compute
     from medsilo.tasks.sources import DataSource
@@ -23,7 +25,7 @@ FILE_NAME = "medsilo.yaml"
 class PartySettings(Section):
     """The keys of medsilo.yaml that a server and a hospital have in common.
 
-    The file is in the folder `local/` of each party's startup kit. No job can override it.
+    The file is in the folder `local/` of each party's startup kit. No job can override medsilo.yaml.
     """
 
     FILE: ClassVar[str] = FILE_NAME
@@ -54,7 +56,7 @@ class PartySettings(Section):
 
     @property
     def source(self) -> "DataSource | None":
-        """The data of this server or hospital, or None."""
+        """The settings of the data of this server or hospital; None without data."""
         if not isinstance(self.data, dict):
             return self.data
         from medsilo.tasks.sources import DataSource
@@ -65,7 +67,8 @@ class PartySettings(Section):
     def read(cls, folder: Path, with_others: bool = False) -> Self:
         """Read medsilo.yaml in this folder; returns the defaults if the file does not exist.
 
-        with_others: whether the file may also have keys of other parties, because one person owns all of them.
+        Args:
+            with_others: whether the file may also have keys of other parties, because one person owns all parties
         """
         path = folder / FILE_NAME
         if not path.exists():
@@ -78,7 +81,7 @@ class PartySettings(Section):
 
     @classmethod
     def from_values(cls, values: Any, origin: str) -> Self:
-        """Validate settings; an error names their origin, the key and the fix, but no value."""
+        """Validate settings. An error names the settings' origin, the faulty key and the fix, but no value."""
         try:
             return checked(cls, {} if values is None else values, origin)
         except ValidationError as error:

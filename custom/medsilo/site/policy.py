@@ -33,7 +33,7 @@ class Policy:
     gpus: int = 0  # number of GPUs without which NVFlare does not start
 
     def lets_out(self, group: str) -> bool:
-        """True if the filters let this group of tensors leave."""
+        """True if the filters let this group of tensors leave the site."""
         return all(group in given["groups"] for path, given in self.filters if path == ONLY_THESE)
 
     @classmethod
@@ -54,7 +54,9 @@ class Policy:
 
 
 def ways_around(local: Path) -> list[tuple[str, str]]:
-    """Return the settings that let a job access a hospital's files, such as medsilo.yaml, each with a remedy."""
+    """Return the NVFlare settings that let a job access a hospital's files, such as medsilo.yaml. Each setting comes
+    with a remedy.
+    """
     resources = _json(local / "resources.json") or _json(local / "resources.json.default")
     found = []
     if resources and resources.get("class_list_enforcement_mode", "enforce") != "enforce":
@@ -74,14 +76,14 @@ def ways_around(local: Path) -> list[tuple[str, str]]:
 
 
 def code_senders(local: Path) -> list[str]:
-    """Return the roles that may submit jobs with code, by the hospital's authorization.json."""
+    """Return the roles that may submit jobs with code according to the hospital's authorization.json."""
     rights = _json(local / "authorization.json") or _json(local / "authorization.json.default")
     return sorted(role for role, own in rights.get("permissions", {}).items() if _may_send(own))
 
 
 def _may_send(own: Any) -> bool:
-    """True if a role's rights allow jobs with code. In NVFlare, a single condition in place of rights applies to all
-    rights.
+    """True if a role's rights allow jobs with code. In NVFlare, a role may have a single condition instead of a mapping
+    of rights; this condition then applies to all rights.
     """
     if isinstance(own, dict):
         own = {" ".join(name.lower().split()): rule for name, rule in own.items()}.get("byoc", "none")

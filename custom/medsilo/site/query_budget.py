@@ -1,8 +1,8 @@
 """A hospital's records across studies: its secret key, the patients in disclosed scores, and answers per lead.
 
-Each site has a folder that only its account can read. The files are append-only, under a lock that all processes of the
-hospital share. An answer leaves only after it was counted on disk. If a process dies in between, the count is too high
-by one, but never too low.
+Each site has a folder that only the site's user account can read. Lines are only appended to the files, under a lock
+that all processes of the hospital share. An answer leaves only after it was counted on disk. If a process dies before
+the answer leaves, the count is too high by one, but never too low.
 """
 
 import hashlib
@@ -30,9 +30,10 @@ PARTS: tuple[DataPart, ...] = ("train", "validation", "test")
 KEY, ANSWERS, PATIENTS, PLACES, TOLD = "key", "answers.jsonl", "patients.jsonl", "parts.jsonl", "told.jsonl"
 LOCK, RUNNING = "book.lock", "running"
 WAIT = 60.0  # seconds to wait for another process's lock
-MESSAGES = "messages"  # key of a training script's number of messages
-MARK = 16  # hexadecimal digits of a patient's mark
-# Keyed hashes of the patients of one part: of (patient, number of cases), and of the patient alone
+MESSAGES = "messages"  # key under which the number of a training script's messages is counted
+MARK = 16  # hexadecimal digits of a patient's keyed hash
+# Keyed hashes of the patients of one part of the data: hashes of (patient, number of cases), and hashes of the patient
+# alone
 Marks = tuple[frozenset[str], frozenset[str]]
 
 
@@ -43,12 +44,12 @@ class LockedFolder:
     folder: Path
     lock: str  # the file's name
     wait: float  # seconds to wait for another process's lock
-    holds: str  # the content in error messages, such as "this hospital's records"
+    holds: str  # the name of the folder's content in error messages, such as "this hospital's records"
     unless: str  # the consequence in error messages if the folder cannot be used
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock for the block; raises MedsiloError if it cannot be acquired."""
+        """Within the context, hold the lock; raises MedsiloError if the lock cannot be acquired."""
         try:
             make_folder(self.folder)
             with FileLock(self.folder / self.lock, timeout=self.wait, mode=FILE):
@@ -77,7 +78,7 @@ class Count:
     """The number of answers to one study, by part of the data."""
 
     answered: Counter[str] = field(default_factory=Counter)
-    planned: Counter[str] = field(default_factory=Counter)  # when the study was admitted
+    planned: Counter[str] = field(default_factory=Counter)  # planned answers when the study was admitted
     # For a training script: number of messages, and bits by type of content
     sent: Counter[str] = field(default_factory=Counter)
 
@@ -91,7 +92,7 @@ class QueryBudget:
 
     # ------------------------------------------------------------------ the key
     def key(self) -> bytes:
-        """Return this hospital's secret key, which also seeds its split; it is created at the first call."""
+        """Return this hospital's secret key, which also seeds the split of the data. The first call creates the key."""
         with self._locked.alone():
             path = self.folder / KEY
             if not path.exists():
@@ -125,10 +126,12 @@ class QueryBudget:
 
     # ------------------------------------------------------------------ patients
     def places(self, data: str, split: int, writes: bool) -> Memory:
-        """Return the function that assigns a data set's patients to parts; patients keep their part from earlier
-        studies.
+        """Return the function that assigns a data set's patients to training, validation and test. Each patient keeps
+        the assignment from earlier studies.
 
-        split: the seed of the split. writes: whether new assignments are saved.
+        Args:
+            split: the seed of the split
+            writes: whether new assignments are saved
         """
 
         def remembered(patients: Collection[str], draw: Draw, for_good: bool) -> dict[str, str]:
@@ -147,12 +150,13 @@ class QueryBudget:
         return remembered
 
     def near(self, data: str, parts: Mapping[DataPart, Sequence[str]], least: int) -> set[DataPart]:
-        """Record the patients of each part, and return the parts whose scores must not leave.
+        """Record the patients of each part of the data, and return the parts whose scores must not leave the hospital.
 
         Two groups with disclosed scores must be equal or differ in at least `least` patients. The difference between
         scores of similar groups would disclose scores of few patients.
 
-        parts: the patient of each case, by part.
+        Args:
+            parts: the patient of each case, by part of the data (training, validation or test)
         """
         key = self.key()
         marks = {part: _marks(key, data, names) for part, names in parts.items()}
@@ -173,10 +177,13 @@ class QueryBudget:
     def told_once(self, data: str, names: Sequence[str], least: int, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the numbers to disclose about a group of patients.
 
-        If the group differs from an earlier group in fewer than `least` patients, the earlier numbers are returned. So
-        differences of numbers cannot isolate few patients.
+        If the group differs from an earlier group in fewer than `least` patients, the earlier numbers are returned.
+        Differences between disclosed numbers therefore cannot isolate few patients.
 
-        The caller must disclose no other number about the group. names: the patient of each case.
+        The caller must disclose no other number about the group.
+
+        Args:
+            names: the patient of each case
         """
         key = self.key()
         own = {_mark(key, f"{data}\x1f{name}") for name in names}
@@ -198,7 +205,7 @@ class QueryBudget:
     def admit(self, asker: Requester, planned: Mapping[DataPart, int], settings: SiteSettings) -> None:
         """Admit a study if the budget suffices for its planned answers with scores, else raise Refused.
 
-        A running study counts with all its planned answers, also those that have not left yet.
+        A running study counts with all its planned answers, including answers that have not left yet.
         """
         with self._locked.alone():
             counts = self.counts()
@@ -214,9 +221,10 @@ class QueryBudget:
         settings: SiteSettings,
         sent: Mapping[str, int] | None = None,
     ) -> None:
-        """Count an answer that is about to leave; raises Refused if the budget is spent.
+        """Count an answer before the answer is sent; raises Refused if the query budget is spent.
 
-        sent: the bits of a training script's answer.
+        Args:
+            sent: the bits of a training script's answer
         """
         with self._locked.alone():
             counts = self.counts()
@@ -228,7 +236,7 @@ class QueryBudget:
     def _check_studies(self, counts: Mapping[Requester, Count], asker: Requester, settings: SiteSettings) -> None:
         """Raise Refused if a lead has begun as many studies of a data set as this hospital allows.
 
-        Each study discloses the number of patients, even if it is rejected after the data are read.
+        Each study discloses the number of patients, even if the study is rejected after the data are read.
         """
         begun = {own.study for own in counts if (own.lead, own.data) == (asker.lead, asker.data)}
         if asker.study not in begun and len(begun) >= settings.most_studies:
@@ -250,8 +258,8 @@ class QueryBudget:
             )
 
     def _most(self, asker: Requester, count: Count, part: DataPart) -> int:
-        """Return the answers to count for another study: its planned answers if it is running, else the answers that
-        left.
+        """Return the number of answers of another study that count: its planned answers while the study runs, else its
+        sent answers.
         """
         most = max(count.answered[part], count.planned[part])
         return most if most > count.answered[part] and self.runs(asker.study) else count.answered[part]
@@ -259,7 +267,7 @@ class QueryBudget:
     def counts(self) -> dict[Requester, Count]:
         """Return the planned and delivered answers of every study.
 
-        An unreadable line counts as one answer about every part for every lead.
+        An unreadable line counts as one answer about every part of the data, for every lead.
         """
         found: dict[Requester, Count] = defaultdict(Count)
         unknown = 0
@@ -277,7 +285,7 @@ class QueryBudget:
         return found
 
     def used(self, data: str) -> dict[str, Counter[str]]:
-        """Return the number of answers about a data set that left, by lead and part."""
+        """Return the number of sent answers about a data set, by lead and part of the data."""
         leads: dict[str, Counter[str]] = defaultdict(Counter)
         for asker, count in self.counts().items():
             if asker.data == data:
@@ -338,7 +346,9 @@ class QueryBudget:
 
 
 def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
-    """Return keyed hashes of patients with and without their number of cases; the file contains no names."""
+    """Return keyed hashes of the patients with their numbers of cases, and of the patients alone; the hashes disclose
+    no names.
+    """
     counted = Counter(f"{data}\x1f{name}" for name in names)
     return (
         frozenset(_mark(key, f"{name}\x1f{number}") for name, number in counted.items()),
@@ -347,8 +357,10 @@ def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
 
 
 def _are_near(one: Marks, other: Marks, least: int) -> bool:
-    """True if two groups of patients differ, but in fewer than `least` patients; a plan may also vary the number of
-    cases.
+    """True if two groups differ, but only in a few patients or in the numbers of cases of a few patients.
+
+    Args:
+        least: minimum number of patients in which two different groups must differ
     """
     return any(0 < max(len(own - its), len(its - own)) < least for own, its in zip(one, other, strict=True))
 

@@ -1,4 +1,4 @@
-"""A hospital's settings, in its medsilo.yaml. No job and no plan can override them."""
+"""A hospital's settings, in its medsilo.yaml. No job and no plan can override these settings."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -19,22 +19,23 @@ from medsilo.tasks.sources import DataSource
 CANARY: Final = "canary"  # layer for one round on synthetic data, by which hospitals report whether they are ready
 LEAST_AVERAGED = 8  # smallest number of images, and of patients, in a disclosed average such as HarmoFL's amplitude
 MIN_PATIENTS_PER_METRIC = 5  # default for real data
-LEAST_MEMORY = 256  # MiB for a training process
-SHARE = 0.8  # default share of the machine's memory for all concurrent studies together
-TRAIN_ANSWERS = 2000  # least limit on losses over training cases, per lead and data set
-TESTS = 20  # number of validation scores per test score that may leave
-SCORE_ROUNDING = 2  # a score is rounded to the influence of this number of patients
+LEAST_MEMORY = 256  # minimum MiB of memory for a training process
+SHARE = 0.8  # default fraction of the machine's memory for all concurrent studies together
+TRAIN_ANSWERS = 2000  # minimum of the limit on training losses, per lead and data set
+TESTS = 20  # number of validation scores for each test score that a lead may get
+SCORE_ROUNDING = 2  # the rounding step of a score is the influence of this number of patients on the score
 Approval = Literal["none", "required", "except-canary"]
 TakesPart = Literal["observe", "test", "train"]
 DataPart = Literal["train", "validation", "test"]
-# Types of numbers that leave besides tensors: counts, and losses or scores over one part of the cases.
+# Types of disclosed numbers other than tensors: counts, and the losses or scores over the training, validation or test
+# cases.
 Told = Literal["counts", "train", "validation", "test"]
 # Settings for the simulator, where one person owns all sites, so that numbers need no protection.
 ALL_MINE = dict[str, Any](pictures=True, share_personal_model=True, packages=("*",), public_data=True, studies=None)
 
 
 class PrivacyRequirements(Section):
-    """`privacy` in a hospital's medsilo.yaml: the differential privacy that it demands for its patients."""
+    """`privacy` in a hospital's medsilo.yaml: the differential privacy that the hospital demands for its patients."""
 
     epsilon: Epsilon = Field(description="total ε that all studies of the same data may cost")
     delta: Delta = Field(description="δ at which that ε is counted; less than 1 / number of patients")
@@ -94,8 +95,8 @@ class SiteSettings(PartySettings):
     )
     room: RoomSettings = Field(RoomSettings(), description="environment and limits of the isolated training script")
     border: BorderSettings = Field(BorderSettings(), description="limits on the isolated training script's answers")
-    # Whether this hospital exchanges personal models with other hospitals that agree (FedSM's super model). By default
-    # only for synthetic data.
+    # Whether this hospital exchanges personal models with other hospitals that agree (FedSM's super model). By default,
+    # personal models are exchanged only if the data are synthetic.
     share_personal_model: bool | None = None
     public_data: bool = Field(
         False,
@@ -113,7 +114,7 @@ class SiteSettings(PartySettings):
         description="folder of this hospital's split and its record of answers; null: `_hospital` in "
         "`output`. Use the same folder in all kits of the same data",
     )
-    pictures: bool = False  # whether pictures of images are stored with this site's results, for its own report
+    pictures: bool = False  # whether this site's results and report contain pictures of images
 
     @field_validator("data", mode="before")
     @classmethod
@@ -146,7 +147,7 @@ class SiteSettings(PartySettings):
         return int(SHARE * psutil.virtual_memory().total / (self.studies or 1))
 
     def most_answers(self, part: DataPart) -> int:
-        """Return the limit on answers with scores over one part of the data, per lead."""
+        """Return the maximum number of answers with scores over one part of the data that one lead may get."""
         most = {"train": max(TRAIN_ANSWERS, self.answers), "test": -(-self.answers // TESTS)}
         return most.get(part, self.answers)
 
@@ -158,7 +159,9 @@ class SiteSettings(PartySettings):
     def approval_of(self, synthetic: bool = False, in_kit: bool = True) -> Approval:
         """Return the approval that a plan needs.
 
-        synthetic: whether the plan's data are synthetic. in_kit: whether the hospital has a startup kit.
+        Args:
+            synthetic: whether the plan's data are synthetic
+            in_kit: whether the hospital has a startup kit
         """
         if self.approval is not None:
             return self.approval
@@ -186,7 +189,7 @@ class SiteSettings(PartySettings):
 
     @property
     def describes_data(self) -> bool:
-        """True if `data` has keys that describe how to read the data, in place of an accepted data set."""
+        """True if the settings themselves describe how to read the data, instead of naming an accepted data set."""
         if self.data is None or self.data.data_set is not None:
             return False
         # `cache_folder` alone does not describe how to read the data
@@ -201,17 +204,21 @@ class SiteSettings(PartySettings):
         return self.least(synthetic) if self.protects(synthetic) else 1
 
     def resolution(self, names: Sequence[str], synthetic: bool) -> Resolution:
-        """Return the rounding of scores and counts over these cases. names: the patient of each case."""
+        """Return the rounding of scores and counts over these cases.
+
+        Args:
+            names: the patient of each case
+        """
         return Resolution.over(names, SCORE_ROUNDING * self.protects(synthetic), self.count_unit(synthetic))
 
     def least(self, synthetic: bool) -> int:
-        """Return the smallest number of patients that a disclosed metric may cover, and of cases in a disclosed count
-        of a class.
+        """Return the minimum number of patients for a disclosed metric, which is also the minimum number of cases for a
+        disclosed class count.
         """
         return self.min_patients_per_metric or (1 if synthetic else MIN_PATIENTS_PER_METRIC)
 
     def least_averaged(self, synthetic: bool) -> int:
-        """Return the smallest number of images, and of patients, that a disclosed average may cover."""
+        """Return the minimum number of images for a disclosed average, which is also the minimum number of patients."""
         return 1 if self.public_data else max(LEAST_AVERAGED, self.least(synthetic))
 
     def shares(self, synthetic: bool) -> bool:
@@ -219,11 +226,15 @@ class SiteSettings(PartySettings):
         return synthetic if self.share_personal_model is None else self.share_personal_model
 
     def of(self, site: str) -> "SiteSettings":
-        """Return the settings of a site of this machine; here, all sites have the same settings."""
+        """Return the settings of a site on this machine; in this class, all sites have the same settings."""
         return self
 
     def changed(self, values: Mapping[str, Any], origin: str) -> "SiteSettings":
-        """Return a copy of the settings with these values changed. origin: their source, for error messages."""
+        """Return a copy of the settings with these values changed.
+
+        Args:
+            origin: the source of the values, for error messages
+        """
         return make_settings({**self.model_dump(exclude={"sites"}), **values}, origin)
 
     def check_sites(self, sites: Collection[str], dealt: bool = False) -> None:
@@ -267,12 +278,16 @@ class EachSites(SiteSettings):
 
 
 def of_each(own: SiteSettings, sites: dict[str, SiteSettings]) -> EachSites:
-    """Return the settings of several sites on one machine. own: the settings of sites that are not in `sites`."""
+    """Return the settings of several sites on one machine.
+
+    Args:
+        own: the settings of sites that are not in `sites`
+    """
     return EachSites(**{name: getattr(own, name) for name in SiteSettings.model_fields}, sites=sites)
 
 
 def make_settings(values: Any, origin: str) -> SiteSettings:
-    """Validate a hospital's settings; an error names their origin, the key and the fix."""
+    """Validate a hospital's settings. An error names the settings' origin, the faulty key and the fix."""
     return SiteSettings.from_values(values, origin)
 
 

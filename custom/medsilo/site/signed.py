@@ -1,4 +1,4 @@
-"""Write and verify signed JSON values, in files or lines, with the signer's public key.
+"""Write and verify signed JSON values, in files or in lines. Each signed value contains the signer's public key.
 
 Signatures are deterministic. A signature proves its origin only to a verifier who already knows the key's fingerprint.
 """
@@ -53,8 +53,8 @@ def _canonical(content: Mapping[str, Any]) -> bytes:
 
 
 def _signed_bytes(kind: type[Section], key: str, content: Mapping[str, Any]) -> bytes:
-    """Return the bytes to sign. The type of content is part of these bytes, so that a signature is invalid for another
-    type.
+    """Return the bytes to sign. The bytes include the type of content, so that a signature is invalid for another type
+    of content.
     """
     return f"medsilo {kind.__name__} 1\n{key}\n".encode() + _canonical(content)
 
@@ -73,9 +73,12 @@ def line_of(signature: Signature) -> bytes:
 
 
 def opened(text: bytes, kind: type[S], name: str, form: Callable[[Signature], bytes] = line_of) -> tuple[S, str]:
-    """Verify a signed value and return its content and the signer's public key; raises MedsiloError if it is invalid.
+    """Verify a signed value and return its content and the signer's public key; raises MedsiloError if the value is
+    invalid.
 
-    name: the value's name in error messages. form: the function that serialised the value.
+    Args:
+        name: the value's name in error messages
+        form: the function that serialised the value
     """
     try:
         found = checked(Signature, json.loads(text), name)
@@ -105,7 +108,9 @@ def _written(signature: Signature) -> bytes:
 
 
 def read_signed(path: Path, kind: type[S]) -> tuple[S, str]:
-    """Verify a signed file and return its content and the signer's public key; raises MedsiloError if it is invalid."""
+    """Verify a signed file and return its content and the signer's public key; raises MedsiloError if the file is
+    invalid.
+    """
     try:
         there = read_bounded(path, LARGEST)
     except FileNotFoundError as error:
@@ -125,7 +130,9 @@ def read_own(path: Path, kind: type[S], key: PrivateKey | UseKey) -> S:
 
 
 def read_of_kit(path: Path, kind: type[S], kit: KitFiles, use: KeyPurpose) -> S:
-    """Read a file that a kit's key signed. If the earlier key of a renewed kit signed it, sign it with the new key."""
+    """Read a file that a kit's key signed. If the earlier key of a renewed kit signed the file, sign the file again
+    with the new key.
+    """
     key = kit.key_for(use)
     try:
         return read_own(path, kind, key)

@@ -1,4 +1,6 @@
-"""Sign and verify with keys that are derived from a kit's key and certified by it, one key per use."""
+"""Sign and verify content with keys that are derived from a kit's key and certified by the kit's key, one key for each
+use.
+"""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,7 +32,7 @@ KeyPurpose = Literal["approvals", "ledger", "settings", "data set", "events", "r
 
 @dataclass(frozen=True)
 class UseKey:
-    """A signing key for one purpose, derived from a kit's key, which certifies its public key.
+    """A signing key for one purpose, which is derived from a kit's key and certified by the kit's key.
 
     The kit's key itself signs only TLS connections and these certifications. A signature for one purpose is invalid for
     every other purpose, and a leaked derived key does not reveal other keys.
@@ -41,7 +43,7 @@ class UseKey:
 
     @classmethod
     def of(cls, kit: PrivateKey, use: KeyPurpose) -> Self:
-        """Derive the key of a use from a kit's key, deterministically (HKDF with SHA-256)."""
+        """Derive the key for one use from a kit's key, by HKDF with SHA-256, which always gives the same key."""
         secret = kit.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
         derived = HKDF(SHA256(), 32, salt=None, info=f"medsilo signing key 1: {use}".encode()).derive(secret)
         key = ed25519.Ed25519PrivateKey.from_private_bytes(derived)
@@ -58,7 +60,7 @@ def read_pair(certificate: bytes, key: bytes) -> tuple[tuple[x509.Certificate, .
     try:
         chain, private = x509.load_pem_x509_certificates(certificate), private_key(key)
         same = chain[0].public_key() == private.public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # also for an unknown curve
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # also raised for an unknown elliptic curve
         raise MedsiloError(
             f"the kit's certificate or key cannot be read ({type(error).__name__}); ask the lead for the kit again",
             private=str(error),
@@ -91,14 +93,15 @@ def check_succession(certificate: bytes, earlier: bytes, root: bytes) -> None:
 
 @lru_cache(maxsize=8)
 def private_key(text: bytes) -> Any:
-    """Parse a PEM private key. The result is cached, because checking the primes of an RSA key takes 0.1 s."""
+    """Parse a PEM private key. The parsed key is cached, because checking the primes of an RSA key takes 0.1 s."""
     return load_pem_private_key(text, None)
 
 
 def own_key(path: Path, of: str) -> PrivateKey:
     """Read the signing key of a hospital without a kit, or create it.
 
-    of: the purpose of the key, for error messages.
+    Args:
+        of: the purpose of the key, for error messages
     """
     if not path.exists():
         made = ed25519.Ed25519PrivateKey.generate()

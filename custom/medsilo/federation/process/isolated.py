@@ -1,4 +1,4 @@
-"""Run a participant in a separate process, and start a new process when it dies.
+"""Run a participant in a separate process, and start a new process when that process dies.
 
 The processes exchange JSON and raw tensors over a socket, without pickle.
 """
@@ -32,7 +32,7 @@ LENGTH = struct.Struct(">Q")
 
 
 def send(end: socket, message: dict[str, Any], groups: Groups | None = None) -> None:
-    """Send a message and named groups of tensors, without copying contiguous tensors in the CPU's memory."""
+    """Send a message and named groups of tensors. A contiguous tensor in CPU memory is sent without a copy."""
     groups = {group: {name: t.detach().cpu() for name, t in own.items()} for group, own in (groups or {}).items()}
     layout = {
         group: [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in own.items()]
@@ -69,7 +69,7 @@ def _fill(end: socket, memory: memoryview) -> memoryview:
 
 
 POLL = 0.2  # seconds between checks for a request to stop
-STOP_LIMIT = 10.0  # seconds that the process has for ending a batch after such a request, before it is killed
+STOP_LIMIT = 10.0  # seconds until the process is killed if it does not stop when requested
 STALL = 60.0  # seconds that the process has for reading or writing a message
 WHY: dict[signal.Signals | None, str] = {
     signal.SIGKILL: "the system does that when memory runs out; lower training.batch_size or free memory there"
@@ -79,7 +79,7 @@ log = logging.getLogger(__name__)
 
 
 class IsolatedParticipant:
-    """Lets a separate process answer the messages of all rounds.
+    """Passes all messages of a study to a separate process, which answers them.
 
     If the process dies, the next process continues from the state on the site's disk.
     """
@@ -90,14 +90,22 @@ class IsolatedParticipant:
         kind: Callable[..., Participant] = participant_of,
         tell: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """Make the participant; `tell` is called with the reason if the process dies between two messages."""
+        """Make the participant without starting its process.
+
+        Args:
+            tell: a function that gets the reason if the process dies between two messages
+        """
         self.site = {**place.to_facts(), "kind": f"{kind.__module__}.{kind.__qualname__}"}
         self.folder, self.settings, self.tell = place.folder, place.settings, tell
         self.process: subprocess.Popen | None = None
         self.end: socket
 
     def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
-        """Let the process answer a message; `stop` is called often, and raises an error to end the work."""
+        """Let the process answer a message.
+
+        Args:
+            stop: a function that is called often, and raises an error to end the work
+        """
         process = self._running()
         try:
             send(self.end, {"facts": parcel.facts}, parcel.groups)
@@ -170,7 +178,7 @@ class IsolatedParticipant:
     def _death(self, process: subprocess.Popen) -> str:
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=STOP_LIMIT)
-        code = process.poll()  # None if the process stalled
+        code = process.poll()  # exit code; None if the process stalled
         self._renew()
         died_of = signal.Signals(-code) if code and code < 0 else None
         how = died_of.name if died_of else "it stalled" if code is None else f"exit code {code}"

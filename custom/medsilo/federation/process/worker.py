@@ -1,4 +1,4 @@
-"""Run the process that trains for a site and ends together with its parent process."""
+"""Run a site's training process, which ends together with its parent process."""
 
 import os
 import resource
@@ -20,7 +20,7 @@ from medsilo.site.settings import SiteSettings
 
 
 class Worker:
-    """Answers the parent's messages from a socket, one after the other."""
+    """Reads the parent process's messages from a socket, and answers one after the other."""
 
     def __init__(self, end: socket) -> None:
         self.end = end
@@ -29,11 +29,11 @@ class Worker:
         self.answering: TrainingSite | None = None
 
     def run(self) -> None:
-        """Answer messages until memory runs out, because the process's state may then be corrupt."""
+        """Answer messages until memory runs out; then stop, because the process's state may be corrupt."""
         Thread(target=self._listen, daemon=True).start()
         self.site = self.work.get()[0]
         settings = SiteSettings.model_validate(self.site["settings"])
-        # The limit concerns written memory; memory that CUDA merely reserves does not count.
+        # The memory limit concerns written memory; memory that CUDA merely reserves does not count.
         limit = settings.most_memory
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         whole = True
@@ -63,13 +63,15 @@ class Worker:
             raise Aborted("the run was aborted")
 
     def _listen(self) -> None:
-        """Read messages in a thread, so that a request to stop or the parent's end interrupts training."""
+        """Read messages in a thread, so that a request to stop, or the end of the parent process, interrupts
+        training.
+        """
         while True:
             try:
                 message, groups = receive(self.end)
             except (EOFError, OSError):
                 os._exit(0)
-            # After such an error, the rest of the message would be read as the next message.
+            # After an incomplete read, the remaining bytes of the message would be read as the next message.
             except Exception:
                 traceback.print_exc()
                 os._exit(1)
