@@ -32,10 +32,10 @@ MOST: Mapping[str, int] = {
     "help": 0,
     "message": 0,
     "template": 0,
-    "docstring": 8,
-    "comment": 4,
+    "docstring": 3,
+    "comment": 2,
     "key": 0,
-    "yaml": 11,
+    "yaml": 9,
     "csv": 0,
     "picture": 0,
 }
