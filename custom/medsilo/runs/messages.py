@@ -132,8 +132,8 @@ WARNINGS = {  # all warnings that a site may send with an answer; the site only 
     "output folder",
     "server back": "the server went back to round {}, and the site had done {}: of its own states it went on from {}",
     "own split": "this hospital divides its patients by itself ({}, {}, {}); task.shares is not used here",
-    "near": "no score over this hospital's {} cases is told: they are those of an earlier study but for fewer than {} "
-    "patients (min_patients_per_metric in its medsilo.yaml)",
+    "near": "this hospital sends no score over its {} cases, because fewer than {} patients differ from those of an "
+    "earlier study (min_patients_per_metric in its medsilo.yaml)",
     "ledger back": "its privacy ledger had {} lines and now has {} others, so an old copy was restored; ask the "
     "hospital to run medsilo ledger",
     "ledger unknown": "it uses a privacy ledger that this server does not know; the one before had {} lines. Either "
