@@ -25,8 +25,7 @@ from medsilo_lab.consortium import lead
 from medsilo_lab.engines import inprocess
 from medsilo_lab.jobs import write_job
 from nvflare_reliability.cleanup import MOST
-from tests.commands import processor_seconds
-from tests.conftest import SITES, make_plan, pace
+from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, MEMBER, SERVER, Consortium, wait_until
 from tests.secure.relay import Line, Relay
@@ -229,20 +228,16 @@ def test_a_study_is_resumed_at_once_after_its_job_was_aborted(consortium: Consor
         )  # the list includes a run that has ended
 
 
-def test_a_poll_is_cheap_and_reads_no_other_folder(
+def test_a_poll_loads_little_and_reads_no_other_folder(
     consortium: Consortium, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One poll uses about 0.5 s of processor time; the limit has a margin for slow and loaded machines.
-
-    Without medsilo, NVFlare would search the current folder for its files.
-    """
+    """Without medsilo, NVFlare would search the current folder for its files."""
     (tmp_path / "another-kit").mkdir()
     (tmp_path / "another-kit/comm_config.json").write_text("{")
     monkeypatch.chdir(tmp_path)
     status = ["status", "--kit", str(consortium.kit(LEAD)), "--require", ",".join(SITES)]
     loaded = modules_after(root, status)
     assert "nvflare.fuel.flare_api.flare_api" in loaded and loaded & {"torch", "numpy", "aiohttp"} == set()
-    assert processor_seconds(status) < 2.5 * pace()
 
 
 def test_the_server_is_named_when_it_does_not_answer(

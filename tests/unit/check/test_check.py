@@ -1,7 +1,6 @@
 """`medsilo check` finds each planted fault, accepts a site without faults, and prints no names in shareable text."""
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -48,7 +47,7 @@ from medsilo.tasks.splits import parts_by_rank
 from medsilo.tasks.survey import PartFacts, Survey
 from medsilo_lab.engines import inprocess
 from medsilo_lab.jobs import write_job
-from tests.conftest import SITES, make_plan, over_all, pace
+from tests.conftest import SITES, make_plan, over_all
 from tests.hospital import (
     NAMES,
     Volume,
@@ -895,10 +894,6 @@ def test_a_kit_is_checked_without_what_trains(tmp_path: Path) -> None:
     """`medsilo check --kit` runs without PyTorch, whose import takes a second of processor time."""
     kits_of(tmp_path)
     program = "import sys; from medsilo import cli; cli.main(sys.argv[1:]); print('torch' in sys.modules)"
-    before = os.times()
     command = [sys.executable, "-c", program, "check", "--kit", str(tmp_path / "kits/north")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    after = os.times()
     assert "device" in done.stdout and "certificates" in done.stdout and done.stdout.splitlines()[-1] == "False"
-    used = after.children_user + after.children_system - before.children_user - before.children_system
-    assert used < 1.2 * pace()

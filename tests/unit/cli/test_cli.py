@@ -273,6 +273,7 @@ def test_examples_of_help_are_right(root: Path, tmp_path: Path, monkeypatch: pyt
             assert parsed([*one.name.split(), *shlex.split(one.example)])[0] == one.name
 
 
+@pytest.mark.long  # processor seconds, which the gate does not judge
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
 def test_help_is_quick(arguments: list[str]) -> None:
     """The fastest of three runs prints the help within 0.3 s of processor time on an idle machine.

@@ -411,7 +411,7 @@ def test_each_rule_fires_where_it_is_to_and_nowhere_else(name: str, root: Path) 
     assert fires(others) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @over_all("party", ["localhost", "st-anna"])
 def test_a_scrape_a_second_takes_three_hundredths_of_a_core(kits: Path, root: Path, tmp_path: Path, party: str) -> None:
     """The server's kit has eight studies of 300 rounds, a study that grows, and a log of the largest size."""
