@@ -1,4 +1,4 @@
-"""Test rules for medsilo's source code: allowed imports, forbidden calls, and required docstrings."""
+"""Test rules for medsilo's source code: allowed imports and forbidden calls."""
 
 import ast
 import importlib
