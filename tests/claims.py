@@ -1,9 +1,9 @@
 """Check the promises of docs/trust/privacy.md with the tests that promises.yaml lists for each promise.
 
     python -m tests.claims build/tests/*.xml      # the promises that the tests of this build have shown
-    make claims                                   # the same in the gate, after make test and make test-slow
+    make claims                                   # the same in the gate, after make test and make test-guards
 
-The tests run in `make test` and `make test-slow`, which write the result files. Some promises have an additional test
+`make test` and `make test-guards` run these tests and write the result files. Some promises have an additional test
 in `make test-long`, which runs every night and before a release. The check of promises does not wait for long tests,
 and prints the names of long tests that did not run.
 """
@@ -32,17 +32,40 @@ class Claim:
     tests: tuple[str, ...]
 
 
+# The slow tests of README's first sentences: a method has the same bits over TLS, in the simulator and in rooms, and
+# after a power cut; a script keeps its bits in a room.
+MISSION = (
+    "tests/faults/test_power_cuts.py::test_a_study_goes_on_after_a_power_cut_with_the_same_numbers",
+    "tests/federation/test_scripts.py::test_a_script_ends_with_the_same_bits_inside_and_outside_of_the_airlock",
+    "tests/federation/test_scripts.py::test_hello_fedbn_keeps_each_sites_batch_norm",
+    "tests/federation/test_simulator.py::test_rooms_in_the_simulator_equal_the_loop",
+    "tests/secure/test_airlock_tls.py::test_a_stock_job_runs_in_rooms_and_nothing_of_it_elsewhere",
+    "tests/secure/test_by_command.py::test_hospitals_check_and_approve_what_a_lead_submits_and_fetches",
+    "tests/secure/test_mutual_tls.py::test_over_tls_equals_the_loop",
+    "tests/secure/test_sealed_tls.py::test_sealed_over_tls_equals_the_loop",
+)
 CLAIMS = tuple(Claim(one["promise"], tuple(one["tests"])) for one in load_yaml(LISTED.read_text("utf-8")))
 
 
-def is_long(test: str) -> bool:
-    """Return True if only `make test-long` runs a test; fails for an unknown name."""
+def marks_of(test: str) -> list[str]:
+    """Return the decorators of a test and the marks of its file; fails for an unknown name."""
     file, _, name = test.partition("::")
     body = ast.parse((ROOT / file).read_text("utf-8")).body
     (found,) = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
     of_all = [node.value for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets) == "pytestmark"]
-    marks = [*found.decorator_list, *(mark for own in of_all for mark in getattr(own, "elts", [own]))]
-    return any(ast.unparse(mark) == "pytest.mark.long" for mark in marks)
+    marks = [*found.decorator_list, *(one for own in of_all for one in getattr(own, "elts", [own]))]
+    return [ast.unparse(own) for own in marks]
+
+
+def is_long(test: str) -> bool:
+    """Return True if only `make test-long` runs a test."""
+    return "pytest.mark.long" in marks_of(test)
+
+
+def guards() -> list[str]:
+    """Return the tests of promises and of the mission that are slow, or slow with some parameters."""
+    named = {*MISSION, *(test for claim in CLAIMS for test in claim.tests)}
+    return sorted(test for test in named if "pytest.mark.slow" in " ".join(marks_of(test)) and not is_long(test))
 
 
 def left_to_long(claim: Claim, results: SuiteResults) -> list[str]:
@@ -65,13 +88,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.claims", description="Print the claims that the tests have shown."
     )
-    parser.add_argument("reports", nargs="+", type=Path, help="JUnit files of this build's tests")
+    parser.add_argument("reports", nargs="*", type=Path, help="JUnit files of this build's tests")
+    parser.add_argument(
+        "--guards", action="store_true", help="print the slow tests that the gate runs, and nothing else"
+    )
     parser.add_argument(
         "--gate",
         action="store_true",
         help="ignore tests that only `make test-long` runs, or that this machine skips",
     )
     build, given = build_hash(), parser.parse_args(arguments)
+    if given.guards:
+        print(*guards())
+        return 0
     try:
         results = read_junit(*given.reports)
     except MedsiloError as error:

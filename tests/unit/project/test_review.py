@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import claims
-from tests.claims import CLAIMS, is_long
+from tests.claims import CLAIMS, MISSION, guards, is_long
 from tests.junit import BUILD, build_hash
 
 NAMED = sorted({test for claim in CLAIMS for test in claim.tests})
@@ -25,6 +25,10 @@ def test_grouped(): pass
 def test_every_promise_is_attacked_by_a_test_that_the_gate_runs() -> None:
     assert len(CLAIMS) > 25 and all(len(claim.promise) > 20 for claim in CLAIMS)
     assert [claim.promise for claim in CLAIMS if all(is_long(test) for test in claim.tests)] == []
+
+
+def test_the_gate_runs_the_slow_tests_of_the_mission() -> None:
+    assert {*MISSION} < {*guards()} and not any(is_long(test) for test in guards())
 
 
 def test_the_page_makes_the_promises_that_have_tests(root: Path) -> None:
