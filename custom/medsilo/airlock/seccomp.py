@@ -54,13 +54,13 @@ NUMBERS = {  # the numbers of each system call on x86_64 and aarch64
     "adjtimex": (159, 171),
     "vhangup": (153, 58),
     "pidfd_getfd": (438, 438),
-    # Calls that create memory outside of any process's account
+    # Calls that allocate memory which counts as no process's memory
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
     "msgget": (68, 186),
     "semget": (64, 190),
-    "io_setup": (206, 0),  # the whole machine has one number of these requests
+    "io_setup": (206, 0),  # all processes of the machine share one limit on these requests
 }
 # The allowed families of sockets: Unix, IPv4, IPv6 and netlink. In a room, IPv4 and IPv6 reach only the loopback.
 FAMILIES = (1, 2, 10, 16)
@@ -68,10 +68,10 @@ FAMILIES = (1, 2, 10, 16)
 
 @dataclass(frozen=True)
 class Limited:
-    """A system call that is denied by the value of one of its arguments."""
+    """A system call that the filter allows or denies depending on one argument."""
 
     numbers: tuple[int, int]  # on x86_64, on aarch64
-    argument: int  # the position of the argument
+    argument: int
     values: tuple[int, ...]
     allowed: bool  # whether the call is allowed with these values only, or with all other values only
 
@@ -87,7 +87,8 @@ LIMITED = {
 X32 = 0x40000000  # marks system calls of the x32 interface on x86_64
 LOAD, EQUAL, GREATER, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, DENY = 0x7FFF0000, 0x00050001  # EPERM
-NUMBER, ARCHITECTURE, FIRST = 0, 4, 16  # offsets in the kernel's description of a call; each argument has 8 bytes
+# byte offsets of fields in the kernel's description of a system call, in which each argument has 8 bytes
+NUMBER, ARCHITECTURE, FIRST = 0, 4, 16
 
 
 def filter_program(machine: str | None = None) -> bytes | None:
@@ -119,7 +120,7 @@ def filter_program(machine: str | None = None) -> bytes | None:
 
 
 def _skip(lines: int, left: int) -> int:
-    """Return the number of lines to skip. left: the lines from this one to the end, where the two results follow."""
+    """Return the number of lines to skip; ALLOW and DENY are jumps to the filter's last two lines."""
     return {ALLOW: left - 1, DENY: left}.get(lines, lines)
 
 

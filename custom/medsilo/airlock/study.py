@@ -32,7 +32,7 @@ from medsilo.site.airlock_settings import MiB
 from medsilo.site.settings import DataPart
 
 PROGRAM = "medsilo.airlock.study_inside"
-# Names of the participant's files for the hospital, in addition to files of the site's state
+# Files that the participant writes for the hospital, besides the site's state files
 WRITTEN = (
     *(paths.PROVENANCE, paths.METRICS, paths.CASES, paths.SUBGROUPS, paths.DATA, paths.WEIGHT),
     *(rf"{paths.PICTURES}/\w[\w.-]{{0,90}}\.png",),
@@ -57,7 +57,7 @@ class Wish(Section):
 
 
 class Failed(Section):
-    """The reason why the program failed to answer. The reason stays at the hospital."""
+    """The reason why a program sent no answer, which the hospital does not send to the server."""
 
     text: Annotated[str, Field(max_length=1_000_000)]
     passes: bool
@@ -65,11 +65,11 @@ class Failed(Section):
 
 
 class StudyBorder(Border):
-    """The border for medsilo's training, whose answers also have counts, thresholds and missing labels."""
+    """Checks answers of medsilo's own training, which also contain counts, thresholds and missing labels."""
 
     def __init__(self, place: SiteContext) -> None:
         super().__init__(place)
-        # Live: number of answers with scores that the program has charged to the budget for this request
+        # number of answers with scores that the program has already charged to the query budget for this request
         self.noted = Counter[DataPart]()
 
     def _answer(self, asked: Request, facts: Mapping[str, Any], measured: Mapping[str, float]) -> SiteAnswer:
@@ -78,7 +78,7 @@ class StudyBorder(Border):
         return self.accepted(asked, {**told, **own})
 
     def _note(self, leaves: Any, bits: Mapping[str, int], rho: float | None) -> None:
-        """Charge scores to the query budget that the program did not charge itself."""
+        """Charge scores to the query budget unless the program has already charged these scores."""
         scores = {"train": "train_loss", "validation": "validation", "test": "test"}
         told = {part for part, name in scores.items() if leaves.facts.get(name) is not None}
         self.protection.note(None, **dict.fromkeys(told - {part for part, times in self.noted.items() if times}, 1))
@@ -91,8 +91,6 @@ class StudyBorder(Border):
 
 
 class StudyRoom(RoomSite):
-    """A site at which medsilo's training runs in an isolated process."""
-
     ends_with = {"answer", "failed"}
     may_keep = KEEPS
     what = "the training"
@@ -159,7 +157,7 @@ class StudyRoom(RoomSite):
         head = super()._listen()
         if head.kind == "failed":
             told = Failed.received(head.facts)
-            if told.died:  # the error's public text has no text from the program
+            if told.died:  # the public reason must not quote the program
                 raise TrainingDied(FAILED, private=told.text)
             if told.passes:
                 raise TrainingWaits(FAILED, private=told.text)
@@ -172,13 +170,13 @@ class TrainingWaits(Denied, Passing):
 
 
 class TrainingDied(Denied, Died):
-    """Training failed; a new isolated process continues it."""
+    """Training failed, and a new isolated process will continue the training."""
 
 
 def room_of(place: SiteContext) -> Callable[[], StudyRoom] | None:
     """Return the factory of the isolated process in which a study trains; None if the study is not isolated.
 
-    Raises Refused if the hospital demands a room, but the study or the machine does not support rooms.
+    Raises Refused if the hospital demands a sandbox, but the study or the machine does not support sandboxes.
     """
     settings, plan = place.settings, place.plan
     if settings.airlock == "off" or not settings.room.studies:

@@ -1,7 +1,7 @@
 """Messages between a room and the site's process over a socket pair: a JSON text, followed by raw numbers.
 
-Neither process unpickles data. The site's process reads a message's head first, and accepts only the expected size of
-numbers. A room therefore can't fill the memory of the site's process.
+Neither process unpickles data. The site's process reads a message's head first, and then accepts only tensors of the
+expected sizes. A sandbox therefore can't fill the memory of the site's process.
 """
 
 import json
@@ -35,7 +35,7 @@ Size = Annotated[int, Field(ge=0, le=1 << 40)]
 
 
 class Form(Section):
-    """The name, shape and type of a tensor whose values follow the head."""
+    """The name, shape and type of a tensor whose values follow the head of a message."""
 
     group: Name
     name: Name
@@ -51,7 +51,7 @@ class Head(Section):
     """The JSON part of a message, which precedes its raw numbers."""
 
     kind: Literal["ask", "end", "answer", "lacks", "log", "keep", "begin", "book", "failed"]
-    facts: dict[str, Any] = {}  # the message's facts
+    facts: dict[str, Any] = {}
     tensors: Annotated[list[Form], Field(max_length=MOST_TENSORS)] = []
     name: Annotated[str, Field(max_length=300)] = ""  # the name of a logged number or of a file
     value: float = 0.0
@@ -69,7 +69,7 @@ class End:
             look: a function that is called while the socket waits, and that raises an error to end the wait
         """
         self.pair, self.look = pair, look
-        self.bytes = 0  # number of bytes received so far
+        self.bytes = 0
         pair.setblocking(False)
 
     def send(self, kind: str, groups: Groups | None = None, **head: Any) -> None:
@@ -89,7 +89,7 @@ class End:
             self.write(bytes_of(tensor))
 
     def receive(self) -> Head:
-        """Receive the next message's head. Raises EOFError if the other end is closed, and Refused for invalid data."""
+        """Raises EOFError if the other end is closed, and Refused for invalid data."""
         (length,) = LENGTH.unpack(self.read(memoryview(bytearray(LENGTH.size))))
         if length > LARGEST_HEAD:
             raise Refused(f"the script's message begins with {length} bytes of text; {LARGEST_HEAD} are the most")
@@ -110,7 +110,6 @@ class End:
         return groups
 
     def read(self, memory: memoryview) -> memoryview:
-        """Fill a buffer with bytes from the socket."""
         done = 0
         while done < len(memory):
             try:
@@ -125,7 +124,6 @@ class End:
         return memory
 
     def write(self, memory: memoryview) -> None:
-        """Send a whole buffer."""
         done = 0
         while done < len(memory):
             try:

@@ -19,7 +19,7 @@ from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, study_i
 from medsilo.site.job_code import JobCode
 from medsilo.site.settings import SiteSettings
 
-if TYPE_CHECKING:  # do not load training code, because accepting settings does not need it
+if TYPE_CHECKING:  # accepting settings needs no training code, which loads slowly
     from medsilo.plan import Plan
 
 LONGEST_VALUE = 200  # bytes; longer values of a plan are truncated
@@ -30,7 +30,7 @@ NAMES = {"algorithm.name": "the method", "task.name": "the task", "network.name"
 
 
 def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterator[Finding]:
-    """Compare a hospital's settings with the version that its engineer accepted, or accept the present version."""
+    """Compare a hospital's settings with the settings that its engineer accepted, or accept the present settings."""
     if kit.party != "hospital":  # persons and relays do not train, so their kits have no accepted settings
         return
     local = kit.folder.parent / "local"
@@ -39,7 +39,7 @@ def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterato
     accepted = AcceptedSettings(files_of(kit), book.folder if book else None)
     if not accept and (since := accepted.check()):
         yield Finding("settings", "ok", f"nothing in local/ changed since {since}")
-    # an empty result means that these settings promise no protection
+    # an empty result of `accept` or `begin` means that the settings promise no protection
     elif not (accepted.accept(settings) if accept else accepted.begin(settings)):
         return
     elif accept:
@@ -77,12 +77,7 @@ def approval_findings(home: KitAtHome, plan: "Plan", job_code: JobCode | None = 
 def standing(
     home: KitAtHome, plan: "Plan", sites: Collection[str] = (), job_code: JobCode | None = None
 ) -> tuple[str, bool]:
-    """Return a description of the hospital's last decision about a plan, and True if the plan may run here.
-
-    Args:
-        sites: the participating sites, if they are known
-        job_code: the training script that the job brings
-    """
+    """Return a description of the hospital's last decision about a plan, and True if the plan may run here."""
     decision, own = home.approvals.last(plan.hash), plan.participation.everyone
     if decision is None:
         return "nobody has decided about this plan yet", False
@@ -114,7 +109,6 @@ def _not_its_words(home: KitAtHome, plan: "Plan") -> str | None:
 
 
 def plan_in_words(plan: "Plan") -> list[tuple[str, str]]:
-    """Return a description of a plan for people, as pairs of a heading and a text."""
     training, who, own = plan.training, plan.participation, plan.privacy
     promise = f"ε = {own.epsilon:g} at δ = {own.delta:g} for each {own.unit}" if own else "none"
     return [
@@ -133,15 +127,12 @@ def plan_in_words(plan: "Plan") -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Change:
-    """A key whose value differs between two plans: its name, its meaning, and a description of the difference."""
-
     key: str
     meaning: str
     words: str
 
 
 def changes_since(before: "Plan", plan: "Plan") -> list[Change]:
-    """Return the keys whose values differ between a plan and an earlier plan."""
     from medsilo.plan import keys_of
 
     old, new = (dict(keys_of(own.resolved())) for own in (before, plan))
@@ -157,9 +148,6 @@ def approved_before(home: KitAtHome, asked: AskingPlan, plan: "Plan") -> "tuple[
 
     Two plans belong to the same study if they have the same title. Without titles, the names of their studies must be
     equal. If both leads are known, the same lead must have submitted both plans. A canary belongs to no study.
-
-    Returns:
-        the decision and the plan; None if there is no such approval, or its plan cannot be read
     """
     kept = {one.hash: one for one in home.approvals.asked()}
     for decision in reversed(home.approvals.decisions()):

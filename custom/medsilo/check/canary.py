@@ -54,8 +54,6 @@ class Canary(Layer):
 
 
 class ReadySite:
-    """A site that reports its readiness when it joins a canary."""
-
     def __init__(self, inner: Site, place: SiteContext) -> None:
         self.inner, self.place = inner, place
 
@@ -86,7 +84,8 @@ class LineMeter:
 
         def coming(site: str, reply: StudyMessage) -> None:
             if site in sent:
-                worked = reply.facts.get("seconds")  # unchecked, so it may have any type
+                # the server has not checked this value, so the value may have any type
+                worked = reply.facts.get("seconds")
                 took = monotonic() - sent[site] - (worked if isinstance(worked, float) and worked > 0 else 0.0)
                 reply.facts["readiness"] = Readiness(line=BYTES / max(took, 1e-3)).as_json()
             receive(site, reply)

@@ -38,11 +38,9 @@ AGAIN = "ask the consortium's lead for a new startup folder and replace yours"
 
 @dataclass(frozen=True)
 class Kit:
-    """The party, address and files that a kit's startup folder describes."""
-
     folder: Path  # the folder startup/ in the kit
     party: str  # hospital, server, person or relay
-    name: str  # the party's name, as in its certificate
+    name: str
     host: str
     port: int
     certificate: str
@@ -55,7 +53,6 @@ def read_kit(kit: Path, wanted: str = "") -> Kit:
     """Read a kit from its folder, and raise a MedsiloError if the folder is not a kit.
 
     Args:
-        kit: the folder of the kit
         wanted: the kind of party whose kit is required; empty for any party
     """
     if not kit.is_dir():
@@ -94,15 +91,7 @@ def _described(startup: Path, party: str, values: dict[str, Any]) -> Kit:
 
 
 def _connected(startup: Path, party: str, name: str, names: tuple[str, str, str], to: dict[str, str]) -> Kit:
-    """Return the kit of a relay, or of a party that connects through a relay.
-
-    Args:
-        startup: the folder startup/ in the kit
-        party: the kind of party
-        name: the name of the party
-        names: file names of the certificate, the key and the root certificate
-        to: the connection in the kit's configuration
-    """
+    """Return the kit of a relay, or of a party that connects through a relay."""
     host, _, port = to["address"].rpartition(":")
     meets = "the server" if to["fqcn"] == "server" else f"the relay {to['identity']}"
     return Kit(startup, party, name, host, int(port), *names, meets)
@@ -123,7 +112,8 @@ def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Findin
         key = load_pem_private_key((kit.folder / kit.key).read_bytes(), None)
         is_own = own.public_key() == key.public_key()
         root.public_key()
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # also raised for unknown elliptic curves
+    # cryptography raises UnsupportedAlgorithm for unknown elliptic curves
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         told = f"a certificate or the key in the kit can't be read ({type(error).__name__})"
         yield Finding(where, "stops", told, AGAIN, (str(error),))
         return
@@ -216,7 +206,7 @@ def check_network(kit: Kit) -> Finding:
 
 def _handshake(kit: Kit, plain: socket.socket, address: str) -> Finding:
     context = ssl.create_default_context(cafile=str(kit.folder / kit.root))
-    context.check_hostname = False  # NVFlare's clients also verify only the root
+    context.check_hostname = False  # NVFlare's clients verify only the root certificate, too
     told = f"{kit.meets} at {address}"
     try:
         context.load_cert_chain(kit.folder / kit.certificate, kit.folder / kit.key)
@@ -265,7 +255,6 @@ def processes_of(kit: Path) -> "Iterator[psutil.Process]":
 
 
 def is_of_kit(words: list[str] | None, kit: str) -> bool:
-    """Return True if a command line names a kit's folder or a path within that folder."""
     return any(word == kit or word.startswith(f"{kit}/") for word in words or ())
 
 
@@ -277,7 +266,8 @@ def _no_handshake(kit: Kit) -> str | None:
     """
     context = ssl.create_default_context(cafile=str(kit.folder / kit.root))
     context.check_hostname = False
-    context.set_alpn_protocols(["h2", "http/1.1"])  # for gRPC and HTTP; NVFlare's TCP driver ignores them
+    # gRPC and HTTP need these protocols, and NVFlare's TCP driver ignores these protocols
+    context.set_alpn_protocols(["h2", "http/1.1"])
     for _ in range(TRIES):  # a busy server may close a new connection
         try:
             with socket.create_connection(("127.0.0.1", kit.port), PATIENCE) as plain, context.wrap_socket(plain):

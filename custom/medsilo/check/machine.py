@@ -22,7 +22,6 @@ ROOM = 1 << 30  # free bytes for logs and NVFlare's files besides the results
 
 
 def required_versions() -> dict[str, str]:
-    """Return the package versions with which medsilo is tested."""
     pins = (line.partition("==") for line in (ROOT / "tested.txt").read_text("utf-8").splitlines())
     return {name: version for name, _, version in pins if version}
 
@@ -51,7 +50,6 @@ def check_environment(required: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_disk(output: Path, plan: "Plan | None", free: Callable[[Path], int]) -> Finding:
-    """Check that the output folder is writable and has enough free space for a run."""
     while not output.exists():
         output = output.parent
     if not output.is_dir() or not os.access(output, os.W_OK):
@@ -89,7 +87,6 @@ def kept(plan: "Plan") -> int:
 
 
 def check_memory(plan: "Plan", free: int) -> Finding | None:
-    """Return a finding if networks, gradients and optimizers alone need more memory than is free."""
     weights, slots = weights_of(plan)
     if 2 * weights + slots <= free:
         return None
@@ -148,5 +145,4 @@ def without_walls(settings: SiteSettings) -> str:
 
 
 def may_have_gpu() -> bool:
-    """Return True if this machine may have a GPU that PyTorch can use."""
     return sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in CARDS)

@@ -16,7 +16,7 @@ Cell = str | int | float
 APPROVAL = "approval"  # the place of findings about a plan that is not yet approved
 LESS_MEMORY = "end other programs, use a larger device, or ask the lead for a smaller training.batch_size"
 HELP = "look it up with 'medsilo docs', or ask the lead"
-# For each place in a check's report, a description of its checks.
+# For each topic of a check's report, a description of the checks
 CHECKS = {
     "settings": "`medsilo.yaml` exists and is well-formed; `local/` is as its engineer accepted it",
     "environment": "Python and every required package, in the versions that medsilo is tested with",
@@ -53,7 +53,7 @@ def aligned(rows: Sequence[Sequence[str | int | float]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding of a check: its place, description and remedy, which contain no paths, file names or patients."""
+    """The texts of a finding contain no paths, file names or patients, except in `private`."""
 
     where: str
     severity: Severity
@@ -73,8 +73,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of counts in a check's report."""
-
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -85,15 +83,12 @@ class Table:
         return {"title": self.title, "rows": rows, "note": self.note}
 
     def as_text(self) -> list[str]:
-        """Return the table as lines of text."""
         lines = aligned([self.columns, *self.rows])
         return [self.title, *(f"  {line}" for line in lines), *([self.note] if self.note else [])]
 
 
 @dataclass(frozen=True)
 class Report:
-    """All findings and tables of one check."""
-
     facts: dict[str, str]  # heading lines, such as site, packages, time and job
     findings: list[Finding] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
@@ -102,12 +97,10 @@ class Report:
 
     @property
     def go(self) -> bool:
-        """Return True if no finding stops this site from joining."""
         return all(finding.severity != "stops" for finding in self.findings)
 
     @property
     def verdict(self) -> str:
-        """Return the result of the check as one line of text."""
         stops, notes = (
             counted(sum(own.severity == kind for own in self.findings), word)
             for kind, word in (("stops", "finding"), ("note", "note"))
@@ -121,7 +114,7 @@ class Report:
         return f"NO-GO: {stops} must be settled first ({notes})"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the whole report as JSON values; `schema` is increased when a key changes its meaning."""
+        """The number `schema` must be increased when a key of the report changes its meaning."""
         return {
             "schema": 1,
             "go": self.go and self.whole,
@@ -132,7 +125,6 @@ class Report:
         }
 
     def as_text(self) -> str:
-        """Return the report as text for a terminal."""
         lines = [f"{name}: {value}" for name, value in self.facts.items()]
         lines.append("")
         width = max((len(finding.where) for finding in self.findings), default=0)

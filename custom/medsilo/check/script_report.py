@@ -27,13 +27,11 @@ def most_that_leaves(plan: Plan) -> dict[str, Any]:
 
 
 def _largest(stretches: list[Stretch]) -> Iterator[tuple[str, int]]:
-    """Yield the maximum bits per round for each kind of number."""
     for kind in KINDS:
         yield kind, max(one.bits[kind] for one in stretches if one.task == "round")
 
 
 def script_lines(plan: Plan) -> list[str]:
-    """Describe in lines of text the most that a training script could send."""
     found = most_that_leaves(plan)
     names = ", ".join(sorted(logged_names(plan)))
     what = {

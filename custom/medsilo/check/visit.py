@@ -42,8 +42,6 @@ UNSEEN = "no job was given, so the data were not looked at"
 
 @dataclass(frozen=True)
 class Visit:
-    """The site to check, the job, and the functions that query the machine."""
-
     site: str
     plan: "Plan | None" = None  # the plan of the job
     scope: str | None = None  # the privacy scope that the job asks for
@@ -54,11 +52,10 @@ class Visit:
     required: Mapping[str, str] = field(default_factory=required_versions)
     free_disk: Callable[[Path], int] = lambda folder: disk_usage(folder).free
     free_memory: "Callable[[Compute], int] | None" = None  # the default queries the device
-    accept: bool = False  # whether the engineer accepts the present settings
+    accept: bool = False
 
     @property
     def carries_code(self) -> bool:
-        """Return True if the job brings a training script."""
         return self.code is not None
 
 

@@ -76,7 +76,6 @@ class Passage:
         return words
 
     def is_about(self, message: str) -> bool:
-        """Return True if the passage explains a given error message."""
         return any(
             re.search(".+".join(map(re.escape, re.split(r" ?(?:…|\.\.\.) ?", own.strip()))), message, re.I)
             for own in self.messages
@@ -97,7 +96,7 @@ def slug(heading: str) -> str:
 
 
 def passages_of(page: str, text: str) -> Iterator[Passage]:
-    """Yield the sections of a page, and those rows of its tables that have an anchor or an error message."""
+    """Yield the sections of a page, and the table rows that have an anchor or explain an error message."""
     title, heading, anchor, lines, fenced = "", "", "", list[str](), False
     for line in [*text.splitlines(), "# end"]:
         fenced ^= line.startswith("```")
@@ -128,7 +127,6 @@ def _rows_of(page: str, title: str, lines: Sequence[str]) -> Iterator[Passage]:
 
 
 def table_rows(lines: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the column names and the cells of each table row in some lines of Markdown."""
     heads: list[str] = []
     for line in lines:
         if not line.startswith("|"):
@@ -162,7 +160,6 @@ def pages_of(checkout: Path) -> dict[str, str]:
 
 
 def all_passages() -> list[Passage]:
-    """Return all passages of all documentation pages, sorted by the pages' paths."""
     return [one for page, text in pages().items() for one in passages_of(page, text)]
 
 
@@ -229,8 +226,6 @@ def _entry(heads: Sequence[str], cells: Sequence[str], page: str, width: int) ->
 
 
 def plain_words(markdown: str, page: str) -> str:
-    """Convert a piece of Markdown to plain text."""
-
     def led(found: re.Match[str]) -> str:
         path, _, anchor = found[2].partition("#")
         target = normpath(PurePosixPath(page).parent / path) if path else page

@@ -183,7 +183,6 @@ def logs(
 
 
 def _accept_ledgers(screen: Console, found: "list[Ledger]", old_kit: Path | None) -> None:
-    """Sign the present ledgers with the kit's key."""
     from medsilo.check.at_home import files_of
     from medsilo.check.kit import read_kit
 

@@ -22,12 +22,7 @@ def keys_of_plans() -> dict[str, list[str]]:
 
 
 def as_written(job: Path | str | None, plan: Path | None) -> dict[str, Any]:
-    """Return the raw, unchecked values of a plan; empty if the plan cannot be read.
-
-    Args:
-        job: the job or run with the plan
-        plan: another plan, which runs with the method of the job
-    """
+    """Return the raw, unchecked values of a plan; empty if the plan cannot be read."""
     own, other = _values_of(job), _values_of(plan)
     return {**other, "algorithm": own.get("algorithm")} if plan else own
 
@@ -44,12 +39,7 @@ def _values_of(place: Path | str | None) -> dict[str, Any]:
 
 
 def check_keys(changes: Iterable[str], written: Mapping[str, Any]) -> None:
-    """Raise a PlanError if a change such as `a.b=value` has a key that the plan does not have.
-
-    Args:
-        changes: the changes of the plan
-        written: the raw values of the plan, which are not yet checked
-    """
+    """Raise a PlanError if a change such as `a.b=value` has a key that the plan does not have."""
     changes = [*changes]
     names = {section: table.named_in(written.get(section)) for section, table in TABLES.items()}
     for key, _, name in (change.partition("=") for change in changes):
@@ -79,9 +69,9 @@ def _wrong(change: str, names: Mapping[str, str]) -> str:
 
 
 def _known_at(path: list[str], names: Mapping[str, str]) -> tuple[list[str], int]:
-    """Return the valid keys at the place of an unknown key, and the number of path parts up to that key.
+    """Return the valid keys at the position of an unknown key, and the number of path elements up to the unknown key.
 
-    If the path may be valid, the number is 0.
+    The returned number is 0 if all keys of the path may be valid.
     """
     found = keys_in_source(PLAN_CLASS)
     for place, key in enumerate(path):
@@ -100,5 +90,6 @@ def _within(section: str, names: Mapping[str, str]) -> SourceKeys | None:
         return keys_in_source(table.written_in(name))
     if section != "network" or task not in TABLES["task"].ours:
         return None
-    known = [keys_in_source(table.written_in(name)) for name in table.ours]  # None for a network that wraps another
+    # a network that wraps another network gives None
+    known = [keys_in_source(table.written_in(name)) for name in table.ours]
     return SourceKeys({key: "" for keys in known if keys for key in keys.keys})

@@ -208,7 +208,6 @@ def _changes(home: "KitAtHome", asked: "AskingPlan", plan: "Plan") -> Iterator[s
 
 
 def _show_code(screen: Console, home: "KitAtHome", asked: "AskingPlan", title: str | None, code: "JobCode") -> None:
-    """Print every file of a job's code, and the rights of the code."""
     from medsilo.check.code_review import code_words, review
 
     before = home.approvals.code_approved(asked, title or "")
@@ -379,7 +378,6 @@ def _title_of(table: "Registry", name: str) -> str:
 
 
 def _show_method(screen: Console, name: str) -> None:
-    """Print the idea, keys and cost of one method."""
     import inspect
     from difflib import get_close_matches
 
@@ -409,7 +407,6 @@ def _show_method(screen: Console, name: str) -> None:
 
 
 def _plain(text: str) -> str:
-    """Remove the links from a Markdown text."""
     return LINK.sub(r"\1", REFERENCE.sub("", text))
 
 

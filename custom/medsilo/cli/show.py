@@ -113,13 +113,13 @@ class Console:
         self.as_json = as_json
         self.in_lines = False  # whether to write one JSON line per event
         self.document: Any = {}
-        self.goes_on = ""  # explains how to continue interrupted work
+        self.goes_on = ""  # text that explains how to continue interrupted work
         self.watched = sys.stdout.isatty() and not as_json
         self._print: Callable[[str], None] | None = None  # prints a line above the live display
         self._silence, self._said = silence, time.monotonic()
         self._saying = threading.Lock()
         self._doing: Progress | None = None  # describes the present work
-        self._aside = False  # whether progress is for a person at the terminal only
+        self._aside = False  # whether only a person at the terminal sees progress
         self._watcher: threading.Thread | None = None  # reports progress after long silence
         self._ended = threading.Event()
 
@@ -138,11 +138,7 @@ class Console:
             self._said = time.monotonic()
 
     def begin(self, what: str) -> None:
-        """Announce the beginning of some work, and report its progress every few seconds until `end`.
-
-        Args:
-            what: a description of the work
-        """
+        """Announce the beginning of some work, and report its progress every few seconds until `end`."""
         self.say(what)
         self.doing(what)
 
@@ -255,8 +251,6 @@ def failure(text: str, code: int, error: Exception | str) -> dict[str, Any]:
     """Return the JSON document of a failed command.
 
     Args:
-        text: the error message
-        code: the exit code
         error: the error, or the kind of error, such as "usage" or "stopped"
     """
     kind = error if isinstance(error, str) else type(error).__name__.removesuffix("Error").lower()
@@ -282,7 +276,7 @@ def command(does: Does) -> Does:
             return screen.close(130)
         except BrokenPipeError:
             return 1
-        except ModuleNotFoundError as error:  # only some commands need this package
+        except ModuleNotFoundError as error:  # a package that only some commands need may be missing
             from medsilo.core.package import extra_with
 
             if not error.name or not (extra := extra_with(error.name)):
