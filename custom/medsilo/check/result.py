@@ -160,7 +160,8 @@ def guarded(where: str, report: Report) -> Iterator[None]:
     try:
         yield
     except MedsiloError as error:
-        why = error.__cause__ if isinstance(error.__cause__, Unfit) else error  # the lead does not see the cause
+        # the hospital may read the cause, which the lead never sees
+        why = error.__cause__ if isinstance(error.__cause__, Unfit) else error
         report.findings.append(Finding.stopping(where, str(why), error.private))
     except Exception as error:
         private = tuple("".join(traceback.format_exception(error)).splitlines())

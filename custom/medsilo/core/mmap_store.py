@@ -32,8 +32,8 @@ TYPES = {
 class _File:
     """A temporary file without a name.
 
-    A new object reuses the file of a deleted object. Allocating a new file would take a tenth of the time of a round
-    with 29 million parameters.
+    The object reuses the file of a deleted object, because allocating a new file would take a tenth of the time of a
+    training round with 29 million parameters.
     """
 
     spare: ClassVar[list[int]] = []
@@ -91,7 +91,6 @@ class Spill:
         return begin
 
     def _write(self, content: memoryview, begin: int) -> int:
-        """Write content at the offset `begin`, and return the offset after the content."""
         # A nearly full disk may accept only the first bytes; the next write then raises the error.
         while content:
             written = os.pwritev(self._file.number, [content], begin)
@@ -112,7 +111,8 @@ class Spill:
         except MedsiloError:
             self.shorten(begin)
             raise
-        if os.fstat(self._file.number).st_size < self.end:  # the last tensor has no bytes, and its offset was aligned
+        # if the last tensor has no bytes, aligning its offset has moved the end beyond the file
+        if os.fstat(self._file.number).st_size < self.end:
             self.shorten(self.end)
         content = self.mapped(begin)
         return [content[place : place + size].view(dtype).view(shape) for place, size, dtype, shape in places]
@@ -138,7 +138,6 @@ class Spill:
         return numbers
 
     def shorten(self, end: int) -> None:
-        """Remove the file's bytes after the offset `end`."""
         os.truncate(self._file.number, end)
         self.end = end
 

@@ -42,8 +42,8 @@ def own_line(error: BaseException) -> str:
 def uncalled(kind: Any) -> set[str]:
     """Return the names of a class's public methods that nothing calls.
 
-    Such a method's name does not occur in the code of the class's package, and no base class from another package
-    defines the name. The author probably misspelt the name of a method that medsilo calls.
+    The name of an uncalled method does not occur in the code of the class's package, and no base class from another
+    package defines the name. The author probably misspelt the name of a method that medsilo calls.
     """
     package = kind.__module__.partition(".")[0]
     own = [one for one in kind.__mro__ if one.__module__.partition(".")[0] == package]
@@ -58,7 +58,7 @@ def uncalled(kind: Any) -> set[str]:
     }
     named = set[str]()
     for name, value in [(name, value) for one in own for name, value in vars(one).items() if inspect.isfunction(value)]:
-        named |= {*value.__code__.co_names} - {name}  # needs no source code, which a notebook may lack
+        named |= {*value.__code__.co_names} - {name}  # code objects need no source code, which a notebook may lack
     left -= named
     for text in _sources(own, package):
         if not left:
@@ -68,11 +68,8 @@ def uncalled(kind: Any) -> set[str]:
 
 
 def _sources(own: list[Any], package: str) -> Iterator[str]:
-    """Yield the source code that may call a class's methods: first the code of the class, then its package's modules.
-
-    Args:
-        own: The class and its base classes from the same package.
-        package: The package's name.
+    """Yield the source code that may call a class's methods: first the code of the class, then its package's
+    modules.
     """
     for one in [*own, *(module for name, module in [*sys.modules.items()] if name.partition(".")[0] == package)]:
         try:

@@ -42,7 +42,6 @@ def check_nvflare() -> None:
 
 
 def is_ours(name: str) -> bool:
-    """True if `name` is the name of one of medsilo's import packages."""
     return name in ALWAYS or name.startswith(f"{ENGINE}_")
 
 
@@ -52,7 +51,6 @@ def ours_behind(thing: object) -> set[str]:
 
 
 def is_here(name: str) -> bool:
-    """True if Python can import a package with this name."""
     return find_spec(name) is not None
 
 
@@ -85,7 +83,6 @@ def canonical(name: str) -> str:
 
 
 def is_installed(name: str) -> bool:
-    """True if a distribution with this name is installed."""
     try:
         return bool(distribution(name))
     except (PackageNotFoundError, ValueError):
@@ -96,10 +93,6 @@ def attach_again(group: str, name: str) -> str:
     """Return the remedy for an entry point that was added to a checkout's pyproject.toml after the installation.
 
     Returns "" if pyproject.toml does not have the entry point.
-
-    Args:
-        group: The entry point's group.
-        name: The entry point's name.
     """
     file = PLACE.parent / "pyproject.toml"
     if PLACE.name != "custom" or not file.is_file():
@@ -198,7 +191,6 @@ def _has_true_bytecode(source: Path, content: bytes) -> bool:
 
 
 def files_in(found: Distribution) -> set[Path]:
-    """Return the resolved paths of the files that a distribution installed."""
     return {Path(str(found.locate_file(path))).resolve() for path in found.files or ()}
 
 

@@ -40,7 +40,7 @@ def end_family(pid: int) -> None:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()
             if not psutil.wait_procs(children, timeout=1)[0]:
-                # Linux can't kill a process now that waits for a disk, for example.
+                # Linux can't kill a process while the process waits for a disk.
                 break
         first.kill()
 

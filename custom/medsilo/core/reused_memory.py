@@ -28,7 +28,7 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised tensor."""
+    """Return an uninitialised tensor, which reuses released memory if possible."""
     size = math.prod(shape) * dtype.itemsize
     if size < LEAST:
         return torch.empty(shape, dtype=dtype)

@@ -19,10 +19,9 @@ def step_of_at_least(width: float) -> float:
 
 @dataclass(frozen=True)
 class Resolution:
-    """The rounding of means and counts over one group of patients."""
-
     weight: float = 0.0  # fraction of the group's cases that the patient with the most cases has
-    # A mean's rounding step is the most by which so many patients can move the mean. With 0 patients, means are exact.
+    # The rounding step of a mean is the largest change that this many patients can cause; with 0 patients, means are
+    # exact.
     patients: int = 0
     unit: int = 1  # counts are rounded to multiples of this number of patients
     # number of cases of the patient with the most cases, rounded up to one digit, so that one patient seldom changes it
@@ -35,16 +34,15 @@ class Resolution:
         """Return the rounding for one group of cases.
 
         Args:
-            names: Each case's patient.
             patients: The number of patients who move a mean by at most one rounding step.
-            unit: The number of patients to whose multiples counts are rounded.
+            unit: Counts are rounded to multiples of this number of patients.
         """
         each = sorted(Counter(names).values()) or [0]
         size = len(set(names))
         return cls(each[-1] / max(len(names), 1), patients, unit, _one_digit(each[-1]), size, len(names))
 
     def among(self, share: float) -> "Resolution":
-        """Return the rounding for a subset of the group. In a subset, one patient has a larger fraction of the cases.
+        """Return the rounding for a subset of the group, in which one patient has a larger fraction of the cases.
 
         Args:
             share: The fraction of the group's cases that are in the subset.
@@ -53,7 +51,6 @@ class Resolution:
 
     @property
     def exact(self) -> bool:
-        """True if means and counts are not rounded."""
         return not self.patients and self.unit == 1
 
     def step(self, low: float, high: float) -> float:
@@ -74,7 +71,6 @@ class Resolution:
 
     @property
     def counted(self) -> int:
-        """The rounded number of patients in the group."""
         return self.count(self.size)
 
     @property

@@ -36,11 +36,7 @@ class SourceKeys(NamedTuple):
 
 
 def keys_in_source(place: str) -> SourceKeys | None:
-    """Return the keys of a class, including inherited keys; None if the source code does not determine the keys.
-
-    Args:
-        place: The class, as "module:Class".
-    """
+    """Return the keys of a class, including inherited keys; None if the source code does not determine the keys."""
     keys = _keys_of(place, MOST_BASES)
     return None if keys is None else SourceKeys(keys)
 
@@ -115,7 +111,6 @@ def _word(node: ast.expr) -> str:
 
 @cache
 def _source_of(module: str) -> _Source | None:
-    """Return the classes and the imports in a module's source code; None if the module has no readable source code."""
     try:
         file = _file_of(module)
         tree = ast.parse(file.read_bytes()) if file else None

@@ -13,7 +13,7 @@ from medsilo.core.text import plain
 
 SHOWN = 200  # most bytes of a value in a message
 MOST = 4  # most errors in one message
-# for each key whose section's class is chosen by name: the chosen class, or None if the name is unknown
+# the class that a section's key `name` chooses, by the section's key; None if the name is unknown
 Chosen = Mapping[Any, type[Section] | None]
 
 MEANINGS = {
@@ -51,8 +51,7 @@ def in_words(
     """Describe pydantic's errors about a section in one line, which names the key, the value and the remedy for each.
 
     Args:
-        root: The section's class.
-        chosen: For each key whose section's class is chosen by name: the chosen class, or None if the name is unknown.
+        chosen: The class that a section's key `name` chooses, by the section's key; None if the name is unknown.
         tells_values: Whether the line may quote values, which may be a hospital's paths.
     """
     faults = error.errors()
@@ -111,14 +110,14 @@ def unknown_key(
 
 
 def _keys_of(root: type[Section]) -> dict[str, list[str]]:
-    """Return the keys of a section. A key whose value is a section has this section's keys; other keys have none."""
+    """Return each key of a section, together with the nested keys if the key's value is a section."""
     kinds = {key: field.annotation for key, field in root.model_fields.items()}
     is_section = {key: isinstance(kind, type) and issubclass(kind, Section) for key, kind in kinds.items()}
     return {key: [*kinds[key].model_fields] if is_section[key] else [] for key in kinds}  # type: ignore[union-attr]
 
 
 def _has_name(field: FieldInfo | None) -> bool:
-    """True if a field's value is a section whose class is chosen by the key `name`."""
+    """True if a field's value is a section whose class the key `name` chooses."""
     return any("name" in kind.model_fields for kind in _sections_in(field.annotation)) if field else False
 
 
@@ -133,7 +132,6 @@ def near_key(given: str, known: Sequence[str], sections: Mapping[str, Sequence[s
     """Return the valid key that is most similar to an unknown key; None if no valid key is similar.
 
     Args:
-        given: The unknown key.
         known: The valid keys of the same section, which are tried first.
         sections: The valid keys of all sections, by section; a key found here is returned as "section.key".
     """

@@ -40,8 +40,8 @@ class Choices(MessageFacts):
 
 
 class SuperModelNews(BaseModel):
-    """The server's facts for a site about the super model. With the delivery, the facts name the owners of the
-    delivered personal models. Before the test, the facts contain the threshold and missing labels.
+    """The facts that the server sends to a site about the super model. When models are delivered, the facts name the
+    owners of the delivered personal models. Before the test, the facts contain the threshold and missing labels.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -86,7 +86,7 @@ class SuperModelOutcome(Outcome):
     advice: str = ""  # the advice in a warning that only the global model answers
     # A function that completes the selector at the end, from the mean of group "sums".
     finish: Callable[[nn.Module, Tensors], None] | None = None
-    # If the selector names the hospital of a smaller share of cases, the global model answers for all cases.
+    # If the selector names the right hospital for a smaller fraction of cases, the global model answers for all cases.
     least: float = 0.0
 
     @property
@@ -265,7 +265,8 @@ def _coarse(answer: Facts, of_one: tuple[float, float], resolution: Resolution) 
 def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, int]:
     """Round the number of choices of each model for disclosure. Models whose number is rounded to 0 are left out."""
     counts = [float(count) for count in chosen.values()]
-    if not resolution.exact:  # the patients are unknown here, so all cases may come from the patients with most cases
+    # the patients of these cases are unknown, so all cases may come from the patients with most cases
+    if not resolution.exact:
         largest = Resolution(unit=max(1, round(resolution.unit * resolution.weight * sum(counts))))
         counts = largest.shared_out(counts)
         counts = [count * resolution.size / sum(counts) for count in counts]
@@ -285,13 +286,12 @@ def tuned(told: Sequence[Choices]) -> Tuning | None:
 
 
 def recognised(told: Mapping[str, Choices]) -> float | None:
-    """Return the share of validation cases whose own hospital the selector names, as a mean over the sites with
-    counts.
+    """Return the fraction of validation cases for which the selector names the case's hospital, as a mean over the
+    sites with counts.
     """
     shares = [own.chosen.get(site, 0) / sum(own.chosen.values()) for site, own in told.items() if own.chosen]
     return sum(shares) / len(shares) if shares else None
 
 
 def _chosen(answers: Mapping[str, Choices]) -> dict[str, dict[str, int]]:
-    """Return the number of choices of each model, by site."""
     return {site: answers[site].chosen for site in sorted(answers)}

@@ -17,19 +17,15 @@ PER_TENSOR = 32  # number of values in a tensor's name, type and reference
 
 @dataclass(frozen=True)
 class Bounds:
-    """Upper bounds on the size of one message."""
-
     size: int = SLACK  # bytes
     values: int = BESIDE
 
 
 def answer_bounds(plan: Plan) -> Bounds:
-    """Return the bounds on the size of a site's answers."""
     return _bounds(plan, lambda phase: phase.sent)
 
 
 def request_bounds(plan: Plan) -> Bounds:
-    """Return the bounds on the size of the server's requests to a site."""
     if not plan.participation.sites:
         plan = plan.among(f"site-{number}" for number in range(max(MOST_UNNAMED, plan.participation.required)))
     own = _bounds(plan, lambda phase: phase.given)

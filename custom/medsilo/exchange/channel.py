@@ -35,13 +35,12 @@ class Missing:
 
     @property
     def text(self) -> str:
-        """Return the kind of failure and its reason."""
         return f"{self.kind}: {self.reason}"
 
     @classmethod
     def refused(cls, error: MedsiloError) -> "Missing":
-        """Create a rejection from an error. The error's text may come from a site, so control characters are
-        removed.
+        """Create a rejection from an error, without the control characters that a site may have put into the error's
+        text.
         """
         return cls("refused", plain(str(error), LONGEST_REASON), isinstance(error, Passing), isinstance(error, Lacks))
 

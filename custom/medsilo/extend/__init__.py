@@ -1,4 +1,4 @@
-"""The names that a plug-in imports from medsilo. A plug-in must import only these names. The page
+"""The names that a plug-in imports from medsilo. A plug-in must import no other names from medsilo. The page
 docs/research/extend.md shows examples.
 
 Plug-ins that read a data set for `medsilo init`, that predict, or that export, import from medsilo_lab.extend, too.

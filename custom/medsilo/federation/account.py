@@ -4,8 +4,8 @@ answer.
 A site begins an attempt at an answer, trains, and saves its state and the answer with the attempt's identifier. Then
 the site charges the attempt to the ledger and sends the answer. A site ignores a saved state or answer without an entry
 in the ledger, because later answers would depend on uncharged training. If a site's process dies, the ledger contains
-every answer that the site sent, and at most one answer that it did not send. If the server repeats a request, the site
-sends the saved answer again, unchanged and without a further charge.
+every answer that was sent, and at most one answer that was not sent. If the server repeats a request, the site sends
+the saved answer again, unchanged and without a further charge.
 """
 
 import secrets
@@ -32,14 +32,7 @@ from medsilo.site.ledger import WHOLE, CountedStudy, Ledger, Spending, ledger_of
 
 
 class PrivacyAccount:
-    """One hospital's privacy account of one study."""
-
     def __init__(self, ledger: Ledger, study: CountedStudy, folder: Path) -> None:
-        """Make the privacy account.
-
-        Args:
-            folder: the site's folder of the study
-        """
         self.ledger, self.study, self.folder, self.attempt = ledger, study, folder, ""
 
     @classmethod
@@ -157,14 +150,13 @@ class Accounting:
         if self._numbers.counted:
             drawn = self._numbers.counted[0]  # the noise of the counts is drawn once per study
             account.ledger.charge(account.study, "numbers of cases", drawn, self._numbers.count_charges)
-        done, state.done = state.done, -1  # the state in memory is void until the answer is charged
+        done, state.done = state.done, -1  # the state in memory must not be used until the answer is charged
         what = f"{asked.task} {asked.round}" if asked.task == "round" else asked.task
         account.settle(parcel, reply, what, charges)
         state.done = done
         return reply
 
     def planned(self) -> list[Charge]:
-        """Return the privacy charges of all answers in the study."""
         rounds = [("round", number) for number in range(1, self.participant.place.plan.rounds + 1)]
         asked = [("join", 0), *rounds, ("deliver", 0), ("test", 0)]
         trained = (charge for own in rounds for charge in self._trained(*own))

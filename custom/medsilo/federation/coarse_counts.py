@@ -18,11 +18,9 @@ from medsilo.tasks.objective import Objective
 def coarse_counts(
     goal: Objective, measures: Measures, patients: Sequence[str], resolution: Resolution, least: int, of_class: int
 ) -> Counts:
-    """Return the rounded counts.
-
-    Args:
-        least: patients that a mean must cover
-        of_class: patients that each class must have
+    """Args:
+    least: minimum number of patients that a mean must cover
+    of_class: minimum number of patients that each class must have
     """
     pairs = {name for name, length in goal.layout.items() if length == 2}
     cut = {name: own.clamp(*goal.told_range(name)) if name in pairs else own for name, own in measures.items()}
@@ -48,9 +46,11 @@ def coarse_counts(
 def _coarse_mean(
     goal: Objective, name: str, own: Sequence[float], people: int, cases: int, resolution: Resolution
 ) -> list[float]:
-    """Return a rounded mean as two numbers: the mean times the rounded number of patients, and this number."""
+    """Return a rounded mean as two numbers: the mean times the rounded number of patients, and the rounded number of
+    patients.
+    """
     total, number = own
-    # The mean is over patients, and each patient has one value.
+    # A mean over patients has one value for each patient.
     if name.endswith(BY_PATIENT):
         cases, resolution = resolution.size, replace(resolution, weight=1 / resolution.size)
     mean = resolution.among(number / cases).mean(total / number, *goal.told_range(name.removesuffix(BY_PATIENT)))

@@ -58,13 +58,10 @@ NOTHING: Told = {"validation": None, "validation_loss": None}
 
 
 def finite(value: float) -> float | None:
-    """Return the number if the number is finite; otherwise None."""
     return value if math.isfinite(value) else None
 
 
 class Disclosure:
-    """Makes a site's answers from the exact results of its participant."""
-
     def __init__(
         self,
         place: SiteContext,
@@ -73,12 +70,6 @@ class Disclosure:
         numbers: "PrivateNumbers | None" = None,
         members: Members | None = None,
     ) -> None:
-        """Make the disclosure of one site in one study.
-
-        Args:
-            numbers: the noisy numbers, in a study that promises privacy
-            members: the patients of the hospital's subgroups
-        """
         self.plan, self.task, self.data, self.settings = place.plan, place.plan.task, data, place.settings
         self.protection, self.numbers = protection, numbers
         self.protected = protection.on  # whether the data come from patients who need protection
@@ -129,10 +120,9 @@ class Disclosure:
 
     # ------------------------------------------------------------------ validation
     def scored(self, rounds: int, loss: float, score: float, measures: Measures) -> ExactScores:
-        """Return the scores of the model after this number of rounds.
+        """Return a model's exact scores, and a noisy score if the site must not send the exact score.
 
-        The scores include a noisy score if the site must not send the exact score. Each noisy score is a further
-        release under differential privacy.
+        Each noisy score is a further release under differential privacy.
         """
         noisy = self.noisy_score("validation", rounds, measures) if measures and "validation" in self.noisy else None
         return ExactScores(loss, score, measures, noisy)
@@ -167,7 +157,6 @@ class Disclosure:
         return {"samples": self.samples(found.samples), **told}
 
     def validated(self, scored: ExactScores | None) -> Told:
-        """Return the fields of an answer that disclose the validation score and loss."""
         if scored is None or not self.tells("validation"):
             return NOTHING
         if scored.noisy is not None:
@@ -249,7 +238,6 @@ class Disclosure:
         return [frozenset(who for who, own in pairs if own == label) for label in sorted({own for _, own in pairs})]
 
     def subgroups(self, measures: Measures) -> list[SubgroupScore]:
-        """Return the scores of all subgroup levels, as the site sends them."""
         if not self.tells_subgroups:
             return []
         return scores_of(self.task.goal, measures, self.patients["test"], self.levels, self.told_levels)
@@ -264,12 +252,10 @@ class Disclosure:
     # ------------------------------------------------------------------ single numbers
     @cached_property
     def told_cases(self) -> Counted:
-        """The disclosed number of cases in each part of the data (training, validation and test)."""
         return self._counts("cases")
 
     @cached_property
     def told_patients(self) -> Counted:
-        """The disclosed number of patients in each part of the data (training, validation and test)."""
         return self._counts("patients")
 
     def _counts(self, of: Literal["cases", "patients"]) -> Counted:
@@ -378,11 +364,9 @@ class Disclosure:
 
     @property
     def suppressed(self) -> list[Part]:
-        """The parts of the data (validation or test) whose scores are suppressed."""
         return [part for part in SCORED if not self.tells(part)]
 
     def score(self, part: Part, score: float) -> float:
-        """Return the disclosed mean score of the training, validation or test cases."""
         return self.resolution[part].mean(score, *self.task.goal.metric_range)
 
     def loss(self, part: Part, loss: float, measures: Measures) -> float:
@@ -402,7 +386,6 @@ class Disclosure:
         return self.resolution["train"].among(samples / self.cases["train"]).mean(loss, 0, MOST)
 
     def counts(self, measures: Measures) -> Counts:
-        """Return the disclosed counts over the test cases."""
         from medsilo.federation.coarse_counts import coarse_counts
 
         goal, resolution, patients = self.task.goal, self.resolution["test"], self.patients["test"]

@@ -95,8 +95,6 @@ class Embedded(TensorDataset):
 
 @dataclass
 class Embedding:
-    """A site's cases, in which embeddings replace the images."""
-
     place: SiteContext
     compute: Compute
     data: SiteData = field(init=False)
@@ -115,7 +113,6 @@ class Embedding:
         return made
 
     def complete(self, stop: Stop) -> None:
-        """Compute all embeddings that are not on disk yet."""
         for part in PARTS:
             getattr(self.data, part).complete(stop)
         self.__dict__.pop("_module", None)  # the copy of the network is no longer needed
@@ -135,7 +132,6 @@ class Embedding:
         return Store(folder / paths.EMBEDDINGS.format(key[:16]))
 
     def _of_part(self, part: str, cases: Dataset, stop: Stop) -> tuple[Tensor, Tensor]:
-        """Return the embeddings and the targets of the training, validation or test cases."""
         if not len(cases):  # type: ignore[arg-type]
             return torch.empty(0, 0), torch.empty(0, dtype=torch.long)
         found: list[Tensor] = []

@@ -32,11 +32,7 @@ class Evaluation:
     """Computes exact scores over a site's cases; disclosure.py decides which scores leave the site."""
 
     def __init__(self, place: SiteContext, data: SiteData, compute: Compute, protected: bool) -> None:
-        """Make the evaluation.
-
-        Args:
-            protected: whether the data come from patients; if so, the measures include the loss of each case
-        """
+        """If `protected` is true, because the data come from patients, the measures include the loss of each case."""
         self.plan, self.task, self.site, self.data = place.plan, place.plan.task, place.site, data
         self.settings, self.compute, self.protected = place.settings, compute, protected
         self.folder = place.folder
@@ -81,11 +77,11 @@ class Evaluation:
         return loss, goal.score(measures[goal.metric]), measures
 
     def in_order(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the cases in the order in which this model is evaluated on them."""
+        """Yield the cases in the same order as in the evaluation of this model."""
         return self._in_order(part, self._order(part, model))
 
     def _with_places(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
-        """Yield the inputs, targets and indices of the cases, in the order in which this model is evaluated."""
+        """Yield inputs, targets and indices of the cases, in the same order as in the evaluation of this model."""
         order, first = self._order(part, model), 0
         for inputs, targets in self._in_order(part, order):
             here = range(first, first + len(inputs))
@@ -97,7 +93,7 @@ class Evaluation:
             return self.task.infer(model.eval(), inputs).float()
 
     def _order(self, part: Dataset, model: nn.Module) -> Tensor | None:
-        """Return the order in which this model is evaluated on the cases; None for the order of the data set.
+        """Return the order of the cases in the evaluation of this model; None means the order of the data set.
 
         The order is shuffled, with a fixed seed, if a batch norm uses the statistics of the batch.
         """

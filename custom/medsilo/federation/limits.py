@@ -35,10 +35,9 @@ def check_limits(
     The error's text is one line that the site may send to the server.
 
     Args:
-        parameters: the number of parameters of all networks
-        train: this site's training cases; None if it does not train
+        train: the number of training cases; None if the site does not train
         free: free bytes on the disk that holds the site's results
-        patients: the number of patients of these cases, if known
+        patients: the number of patients with training cases, if known
     """
     for one in asked_of(plan, parameters):
         if one.asked > one.most:
@@ -79,12 +78,10 @@ class QuotaCheck:
 
 
 def disk_needed(plan: Plan, parameters: int) -> int:
-    """Return the number of bytes that a study's files take at a site."""
     return int((MODELS + STATE * kept_states(plan.rounds)) * 4 * parameters)
 
 
 def asked_of(plan: Plan, parameters: int) -> list[QuotaCheck]:
-    """Return the plan's demands for time and disk space, each with the hospital's limit."""
     minutes, disk = plan.participation.timeout / 60, disk_needed(plan, parameters) / 2**30
     return [
         QuotaCheck("time", minutes, MOST_MINUTES, "minutes for a round", "lower participation.timeout"),
@@ -112,15 +109,13 @@ def check_disk(folder: Path) -> None:
 
 
 class Clock:
-    """Measures the time that a site works on one answer."""
-
     def __init__(self) -> None:
         self.most = MOST_MINUTES
         self.started: float | None = None  # time at which the work on the present answer began
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Within the context, count the time as work on an answer."""
+        """Count the time within the context as work on an answer."""
         self.started = time.monotonic()
         try:
             yield

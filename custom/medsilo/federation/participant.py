@@ -49,8 +49,6 @@ EMBEDDED = ("round", "deliver", "test")  # requests for which the site needs the
 
 @dataclass(frozen=True)
 class SiteParts:
-    """The components of a participant."""
-
     data: SiteData
     state: SiteState
     disclosure: Disclosure
@@ -114,11 +112,7 @@ class Participant:
     """One site of a study, which saves its state after each round, so that another process can continue the study."""
 
     def __init__(self, place: SiteContext, parts: SiteParts, envelope: UpdateCodec | None = None) -> None:
-        """Make the participant.
-
-        Args:
-            envelope: the codec that encodes and decodes tensors; by default, the codec changes nothing
-        """
+        """The codec `envelope` encodes and decodes tensors; by default, the codec changes no tensor."""
         self.place, self.data, self.state = place, parts.data, parts.state
         self.disclosure, self.evaluation = parts.disclosure, parts.evaluation
         self.trainer, self.choice, self.embedding = parts.trainer, parts.choice, parts.embedding
@@ -155,7 +149,7 @@ class Participant:
             # the survey of the data contains file names, so it stays at the site
             write_json(self.place.folder / paths.DATA, asdict(self.data.survey))
         if self.place.trains and (self.disclosure.protected or self.disclosure.numbers):
-            # the exact numbers stay at the site
+            # the exact aggregation weight stays at the site
             write_json(self.place.folder / paths.WEIGHT, self.disclosure.weighed().as_json())
         return ExactResult()
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from medsilo.site.job_code import CodeFacts
     from medsilo.site.query_budget import QueryBudget
 
-# For each task: the fields of the request that, with the request's tensors, determine the numbers in the answer.
+# For each task, the fields of a request that determine the numbers in the answer, besides the request's tensors
 ANSWERED_WITH = {
     "round": {"study", "round", "last", "train_cases"},
     "deliver": {"study", "round", "last", "outcome"},

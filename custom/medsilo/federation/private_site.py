@@ -140,7 +140,6 @@ class PrivateNumbers:
         return self.promise.suffices(self.demands)
 
     def how(self, told: Told) -> How:
-        """Return the form (exact, noisy or suppressed) in which a kind of number is disclosed."""
         return how_told(self.plan, self.demands, told, self.guarded)
 
     # ------------------------------------------------------------------ charges
@@ -191,7 +190,6 @@ class PrivateNumbers:
         return [Charge(what=WHAT["counts"], of=self.counting)] if self.how("counts") == "noisy" else []
 
     def planned(self) -> list[Charge]:
-        """Return the charges of all numbers that the study requests."""
         last = self.plan.rounds
         rounds = [charge for number in range(1, last + 1) for charge in self.charges("round", number)]
         return [*self.count_charges, *rounds, *self.charges("deliver", last), *self.charges("test", last)]
@@ -293,12 +291,10 @@ class PrivateSite:
 
     @property
     def steps(self) -> int:
-        """The number of training steps in a round."""
         return self.numbers.plan.training.steps_of_round(self.steps_in_epoch)
 
     @property
     def steps_in_epoch(self) -> int:
-        """The number of training steps in a local epoch."""
         return steps_in(self.size, self.numbers.plan.training.batch_size)
 
     @cached_property

@@ -70,7 +70,7 @@ class Protection:
                 DataSet.read(self.settings.data.data_set)
             check_accepted(self.settings.data.data_set, self.kit.key_for("data set") if self.kit else None)
             if words_refused := not_its_words(self.plan, self.settings):
-                # Otherwise, a lead could find out the hospital's words by trying words.
+                # A public reason would let a lead find out the hospital's words by trying words.
                 raise DataError(UNFIT, words_refused)
             check_unchanged(self.settings.data.data_set)
         if self.plan.task.names_outcome and self.settings.data and not self.settings.data.outcome:
@@ -124,7 +124,7 @@ class Protection:
     def note_script(
         self, answer: StudyMessage, bits: Mapping[str, int] | None = None, rho: float | None = None
     ) -> None:
-        """In the query budget and the signed ledger, record the capacity in bits of a training script's answer.
+        """Record the capacity of a training script's answer, in bits, in the query budget and the signed ledger.
 
         Args:
             bits: the capacity by kind of content, if an airlock reduced it
@@ -190,11 +190,6 @@ def not_its_words(plan: Plan, settings: SiteSettings) -> str | None:
 
 
 def book_of(settings: SiteSettings, site: str, folder: Path) -> QueryBudget:
-    """Return the query budget of a site.
-
-    Args:
-        folder: the site's folder in a run
-    """
     return QueryBudget((settings.state_dir or hospital_folder(folder)) / site)
 
 
@@ -204,7 +199,7 @@ def acquire_lock(plan: Plan, site: str, settings: SiteSettings, folder: Path) ->
     Raises Refused if all slots for studies are taken.
     """
     if settings.studies is None and not settings.protects(plan.task.synthetic):
-        # The data need no protection, and the settings set no limit.
+        # Unprotected data need no slot if the hospital sets no limit on concurrent studies.
         return lambda: None
     return book_of(settings, site, folder).begin(folder.parents[1].name, settings.studies).release
 
@@ -213,8 +208,6 @@ def with_own_split(source: DataSource, book: QueryBudget, data: str, writes: boo
     """Return the data source, split into training, validation and test cases by this hospital's secret seed. The
     default fractions of the split apply unless the hospital's settings have fractions.
 
-    Args:
-        data: the data set's identifier
         writes: whether new assignments are saved
     """
     split = book.number("split")

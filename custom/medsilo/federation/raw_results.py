@@ -44,7 +44,7 @@ class ExactRound(ExactResult):
     """The exact result of a training round.
 
     Args:
-        validated: scores of the received model; None if the plan does not validate it
+        validated: scores of the received model; None if the plan does not validate the received model
     """
 
     loss: float
@@ -57,7 +57,7 @@ class ExactDelivery(ExactResult):
     """The exact scores of the final model.
 
     Args:
-        outcome: the method's facts, rounded like the site's numbers
+        outcome: the method's facts about the outcome, rounded in the same way as the site's scores
     """
 
     validated: ExactScores | None

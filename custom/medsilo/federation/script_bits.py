@@ -41,7 +41,6 @@ class Stretch:
 
     @property
     def times(self) -> int:
-        """The number of messages."""
         return self.last - self.first + 1
 
 

@@ -3,11 +3,11 @@
 A request passes these layers from outside to inside:
 
     permission      rejects requests until the hospital has approved the plan
-    supply          requests a missing file of initial weights, and saves it if it has the plan's hash
-    isolation       runs the inner layers in a separate process, and reports its death. Exact numbers and unmasked
-                    tensors never leave this process. In an airlock, the process has no network, and its answer is
-                    checked again (airlock/study.py)
-    ledger          charges an answer to the privacy budget before it is sent, and sends it once
+    supply          requests a missing file of initial weights, and saves the file if the plan names its hash
+    isolation       runs the inner layers in a separate process, and reports a death of this process. Exact numbers
+                    and unmasked tensors never leave this process. In an airlock, the process has no network, and the
+                    answer of the process is checked again (airlock/study.py)
+    ledger          charges each answer to the privacy budget once, before the answer is sent
     plan's layers   in the plan's order
     disclosure      chooses and rounds the numbers of the exact results that may be sent
     participant     trains, validates and tests exactly; decodes and encodes tensors (secure aggregation)

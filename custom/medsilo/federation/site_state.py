@@ -45,7 +45,6 @@ def is_kept(number: int, done: int) -> bool:
 
 
 def kept_states(rounds: int) -> int:
-    """Return the number of states that a site keeps after this number of rounds."""
     return sum(is_kept(number, rounds) for number in range(1, rounds + 1))
 
 
@@ -81,7 +80,8 @@ class SiteState:
         """Free the memory of the networks. The next answer restores the networks from the site's folder."""
         held = [ref(parameter) for module in self.modules.values() for parameter in module.parameters()]
         self.modules, self.optimizers, self.done = {}, {}, -1
-        if any(parameter() is not None for parameter in held):  # a network with circular references
+        # only the garbage collector frees networks with circular references
+        if any(parameter() is not None for parameter in held):
             gc.collect()
 
     def reload(self) -> None:
@@ -280,8 +280,8 @@ PAUSE = 0.25  # seconds between two reports; an answer that takes less time is n
 
 
 class StatusFile:
-    """Writes a site's progress to a file while the site works on an answer: the kind of work, and the finished fraction
-    of it.
+    """Writes a site's progress on an answer to a file: the kind of work, and the fraction of the work that is
+    finished.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic, device: str = "") -> None:
@@ -311,7 +311,7 @@ class StatusFile:
                 self._file.unlink(missing_ok=True)
             return
         self.begin("sending")
-        # If this answer was not reported before, its end need not be reported either.
+        # An answer that was too fast for a progress report needs no report of its end.
         if self._told != said:
             self._tell()
 

@@ -1,8 +1,8 @@
 """Decide which subgroup scores over a site's test patients may be sent, and round these scores.
 
-The score of a level with fewer patients than the hospital's minimum does not leave. A score that would reveal the score
-of a smaller group does not leave either. Sums and differences of disclosed scores (of all patients, classes and
-subgroups) could reveal the score of a small group.
+The score of a level with fewer patients than the hospital's minimum does not leave the hospital. A score that would
+reveal the score of a smaller group does not leave the hospital either. Sums and differences of disclosed scores (of all
+patients, classes and subgroups) could reveal the score of a small group.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -33,8 +33,6 @@ SHUFFLE = "shuffle"
 
 
 class Trainer:
-    """Trains a site's networks for the rounds of a study."""
-
     def __init__(
         self,
         place: SiteContext,
@@ -59,7 +57,6 @@ class Trainer:
 
     @property
     def samples(self) -> int:
-        """The number of training cases in this study."""
         return len(self.train)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------------ whose cases
@@ -72,7 +69,8 @@ class Trainer:
         if not self.place.plan.training.truncate or cases is None or cases >= all_of_them:
             return
         seed = self.place.plan.seed
-        # Every call selects the same cases, and their number is rounded, so that the number reveals no single patient.
+        # The number of cases is rounded, so that the number reveals no single patient. A fixed seed selects the same
+        # cases in every call.
         if self.protection.on:
             unit = self.place.settings.count_unit(False)
             seed, cases = self.protection.book.number("truncate"), max(cases // unit, 1) * unit
@@ -167,7 +165,6 @@ class Trainer:
         return names_of(cases) if self.private else None
 
     def labels(self) -> list[int]:
-        """Return the number of training cases of each class."""
         return label_counts(self.data.train, self.place.plan.task.goal.classes)
 
 

@@ -134,8 +134,9 @@ class AirlockExecutor(MedsiloExecutor):
 
 
 class AirlockLauncher(ClientProcessJobLauncher):
-    """Converts a job before NVFlare starts the job's process. This process then runs the script in an isolated
-    process."""
+    """Converts a job before NVFlare starts the job's process. The job's process then runs the script in an isolated
+    process.
+    """
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
         workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
@@ -153,7 +154,7 @@ def take_code_away(config: Path) -> None:
         config: The app's folder `config`.
     """
     app = config.parent
-    if (app / CUSTOM).exists():  # the folder has already moved if this is a restart of the job's process
+    if (app / CUSTOM).exists():  # after a restart of the job's process, the folder has already moved
         if any(path.is_symlink() for path in app.rglob("*")):
             raise Refused("the job has links in it")
         start_of(config)
@@ -170,11 +171,7 @@ def take_code_away(config: Path) -> None:
 
 
 def start_of(config: Path) -> ScriptStart:
-    """Return the command of a job's script from the job's configuration. Raises Refused without a valid command.
-
-    Args:
-        config: The folder that contains the job's configuration.
-    """
+    """Return the command of a job's script from the job's configuration. Raises Refused without a valid command."""
     try:
         if (config / DESCRIBED).is_file():  # a recipe with the option `room` wrote this file
             return ScriptStart.from_values(json.loads(read_bounded(config / DESCRIBED, LARGEST_YAML)), DESCRIBED)
@@ -187,11 +184,7 @@ def start_of(config: Path) -> ScriptStart:
 
 
 def site_configuration(plan: Path) -> dict[str, Any]:
-    """Return the NVFlare configuration for a site whose script runs in an isolated process.
-
-    Args:
-        plan: The file that contains the job's plan.
-    """
+    """Return the NVFlare configuration for a site whose script runs in an isolated process."""
     try:
         timeouts = limits(timeouts_of(load_plan(plan)), "site")
     except MedsiloError as error:

@@ -1,7 +1,7 @@
 """Warn 30, 7 and 1 days before the certificate of a startup kit expires.
 
-The kit's party logs the warning, and the server logs it, too. For the server, a hospital's heartbeats contain the
-hospital's certificate.
+The kit's party and the server log the warning. The server reads a hospital's certificate from the hospital's
+heartbeats.
 """
 
 import json
@@ -73,12 +73,7 @@ class CertificateEnds:
                 yield Event("certificate", _words(days, end), name, needs_somebody=True)
 
     def heard(self, name: str, text: object) -> None:
-        """Record when a hospital's certificate expires, if the server's root authority issued it for this hospital.
-
-        Args:
-            name: The hospital's name.
-            text: The certificate in the hospital's heartbeat.
-        """
+        """Record when a hospital's certificate expires, if the server's root authority issued it for this hospital."""
         if not isinstance(text, str) or len(text) > 2 * LARGEST or len(self.kept.ends) >= MOST:
             return
         with suppress(OSError, ValueError, TypeError, InvalidSignature, IndexError):
@@ -90,7 +85,7 @@ class CertificateEnds:
                 self._note(name, max(end, self.kept.ends.get(name, end)))  # an old certificate may arrive again
 
     def ended(self, names: Collection[str], now: float) -> list[str]:
-        """Return those of the named hospitals whose certificates have expired. "" stands for the party itself."""
+        """Return the named hospitals whose certificates have expired; "" stands for the party of this process."""
         return [name for name in ("", *sorted(names)) if self.kept.ends.get(name, now + 1) <= now]
 
     def _note(self, name: str, end: float) -> None:

@@ -1,6 +1,6 @@
 """Decide if a job that contains code may start at a hospital that approves plans.
 
-The startup kit's process decides this before any code of the job runs.
+The startup kit's process decides before any code of the job runs.
 """
 
 import json
@@ -55,7 +55,7 @@ def ask_when_deploying(engine: Any) -> None:
 def why_not_deployed(workspace: Workspace, job: str, fl_ctx: FLContext) -> str:
     """Return the reason why this hospital rejects an unpacked job, or "" if it accepts the job.
 
-    The reason is also written as an event.
+    The function also writes the reason to the kit's events.log.
     """
     meta = _meta(Path(workspace.get_job_meta_path(job)))
     reason = why_not_started(fl_ctx, {**meta, JobMetaKey.JOB_ID.value: job}) if meta.get(AppValidationKey.BYOC) else ""
@@ -65,11 +65,7 @@ def why_not_deployed(workspace: Workspace, job: str, fl_ctx: FLContext) -> str:
 
 
 def why_not_started(fl_ctx: FLContext, meta: Mapping[str, Any]) -> str:
-    """Return the reason why this hospital rejects a job that contains code, or "" if it accepts the job.
-
-    Args:
-        meta: The job's metadata.
-    """
+    """Return the reason why this hospital rejects a job that contains code, or "" if it accepts the job."""
     try:
         if kit := kit_of(fl_ctx):
             AcceptedSettings(kit).check()
@@ -107,7 +103,6 @@ def place_of_job(
     If the hospital approves plans, the context describes the code. Raises MedsiloError if the code is invalid.
 
     Args:
-        app: The folder of the job's unpacked app.
         has_run: Whether the app's code has already been started.
     """
     from medsilo.federation.site_context import SiteContext

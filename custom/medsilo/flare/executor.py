@@ -53,13 +53,7 @@ from nvflare_reliability.patches import GARBAGE, audit_without_fail
 
 
 def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> None:
-    """Append a line to a site's log of answers. Errors of the disk are ignored.
-
-    Args:
-        folder: The site's folder.
-        asked: The facts of the server's request.
-        told: Further values of the line.
-    """
+    """Append a line to a site's log of answers. Errors of the disk are ignored."""
     if asked is not None:
         number = asked.get("round")
         known = isinstance(number, int) and 0 <= number <= MOST_ROUNDS
@@ -87,7 +81,9 @@ class SiteEvents(StudyEvents):
         self.wrong = dict[str, float]()  # for each kind of recent error, the time when it last occurred
 
     def begin(self, text: str) -> None:
-        """Log that the site begins or continues a job. Before, log it if an earlier process ended silently."""
+        """Log that the site begins or continues a job, and first log an earlier process that ended without a log
+        entry.
+        """
         before = fates(self.kit).get(self.job) if self.kit else None
         if before in RUNNING:
             self.tell("failed", "this site's process for the job was ended; another goes on")
@@ -120,7 +116,7 @@ class SiteEvents(StudyEvents):
         self.wrong[kind] = now
 
 
-# If the plan sets no time limit, a site gives up an answer after so many seconds without work.
+# If the plan sets no time limit, a site gives up an answer after this many seconds without work.
 STOOD_STILL = 600.0
 LOOK = 10.0  # seconds between two checks whether the training processes work
 LEAST = 0.05  # smallest fraction of one core's time that counts as work
@@ -214,18 +210,15 @@ class MedsiloExecutor(Executor):
             add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
             self._write_private(error, fl_ctx)
             died = isinstance(error, Died)
-            own = reason.replace("--kit KIT", f"--kit {self.events.kit or 'KIT'}")  # the sent text has no path
+            # the text that the site sends contains no path
+            own = reason.replace("--kit KIT", f"--kit {self.events.kit or 'KIT'}")
             self.events.on_answer(own, died, passes(error))
             if self.folder:
                 note(self.folder, parcel.facts, kind="died" if died else "refused", reason=own)
             return refusal(reason, passes(error), isinstance(error, Lacks))
 
     def _begin(self, parcel: StudyMessage, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
-        """Begin a study at this site. Returns the site and the clock of its time limit.
-
-        Args:
-            parcel: The first message of the study.
-        """
+        """Begin a study, and return the site together with the clock of the study's time limit."""
         study, site = parcel.facts["study"], fl_ctx.get_identity_name()
         if not is_safe_name(study):
             raise Refused("the study's name has odd characters")
@@ -271,12 +264,7 @@ class MedsiloExecutor(Executor):
             note(self.folder, kind="died", reason=reason)
 
     def _among(self, plan: Plan, sites: Sequence[str], site: str) -> Plan:
-        """Return the plan. If the plan names no sites, the server's list of sites is filled in.
-
-        Args:
-            sites: The server's list of sites.
-            site: This site, which the list must contain.
-        """
+        """Return the plan, completed with the server's list of sites if the plan names no sites."""
         if plan.participation.sites:
             return plan
         if site not in sites:

@@ -21,9 +21,6 @@ class OnlyTheseGroups(Filter):
     """Lets an answer pass only if the hospital's list contains all groups of tensors in the answer.
 
     An answer that is a rejection always passes. `medsilo disclosure` lists the groups of tensors that a job sends.
-
-    Args:
-        groups: The hospital's list.
     """
 
     def __init__(self, groups: Sequence[str]) -> None:

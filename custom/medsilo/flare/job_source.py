@@ -20,7 +20,6 @@ SHIPPED = ROOT / "jobs" if (ROOT / "jobs").is_dir() else PLACE.parent / "jobs"
 
 
 def shipped_jobs() -> list[str]:
-    """Return the names of the jobs that come with medsilo."""
     return sorted(path.parents[2].name for path in SHIPPED.glob(f"*/{PLAN}"))
 
 
@@ -39,7 +38,6 @@ def values_of(job: Path, read: Callable[[Path], Any]) -> Any:
 
     Args:
         job: The folder of a job, or a file that contains a plan.
-        read: Reads the file.
     """
     return read(job / PLAN if (job / PLAN).is_file() else job)
 

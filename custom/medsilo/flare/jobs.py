@@ -37,8 +37,6 @@ def plan_of(
         job: A job as in `find_job`, or a file that contains a plan.
         changes: Changes to the plan, of the form `key.subkey=value`.
         plan: A file whose plan replaces the job's plan. Only the job's method is kept.
-        allowed: As in `parse_plan`.
-        here: As in `parse_plan`.
     """
     is_file = Path(job).suffix in YAML or Path(job).is_file()
     own = Path(job) if is_file else find_job(job)
@@ -55,7 +53,6 @@ def plan_of(
 
 
 def has_code(job: Path) -> bool:
-    """True if a job contains code."""
     return any(path.is_file() and path != job / NO_CODE for path in (job / CUSTOM).rglob("*"))
 
 

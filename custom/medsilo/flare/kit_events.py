@@ -46,9 +46,9 @@ from nvflare_reliability.revocation import LARGEST, LIST, is_newer, list_in
 LOOK = 2.0  # seconds between two checks of the connections
 # seconds after which a party without a connection counts as absent; a lost connection is often restored earlier
 GRACE = 10.0
-# seconds without a heartbeat after which a party is called; a party sends a heartbeat every ten seconds
+# seconds without a heartbeat after which the server calls a party; a party sends a heartbeat every ten seconds
 LATE = 11.0
-# seconds after a party's return in which the registration of another of its processes causes no event
+# For this many seconds after a party's return, another process of the party may register without an event
 SETTLED = 60.0
 # NVFlare's message in the error log of a job's process if a class is not allowed
 NOT_ALLOWED = re.compile(r"Component '([\w.]{1,200})'[^\n]{0,300} is not in allow_list(?!; allowing)")
@@ -88,9 +88,7 @@ class Attendance:
         """Yield events about parties that have connected or become absent since the last check.
 
         Args:
-            seen: The state of each party that is registered now.
             now: The time of a monotonic clock, in seconds.
-            expelled: The parties that the consortium has expelled.
             deaf: The parties that do not answer calls.
         """
         for name, one in seen.items():
@@ -154,8 +152,7 @@ class EventKeeper:
         """Keep the events of a startup kit.
 
         Args:
-            kit: The kit's folder.
-            chain: Signs the log. None: the kit has no key.
+            chain: Signs the log; None if the kit has no key.
         """
         self.kit, self.chain, self.has_ended = kit, chain, False
 
@@ -209,7 +206,7 @@ class ServerEvents(FLComponent):
         super().__init__()
         self.attendance, self.keeper = Attendance(), EventKeeper(None, None)
         self.certificates: CertificateEnds | None = None  # set when the server starts
-        # for each hospital of which two processes run: the first and the last time when this was noticed
+        # for each hospital with two running processes: the first and the last time at which the server noticed both
         self.twice: dict[str, tuple[float, float]] = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -247,11 +244,7 @@ class ServerEvents(FLComponent):
 
     @staticmethod
     def _process_of_job(kit: Path, job: str, hospital: str, runs: bool) -> None:
-        """Log that a job's process died at a connected hospital, or that the process was started again.
-
-        Args:
-            runs: Whether the process was started again.
-        """
+        """Log that a job's process died at a connected hospital, or that the process was started again."""
         listed = studies_of(kit).glob(f"*/{paths.JOBS}")
         study = next((file.parent.name for file in listed if job in file.read_text("utf-8", "replace").split()), job)
         if runs:
@@ -306,7 +299,6 @@ def reason_of_failure(kit: Path, job: str) -> str:
 
 
 def connections(engine: Any) -> dict[str, Seen]:
-    """Return the state of each hospital that is registered at the server."""
     cell = engine.get_cell()
     return {
         client.name: Seen(
@@ -317,11 +309,7 @@ def connections(engine: Any) -> dict[str, Seen]:
 
 
 def launcher_of_code(local: Path) -> JobLauncherSpec | None:
-    """Return this hospital's launcher for a job that contains code. None: NVFlare's launcher starts the job.
-
-    Args:
-        local: The startup kit's folder `local`.
-    """
+    """Return this hospital's launcher for a job that contains code. None: NVFlare's launcher starts the job."""
     from medsilo.airlock.room import ability
     from medsilo.flare.airlock_executor import AirlockLauncher
     from medsilo.site.settings import SiteSettings
@@ -346,9 +334,6 @@ def take_revoked(kit: Path, told: object) -> None:
     """Save the server's list of revoked certificates, if the list is newer than the saved list.
 
     A list that the root authority has not signed is ignored.
-
-    Args:
-        told: The list that the server sent.
     """
     with suppress(OSError, ValueError):
         if isinstance(told, str) and len(told) <= LARGEST and is_newer(text := told.encode(), kit):

@@ -45,7 +45,6 @@ def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Ol
 
 
 def studies_of(kit: Path) -> Path:
-    """Return the folder that contains the studies of a startup kit."""
     local = kit / "local"
     return (SiteSettings.read(local) if (local / FILE_NAME).is_file() else SiteSettings()).studies_in(kit)
 
@@ -67,11 +66,7 @@ def command_lines() -> str:
 
 
 def _needed(studies: Path, unfinished: float) -> set[str]:
-    """Return the jobs from which unfinished studies may continue. Abandoned studies are skipped.
-
-    Args:
-        unfinished: The age in days from which an unfinished study counts as abandoned.
-    """
+    """Return the jobs from which unfinished studies may continue. Abandoned studies are skipped."""
     needed: set[str] = set()
     for path in studies.glob(f"*/{paths.JOBS}"):
         goes_on = any((path.parent / paths.CHECKPOINTS).glob(paths.ROUND_FILES)) and not is_finished(path.parent)

@@ -134,9 +134,6 @@ def hospital_of(app: Path, site: str, plan: Plan) -> SiteContext | None:
     """Return the site's context for a script's job, or None in a simulation, which has no startup kit.
 
     Raises Refused if the hospital approves plans, but has not approved this plan together with this code.
-
-    Args:
-        app: The folder of the job's unpacked app.
     """
     kit = app.parents[1]
     if kit_in(kit / "startup") is None:
@@ -150,9 +147,6 @@ def guard(cell: Cell, plan: Path) -> None:
     """Make this process reject messages that are larger than the plan allows, and repeat lost requests.
 
     Faults of the plan are ignored here, because the answer to "join" reports them.
-
-    Args:
-        plan: The file that contains the plan.
     """
     let_tensors_travel(plainly=True)
     gate = Gate(cell, Bounds())
@@ -165,11 +159,7 @@ def guard(cell: Cell, plan: Path) -> None:
 
 
 def take_next(plan: Plan) -> None:
-    """Set the count of received bytes to 0 before the next task.
-
-    Args:
-        plan: The plan, which contains the server's list of sites.
-    """
+    """Set the count of received bytes to 0 before the next task."""
     for gate in _gates:
         gate.taken.clear()
         gate.allow(request_bounds(plan))

@@ -16,7 +16,6 @@ from medsilo.runs.messages import StudyMessage
 
 
 def as_model(parcel: StudyMessage) -> Shareable:
-    """Convert a message to NVFlare's Shareable for a training script."""
     tensors, meta = flat(parcel)
     if parcel.facts.get("task") == "join":
         tensors[NOT_JOINED] = torch.zeros(1)

@@ -23,7 +23,7 @@ def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
         own = local / fl_ctx.get_identity_name()
         return SiteSettings.read(own if (own / FILE_NAME).is_file() else local)
     if not (local / FILE_NAME).exists() and _needs_no_settings(fl_ctx):
-        settings = SiteSettings()  # the file does not exist
+        settings = SiteSettings()
     else:
         check_there(local)
         with MedsiloError.kept_back(UNREAD):
@@ -44,7 +44,7 @@ def accept_at_first(kit: KitFiles, settings: SiteSettings, fl_ctx: FLContext) ->
 def _needs_no_settings(fl_ctx: FLContext) -> bool:
     """True if the job needs no settings, because its data are synthetic or a training script reads the data.
 
-    Such a job also runs with a startup kit that `nvflare poc` made, which has no settings.
+    A job that needs no settings also runs with a startup kit that `nvflare poc` made, which has no settings.
     """
     if not file_of_job(fl_ctx, paths.PLAN).exists():
         return False

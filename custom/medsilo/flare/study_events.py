@@ -25,7 +25,8 @@ class StudyEvents:
         self.kit, self.job, self.study = kit, job, study
         self.lead = self.plan = ""  # the name of the job's submitter, and the plan's hash, as soon as they are known
         self.out = set[str]()  # the sites that were absent in the last round
-        self.again = set[str]()  # the sites to which a request is repeated, if an event says so
+        # the sites that are asked again after a rejection, and about which an event was written
+        self.again = set[str]()
         self.told: dict[str, list[float]] = {}  # for each site, the times of events about repeated requests
 
     @classmethod
@@ -52,7 +53,6 @@ class StudyEvents:
         """Write an event for each site that has become absent in a round, and for each site that has returned.
 
         Args:
-            number: The round's number.
             absences: For each site, the reason why it was absent, or None if it took part.
         """
         for site, reason in absences.items():
@@ -68,10 +68,7 @@ class StudyEvents:
     def on_asking(self, again: Mapping[str, str]) -> None:
         """Write an event for each site that rejected a request which is then repeated.
 
-        If such a site answers the repeated request, write another event.
-
-        Args:
-            again: For each site to which the request is repeated, the reason of its rejection.
+        Write another event for each site that answers the repeated request.
         """
         now = time.monotonic()
         for site in sorted(again.keys() - self.again):

@@ -115,12 +115,7 @@ def to_parcel(shareable: Shareable, of_script: bool = False) -> StudyMessage:
 
 
 def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> StudyMessage:
-    """Return the message that a model contains. Raises Refused if the model contains no valid message.
-
-    Args:
-        tensors: The model's tensors, by names of the form "group/tensor".
-        meta: The model's meta.
-    """
+    """Return the message that a model contains. Raises Refused if the model contains no valid message."""
     try:
         if LACKS in meta:
             raise Lacks(LACKING)  # the script's own text is not used

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 def workspace_of(fl_ctx: FLContext) -> Workspace:
-    """Return the NVFlare workspace of this process."""
     return fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT) or fl_ctx.get_engine().get_workspace()
 
 
@@ -55,26 +54,19 @@ def settings_of_server(fl_ctx: FLContext) -> PartySettings:
 
 
 def kit_of(fl_ctx: FLContext, of: str = "client") -> KitFiles | None:
-    """Return the paths of the certificates and the key in this party's startup kit; None in a simulation.
-
-    Args:
-        of: "client" or "server".
-    """
+    """Return the paths of the certificates and the key in this party's startup kit; None in a simulation."""
     return kit_in(Path(workspace_of(fl_ctx).get_startup_kit_dir()), of)
 
 
 def kit_in(startup: Path, of: str = "client") -> KitFiles | None:
-    """Return the paths of the certificates and the key in a startup kit's folder `startup`; None if a file is missing.
-
-    Args:
-        of: "client" or "server".
+    """Return the paths of the certificates and the key in a startup kit's folder `startup`; None if a file is
+    missing.
     """
     files = [startup / name for name in (f"{of}.crt", f"{of}.key", "rootCA.pem")]
     return KitFiles(*map(str, files)) if all(file.is_file() for file in files) else None
 
 
 def kit_folder(fl_ctx: FLContext) -> Path:
-    """Return the folder of this party's startup kit."""
     return Path(workspace_of(fl_ctx).get_root_dir())
 
 

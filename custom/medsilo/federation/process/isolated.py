@@ -70,7 +70,7 @@ def _fill(end: socket, memory: memoryview) -> memoryview:
 
 POLL = 0.2  # seconds between checks for a request to stop
 STOP_LIMIT = 10.0  # seconds until the process is killed if it does not stop when requested
-STALL = 60.0  # seconds that the process has for reading or writing a message
+STALL = 60.0  # seconds within which the process must read or write a message
 WHY: dict[signal.Signals | None, str] = {
     signal.SIGKILL: "the system does that when memory runs out; lower training.batch_size or free memory there"
 }
@@ -125,7 +125,6 @@ class IsolatedParticipant:
         return StudyMessage(groups, message["facts"])
 
     def close(self) -> None:
-        """End the process."""
         if self.process:
             self.process.kill()
             self.process.wait()
