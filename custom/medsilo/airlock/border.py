@@ -30,7 +30,7 @@ from medsilo.site.data_set import DataSet
 from medsilo.site.settings import SCORE_ROUNDING, DataPart
 
 LEFT = "left.jsonl"  # the file that logs the disclosed bits of each answer
-CASES = "script.json"  # the file with the number of cases that the script reported
+CASES = "script.json"  # the file that stores the number of cases that the script reported
 HELD = "this hospital held the answer back"  # the only reason that the server receives when a hospital sends no answer
 PROTECTED = "this hospital's update as a whole, and not one patient"
 BLOCK = 1 << 15  # tensor elements per block; torch would start threads for longer blocks, which wastes processor time

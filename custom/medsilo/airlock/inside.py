@@ -1,7 +1,7 @@
-"""The first program in a room sets limits that no program in the room can raise, and then becomes the script.
+"""The first program in a sandbox sets limits that no program in the sandbox can raise, and then becomes the script.
 
-If the kernel has Landlock, no program in the room can open a file outside the room's folder tree. This program imports
-no module of medsilo, so that it starts quickly.
+If the kernel has Landlock, no program in the sandbox can open a file outside the sandbox's folder tree. This program
+imports no module of medsilo, so that it starts quickly.
 """
 
 import ctypes

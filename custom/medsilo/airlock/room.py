@@ -1,9 +1,9 @@
 """The room, a sandbox made by bubblewrap, in which an external training script runs.
 
-In a room, a script can read the operating system, Python's packages, the script's code and the data that the hospital
-names. The script can write to a scratch folder in memory of limited size. The script has no network, sees no process
-outside, and gets no environment variables of medsilo's process. The script's standard input is one end of a socket
-pair, so that processes which torchrun starts inherit the socket.
+In a sandbox, a script can read the operating system, Python's packages, the script's code and the data that the
+hospital names. The script can write to a scratch folder in memory of limited size. The script has no network, sees no
+process outside, and gets no environment variables of medsilo's process. The script's standard input is one end of a
+socket pair, so that processes which torchrun starts inherit the socket.
 """
 
 import os
@@ -35,7 +35,7 @@ SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/e
 TOP = ("bin", "sbin", "lib", "lib32", "lib64")  # links into /usr, or folders on older systems
 WRITTEN = {
     "/etc/passwd": f"script:x:{USER}:{USER}::{WORK}:/bin/sh\n".encode(),
-    "/etc/hosts": b"127.0.0.1 localhost room\n",  # host names with which processes in a room find each other
+    "/etc/hosts": b"127.0.0.1 localhost room\n",  # host names by which processes in the sandbox find each other
 }
 # Files of the kernel below /proc, through which a script that runs as root could change the machine's settings
 SHUT = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "mtrr", "scsi", "pressure")  # mounted read-only
@@ -71,7 +71,7 @@ class Room:
     threads: int
     data: tuple[Path, ...] = ()  # read-only paths that are the same inside and outside the sandbox
     private: tuple[Path, ...] = ()  # folders that the script must never see: the kit and other studies
-    told: str = ""  # the value of the environment variable INSIDE in the room
+    told: str = ""  # the value of the environment variable INSIDE in the sandbox
 
     def start(self, door: socket, log: Path) -> tuple[subprocess.Popen, threading.Thread]:
         """Return the started process and the thread that logs the output of the process.
@@ -87,7 +87,7 @@ class Room:
         files = [*written, *([memory_file(program)] if program else [])]
         try:
             walls = self.walls(written, files[-1] if program else None)
-            # a file, since processes in the sandbox can read command lines
+            # arguments go into a file, since processes in the sandbox can read command lines
             files.append(memory_file("\0".join([*walls, ""]).encode()))
             process = subprocess.Popen(
                 [bwrap, "--args", str(files[-1]), "--", *self.command()],
@@ -158,7 +158,7 @@ class Room:
             "USER": "script",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONNOUSERSITE": "1",
-            "PYTHONPATH": str(CODE),  # the same module path as outside a room, even for a script in a subfolder
+            "PYTHONPATH": str(CODE),  # the same module path as outside a sandbox, even for a script in a subfolder
             "OMP_NUM_THREADS": str(self.threads),
             INSIDE: self.told,
             **self.settings.variables,
@@ -177,9 +177,9 @@ class Room:
 
 
 def _refuse_sockets(read: Iterable[Path]) -> None:
-    """Raise MedsiloError where a folder to read contains the Unix socket of a service of this machine.
+    """Raise MedsiloError if a readable folder contains the Unix socket of a service of this machine.
 
-    A read-only folder does not stop a process from connecting to a socket in it.
+    A read-only folder does not stop a process from connecting to a socket in this folder.
     """
     lines = (line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text(errors="replace").splitlines())
     sockets = {Path(fields[7]) for fields in lines if len(fields) == 8 and fields[7].startswith("/")}

@@ -1,8 +1,8 @@
 """The system calls that a training script may not make, as a program for the kernel's seccomp filter.
 
-bubblewrap loads the filter. The filter denies system calls that training does not need, and through which programs have
-reached the memory of the kernel or of other processes before. A script may open sockets only between programs in its
-room, which has no network.
+bubblewrap loads the filter. The filter denies system calls that training does not need and that programs have misused
+to reach the memory of the kernel or of other processes. A script may open sockets only between programs in its sandbox,
+which has no network.
 """
 
 import os
@@ -62,7 +62,8 @@ NUMBERS = {  # the numbers of each system call on x86_64 and aarch64
     "semget": (64, 190),
     "io_setup": (206, 0),  # all processes of the machine share one limit on these requests
 }
-# The allowed families of sockets: Unix, IPv4, IPv6 and netlink. In a room, IPv4 and IPv6 reach only the loopback.
+# The allowed families of sockets: Unix, IPv4, IPv6 and netlink. In a sandbox, IPv4 and IPv6 sockets reach only the
+# loopback interface.
 FAMILIES = (1, 2, 10, 16)
 
 
@@ -79,7 +80,7 @@ class Limited:
 LIMITED = {
     "socket": Limited((41, 198), 0, FAMILIES, True),
     "socketpair": Limited((53, 199), 0, (1,), True),
-    # A lease on a file (F_SETLEASE) delays each process outside that opens this file for writing.
+    # A lease on a file (F_SETLEASE) delays each process outside the sandbox that opens this file for writing.
     "fcntl": Limited((72, 25), 1, (1024,), False),
     # SO_SNDBUF and SO_RCVBUF enlarge a socket's buffer, which counts as no process's memory.
     "setsockopt": Limited((54, 208), 2, (7, 8), False),

@@ -1,4 +1,4 @@
-"""A site whose training script runs in a sandbox, called a room. The site starts the room, sends requests to the
+"""A site whose training script runs in a sandbox, called a room. The site starts the sandbox, sends requests to the
 script, and passes the answers to the border, which checks them.
 """
 
@@ -37,7 +37,7 @@ PRINTED = "script.log"  # the file that contains a script's output in one study
 LOOK = 1.0  # seconds between two measurements of a sandbox's memory and files
 GRACE = 30.0  # seconds that a script has to exit by itself when the study is over
 LACKING = "a pre-trained file that the network begins with is not here"
-KILLED = 5.0  # seconds that the operating system has to end a room's processes
+KILLED = 5.0  # seconds that the operating system has to end a sandbox's processes
 MOST_KEPT = 1000  # limit on the number of state files of a site
 MOST_MESSAGES = 10_000  # limit on the messages that a script may send before an answer
 MOST_SOCKETS = 2048  # limit on sockets in a sandbox, since socket buffers of 208 KiB each count as no process's memory
@@ -51,13 +51,13 @@ class OverLimit(Refused):
 
 
 class Denied(Refused):
-    """The hospital rejects a request that it does not allow or can't fulfil."""
+    """The hospital does not allow or can't fulfil a request."""
 
 
 class RoomSite:
     ends_with = {"answer", "lacks"}  # kinds of messages that end the wait for an answer
     may_keep = MAY_KEEP  # names of state files that the program may store outside the sandbox
-    what = "the training script"  # the program's name in messages
+    what = "the training script"  # name of the program in messages
     program: tuple[str, ...]
 
     def __init__(self, place: SiteContext, border: Border) -> None:
@@ -171,7 +171,7 @@ class RoomSite:
         )
 
     def _files(self) -> dict[Path, Path]:
-        """Return further files that the program reads, each with its path inside the room."""
+        """Return further files that the program reads, each with its path inside the sandbox."""
         return {}
 
     def _told(self) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class RoomSite:
                 return
 
     def _measure(self, pid: int) -> None:
-        """Raise OverLimit where a room exceeds a limit of this hospital."""
+        """Raise OverLimit if a sandbox exceeds a limit of this hospital."""
         own, room, began = self.place.settings, self.place.settings.room, self._began
         most = own.most_memory + room.scratch * MiB
         inside: list[psutil.Process] = []
@@ -226,7 +226,7 @@ class RoomSite:
         return over
 
     def _ended(self) -> MedsiloError:
-        """Return the reason why the room ended before its answer, without text from the script."""
+        """Return the reason why the sandbox ended before its answer, without text from the script."""
         code = None
         if self.process:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -383,8 +383,8 @@ def _told(file: Path) -> dict[str, int]:
 
 
 def _files(process: Path) -> int:
-    """Return the number of files in a room's scratch folder, or 0 if the process has ended or has not entered the
-    room.
+    """Return the number of files in a sandbox's scratch folder, or 0 if the process has ended or has not entered the
+    sandbox.
     """
     number = 0
     for place in ("dev/shm", str(WORK).lstrip("/")):

@@ -1,8 +1,8 @@
 """A site at which medsilo's training runs in a sandbox, called a room, together with the image readers and PyTorch.
 
-The program in the room is medsilo's participant with its disclosure. The hospital's records of patients and counts, its
-key and its query budget stay outside the room, and the program sends requests to use them. The process outside the room
-parses the program's answer into a typed message, and sends only this message.
+The program in the sandbox is medsilo's participant with its disclosure. The hospital's records of patients and counts,
+key and query budget stay outside the sandbox; the program sends requests to use these records. The process outside the
+sandbox parses the program's answer into a typed message, and sends only this message.
 """
 
 import json
@@ -43,7 +43,7 @@ Names = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length
 
 
 class Wish(Section):
-    """A request of a room's program to the hospital's query budget."""
+    """A request of a sandbox's program to the hospital's query budget."""
 
     does: Literal["number", "known", "place", "near", "told_once", "note"]
     purpose: Literal["", "split", "truncate"] = ""
@@ -52,12 +52,12 @@ class Wish(Section):
     places: dict[str, DataPart] = {}  # the data part of each patient
     for_good: bool = False
     numbers: dict[str, Any] = {}  # the numbers to disclose about a group of patients
-    # The number of answers that are about to be sent, by data part
+    # The number of answers that the program is about to send for each data part
     times: dict[DataPart, Annotated[int, Field(ge=0, le=MOST_VALUES)]] = {}
 
 
 class Failed(Section):
-    """The reason why a program sent no answer, which the hospital does not send to the server."""
+    """The reason why a program failed to answer; the hospital does not send this reason to the server."""
 
     text: Annotated[str, Field(max_length=1_000_000)]
     passes: bool

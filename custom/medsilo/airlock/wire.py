@@ -1,4 +1,4 @@
-"""Messages between a room and the site's process over a socket pair: a JSON text, followed by raw numbers.
+"""Messages between a sandbox and the site's process over a socket pair: a JSON text, followed by raw numbers.
 
 Neither process unpickles data. The site's process reads a message's head first, and then accepts only tensors of the
 expected sizes. A sandbox therefore can't fill the memory of the site's process.
@@ -27,7 +27,7 @@ LARGEST_HEAD = 8 << 20  # bytes of JSON
 MOST_TENSORS, MOST_AXES = 100_000, 8
 POLL = 0.1  # seconds between two checks for events while no byte arrives
 CHUNK = 1 << 20  # bytes of a file that are read or written at once
-# Names of the files of a site's state that a room may send out, so that the next room continues training
+# Names of state files that a sandbox may send out, so that the next sandbox can continue the training
 MAY_KEEP = re.compile(r"(?:(?:state-\d{1,8}|best|last)\.safetensors|supermodel/(?:\w{1,20}/)?\w[\w.-]{0,90})", re.ASCII)
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TYPES}
 Name = Annotated[str, Field(min_length=1, max_length=300)]
@@ -101,7 +101,7 @@ class End:
         return Head.received(told)
 
     def tensors(self, forms: Iterable[Form]) -> Groups:
-        """Return the tensors that follow a head, after the caller has checked the head's forms."""
+        """Return the tensors that follow a message's head; the caller must have checked the forms in the head."""
         groups: Groups = {}
         for form in forms:
             tensor = empty(form.shape, DTYPES[form.dtype])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # accepting settings needs no training code, which loads slow
 LONGEST_VALUE = 200  # bytes; longer values of a plan are truncated
 UNAPPROVED = "approval: none in medsilo.yaml, so plans run here that nobody at this hospital has approved"
 ABSENT: Any = object()  # marks a key that is missing from a plan
-SENTENCE_END = re.compile(r"[:;] |\. (?=[A-Z`])|\.$")  # matches where the first sentence of a description ends
+SENTENCE_END = re.compile(r"[:;] |\. (?=[A-Z`])|\.$")  # matches the end of a description's first sentence
 NAMES = {"algorithm.name": "the method", "task.name": "the task", "network.name": "the network"}
 
 
@@ -146,8 +146,9 @@ def changes_since(before: "Plan", plan: "Plan") -> list[Change]:
 def approved_before(home: KitAtHome, asked: AskingPlan, plan: "Plan") -> "tuple[Decision, Plan] | None":
     """Return the latest approval of an earlier plan of the same study, together with that plan.
 
-    Two plans belong to the same study if they have the same title. Without titles, the names of their studies must be
-    equal. If both leads are known, the same lead must have submitted both plans. A canary belongs to no study.
+    Two plans belong to the same study if they have the same title. Two plans without titles belong to the same study if
+    their study names are equal. If both leads are known, the same lead must have submitted both plans. A canary belongs
+    to no study.
     """
     kept = {one.hash: one for one in home.approvals.asked()}
     for decision in reversed(home.approvals.decisions()):

@@ -1,7 +1,7 @@
 """A canary is a study of one round on synthetic data, which tests whether hospitals are ready for a real study.
 
-A canary also measures the speed of each hospital's network connection. Each hospital reports whether its own data can
-be read, but nothing of the content of these data.
+A canary also measures the speed of each hospital's network connection. Each hospital reports whether its data can be
+read, but no content of the data.
 """
 
 import os

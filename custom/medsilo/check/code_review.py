@@ -31,8 +31,8 @@ class FileReview:
     name: str
     size: int
     hash: str
-    state: State  # compared with the code that was approved before
-    lines: tuple[str, ...]  # a new file's lines, a changed file's differences, or no lines
+    state: State  # state of the file relative to the last approved code
+    lines: tuple[str, ...]  # all lines of a new file, the differences of a changed file, or no lines
 
     @property
     def head(self) -> str:

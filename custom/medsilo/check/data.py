@@ -8,10 +8,10 @@ from medsilo.plan import Plan
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survey import Survey
 
-# texts that replace a count which must not leave the hospital, and the count of unreadable data
+# two texts: one replaces a count that must not leave the hospital, the other replaces the count of unreadable data
 SUPPRESSED, UNREAD = "suppressed", "not read"
 HELD = " by structure and column"
-SMALL = 10  # with fewer patients, the check warns that scores are imprecise
+SMALL = 10  # below this number of patients, the check warns that scores are imprecise
 LARGER = "bring more patients, or give these parts more of them (data.shares, where no table fixes the parts)"
 IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
 UNEVEN = 20  # the check warns above this ratio of the largest to the smallest class

@@ -1,4 +1,4 @@
-"""Compare a plan's requests with a hospital's quotas and with its privacy budget."""
+"""Compare a plan's requests with a hospital's quotas and with the hospital's privacy budget."""
 
 import secrets
 from collections import Counter
@@ -74,8 +74,8 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None,
 
 
 def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[Finding]:
-    """Compare the scored answers that a plan asks for with the quota of a new lead, and of the lead with the most
-    answers.
+    """Compare the scored answers in a plan with the quota of a new lead, and with the remaining quota of the busiest
+    lead.
     """
     used = book.used(data_set(settings.data, plan.task.name))
     for part, planned in planned_answers(plan).items():

@@ -41,7 +41,9 @@ def check_job(visit: "Visit", plan: Plan, settings: SiteSettings, report: Report
 
 
 def _policy(visit: "Visit", plan: Plan, settings: SiteSettings) -> Iterator[Finding]:
-    """Yield findings where the plan or the hospital's policy files keep this site from joining."""
+    """Yield a finding for each reason in the plan or in the hospital's policy files that prevents this site from
+    joining.
+    """
     named = plan.participation.everyone
     if named and visit.site not in named:
         told = f"the job names {', '.join(named)}, not {visit.site}"

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
 SEAL = "signature.json"
 SOON = timedelta(days=30)
-PATIENCE = 5.0  # seconds for the server to answer
+PATIENCE = 5.0  # seconds within which the server must answer
 TRIES = 3  # number of handshakes before the check fails
 LOG = 1 << 20  # bytes to read from the end of a log
 PARTIES = {"fed_client": "hospital", "fed_server": "server", "fed_admin": "person", "fed_relay": "relay"}
 RELAY = Path("local/relay__resources.json")  # exists only in kits of hospitals that connect through a relay
 NVFLARE = "nvflare.private.fed.app."  # prefix of the names of NVFlare's programs
-OF_A_JOB = (f"{NVFLARE}client.worker_process", f"{NVFLARE}server.runner_process")  # can outlive the kit's main process
+# programs that run a job and can outlive the kit's main process
+OF_A_JOB = (f"{NVFLARE}client.worker_process", f"{NVFLARE}server.runner_process")
 AGAIN = "ask the consortium's lead for a new startup folder and replace yours"
 
 
@@ -223,8 +224,9 @@ def _handshake(kit: Kit, plain: socket.socket, address: str) -> Finding:
 def trouble(kit: Kit) -> str | None:
     """Return the reason why a kit's party is not running, or None if the party is running.
 
-    A server is running if it completes a handshake on this machine. Another party is running if the main process of
-    its kit has a connection. Connections of other parties, of jobs and of `medsilo status` do not count.
+    A server counts as running if it completes a TLS handshake on this machine. Any other party counts as running if the
+    main process of its kit has a connection. Connections of other parties, of jobs and of `medsilo status` do not
+    count.
     """
     if kit.party == "server":
         return _no_handshake(kit)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CARDS = ("nvidia*", "nvmap", "kfd", "dxg")  # names in /dev of Linux machines with a GPU
 PLATFORM = "nvflare"  # all sites must have the same major and minor version of NVFlare
-ROOM = 1 << 30  # free bytes for logs and NVFlare's files besides the results
+ROOM = 1 << 30  # bytes of disk space for logs and NVFlare's files, in addition to the results
 
 
 def required_versions() -> dict[str, str]:
@@ -37,7 +37,7 @@ def check_environment(required: Mapping[str, str]) -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             yield Finding(where, "stops", f"the package {name} is missing", wanted)
             continue
-        if installed.partition("+")[0] == version:  # a suffix such as +cu126 names the device
+        if installed.partition("+")[0] == version:  # a version suffix such as +cu126 names the device
             continue
         if name == PLATFORM and installed.split(".")[:2] != version.split(".")[:2]:
             yield Finding(where, "stops", f"{name} is {installed}, all sites run {version}", wanted)
@@ -74,14 +74,16 @@ def check_apart(settings: SiteSettings, local: Path | None) -> Iterator[Finding]
 
 
 def weights_of(plan: "Plan") -> tuple[int, int]:
-    """Return the bytes of all networks of a plan, and the most bytes that their optimizers need in addition."""
+    """Return the bytes of all networks of a plan, and an upper bound on the bytes of the optimizers."""
     weights = sum(tensor.nbytes for module in plan.layout().values() for tensor in module.state_dict().values())
     remembered = int(plan.training.momentum > 0) if plan.training.optimizer == "sgd" else 2  # per weight
     return weights, remembered * weights
 
 
 def kept(plan: "Plan") -> int:
-    """Estimate the most bytes of disk that a run leaves at a site, by checkpoints and models."""
+    """Estimate an upper bound on the disk space, in bytes, of the checkpoints and models that a run leaves at a
+    site.
+    """
     weights, slots = weights_of(plan)
     return 3 * (weights + slots) + 3 * weights
 

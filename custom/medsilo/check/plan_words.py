@@ -1,4 +1,4 @@
-"""List the words in a plan that may come from one hospital, because every other hospital reads them in the plan."""
+"""List the words in a plan that may come from one hospital, because all other hospitals can read the plan."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,6 @@
-"""Train on a few batches of a site's data before a study begins, to predict the time and memory of its rounds."""
+"""Train on a few batches of a site's data before a study begins, to predict the time and memory of the study's
+rounds.
+"""
 
 import math
 import time
@@ -105,7 +107,7 @@ class _Rehearsing(Participant):
 def rehearse(
     plan: Plan, site: str, sites: Sequence[str], settings: SiteSettings, data: SiteData, folder: Path
 ) -> list[Rehearsal]:
-    """Train on a few batches in every phase that trains, and raise the errors of training.
+    """Train on a few batches in each training phase of a plan, and raise any error of the training.
 
     The networks have the same initial weights as in the study. Tensors that a site would receive in later rounds keep
     their initial values.

@@ -1,4 +1,4 @@
-"""Findings and reports of a check, as text and as JSON; both are free of patient data and may be mailed."""
+"""Findings and reports of a check, as text and as JSON, which contain no patient data and may be mailed."""
 
 import traceback
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from medsilo.core.text import counted
 
 Severity = Literal["ok", "note", "stops"]
 Cell = str | int | float
-APPROVAL = "approval"  # the place of findings about a plan that is not yet approved
+APPROVAL = "approval"  # topic of findings about a plan that is not yet approved
 LESS_MEMORY = "end other programs, use a larger device, or ask the lead for a smaller training.batch_size"
 HELP = "look it up with 'medsilo docs', or ask the lead"
 # For each topic of a check's report, a description of the checks
@@ -156,11 +156,13 @@ class Report:
 
 @contextmanager
 def guarded(where: str, report: Report) -> Iterator[None]:
-    """Convert an error in the block to a finding without the messages of other libraries, which may name files."""
+    """Convert an error in the `with` block to a finding. Messages of other libraries are left out, since these messages
+    may name files.
+    """
     try:
         yield
     except MedsiloError as error:
-        # the hospital may read the cause, which the lead never sees
+        # the hospital, but not the lead, may read the error's cause
         why = error.__cause__ if isinstance(error.__cause__, Unfit) else error
         report.findings.append(Finding.stopping(where, str(why), error.private))
     except Exception as error:

@@ -51,7 +51,7 @@ class Visit:
     source: DataSource | None = None  # replaces the data source in medsilo.yaml
     required: Mapping[str, str] = field(default_factory=required_versions)
     free_disk: Callable[[Path], int] = lambda folder: disk_usage(folder).free
-    free_memory: "Callable[[Compute], int] | None" = None  # the default queries the device
+    free_memory: "Callable[[Compute], int] | None" = None  # by default, the free memory of the device
     accept: bool = False
 
     @property

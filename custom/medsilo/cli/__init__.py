@@ -73,7 +73,7 @@ ORDER = (
     *("init", "example", "demo", "run", "compare", "resume", "kits", "submit", "canary", "status", "download"),
     *("cancel", "release", "check", "disclosure", "approve", "page"),
 )
-LAB = "medsilo-lab"  # the package with most of the commands
+LAB = "medsilo-lab"  # the package that contains most commands
 GPU_OPTIONS = ("--gpu", "--gpus", "--cuda")
 # Options of NVFlare's simulator, with the corresponding medsilo options.
 NVFLARE_OPTIONS = {"-t": "--threads", "-w": "--out", "--workspace": "--out"}
@@ -208,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     The exit code is 0 after success, 1 after a failure, 2 after a wrong command line, and 130 after an interruption.
     """
     given = _by_options(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None:  # in the program medsilo, only this account may read new files
+    if arguments is None:  # if medsilo runs as a program, only this account may read new files
         os.umask(0o077)
         # skips the garbage collection at exit, which would take a fifth of the run time of `medsilo status`
         atexit.register(gc.freeze)
@@ -216,13 +216,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
-                stream.reconfigure(errors="simplified")  # a terminal may not encode all characters
+                stream.reconfigure(errors="simplified")  # a terminal may be unable to encode some characters
     try:
         program = _program(given[0] if given else "")
         return program.main(given, prog_name="medsilo", standalone_mode=False) or 0
     except typer.TyperException as error:
         said = one_line(error, given)
-    except MedsiloError as error:  # raised if a plug-in cannot be loaded
+    except MedsiloError as error:  # a plug-in that cannot be loaded raises MedsiloError
         said = str(error)
     print(f"{tint('medsilo:', BAD, sys.stderr)} {plain(said)}", file=sys.stderr)
     if "--json" in given:

@@ -22,7 +22,7 @@ from medsilo.core.package import PLACE, ROOT
 
 CHECKOUT = PLACE.parent
 PAGES = ROOT / "pages.json.bz2"  # the compressed pages, which only a wheel contains
-HELP_PAGE = "study/help"  # the first column of this page's tables has symptoms
+HELP_PAGE = "study/help"  # the tables on the help page have symptoms in their first column
 REFERENCE = "reference/"
 MOST_FOUND = 8  # maximum number of passages in a search result
 WIDEST = 88  # characters per line
@@ -69,7 +69,7 @@ class Passage:
 
     @cached_property
     def words(self) -> Counter[str]:
-        """Count the passage's words without their endings; each title word counts several times."""
+        """Count the words of a passage without the words' endings; each title word counts several times."""
         words = Counter(words_of(self.text))
         for word in words_of(f"{self.title} {self.page.replace('/', ' ')}"):
             words[word] += IN_TITLE
@@ -83,7 +83,7 @@ class Passage:
 
 
 def words_of(text: str) -> Iterator[str]:
-    """Yield the words of a text without their endings; for a key, also yield its parts."""
+    """Yield the words of a text without the words' endings; for a dotted key, also yield the parts of the key."""
     for found in re.findall(r"[\w.-]*\w", text.lower()):
         for word in {found, *re.split(r"[._-]", found)} - _NO_WORDS:
             ending = next((own for own in _ENDINGS if word.endswith(own) and len(word) - len(own) > 2), "")

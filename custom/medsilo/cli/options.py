@@ -53,7 +53,7 @@ def _try_to_write(wanted: Path, folder: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- options
 def option(metavar: str, help: str, *names: str, **more: Any) -> Any:
-    """Return a command-line option that takes a value.
+    """Return an option of the command line that takes a value.
 
     Args:
         names: names that differ from the name of the parameter
@@ -182,7 +182,7 @@ def settings_of(
     said = {key: value for key, value in given.items() if value is not None}
     settings = settings.changed({**said, **more}, "the command line")
     if device:
-        settings.compute()  # raises an error if this machine lacks the device
+        settings.compute()  # raise an error if this machine lacks the device
     return settings
 
 

@@ -84,7 +84,9 @@ def _known_at(path: list[str], names: Mapping[str, str]) -> tuple[list[str], int
 
 
 def _within(section: str, names: Mapping[str, str]) -> SourceKeys | None:
-    """Return the keys of a plan's method, task or network; for an unnamed network, return the keys of all networks."""
+    """Return the keys of a plan's method, task or network. If the plan names no network, return the keys of all
+    networks.
+    """
     table, task = TABLES[section], names.get("task", "")
     if name := names.get(section):
         return keys_in_source(table.written_in(name))

@@ -82,7 +82,7 @@ def tint(text: str, style: str, stream: Any) -> str:
     return f"\x1b[{style}m{text}\x1b[0m" if shows else text
 
 
-MOST_SILENCE = 4.5  # seconds without output; the documentation promises at most five
+MOST_SILENCE = 4.5  # a running command is silent for at most 4.5 seconds, since the documentation promises at most five
 LOOK = 0.2  # seconds between checks whether to report progress
 STOPPED = "stopped"
 AsJson = Annotated[
@@ -164,7 +164,7 @@ class Console:
 
     def _break_silence(self) -> None:
         """Report progress whenever a command has printed no output for a long time."""
-        with suppress(OSError):  # the reader of the pipe may have ended
+        with suppress(OSError):  # the process that reads the pipe may have ended
             while not self._ended.wait(LOOK):
                 if self._doing and self._print is None and time.monotonic() - self._said >= self._silence:
                     self.aside(self._doing()) if self._aside else self.say(self._doing())

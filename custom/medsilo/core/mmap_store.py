@@ -13,7 +13,7 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, NoRoom
 
 ALIGNED = 64  # bytes
-MOST_SPARE, MOST_FILES = 1 << 30, 16  # most bytes and most files that are kept for reuse
+MOST_SPARE, MOST_FILES = 1 << 30, 16  # limits on the bytes and on the number of files that are kept for reuse
 # the names that safetensors files use for PyTorch's types
 TYPES = {
     torch.float64: "F64",
@@ -32,8 +32,8 @@ TYPES = {
 class _File:
     """A temporary file without a name.
 
-    The object reuses the file of a deleted object, because allocating a new file would take a tenth of the time of a
-    training round with 29 million parameters.
+    The file of a deleted object is reused, because allocating a new file would take a tenth of a training round with 29
+    million parameters.
     """
 
     spare: ClassVar[list[int]] = []
@@ -55,7 +55,7 @@ class _File:
 
 
 class _Mapping(mmap.mmap):
-    """A memory mapping that holds a reference to its file, so that the file is not reused."""
+    """A memory mapping that holds a reference to the mapped file, so that no other object reuses the file."""
 
     file: _File
 
@@ -118,7 +118,7 @@ class Spill:
         return [content[place : place + size].view(dtype).view(shape) for place, size, dtype, shape in places]
 
     def align(self) -> None:
-        """Align the next tensor's offset for any type of tensor."""
+        """Align the offset of the next tensor, so that the tensor may have any type."""
         self.end += -self.end % ALIGNED
 
     def mapped(self, begin: int = 0) -> Tensor:
@@ -146,7 +146,8 @@ class Spill:
 _MAPPED: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
 
 
-Slice = tuple[mmap.mmap, int, int]  # a mapped file, the slice's first byte, and the byte after the slice
+# a mapped file, the offset of the slice's first byte, and the offset after the slice's last byte
+Slice = tuple[mmap.mmap, int, int]
 
 
 def stretches_of(tensors: Iterable[Tensor]) -> list[Slice]:

@@ -32,7 +32,8 @@ def _installed(*places: str) -> list[Path]:
 def own_line(error: BaseException) -> str:
     """Return the last line of an error's traceback that is in the program's own code, or "".
 
-    The text is like " (FILE, line 12, in dice)". A hospital may send the text, so it omits the file's folder.
+    The text has the form " (FILE, line 12, in dice)". A hospital may send the text, so the text omits the file's
+    folder.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not is_installed(frame.filename) and not frame.filename.startswith("<frozen")]
@@ -42,8 +43,8 @@ def own_line(error: BaseException) -> str:
 def uncalled(kind: Any) -> set[str]:
     """Return the names of a class's public methods that nothing calls.
 
-    The name of an uncalled method does not occur in the code of the class's package, and no base class from another
-    package defines the name. The author probably misspelt the name of a method that medsilo calls.
+    An uncalled method's name does not occur in the code of the class's package, and no base class from another package
+    defines the name. The author probably misspelt the name of a method that medsilo calls.
     """
     package = kind.__module__.partition(".")[0]
     own = [one for one in kind.__mro__ if one.__module__.partition(".")[0] == package]
@@ -74,7 +75,7 @@ def _sources(own: list[Any], package: str) -> Iterator[str]:
     for one in [*own, *(module for name, module in [*sys.modules.items()] if name.partition(".")[0] == package)]:
         try:
             yield inspect.getsource(one)
-        except (OSError, TypeError):  # a class or a module that has no source file
+        except (OSError, TypeError):  # a class or module may have no source file
             continue
 
 

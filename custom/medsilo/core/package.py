@@ -27,7 +27,7 @@ ALWAYS = (ENGINE, "nvflare_reliability")  # packages that every study runs if th
 OURS = (ENGINE, "medsilo-lab")  # the distributions that contain medsilo's packages
 # suffixes of compiled modules, which Python loads instead of a source file of the same name
 NATIVE = (*EXTENSION_SUFFIXES, ".so", ".pyd")
-# suffixes of those of medsilo's files that are executed or displayed
+# suffixes of medsilo's files that are executed or displayed
 SUFFIXES = (".py", ".pyc", *NATIVE, ".html", ".js", ".css", ".template", ".csv")
 DECISIVE = ("nvflare", "torch", "numpy", "monai")  # libraries whose versions may change the last digits of results
 
@@ -46,7 +46,7 @@ def is_ours(name: str) -> bool:
 
 
 def ours_behind(thing: object) -> set[str]:
-    """Return those of medsilo's import packages that define an object's class or a base class of this class."""
+    """Return the import packages of medsilo that define an object's class or a base class of the class."""
     return set(filter(is_ours, (kind.__module__.partition(".")[0] for kind in type(thing).__mro__)))
 
 
@@ -56,7 +56,7 @@ def is_here(name: str) -> bool:
 
 @cache
 def machine_facts() -> dict[str, str]:
-    """Return the facts of this machine that may change results.
+    """Return facts about this machine that may change the results of a study.
 
     The facts are the versions of Python and of the libraries in `DECISIVE`, and the processor instructions that PyTorch
     uses.
@@ -181,7 +181,7 @@ def _has_true_bytecode(source: Path, content: bytes) -> bool:
         there = source.stat()
         made_of = (int(there.st_mtime), there.st_size)
         is_loaded = facts == b"".join((number & 0xFFFFFFFF).to_bytes(4, "little") for number in made_of)
-    if not is_loaded:  # Python ignores the bytecode, and compiles the source again
+    if not is_loaded:  # Python ignores outdated bytecode, and compiles the source again
         return True
     try:
         there_is = SourcelessFileLoader(source.stem, place).get_code(source.stem)  # get_code does not execute the code
@@ -209,7 +209,9 @@ def in_words(facts: Any) -> str:
 
 
 def _is_content(path: PurePath) -> bool:
-    """True if a file is the package's own, and not bytecode, a script or metadata that the installer wrote."""
+    """True if a file belongs to the package itself, and is not bytecode, a script or metadata that the installer
+    wrote.
+    """
     written = path.parts[0].endswith(METADATA) or path.parts[0] == ".."
     return not written and "__pycache__" not in path.parts
 

@@ -46,12 +46,13 @@ def end_family(pid: int) -> None:
 
 
 STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # the numbers by which glibc knows these two options
-LARGE = 32 << 20  # bytes; the largest threshold that glibc accepts
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's numbers of the options M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
+LARGE = 32 << 20  # bytes; glibc accepts no larger threshold
 
 
 def most_held() -> int:
-    """Return this process's peak memory in bytes since the last call of `forget_most`, or else since its start.
+    """Return this process's peak memory in bytes since the last call of `forget_most`, or else since the start of the
+    process.
 
     If the system records no peak, the function returns this process's present memory.
     """

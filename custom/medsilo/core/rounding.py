@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-STEPS = (1, 2, 5)  # factors of a power of ten
+STEPS = (1, 2, 5)  # rounding steps are these multiples of a power of ten
 
 
 def step_of_at_least(width: float) -> float:
@@ -24,14 +24,15 @@ class Resolution:
     # exact.
     patients: int = 0
     unit: int = 1  # counts are rounded to multiples of this number of patients
-    # number of cases of the patient with the most cases, rounded up to one digit, so that one patient seldom changes it
+    # number of cases of the patient with the most cases, rounded up to one digit, so that one patient seldom changes
+    # this number
     largest: int = 1
     size: int = 0  # number of patients
     number: int = 0  # number of cases
 
     @classmethod
     def over(cls, names: Sequence[str], patients: int, unit: int) -> "Resolution":
-        """Return the rounding for one group of cases.
+        """Return the rounding of means and counts over one group of cases.
 
         Args:
             patients: The number of patients who move a mean by at most one rounding step.
@@ -58,7 +59,7 @@ class Resolution:
         return step_of_at_least(self.patients * self.weight * (high - low))
 
     def mean(self, value: float, low: float, high: float) -> float:
-        """Round a mean to `low` plus a whole number of rounding steps. The result is at most `high`."""
+        """Round a mean to `low` plus a whole number of rounding steps, but to at most `high`."""
         step = self.step(low, high)
         if not step or math.isnan(value):
             return value
@@ -66,7 +67,7 @@ class Resolution:
         return min(float(f"{low + steps * step:.12g}"), high)
 
     def count(self, number: float) -> int:
-        """Round a number of patients to a multiple of `unit`. A positive number gives at least `unit`."""
+        """Round a number of patients to a multiple of `unit`; a positive number is rounded to at least `unit`."""
         return _multiple(number, self.unit)
 
     @property
@@ -85,7 +86,7 @@ class Resolution:
         """Round counts that partition the patients, such as counts per class. The rounded counts add up to `counted`.
 
         A count need not be a whole number, because a patient's cases may be in several classes. The counts with the
-        largest remainders are rounded up; of counts with equal remainders, the first.
+        largest remainders are rounded up; among counts with equal remainders, the first count is rounded up.
         """
         total = round(sum(counts))
         if self.exact or not total:
@@ -100,7 +101,7 @@ class Resolution:
 
 
 def _one_digit(number: int) -> int:
-    """Round a number up to one significant digit. The result is at least 1.
+    """Round a number up to one significant digit, and to at least 1.
 
     >>> [_one_digit(number) for number in (0, 1, 14, 40)]
     [1, 1, 20, 40]
@@ -110,5 +111,5 @@ def _one_digit(number: int) -> int:
 
 
 def _multiple(number: float, step: int) -> int:
-    """Round a number to a multiple of `step`. A positive number gives at least `step`."""
+    """Round a number to a multiple of `step`; a positive number is rounded to at least `step`."""
     return max(step, int(number / step + 0.5) * step) if number > 0 else 0

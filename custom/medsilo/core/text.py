@@ -5,7 +5,7 @@ import re
 import unicodedata
 
 LONGEST = 2000  # most bytes of one text
-SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a name that is safe as a folder's name
+SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # names that a folder can safely have
 BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # invisible characters that Unicode classifies as printable
 WHOLE = str.maketrans({"ß": "ss", "ı": "i", "ł": "l", "Ł": "L", "ø": "o"})  # letters that Unicode does not decompose
 UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue"})
@@ -88,5 +88,5 @@ def safe_name(text: str) -> str:
 
 
 def is_safe_name(name: str) -> bool:
-    """True if the name of a site or of a study is safe as a folder's name."""
+    """True if a folder can safely have the name of a site or study."""
     return SAFE.fullmatch(name) is not None and ".." not in name

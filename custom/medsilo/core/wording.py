@@ -159,7 +159,7 @@ def _place(location: tuple[int | str, ...], root: type[Section], chosen: Chosen)
 
 
 def _one_named(name: str, base: type[Section]) -> type[Section]:
-    """Return the subclass of `base` whose field `name` has this default, or else `base` itself."""
+    """Return the subclass of `base` whose field `name` defaults to the given name, or else `base` itself."""
     kinds = (kind for own in base.__subclasses__() for kind in (own, *own.__subclasses__()))
     fields = ((kind, kind.model_fields.get("name")) for kind in kinds)
     return next((kind for kind, field in fields if field and field.default == name), base)

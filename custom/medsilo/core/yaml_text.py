@@ -13,8 +13,8 @@ from medsilo.core.files import read_bounded
 # PyYAML reads 1e-4 as a string because 1e-4 has no decimal point, although YAML 1.2 reads 1e-4 as a number.
 NUMBER = ("tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$"), list("-+.0123456789"))
 LARGEST_YAML = 262_144  # bytes
-MOST_NODES = 20_000  # most keys, values, lists and mappings of a YAML text
-DEEPEST = 32  # most levels of nested lists and mappings
+MOST_NODES = 20_000  # limit on the keys, values, lists and mappings in a YAML text
+DEEPEST = 32  # limit on the levels of nested lists and mappings
 LONGEST_NUMBER = 40  # most digits of a number
 ODD = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters and surrogates
 

@@ -24,12 +24,12 @@ from medsilo.plan import Plan, load_plan
 from medsilo.registry import NETWORKS
 
 THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)  # the thresholds that are tried by default
-EQUAL = 1e-9  # smaller differences of mean scores count as equal
+EQUAL = 1e-9  # mean scores that differ by less than this number count as equal
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tried thresholds in ascending order, each with its number of cases and mean score."""
+    """The tried thresholds in ascending order, each with the number of scored cases and the mean score."""
 
     curve: tuple[tuple[float, int, float], ...]
 
@@ -66,7 +66,7 @@ Rule = Literal["threshold", "argmax", "mixture"]
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a super model, from which its networks can be built again."""
+    """Facts about the study of a super model, from which the super model's networks can be built again."""
 
     plan: Plan
     selector: Network  # the selector's network, in the form of a plan's section
@@ -142,7 +142,7 @@ class SuperModel(nn.Module):
         self.global_model, self.selector = global_model, selector
         # A ModuleList, because a ModuleDict forbids dots in names, and names of sites may contain dots.
         self.personal = nn.ModuleList(personal[site] for site in self.agreed)
-        # The site for each output of the selector.
+        # The name of the model that answers for each output of the selector.
         answering = tuple(site if site in personal else GLOBAL for site in self.sites)
         self.labels = answering if rule == "threshold" else (GLOBAL, *answering)
 
@@ -285,7 +285,7 @@ def assemble(
         return filled(plan.network.build(plan.task.channels, plan.task.goal.outputs), name, tensors)
 
     precision = next(tensor.dtype for tensor in selector.values() if tensor.is_floating_point())
-    with torch.random.fork_rng(devices=[]):  # the initial random weights are replaced below
+    with torch.random.fork_rng(devices=[]):  # the loaded tensors replace the initial random weights
         model = SuperModel(
             expert("the global model", global_model),
             {site: expert(f"the personal model of {site}", tensors) for site, tensors in personal.items()},

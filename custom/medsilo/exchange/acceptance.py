@@ -31,7 +31,7 @@ Asked = tuple[str, int]  # the task's name and the round
 
 
 class Acceptance:
-    """Checks every answer of a study against its request and the site's answer to "join"."""
+    """Checks each answer of a site against the server's request and against the site's answer to "join"."""
 
     def __init__(self, plan: Plan, study: str, sites: Sequence[str], everyone: Sequence[str]) -> None:
         self.plan, self.study, self.sites, self.everyone = plan, study, sites, everyone
@@ -41,7 +41,7 @@ class Acceptance:
         self.most_values = MOST_VALUES + len(everyone) + sum(plan.task.goal.layout.values())
 
     def accept(self, site: str, parcel: StudyMessage, asked: Asked, known: Collection[str]) -> SiteAnswer:
-        """Return the typed answer, or raise Refused.
+        """Return the answer as a typed object, or raise Refused if the answer is invalid.
 
         Args:
             known: the sites that have answered already
@@ -185,7 +185,7 @@ def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], 
 
 
 def check_sum(name: str, values: Sequence[float], most: int, between: tuple[float, float]) -> None:
-    """Raise Refused unless the two values are a possible sum over cases and a possible number of cases."""
+    """Raise Refused if a sum over cases or the number of these cases is impossible."""
     (summed, number), (low, high) = values, between
     if number < 0 or number > most or number != math.floor(number):
         raise Refused(f"its counts of {name} cover {number:g} cases, and it has {most}")

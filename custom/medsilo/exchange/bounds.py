@@ -9,9 +9,9 @@ from medsilo.runs.messages import MOST_VALUES, PIECE
 from medsilo.schedule.phase import Group, Phase, views
 
 SLACK = 8 << 20  # bytes of a message without its tensors
-WIDER = 2  # factor, because a hospital's filters may send a tensor in a type with twice the bytes
+WIDER = 2  # a hospital's filters may convert a tensor to a type with twice the bytes
 BESIDE = 2 * MOST_VALUES  # number of values in a message without tensors, sites and counts
-MOST_UNNAMED = 32  # assumed number of sites, until the first request has reported the number of sites
+MOST_UNNAMED = 32  # assumed number of sites, until the server's first request reports the number of sites
 PER_TENSOR = 32  # number of values in a tensor's name, type and reference
 
 
@@ -42,7 +42,7 @@ def _bounds(plan: Plan, travels: Callable[[Phase], Sequence[Group]]) -> Bounds:
     for phase in phases:
         sent = [tensor for group in views(travels(phase), networks).values() for tensor in group.values()]
         size = max(size, sum(packed(tensor, plan.transport.precision).nbytes for tensor in sent))
-        # Number of pieces in which a training script sends tensors
+        # A training script sends each tensor in this number of pieces
         tensors = max(tensors, sum(1 + tensor.nbytes // PIECE for tensor in sent))
     sites = len(plan.participation.everyone)
     return Bounds(SLACK + wider * size, BESIDE + PER_TENSOR * (tensors + sites) + sum(plan.task.goal.layout.values()))

@@ -15,7 +15,7 @@ from medsilo.runs.messages import StudyMessage
 Outgoing = Callable[[str], StudyMessage]
 Receive = Callable[[str, StudyMessage], None]
 
-LONGEST_REASON = 400  # most bytes of a reason or warning; a site's log has the full text
+LONGEST_REASON = 400  # limit on the bytes of a reason or warning; the site's log contains the full text
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Missing:
 
     kind: Literal["refused", "lost"]
     reason: str
-    passing: bool = False  # whether asking again may succeed
+    passing: bool = False  # whether a repeated request may succeed
     lacks: bool = False  # whether the site lacks files of the network that the server can send
     # The error object with its traceback, if the site runs in this process.
     error: MedsiloError | None = field(default=None, compare=False, repr=False)

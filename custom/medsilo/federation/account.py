@@ -37,7 +37,7 @@ class PrivacyAccount:
 
     @classmethod
     def of(cls, place: SiteContext) -> Self | None:
-        """Return the privacy account; None unless the hospital demands privacy or the plan promises privacy to
+        """Return the privacy account, or None if neither the hospital demands privacy nor the plan promises privacy to
         patients.
 
         Raises Refused, before data are read, if the plan's privacy promise can't be kept or the privacy budget is
@@ -63,7 +63,7 @@ class PrivacyAccount:
         return self.attempt
 
     def counts(self, attempt: str) -> bool:
-        """True if the ledger has an entry for the attempt, so that the site may use the state of this attempt."""
+        """True if the ledger has an entry for the attempt, so that the site may use the state saved in this attempt."""
         return self.ledger.standing().has(self.study.name, attempt)
 
     def again(self, request: StudyMessage) -> StudyMessage | None:
@@ -85,7 +85,7 @@ class PrivacyAccount:
         """Save the answer, replace the saved answer to an earlier request of the same task, and charge the answer to
         the ledger.
 
-        The answer may leave the site when this method returns. Raises Refused if the privacy budget is spent.
+        After this method has returned, the answer may leave the site. Raises Refused if the privacy budget is spent.
         """
         own = {"request": digest_of(request), "attempt": self.attempt, "groups": list(reply.groups)}
         save_tensors(self._path(request), flat(reply.groups), {**own, "facts": reply.facts})
@@ -113,7 +113,8 @@ class PrivacyAccount:
 
 
 class Accounting:
-    """A site that charges each answer to its ledger, and sends the same saved answer if the server repeats a request.
+    """A site that charges each answer to the site's privacy ledger, and sends the saved answer again if the server
+    repeats a request.
 
     This layer gives the participant's state the identifier of each attempt at an answer. The participant saves its
     state with the attempt's identifier, and later uses the state only if the ledger contains this identifier.
@@ -130,8 +131,7 @@ class Accounting:
         The server compares the heads that a hospital sends, and so notices if the hospital restores an old copy of its
         ledger.
 
-        The digest of a request leaves out the ledger heads that the server sends, so a repeated request has the same
-        digest.
+        The digest of a request leaves out the server's list of ledger heads, so a repeated request has the same digest.
         """
         asked, ledger = Request.received(parcel.facts), self.account.ledger
         ledger.check_heads([head.model_dump() for head in asked.ledgers])
@@ -173,6 +173,6 @@ class Accounting:
         return [Charge.normal(*told) for layer in layers for told in layer.charges(task, number).items()]
 
     def _trained(self, task: str, number: int) -> list[Charge]:
-        """Return the charges of a round's training; a hospital that does not train has no charge."""
+        """Return the privacy charges of a training round; a hospital that does not train has no charge."""
         private, phase_of = self.participant.trainer.private, self.participant.place.plan.course.phase_of
         return private.charges(number, phase_of(number)) if private and task == "round" else []

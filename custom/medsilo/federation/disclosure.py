@@ -1,10 +1,10 @@
-"""The disclosure layer decides which numbers leave a site, rounds these numbers, and records that they were disclosed.
+"""The disclosure layer decides which numbers leave a site, rounds these numbers, and records each disclosure.
 
 A participant computes exact scores, losses, counts, thresholds and numbers of cases (raw_results.py). The disclosure
-layer makes each field of an answer from these exact results. If a plan promises differential privacy, private_site.py
-adds noise and computes the privacy charges. The hospital's query budget counts the answers to each requester
-(protection.py). If the hospital did not demand the plan's noise, the hospital's minimum counts and rounding apply in
-addition to the noise.
+layer computes each field of an answer from the participant's exact results. If a plan promises differential privacy,
+private_site.py adds noise and computes the privacy charges. The hospital's query budget counts the answers to each
+requester (protection.py). If the hospital did not demand this noise, the hospital's minimum counts and rounding apply
+in addition to the noise.
 """
 
 import math
@@ -50,10 +50,10 @@ if TYPE_CHECKING:  # only studies with a promise of privacy load this module
 MOST = 2.0  # upper bound on the loss of one case in a disclosed mean loss
 CLASS = 4  # counts by class need at least CLASS times the hospital's minimum number of patients in each class
 LOSS = "loss"  # name of the measure that holds each case's loss
-PAIR = 2  # patients in a pair: among n patients, each patient is in the fraction 2 / n of all pairs
+PAIR = 2  # number of patients in a pair; among n patients, each patient is in the fraction 2 / n of all pairs
 Part = Literal["validation", "test"]
 SCORED: tuple[Part, ...] = ("validation", "test")
-Told = dict[str, Any]  # the fields of an answer to the server
+Told = dict[str, Any]  # the fields of a site's answer to the server
 NOTHING: Told = {"validation": None, "validation_loss": None}
 
 
@@ -111,8 +111,8 @@ class Disclosure:
 
     @property
     def steps(self) -> dict[Part, float]:
-        """Return the rounding steps of the validation score and the test score. A score that is suppressed or has noise
-        has no step.
+        """Return the rounding steps of the validation score and the test score. Scores that are suppressed or noisy
+        have no rounding step.
         """
         told = [part for part in SCORED if self.tells(part) and part not in self.noisy]
         steps = {part: self.resolution[part].step(*self.task.goal.metric_range) for part in told}
@@ -139,11 +139,9 @@ class Disclosure:
 
     # ------------------------------------------------------------------ answers
     def warnings(self) -> list[SiteWarning]:
-        """Return the warnings for the lead.
-
-        Some warnings concern the hospital's own split of its data into training, validation and test cases. Other
-        warnings name a part of the data (training, validation or test) whose score is suppressed, because another study
-        used nearly the same patients.
+        """Return warnings for the lead. Some warnings concern the hospital's own split of its data into training,
+        validation and test cases. Other warnings name the data part (training, validation or test) whose score is
+        suppressed, because another study used nearly the same patients.
         """
         return [
             *self.protection.warnings(),
@@ -165,8 +163,8 @@ class Disclosure:
         return {"validation": finite(self.score("validation", scored.score)), "validation_loss": finite(loss)}
 
     def tested(self, selected: int, scored: ExactScores) -> Told:
-        """Return the fields of an answer that disclose the test of a round's model. The fields contain counts and
-        means, but no values of single cases.
+        """Return the fields of an answer that disclose test results. The fields contain counts and means, but no values
+        of single cases.
         """
         counts, loss, score = Counts(), math.nan, math.nan
         if "test" in self.noisy:
@@ -268,8 +266,8 @@ class Disclosure:
         return Counted(**found)
 
     def _once(self, part: DataPart, numbers: Told) -> Mapping[str, Any]:
-        """Return the numbers that the hospital first disclosed about these patients, so that all plans get the same
-        numbers.
+        """Return the numbers that the hospital disclosed first about a group of patients, so that all plans get the
+        same numbers.
         """
         names = self.patients[part]
         if not self.protected or not names:
@@ -278,12 +276,12 @@ class Disclosure:
 
     @property
     def by_patient(self) -> bool:
-        """True if the counts of classes and decisions count patients instead of cases."""
+        """True if disclosed counts of classes and decisions count patients instead of cases."""
         return not self.resolution["test"].exact
 
     @property
     def counted(self) -> Counted:
-        """The disclosed totals of the counts of classes and decisions, in patients or cases."""
+        """The disclosed totals to which counts of classes and decisions add up, in patients or cases."""
         return self.told_patients if self.by_patient else self.told_cases
 
     def weight(self, cases: int) -> int:
@@ -378,7 +376,7 @@ class Disclosure:
         return resolution.mean(float(measures[LOSS].clamp(0, MOST).mean()), 0, MOST) if resolution.patients else loss
 
     def train_loss(self, loss: float, samples: int) -> float:
-        """Return the disclosed mean loss over this number of training cases; NaN if the loss must not leave the
+        """Return the disclosed mean training loss over a number of cases, or NaN if the loss must not leave the
         site.
         """
         if not self.tells("train") and (self.protected or self.numbers):
@@ -395,8 +393,8 @@ class Disclosure:
         return coarse_counts(goal, own, patients, resolution, self.least, CLASS * self.least)
 
     def _weights(self, part: DataPart) -> Tensor:
-        """Return the weight of each case in the counts. If counts are rounded, the weights of one patient's cases add
-        up to one.
+        """Return the weight of each case in disclosed counts. If counts are rounded, the weights of one patient's cases
+        add up to one.
         """
         each, exact = Counter(self.patients[part]), self.resolution[part].exact
         weights = [1.0 if exact else 1 / each[patient] for patient in self.patients[part]]
@@ -447,7 +445,8 @@ class Disclosure:
             if enough:
                 counts = [int(count) for count in self.resolution[part].shared_out(own)]
                 names = [*map(str, goal.label_names)]
-                key = f"classes {sorted(names)}"  # sorted: the key must not depend on the plan's order of labels
+                # the labels are sorted, so that the key does not depend on the plan's order of labels
+                key = f"classes {sorted(names)}"
                 known = self._once(part, {key: dict(zip(names, counts, strict=True))}).get(key)
                 told[part] = known and [known[name] for name in names]
         return told

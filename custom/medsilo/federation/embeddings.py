@@ -29,9 +29,9 @@ from medsilo.runs import paths
 from medsilo.tasks.shares import PARTS
 from medsilo.tasks.site_data import Cases, SiteData, labels_of, names_of, patients_of, records_of
 
-PAUSE = 60.0  # seconds between writes to disk: the most computation that is lost when a process dies
-DIGEST = 32  # bytes of the hash of a case
-SHARE = 4  # the file takes at most 1 / SHARE of the free disk space
+PAUSE = 60.0  # seconds between two writes to disk, and so the longest computation that is lost when a process dies
+DIGEST = 32  # bytes of a case's hash
+SHARE = 4  # the file of embeddings takes at most 1 / SHARE of the free disk space
 
 
 @dataclass
@@ -47,14 +47,14 @@ class Store:
     def __post_init__(self) -> None:
         with suppress(
             MedsiloError, FileNotFoundError, KeyError, ValueError
-        ):  # the file of embeddings is missing or incomplete, so it is written again
+        ):  # a missing or incomplete file of embeddings is written again
             found, _ = load_tensors(self.path)
             digests, embeddings = found["digests"].numpy(), found["embeddings"].clone()
             self.known = {digest.tobytes(): own for digest, own in zip(digests, embeddings, strict=True)}
         self.written = len(self.known)
 
     def write(self) -> None:
-        """Write all embeddings to disk if some of them are new and the disk has enough space."""
+        """Write all embeddings to disk if some embeddings are new and the disk has enough space."""
         if len(self.known) == self.written:
             return
         embeddings = torch.stack([*self.known.values()])
@@ -85,7 +85,7 @@ class Embedded(TensorDataset):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """The embeddings, of shape [cases, features], and the targets."""
+        """The embeddings with shape [cases, features], and the targets of the cases."""
         self.complete()
         return self._made
 

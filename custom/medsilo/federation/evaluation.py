@@ -25,7 +25,7 @@ from medsilo.tasks.site_data import Cases, SiteData, names_of
 
 PICTURES = 3
 Measure = Callable[[Tensor, Tensor], Measures]
-Measuring = Callable[[Dataset], Measure]  # makes the measure for the cases of a data set
+Measuring = Callable[[Dataset], Measure]  # returns the function that measures the cases of a given data set
 
 
 class Evaluation:
@@ -46,7 +46,7 @@ class Evaluation:
                 check_inputs(part, self.pieces(getattr(data, part), "check"), self.task.shape)
 
     def pieces(self, part: Dataset, purpose: str) -> Dataset:
-        """Return the cases as random pieces of the task's shape. Every call with the same purpose returns the same
+        """Cut a random piece of the task's shape from each case; every call with the same purpose returns the same
         pieces.
         """
         names = names_of(part) if self.plan.privacy else None
@@ -134,7 +134,8 @@ class Evaluation:
         ranked = measures[goal.metric].argsort(stable=True)
         places = {"worst": 0, "median": len(ranked) // 2, "best": len(ranked) - 1}
         chosen = {which: int(ranked[place]) for which, place in places.items()}
-        for inputs, targets, cases in self._with_places(self.data.test, judged):  # use the same batches as in the test
+        # the batches must be those of the test, because a batch norm may use the statistics of the batch
+        for inputs, targets, cases in self._with_places(self.data.test, judged):
             if here := {which: cases.index(case) for which, case in chosen.items() if case in cases}:
                 output = self._output(model, inputs)
                 found, right = (goal.masks(labels) for labels in (goal.predicted(output, targets), targets))
@@ -151,9 +152,9 @@ def _ordered(part: Dataset, order: Tensor | None) -> Dataset:
 def check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> None:
     """Raise a DataError unless the inputs have the task's shape.
 
-    The error may leave the site, because its text contains counts and no file names.
+    The error may leave the site, because the error's text contains counts and no file names.
 
-    If data are not in memory, only the first training case is checked, because test data are read only at the end.
+    If data are not in memory, only the first training case is checked, because a study reads test data only at the end.
     """
     own = shape
     if isinstance(data, Cases):

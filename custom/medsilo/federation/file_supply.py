@@ -19,14 +19,14 @@ if TYPE_CHECKING:  # the server does not load the site's code
 
 
 class SuppliedSite:
-    """A layer that saves the network's files from the server before it creates the wrapped site, which reads these
+    """A layer that saves the network's files from the server, and then creates the wrapped site, which reads these
     files.
 
     The server sends a file as tensors of bytes. The file's hash must equal the hash in the plan.
     """
 
     def __init__(self, place: "SiteContext", make: "Callable[[], Site]") -> None:
-        """Wrap a site that is created later.
+        """Wrap a site that the layer creates only after all files have arrived.
 
         Args:
             make: a function that creates the site, which reads the files

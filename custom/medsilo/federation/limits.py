@@ -1,4 +1,4 @@
-"""Limits of every hospital on the demands of a plan, such as time and disk space."""
+"""Limits that every hospital sets on a plan's demands, such as time and disk space."""
 
 import time
 from collections.abc import Iterator
@@ -17,8 +17,9 @@ from medsilo.site.settings import SiteSettings
 
 MOST_MINUTES = 1440.0  # maximum minutes of work on one answer
 MOST_DISK = 100 << 30  # maximum bytes of a study's folder
-LEAST_LEARNING = 1e-5  # minimum of learning rate × optimizer steps at a site, divided by the number of rounds
-# size of the saved models, and of one saved state with its optimizer, in multiples of a float32 model
+# minimum for the learning rate times the number of optimizer steps at a site, divided by the number of rounds
+LEAST_LEARNING = 1e-5
+# disk space of all saved models, and of one saved state with its optimizer, in multiples of the size of a float32 model
 MODELS, STATE = 2, 8 / 3
 
 
@@ -32,7 +33,7 @@ def check_limits(
 ) -> None:
     """Raise Refused if the plan demands more than this hospital allows.
 
-    The error's text is one line that the site may send to the server.
+    The error's message is one line, which the site may send to the server.
 
     Args:
         train: the number of training cases; None if the site does not train
@@ -58,7 +59,7 @@ def check_limits(
             "this hospital has fewer training cases or patients than it trains with (min_patients_per_metric in its "
             f"{FILE_NAME}); bring more patients, or lower it there"
         )
-    # The check uses the rounded number of cases, so that its result does not disclose the exact number.
+    # The check uses the rounded number of cases, so that the check's result does not disclose the exact number.
     if learning_per_answer(plan, Resolution(unit=unit).count(train)) < LEAST_LEARNING:
         raise Refused(
             f"learning rate × steps is less than a hospital demands for each answer, {LEAST_LEARNING:g}; raise "
@@ -92,8 +93,8 @@ def asked_of(plan: Plan, parameters: int) -> list[QuotaCheck]:
 def learning_per_answer(plan: Plan, train: int) -> float:
     """Return the learning rate times the number of optimizer steps at one site, divided by the number of rounds.
 
-    The learning rate times the steps bounds how far the weights can move, in units of the gradient's length. A plan
-    whose weights hardly move would only use the hospital to score the plan's initial model.
+    The learning rate times the steps bounds how far the weights can move, in units of the gradient's length. A study
+    that hardly moves the weights would use the hospital only to score the initial model.
     """
     training = plan.training
     steps = training.steps_of_round(steps_in(train, training.batch_size))

@@ -44,7 +44,7 @@ from medsilo.tasks.metrics import Measures
 from medsilo.tasks.site_data import SiteData
 from medsilo.tasks.subgroups import Members, members_of
 
-EMBEDDED = ("round", "deliver", "test")  # requests for which the site needs the embeddings of its cases
+EMBEDDED = ("round", "deliver", "test")  # kinds of requests for which the site needs the embeddings of its cases
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Participant:
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
         write_provenance(self.place.folder, self.place.plan, self.state.compute.description)
         if self.data.survey:
-            # the survey of the data contains file names, so it stays at the site
+            # the survey of the data stays at the site, because the survey contains file names
             write_json(self.place.folder / paths.DATA, asdict(self.data.survey))
         if self.place.trains and (self.disclosure.protected or self.disclosure.numbers):
             # the exact aggregation weight stays at the site
@@ -176,7 +176,7 @@ class Participant:
         return ExactRound(loss, trainer.samples, scored, groups=sent)
 
     def _deliver(self, asked: Request, groups: Groups, stop: Stop) -> ExactDelivery:
-        """Load the models of the last round, and evaluate them on the validation cases."""
+        """Load the models of the last round, and evaluate these models on the validation cases."""
         number, plan, folder = asked.round, self.place.plan, self.place.folder
         self._stand_after(number, asked)
         self._receive(asked, groups, plan.course.delivery)
@@ -208,13 +208,14 @@ class Participant:
 
     # ------------------------------------------------------------------ models
     def _take_selected(self, asked: Request, groups: Groups) -> int:
-        """Load the model to test, and return its round.
+        """Load the model to test, and return the round of this model.
 
         The model is the best model by this site's own validation, the model that the coordinator sends, or the model of
         the last round.
         """
         self.state.reload()
-        self.state.done = -1  # the networks in memory are now the model under test, not the state after a round
+        # from here on, the networks in memory are the model under test instead of the state after a round
+        self.state.done = -1
         if self.choice.chooses:
             return self.state.load_model(paths.BEST)["round"]
         self.state.load_model(paths.LAST)
@@ -232,8 +233,8 @@ class Participant:
         return self.evaluation.evaluate(self.data.validation, stop, model, self.place.plan.task.goal.measuring)[2]
 
     def _validate(self, rounds: int, stop: Stop) -> ExactScores | None:
-        """Validate the model after this number of rounds, and save it if it is the best model that this site
-        selects.
+        """Validate the model after a number of rounds; if the site selects its own best model, save the model whenever
+        it is the best.
         """
         if not self.place.plan.validates(rounds):
             return None
@@ -269,15 +270,14 @@ class Participant:
 
     # ------------------------------------------------------------------ tensors in and out
     def _receive(self, asked: Request, groups: Groups, phase: Phase) -> None:
-        self.state.done = -1  # until the work is complete, memory does not hold the state after any round
+        # until the work on this request is complete, the networks in memory are not the state after any round
+        self.state.done = -1
         opened = self.envelope.open(asked, groups, self.state.modules)
-        # The server did not send the groups of tensors that the site computes itself.
+        # The server does not send the groups of tensors that the site computes itself.
         self.state.take_over(opened, phase, self.envelope.keeps_at_home)
 
     def _refuse_impossible(self, number: int, phase: Phase) -> None:
-        """Raise Refused, with the likely reason, if the tensors of this round have values that the server would
-        reject.
-        """
+        """Raise Refused with the likely reason if this round's tensors have values that the server would reject."""
         if not phase.trains:
             return
         for own in phase.sent:

@@ -44,14 +44,15 @@ def is_canary(plan: "Plan") -> bool:
 class Permission:
     """A site that answers only the requests that its hospital has approved, if approval is required."""
 
-    inner: Site  # the wrapped site, which reads data and is therefore created only after the permission is checked
+    # the wrapped site, which is created only after the check of the permission, because the site reads data
+    inner: Site
 
     def __init__(self, place: SiteContext) -> None:
         """Check the hospital's settings.
 
-        Raises Refused if the hospital does not take part in studies, or if it only tests models and this study would
-        train there. Also raises Refused if approval is required but no startup kit is present, because the kit's key
-        verifies approvals.
+        Raises Refused if the hospital takes part in no study, or if the hospital only tests models and this study would
+        train at the hospital. Also raises Refused if approval is required but no startup kit is present, because the
+        kit's key verifies approvals.
         """
         self.place = place
         by_code = (
@@ -74,8 +75,8 @@ class Permission:
 
     @property
     def approvals(self) -> "Approvals | None":
-        """The hospital's approvals, verified with the key that its startup kit has now; the kit may be renewed during a
-        study.
+        """The hospital's approvals, verified with the key of the present startup kit, since the kit may be renewed
+        during a study.
         """
         place = self.place
         if not self._book or not place.kit:
@@ -87,7 +88,7 @@ class Permission:
     def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         asked = Request.received(parcel.facts)
 
-        def look() -> None:  # called often, between batches
+        def look() -> None:  # called between batches
             stop()
             if time.monotonic() - self._looked >= LOOK:
                 self.check(number=asked.round)
@@ -95,11 +96,11 @@ class Permission:
         decision, approvals = self.check(asked.sites, asked.round), self.approvals
         if approvals and decision and decision.limits.rounds and asked.task in ANSWERED_WITH:
             own = asked.model_dump(mode="json", include=ANSWERED_WITH[asked.task])
-            # a repeated request has the same digest and counts once
+            # a repeated request has the same digest, and therefore counts only once
             made = digest_of(StudyMessage(parcel.groups, own))[:32]
             approvals.count(decision, made, asked.task, self.place.asked.rounds)  # type: ignore[arg-type]
         reply = self.inner.answer(parcel, look)
-        self.check(asked.sites, asked.round)  # the permission is checked again before the answer leaves
+        self.check(asked.sites, asked.round)  # the permission is checked again before the answer leaves the site
         return reply
 
     def check(self, sites: Sequence[str] | None = None, number: int = 0) -> "Decision | None":
@@ -107,7 +108,7 @@ class Permission:
 
         Also raises Refused if the settings have changed since the hospital accepted them.
 
-        A plan without a decision is saved, so that the hospital can review it and decide.
+        A plan without a decision is saved, so that the hospital can review the plan and decide.
         """
         self._looked, plan = time.monotonic(), f"plan {self.place.asked.hash[:12]}"
         if self.accepted:

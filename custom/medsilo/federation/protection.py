@@ -1,5 +1,5 @@
-"""Limit the facts about a hospital's patients that a lead learns from many studies: keep the split of the data fixed,
-and count answers.
+"""Limit the facts about patients that a lead can learn from many studies: keep a hospital's data split fixed, and count
+answers.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +40,7 @@ SHARES = (0.6, 0.2, 0.2)  # default fractions of patients for training, validati
 
 
 class Protection:
-    """The rules that protect a site's patients in one study; inactive if the data need no protection."""
+    """Applies the rules that protect a site's patients in one study, unless the site's data need no protection."""
 
     def __init__(self, place: SiteContext) -> None:
         self.plan, self.site, self.settings, self.folder = place.plan, place.site, place.settings, place.folder
@@ -95,7 +95,7 @@ class Protection:
             raise DataError(UNFIT, private=f"{error} {error.private}") from error
 
     def source(self) -> DataSource | None:
-        """Return the hospital's data source, split by the hospital's own seed if its patients are protected."""
+        """Return the hospital's data source; if patients are protected, the hospital's own seed splits the data."""
         source = read_for(self.plan, self.settings.data, self.site in self.plan.participation.evaluation_sites)
         if not self.on or source is None or not self.plan.task.split_by_site:
             return source
@@ -139,7 +139,7 @@ class Protection:
         self.enter(f"a script's answer to {task} {number}" if number else f"a script's answer to {task}", bits, rho)
 
     def enter(self, what: str, bits: Mapping[str, int], rho: float | None = None) -> None:
-        """In the signed ledger, record the bits that a training script may have sent."""
+        """Record in the signed ledger how many bits a training script may have sent."""
         if not self.on:
             return
         from medsilo.site.ledger import CountedStudy, Spending, ledger_of
@@ -151,8 +151,8 @@ class Protection:
 
 
 def read_for(plan: Plan, source: DataSource | None, only_tested: bool = False) -> DataSource | None:
-    """Return the data source as a plan requires it. With differential privacy, each patient is assigned to training,
-    validation or test independently of the other patients.
+    """Return the hospital's data source in the form that a plan requires. With differential privacy, each patient is
+    assigned to training, validation or test independently of the other patients.
 
     Args:
         only_tested: whether the site is an evaluation site
@@ -176,7 +176,8 @@ def not_its_words(plan: Plan, settings: SiteSettings) -> str | None:
     """Return a refusal that lists the plan's words that the accepted data set lacks; None if the data set lacks no
     word.
 
-    The refusal depends on the data set's description only, so it does not disclose which words occur in the data.
+    The refusal depends only on the data set's description, so the refusal does not disclose which words occur in the
+    data.
     """
     folder = settings.data.data_set if settings.data else None
     unknown = DataSet.read(folder).unknown(plan.task.words) if folder else []

@@ -29,7 +29,7 @@ class ExactScores:
 class ExactResult:
     """A site's exact result for a request, before rounding and noise."""
 
-    groups: Groups = field(default_factory=dict, kw_only=True)  # the encoded tensors that the site sends
+    groups: Groups = field(default_factory=dict, kw_only=True)  # the encoded tensors that the site sends to the server
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ class UpdateCodec:
     keeps_at_home = False
 
     def letter(self, asked: Request) -> dict[str, Any]:
-        """Answer a request of secure aggregation between rounds."""
+        """Answer a request that secure aggregation makes between two rounds."""
         raise Refused("the server asks for masked numbers, and the plan has no secure aggregation")
 
     def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:

@@ -61,7 +61,7 @@ class DisclosingSite:
 
 
 class TrainingSite:
-    """The participant with its disclosure and the plan's layers, in the training process."""
+    """A participant with its disclosure and with the plan's layers, which runs in the training process."""
 
     def __init__(self, participant: Participant) -> None:
         self.participant = participant
@@ -77,7 +77,7 @@ class TrainingSite:
 
 
 def training_site(place: SiteContext, kind: Callable[..., Participant] = participant_of) -> TrainingSite:
-    """Return the site for the training process: a participant with the layers that read exact numbers."""
+    """Build the site that runs in the training process: a participant with the layers that read exact numbers."""
     model_folders.look_in(place.models)
     account = None
     if promises_privacy(place):
@@ -105,7 +105,7 @@ def answering(
     tell: Callable[[str], None] = lambda why: None,
     room: Callable[[], Site] | None = None,
 ) -> Site:
-    """Return the site that answers over NVFlare, with its hospital's permission as the outermost layer."""
+    """Build the site that answers over NVFlare, with the hospital's permission as the outermost layer."""
     make: Callable[[], Site] = partial(training_site, place, kind)
     if room:
         make = room

@@ -25,7 +25,7 @@ from medsilo.schedule.train_context import TrainContext
 from medsilo.site.party import FILE_NAME
 from medsilo.tasks.site_data import SiteData, label_counts, names_of, patients_of
 
-if TYPE_CHECKING:  # needed only with differential privacy
+if TYPE_CHECKING:  # only training with differential privacy needs this module
     from medsilo.federation.private_site import PrivateSite
 
 # purpose from which the seeds of the training order are derived
@@ -50,8 +50,9 @@ class Trainer:
 
     @cached_property
     def drawn_from(self) -> int:
-        """The seed of random choices in training: the plan's seed, or the hospital's secret seed under differential
-        privacy of real patients."""
+        """The seed of random choices in training: the hospital's secret seed for private training on real patients, and
+        otherwise the plan's seed.
+        """
         plan = self.place.plan
         return self.protection.book.number("draws") if self.private and not plan.task.synthetic else plan.seed
 
@@ -61,8 +62,8 @@ class Trainer:
 
     # ------------------------------------------------------------------ whose cases
     def truncate(self, cases: int | None) -> None:
-        """If the plan requires sites of equal size, keep only this number of training cases. Every call keeps the same
-        cases.
+        """If the plan requires sites of equal size, keep only a given number of training cases, and the same cases in
+        every call.
         """
         self.train = self.data.train
         all_of_them: int = len(self.train)  # type: ignore[arg-type]
@@ -101,7 +102,7 @@ class Trainer:
 
     # ------------------------------------------------------------------ a round
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
-        """Train a round of this phase, and return the mean training loss."""
+        """Train one round of a phase, and return the mean training loss."""
         plan = self.place.plan
         if plan.training.optimizer_state == "reset":
             self.state.make_optimizers()
@@ -115,7 +116,9 @@ class Trainer:
         return phase.train_round(bench)
 
     def bench(self, purpose: str, number: int, stop: Stop) -> TrainContext:
-        """Return the context in which a method trains; purpose and round determine the order of the data."""
+        """Return the context in which a method trains; the purpose and the round determine the order of the training
+        data.
+        """
         plan, site = self.place.plan, self.place.site
         step = None
         if perturbed := plan.algorithm.perturbation:
@@ -159,8 +162,8 @@ class Trainer:
             yield layer.eval()(inputs) if layer else inputs, targets
 
     def names(self, cases: Dataset) -> Sequence[str] | None:
-        """Return the names of the cases, which seed each case's random augmentation under differential privacy; None
-        without differential privacy.
+        """Under differential privacy, return the names of the cases, since each case's name seeds the random
+        augmentation of the case.
         """
         return names_of(cases) if self.private else None
 
@@ -169,10 +172,10 @@ class Trainer:
 
 
 class RoundCases:
-    """Passes a site's training cases through networks in one round."""
+    """Trains networks on a site's cases in one round."""
 
     def __init__(self, trainer: Trainer, purpose: str, number: int, stop: Stop) -> None:
-        """Prepare one pass of a round over the cases.
+        """Prepare a pass over the training cases in one round.
 
         Args:
             purpose: the purpose from which the seed of the order is derived

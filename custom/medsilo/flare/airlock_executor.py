@@ -1,7 +1,8 @@
 """Run a job's training script in an isolated process, the hospital's airlock.
 
-A received job is converted first. The job's code moves to a folder outside Python's path, so NVFlare's process for the
-job does not load it. The job's configuration is replaced, except for the script's name and arguments.
+A received job is converted before it runs. The job's code moves to a folder outside Python's path, so that NVFlare's
+process for the job does not load the code. The conversion replaces the job's configuration, except for the script's
+name and arguments.
 """
 
 import json
@@ -51,7 +52,7 @@ Argument = Annotated[str, Field(max_length=10_000)]
 
 
 class ScriptStart(Section):
-    """The command that starts a job's script, as in the file `script.json`."""
+    """The command that starts a job's script, in the form of the file `script.json`."""
 
     file: Annotated[
         str, Field(max_length=200, pattern=r"^\w([\w /-]|\.\w)*\.py$")
@@ -102,7 +103,7 @@ class AirlockExecutor(MedsiloExecutor):
 
     def _guard(self, fl_ctx: FLContext) -> None:
         guard(fl_ctx.get_engine().get_cell(), file_of_job(fl_ctx, paths.PLAN))
-        with suppress(Exception):  # the answer to "join" reports faults of the plan
+        with suppress(Exception):  # the site's answer to the request "join" reports faults of the plan
             self.plan = load_plan(file_of_job(fl_ctx, paths.PLAN))
             self.measured = self.plan.participation.limit is None
 
@@ -115,7 +116,7 @@ class AirlockExecutor(MedsiloExecutor):
         settings = super()._settings(fl_ctx)
         local = settings_folder(fl_ctx)
         named = (local / FILE_NAME, local / fl_ctx.get_identity_name() / FILE_NAME)
-        # In a simulation, no patients need protection.
+        # a simulation has no patients who need protection
         if kit_of(fl_ctx) is None and not any(map(Path.is_file, named)):
             return settings.changed({"public_data": True}, FILE_NAME)
         return settings
@@ -171,7 +172,9 @@ def take_code_away(config: Path) -> None:
 
 
 def start_of(config: Path) -> ScriptStart:
-    """Return the command of a job's script from the job's configuration. Raises Refused without a valid command."""
+    """Return the command of a job's script from the job's configuration. Raises Refused if the configuration has no
+    valid command.
+    """
     try:
         if (config / DESCRIBED).is_file():  # a recipe with the option `room` wrote this file
             return ScriptStart.from_values(json.loads(read_bounded(config / DESCRIBED, LARGEST_YAML)), DESCRIBED)

@@ -26,7 +26,7 @@ from medsilo.site.job_code import PLAN, JobCode, as_brought
 from medsilo.site.settings import SiteSettings
 from nvflare_reliability.kit_patches import AskingDeployer, has_image_of_its_own
 
-# These imports load PyTorch, which only the approval of code needs.
+# The imported modules load PyTorch, which only the approval of code needs.
 if TYPE_CHECKING:
     from medsilo.federation.site_context import SiteContext
     from medsilo.plan import Plan
@@ -39,14 +39,14 @@ NO_NOISE = (
     "this hospital demands differential privacy of every study (privacy in its medsilo.yaml), and nobody counts what a "
     "job's own code sends; run a task of medsilo's"
 )
-UNNAMED = "job"  # used if the job's name is not valid as the study's name
+UNNAMED = "job"  # name of a study whose job has an invalid name
 LARGEST_META = 1 << 20  # most bytes of a job's meta.json
 
 
 def ask_when_deploying(engine: Any) -> None:
-    """Let the hospital's process check each job that it unpacks. The lead then sees why a job is rejected.
+    """Let the hospital's process check each job during unpacking, so that the lead sees why a job is rejected.
 
-    If the startup kit configures its own component for unpacking, nothing changes.
+    A startup kit that configures its own component for unpacking keeps this component.
     """
     if engine.get_component(SystemComponents.APP_DEPLOYER) is None:
         engine.add_component(SystemComponents.APP_DEPLOYER, AskingDeployer(why_not_deployed))
@@ -74,7 +74,7 @@ def why_not_started(fl_ctx: FLContext, meta: Mapping[str, Any]) -> str:
             return NO_NOISE
         if refusal := settings.refuses(trains=True):
             return f"{refusal}; a job's own code may train"
-        if kit:  # even without approvals, because a ledger must record the numbers that the script sends
+        if kit:  # also in a hospital without approvals, because a ledger must record the numbers that the script sends
             accept_at_first(kit, settings, fl_ctx)
         if settings.approval_of() == "none":
             return ""
@@ -100,7 +100,8 @@ def place_of_job(
 ) -> "SiteContext":
     """Return the site's context for a job that contains code, before the server has sent the study's name.
 
-    If the hospital approves plans, the context describes the code. Raises MedsiloError if the code is invalid.
+    If the hospital approves plans, the context contains a description of the job's code. Raises MedsiloError if the
+    code is invalid.
 
     Args:
         has_run: Whether the app's code has already been started.

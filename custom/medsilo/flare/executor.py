@@ -1,4 +1,4 @@
-"""Run a site of a study as an executor of NVFlare's client."""
+"""Run a study's site as an executor in NVFlare's client."""
 
 import json
 import math
@@ -53,7 +53,7 @@ from nvflare_reliability.patches import GARBAGE, audit_without_fail
 
 
 def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> None:
-    """Append a line to a site's log of answers. Errors of the disk are ignored."""
+    """Append a line to a site's log of answers, and ignore errors of the disk."""
     if asked is not None:
         number = asked.get("round")
         known = isinstance(number, int) and 0 <= number <= MOST_ROUNDS
@@ -68,7 +68,7 @@ def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> N
 
 # seconds without an error after which the same error is logged again
 QUIET = 600.0
-# most kinds of errors that one job may log, because a malicious server could fill the log by provoking errors
+# limit on the kinds of errors that one job may log, because a malicious server could fill the log by provoking errors
 MOST_KINDS = 20
 
 
@@ -77,7 +77,7 @@ class SiteEvents(StudyEvents):
 
     def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
         super().__init__(kit, job, study)
-        self.runs = False  # whether the job's begin was logged, and its end was not
+        self.runs = False  # whether the log has the beginning of the job, but not the end
         self.wrong = dict[str, float]()  # for each kind of recent error, the time when it last occurred
 
     def begin(self, text: str) -> None:
@@ -91,7 +91,7 @@ class SiteEvents(StudyEvents):
         self.runs = True
 
     def end(self, text: str) -> None:
-        """Log once that the job ended at this site."""
+        """Log that the job ended at this site, unless the end is already logged."""
         if self.runs:
             self.runs = False
             self.tell("ended", text)
@@ -118,25 +118,27 @@ class SiteEvents(StudyEvents):
 
 # If the plan sets no time limit, a site gives up an answer after this many seconds without work.
 STOOD_STILL = 600.0
-LOOK = 10.0  # seconds between two checks whether the training processes work
-LEAST = 0.05  # smallest fraction of one core's time that counts as work
+LOOK = 10.0  # seconds between two checks that the training processes are working
+LEAST = 0.05  # the training processes are working if they use at least this fraction of one core's time
 ABORT_POLL = 0.2  # seconds between two checks whether the job was aborted
 
 
 class MedsiloExecutor(Executor):
-    """Answers the server's messages. An error becomes a rejection, whose text the site may send to the server."""
+    """Answers the server's messages. An error becomes a rejection with a text that the site may send to the server."""
 
     participant: Callable[..., Participant] = staticmethod(participant_of)  # benchmarks replace this function
 
     def __init__(self) -> None:
         super().__init__()
-        self.working: tuple[Site, Clock] | None = None  # the site of the present study, and the clock of its time limit
+        # the site of the present study, and the clock of the study's time limit
+        self.working: tuple[Site, Clock] | None = None
         self.folder: Path | None = None  # the site's folder in the study's run
-        self.give_back: Callable[[], None] | None = None  # releases the lock by which the study runs at this hospital
-        self.gate: Gate | None = None  # set if the job's plan is valid
+        self.give_back: Callable[[], None] | None = None  # releases the slot of the hospital in which the study runs
+        self.gate: Gate | None = None  # limits the size of messages; None unless the job's plan is valid
         self.events = SiteEvents(None)
         self.measured = False  # whether the plan sets no time limit for an answer
-        self.worker = ThreadPoolExecutor(1)  # makes an answer, while the calling thread checks if the job was aborted
+        # the thread that computes an answer, while the calling thread checks if the job was aborted
+        self.worker = ThreadPoolExecutor(1)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
@@ -160,7 +162,7 @@ class MedsiloExecutor(Executor):
     def _guard(self, fl_ctx: FLContext) -> None:
         """Make the site reject messages from the server that are larger than the plan allows.
 
-        Faults of the plan are ignored here, because the answer to "join" reports them.
+        This function ignores faults of the plan, because the site's answer to the request "join" reports these faults.
         """
         cell = fl_ctx.get_engine().get_cell()
         gate = Gate(cell, Bounds())
@@ -174,7 +176,7 @@ class MedsiloExecutor(Executor):
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         started, parcel = time.monotonic(), StudyMessage()
-        checks: list[Callable[[], None]] = []  # called regularly while the site makes its answer
+        checks: list[Callable[[], None]] = []  # called regularly while the site computes an answer
 
         def stop() -> None:
             if abort_signal.triggered:
@@ -289,7 +291,7 @@ class MedsiloExecutor(Executor):
 
 
 class Busy:
-    """Checks that the training processes work, by the processor time that they use."""
+    """Checks by the used processor time that the training processes are working."""
 
     def __init__(self) -> None:
         self.looked = self.worked = time.monotonic()
@@ -322,12 +324,13 @@ def _used() -> float:
 def _await(work: Future, stop: Callable[[], None]) -> Shareable:
     """Wait for the result of a thread's work, and call `stop` regularly.
 
-    If `stop` raises an error here, `stop` also raises an error in the thread before the next batch.
+    If `stop` raises an error in the waiting thread, `stop` also raises an error in the working thread before the next
+    batch.
     """
     while True:
         try:
             return work.result(timeout=ABORT_POLL)
         except NotYet:
-            if work.done():  # the work itself raised a TimeoutError
+            if work.done():  # the finished work has raised a TimeoutError
                 raise
             stop()

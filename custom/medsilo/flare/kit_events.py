@@ -43,8 +43,8 @@ from nvflare_reliability.liveness import EXPELLED, REFUSES, WAITS, Silent
 from nvflare_reliability.returning_sites import hear_of_processes
 from nvflare_reliability.revocation import LARGEST, LIST, is_newer, list_in
 
-LOOK = 2.0  # seconds between two checks of the connections
-# seconds after which a party without a connection counts as absent; a lost connection is often restored earlier
+LOOK = 2.0  # seconds between two checks of the parties' connections
+# seconds without a connection after which a party counts as absent; most lost connections are restored earlier
 GRACE = 10.0
 # seconds without a heartbeat after which the server calls a party; a party sends a heartbeat every ten seconds
 LATE = 11.0
@@ -63,12 +63,14 @@ TWICE = 30.0
 
 @dataclass(frozen=True)
 class Seen:
-    """A party's state at one check: whether it is connected, and when its last message arrived (wall clock)."""
+    """The state of a party at one check: whether the party is connected, and the wall-clock time of its last
+    message.
+    """
 
     connected: bool
     last_heard: float
     token: str = ""  # changes when the party's processes are restarted
-    cell: str = ""  # the name of the party's cell, by which NVFlare addresses its process
+    cell: str = ""  # the name of the party's cell, by which NVFlare addresses the party's process
 
 
 @dataclass
@@ -76,7 +78,8 @@ class Attendance:
     """Records which parties are connected and which are absent, and when each party's last message arrived."""
 
     direct: set[str] = field(default_factory=set)  # sites that have had a direct connection
-    heard: dict[str, tuple[float, float]] = field(default_factory=dict)  # last_heard, and the time when it last changed
+    # `last_heard`, and the time of the last change of `last_heard`
+    heard: dict[str, tuple[float, float]] = field(default_factory=dict)
     lost: dict[str, float] = field(default_factory=dict)  # for each lost connection, the time at which it was lost
     there: dict[str, bool] = field(default_factory=dict)
     returned: dict[str, float] = field(default_factory=dict)
@@ -114,13 +117,14 @@ class Attendance:
         return Event("back", text, name)
 
     def late(self, seen: Mapping[str, Seen], now: float) -> dict[str, str]:
-        """Return the parties whose heartbeats are late, and the cell of each."""
+        """Return the parties whose heartbeats are late, each with the name of its cell."""
         return {name: one.cell for name, one in seen.items() if now - self.heard.get(name, (0, now))[1] > LATE}
 
     def _missing(self, name: str, seen: Seen | None, now: float, is_deaf: bool) -> str | None:
         """Return the reason why a party is absent.
 
-        Returns None if the party is connected, and "" if its connection was lost so recently that it may be restored.
+        Returns None if the party is connected, and "" if the party's connection was lost so recently that it may soon
+        be restored.
         """
         if seen is None:
             return "it signed off, or the server gave it up"
@@ -133,7 +137,7 @@ class Attendance:
 
 
 class WorkingTime:
-    """A clock that stands still while this process is suspended, because the process then receives no messages."""
+    """A clock that stands still while this process is suspended, because a suspended process receives no messages."""
 
     def __init__(self) -> None:
         self.at, self.worked = time.monotonic(), 0.0
@@ -149,7 +153,7 @@ class EventKeeper:
     """Signs a startup kit's events.log, every hour and when the kit's process ends, and logs counts of rejections."""
 
     def __init__(self, kit: Path | None, chain: EventChain | None) -> None:
-        """Keep the events of a startup kit.
+        """Sign the events of a startup kit.
 
         Args:
             chain: Signs the log; None if the kit has no key.
@@ -180,14 +184,14 @@ class EventKeeper:
         """Sign the log, unless an earlier call has already signed it."""
         if self.chain and not self.has_ended:
             self.has_ended = True
-            with suppress(Exception):  # an error must not prevent the end of the process
+            with suppress(Exception):  # an error must not prevent the end of the kit's process
                 self._sign(self.chain.sign)
 
     def _sign(self, sign: Callable[[], None]) -> None:
         try:
             sign()
         except Passing:
-            raise  # the error is temporary: the kit is being renewed
+            raise  # an error of the type Passing is temporary, for example during a renewal of the kit
         except MedsiloError as error:
             if self.kit:
                 write(self.kit, Event("refused", f"{error}; {REMEDY}", needs_somebody=True, by="events.log"))
@@ -200,7 +204,7 @@ class EventKeeper:
 
 
 class ServerEvents(FLComponent):
-    """Writes the server's events: a party connects, becomes absent, or is rejected."""
+    """Writes an event at the server if a party connects, becomes absent, or is rejected."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,14 +258,15 @@ class ServerEvents(FLComponent):
             write(kit, Event("away", told, hospital, study, job, needs_somebody=True))
 
     def _registered(self, fl_ctx: FLContext) -> None:
-        """Write an event if the server has rejected the registration of a party."""
+        """Write an event about a party whose registration the server has rejected."""
         self._refuse(plain(fl_ctx.get_prop(FLContextKey.UNAUTHENTICATED) or ""), REGISTERING, fl_ctx)
 
     def _heard(self, fl_ctx: FLContext) -> None:
-        """Handle two processes of one startup kit. NVFlare knows only the process that registered last.
+        """Handle the case that two processes of one startup kit run. NVFlare knows only the process that registered
+        last.
 
-        If the known process is gone, the server logs this process out, so that the other process can register at its
-        next heartbeat. Without this logout, NVFlare would wait ten minutes.
+        If the process that NVFlare knows is gone, the server logs this process out, so that the other process can
+        register at its next heartbeat. Without this logout, NVFlare would wait ten minutes before a registration.
         """
         name = (fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR) or "").rpartition(": ")[2]
         if not name:
@@ -309,7 +314,7 @@ def connections(engine: Any) -> dict[str, Seen]:
 
 
 def launcher_of_code(local: Path) -> JobLauncherSpec | None:
-    """Return this hospital's launcher for a job that contains code. None: NVFlare's launcher starts the job."""
+    """Return this hospital's launcher for a job that contains code, or None if NVFlare's launcher starts the job."""
     from medsilo.airlock.room import ability
     from medsilo.flare.airlock_executor import AirlockLauncher
     from medsilo.site.settings import SiteSettings
@@ -342,7 +347,9 @@ def take_revoked(kit: Path, told: object) -> None:
 
 
 class RefusingLauncher(JobLauncherSpec):
-    """Rejects a job, and states the reason. NVFlare would ignore an event handler's error, but not a launcher's."""
+    """Rejects a job, and states the reason. NVFlare would ignore an error of an event handler, but reports an error of
+    a launcher.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__()
@@ -363,7 +370,7 @@ class OnlyLauncher(list[JobLauncherSpec]):
 
 
 class HospitalEvents(LostConnections):
-    """Writes a hospital's events: it connects to the server, loses the connection, or rejects a job.
+    """Writes an event if the hospital connects to the server, loses the connection, or rejects a job.
 
     If a hospital approves plans, this component starts a job with code only after the hospital has approved the job's
     plan and code. If the hospital has an airlock, the job's script runs in the airlock.

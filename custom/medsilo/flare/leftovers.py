@@ -24,7 +24,7 @@ AUDIT = "audit.log"  # the file in which NVFlare logs a job's requests, their se
 def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Old]:
     """Return the removable files in the startup kit of a server or a hospital.
 
-    Removable are files of old studies and the folders of ended jobs. At the server, stored jobs and their results are
+    Files of old studies and folders of ended jobs are removable; at a server, stored jobs and results of jobs are
     removable, too. A job is not removable if a process runs it, or if an unfinished study may continue from it.
 
     Args:
@@ -61,12 +61,14 @@ def storage_of(kit: Path) -> Path | None:
 
 
 def command_lines() -> str:
-    """Return the command lines of all processes. The command line of a job's process contains the job's identifier."""
+    """Return the command lines of all processes, since the command line of a job's process contains the job's
+    identifier.
+    """
     return "\n".join(word for one in psutil.process_iter(["cmdline"]) for word in one.info["cmdline"] or ())
 
 
 def _needed(studies: Path, unfinished: float) -> set[str]:
-    """Return the jobs from which unfinished studies may continue. Abandoned studies are skipped."""
+    """Return the jobs from which unfinished studies may continue, without the jobs of abandoned studies."""
     needed: set[str] = set()
     for path in studies.glob(f"*/{paths.JOBS}"):
         goes_on = any((path.parent / paths.CHECKPOINTS).glob(paths.ROUND_FILES)) and not is_finished(path.parent)

@@ -1,7 +1,7 @@
 """Guard the process that receives NVFlare's messages for a user's training script.
 
-The module limits received messages and logged numbers, and logs why the script ended. The guarded process is the site's
-process, or with launch_external_process the script's process.
+The module limits received messages and logged numbers, and logs why the script ended. With launch_external_process, the
+guarded process is the script's process, and otherwise the site's process.
 """
 
 import logging
@@ -38,7 +38,7 @@ from nvflare_reliability.chunking import RetryingRequests
 from nvflare_reliability.message_limits import Gate
 from nvflare_reliability.patches import audit_without_fail, hear_of_killed_script
 
-NUMBERS = {  # the kinds of logged values that contain numbers
+NUMBERS = {  # the kinds of logged values that consist of numbers
     *(AnalyticsDataType.SCALAR, AnalyticsDataType.SCALARS, AnalyticsDataType.METRIC, AnalyticsDataType.METRICS)
 }
 TRACKERS = (*LogWriterName, *(own.value for own in LogWriterName))
@@ -54,21 +54,23 @@ _gates: list[Gate] = []  # the gate of this process, once it exists
 
 
 class ScriptProcess(ConvertToFedEvent):
-    """Sends those numbers that a script logs and that the plan permits to the server's tracker.
+    """Sends numbers that a script logs to the server's tracker if the plan permits these numbers.
 
-    A recipe adds this component to its job at each site.
+    A recipe adds this component to the configuration of each site in the recipe's job.
     """
 
     def __init__(self) -> None:
         super().__init__([ANALYTIC_EVENT_TYPE])
         self._names: set[str] | None = None  # names of the logged numbers that may be sent
         self._silent: set[str] = set()  # names about which a warning was logged
-        self._logged = 0  # how many logged numbers were sent in this round
+        self._logged = 0  # number of logged numbers that were sent in this round
         self._told = False  # whether the script's end was reported
         self._killed = 0  # the signal that killed the script's process, or 0
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Limit messages before the script starts, filter the numbers that it logs, and report the script's end."""
+        """Limit messages before the script starts, filter the numbers that the script logs, and report the end of the
+        script.
+        """
         if event_type == EventType.ABOUT_TO_START_RUN:
             threading.excepthook = write_error
             audit_without_fail()
@@ -94,14 +96,14 @@ class ScriptProcess(ConvertToFedEvent):
     def _end_with_script(self, fl_ctx: FLContext) -> None:
         """Kill this process if the script's process was killed. The server then restarts both processes.
 
-        In a simulation, nothing happens.
+        In a simulation, this function kills no process.
         """
         if self._killed and kit_of(fl_ctx):
             LOG.error("%s (signal %s)", KILLED, self._killed)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _named(self, logged: DXO, fl_ctx: FLContext) -> DXO | None:
-        """Return the logged numbers that the plan permits to send, or None if it permits none."""
+        """Return the logged numbers that the plan permits to send, or None if the plan permits no number."""
         if self._names is None:
             self._names = logged_names(load_plan(file_of_job(fl_ctx, paths.PLAN)))
         tag = str.__str__(logged.data[TrackConst.TRACK_KEY])  # MONAI uses an enum that the server can't decode
@@ -133,7 +135,7 @@ class ScriptProcess(ConvertToFedEvent):
 def hospital_of(app: Path, site: str, plan: Plan) -> SiteContext | None:
     """Return the site's context for a script's job, or None in a simulation, which has no startup kit.
 
-    Raises Refused if the hospital approves plans, but has not approved this plan together with this code.
+    Raises Refused if the hospital approves plans, but has not approved the plan together with the job's code.
     """
     kit = app.parents[1]
     if kit_in(kit / "startup") is None:
@@ -146,7 +148,7 @@ def hospital_of(app: Path, site: str, plan: Plan) -> SiteContext | None:
 def guard(cell: Cell, plan: Path) -> None:
     """Make this process reject messages that are larger than the plan allows, and repeat lost requests.
 
-    Faults of the plan are ignored here, because the answer to "join" reports them.
+    This function ignores faults of the plan, because the site's answer to the request "join" reports these faults.
     """
     let_tensors_travel(plainly=True)
     gate = Gate(cell, Bounds())

@@ -14,7 +14,7 @@ UNREAD = f"this hospital's {FILE_NAME} can't be used; its engineer sees why with
 
 
 def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
-    """Return the settings in the startup kit's `local/medsilo.yaml`. A simulated site may have its own file.
+    """Return the settings in the startup kit's `local/medsilo.yaml`. A simulated site may have its own settings file.
 
     Raises MedsiloError if a hospital's startup kit lacks the file, or if the settings changed and were not accepted.
     """

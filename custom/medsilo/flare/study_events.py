@@ -11,7 +11,7 @@ from medsilo.flare.workspace import kit_folder, kit_of, submitter_of
 from medsilo.runs.events import Event, What, write
 
 EVIDENCE: tuple[What, ...] = ("refused", "failed", "resumed", "began")  # kinds of events that name the plan and lead
-HOUR, OFTEN = 3600.0, 5  # at most OFTEN events per hour about requests that are repeated to one site
+HOUR, OFTEN = 3600.0, 5  # each site causes at most OFTEN events per hour about repeated requests
 
 
 class StudyEvents:
@@ -23,11 +23,11 @@ class StudyEvents:
 
     def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
         self.kit, self.job, self.study = kit, job, study
-        self.lead = self.plan = ""  # the name of the job's submitter, and the plan's hash, as soon as they are known
+        self.lead = self.plan = ""  # the name of the job's submitter, and the plan's hash; empty until known
         self.out = set[str]()  # the sites that were absent in the last round
         # the sites that are asked again after a rejection, and about which an event was written
         self.again = set[str]()
-        self.told: dict[str, list[float]] = {}  # for each site, the times of events about repeated requests
+        self.told: dict[str, list[float]] = {}  # the times of the events about repeated requests, by site
 
     @classmethod
     def of(cls, fl_ctx: FLContext, party: str) -> Self:
@@ -66,7 +66,7 @@ class StudyEvents:
                 self.tell("back", f"round {number}", site)
 
     def on_asking(self, again: Mapping[str, str]) -> None:
-        """Write an event for each site that rejected a request which is then repeated.
+        """Write an event for each site that is asked again after it has rejected a request.
 
         Write another event for each site that answers the repeated request.
         """

@@ -44,7 +44,7 @@ def file_of_job(fl_ctx: FLContext, name: str) -> Path:
 
 
 def settings_folder(fl_ctx: FLContext) -> Path:
-    """Return the startup kit's folder `local`, whose files do not change during a study."""
+    """Return the folder `local` of the startup kit, whose files do not change during a study."""
     return Path(workspace_of(fl_ctx).get_site_config_dir())
 
 
@@ -89,7 +89,7 @@ def submitter_of(fl_ctx: FLContext) -> str | None:
 
 
 def brings_code(fl_ctx: FLContext) -> bool:
-    """True if the job contains code. NVFlare has then checked that the lead may send code."""
+    """True if the job contains code, in which case NVFlare has checked that the lead may send code."""
     return _meta(fl_ctx).get(AppValidationKey.BYOC) is True
 
 
