@@ -1,8 +1,8 @@
 """The border checks and rounds a training script's answer before the hospital sends the answer.
 
-The border builds each answer anew. The border takes from the script only the tensors that the method sends, with the
-plan's names, shapes and types, and a few rounded numbers. The hospital's process itself adds the study, the package
-versions, the run time, the memory use and the number of cases.
+The border builds each answer anew, and takes from the script only the tensors that the method sends, with the plan's
+names, shapes and types, and a few rounded numbers. The hospital's process itself adds the study, the package versions,
+the run time, the memory use and the number of cases.
 """
 
 import json

@@ -32,7 +32,7 @@ USER = 1000 if os.getuid() != 1000 else 1001  # must differ from the user id of 
 ALONE = ("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session")
 # Readable folders of the operating system: programs, libraries, the loader's files, and facts about the processor
 SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/fonts", "/sys/devices/system/cpu")
-TOP = ("bin", "sbin", "lib", "lib32", "lib64")  # links into /usr, or folders on older systems
+TOP = ("bin", "sbin", "lib", "lib32", "lib64")  # folders below /, which are links into /usr on newer systems
 WRITTEN = {
     "/etc/passwd": f"script:x:{USER}:{USER}::{WORK}:/bin/sh\n".encode(),
     "/etc/hosts": b"127.0.0.1 localhost room\n",  # host names by which processes in the sandbox find each other
@@ -41,7 +41,7 @@ WRITTEN = {
 SHUT = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "mtrr", "scsi", "pressure")  # mounted read-only
 HIDDEN = (
     *("keys", "key-users", "kcore", "kmsg", "kallsyms", "timer_list", "slabinfo", "vmallocinfo", "pagetypeinfo"),
-    *("kpagecount", "kpageflags", "kpagecgroup"),  # the state of each page of the machine's memory
+    *("kpagecount", "kpageflags", "kpagecgroup"),  # files that show the state of each page of the machine's memory
 )
 LARGEST_LOG = 16 * MiB  # bytes of a script's output that are logged per study, at most
 LEAST_LOG = MiB // 16  # bytes that each new sandbox may still log when the log is full
@@ -67,7 +67,7 @@ class Room:
     program: tuple[str, ...]
     files: Mapping[Path, Path]  # readable files: the path outside the sandbox, with the path inside
     settings: RoomSettings
-    memory: int  # bytes of memory that each process may use
+    memory: int  # limit on each process's memory in bytes
     threads: int
     data: tuple[Path, ...] = ()  # read-only paths that are the same inside and outside the sandbox
     private: tuple[Path, ...] = ()  # folders that the script must never see: the kit and other studies
@@ -237,7 +237,7 @@ def _write_log(process: subprocess.Popen, file: Path) -> None:
             log.write(kept)
             if left and not (left := left - len(kept)):
                 log.write(b"\nmedsilo: the script printed more, which is not kept\n")
-    with suppress(OSError):  # if the disk is full, the script continues
+    with suppress(OSError):  # the script continues even if the disk for its log is full
         while os.read(process.stdout.fileno(), 65536):
             pass
     process.stdout.close()

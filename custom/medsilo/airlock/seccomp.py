@@ -1,8 +1,8 @@
 """The system calls that a training script may not make, as a program for the kernel's seccomp filter.
 
-bubblewrap loads the filter. The filter denies system calls that training does not need and that programs have misused
-to reach the memory of the kernel or of other processes. A script may open sockets only between programs in its sandbox,
-which has no network.
+The filter, which bubblewrap loads, denies system calls that training does not need and that programs misused to reach
+the memory of the kernel or of other processes. A script may open sockets only between programs in its sandbox, which
+has no network.
 """
 
 import os
@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-NUMBERS = {  # the numbers of each system call on x86_64 and aarch64
+NUMBERS = {  # each system call's number on x86_64 and on aarch64
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -54,7 +54,7 @@ NUMBERS = {  # the numbers of each system call on x86_64 and aarch64
     "adjtimex": (159, 171),
     "vhangup": (153, 58),
     "pidfd_getfd": (438, 438),
-    # Calls that allocate memory which counts as no process's memory
+    # These system calls allocate memory that the kernel counts for no process
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
@@ -85,7 +85,7 @@ LIMITED = {
     # SO_SNDBUF and SO_RCVBUF enlarge a socket's buffer, which counts as no process's memory.
     "setsockopt": Limited((54, 208), 2, (7, 8), False),
 }
-X32 = 0x40000000  # marks system calls of the x32 interface on x86_64
+X32 = 0x40000000  # on x86_64, this bit marks a system call of the x32 interface
 LOAD, EQUAL, GREATER, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, DENY = 0x7FFF0000, 0x00050001  # EPERM
 # byte offsets of fields in the kernel's description of a system call, in which each argument has 8 bytes

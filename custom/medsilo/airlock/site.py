@@ -55,9 +55,9 @@ class Denied(Refused):
 
 
 class RoomSite:
-    ends_with = {"answer", "lacks"}  # kinds of messages that end the wait for an answer
+    ends_with = {"answer", "lacks"}  # kinds of messages from the program that end the wait for an answer
     may_keep = MAY_KEEP  # names of state files that the program may store outside the sandbox
-    what = "the training script"  # name of the program in messages
+    what = "the training script"  # name of the program in error messages
     program: tuple[str, ...]
 
     def __init__(self, place: SiteContext, border: Border) -> None:
@@ -69,7 +69,7 @@ class RoomSite:
         self._look: Stop = lambda: None
         self._began: float | None = None  # start of the wait for an answer; None between answers
         self.most = 0  # peak memory of the sandbox in bytes
-        self.over: OverLimit | None = None  # the exceeded limit, until an answer reports the limit
+        self.over: OverLimit | None = None  # the limit that the sandbox exceeded, until an answer reports the excess
 
     # ------------------------------------------------------------------ a message
     def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
@@ -202,7 +202,8 @@ class RoomSite:
         with contextlib.suppress(psutil.Error):
             inside = psutil.Process(pid).children(recursive=True)
         taken = Taken(len(inside))
-        if taken.processes <= room.processes:  # measuring too many processes would only delay the kill
+        # if there are too many processes, measuring each process would only delay the kill
+        if taken.processes <= room.processes:
             taken = taken_by([Path("/proc", str(process.pid)) for process in inside], most)
         self.most = max(self.most, taken.memory)
         if began is not None and time.monotonic() - began > room.hours * 3600:
@@ -375,7 +376,9 @@ def _sockets(process: Path) -> tuple[int, int]:
 
 
 def _told(file: Path) -> dict[str, int]:
-    """Read the numbers in one of the kernel's files about a process. The result is empty if the process has ended."""
+    """Read the numbers in one of the kernel's files about a process. Return an empty result if the process has
+    ended.
+    """
     with contextlib.suppress(OSError):
         pairs = (line.split()[:2] for line in file.read_text().splitlines())
         return {own[0].rstrip(":"): int(own[1]) for own in pairs if len(own) == 2 and own[1].isdigit()}

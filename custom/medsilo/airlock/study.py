@@ -49,9 +49,9 @@ class Wish(Section):
     purpose: Literal["", "split", "truncate"] = ""
     parts: dict[DataPart, Names] = {}  # the patient identifier of each case, by data part
     names: Names = []
-    places: dict[str, DataPart] = {}  # the data part of each patient
+    places: dict[str, DataPart] = {}  # the data part to which each patient is assigned
     for_good: bool = False
-    numbers: dict[str, Any] = {}  # the numbers to disclose about a group of patients
+    numbers: dict[str, Any] = {}  # the numbers that the program wants to disclose about a group of patients
     # The number of answers that the program is about to send for each data part
     times: dict[DataPart, Annotated[int, Field(ge=0, le=MOST_VALUES)]] = {}
 

@@ -25,7 +25,7 @@ from medsilo.core.tensors import Groups
 LENGTH = struct.Struct(">I")
 LARGEST_HEAD = 8 << 20  # bytes of JSON
 MOST_TENSORS, MOST_AXES = 100_000, 8
-POLL = 0.1  # seconds between two checks for events while no byte arrives
+POLL = 0.1  # seconds between two calls of `look` while no byte arrives
 CHUNK = 1 << 20  # bytes of a file that are read or written at once
 # Names of state files that a sandbox may send out, so that the next sandbox can continue the training
 MAY_KEEP = re.compile(r"(?:(?:state-\d{1,8}|best|last)\.safetensors|supermodel/(?:\w{1,20}/)?\w[\w.-]{0,90})", re.ASCII)
@@ -53,10 +53,10 @@ class Head(Section):
     kind: Literal["ask", "end", "answer", "lacks", "log", "keep", "begin", "book", "failed"]
     facts: dict[str, Any] = {}
     tensors: Annotated[list[Form], Field(max_length=MOST_TENSORS)] = []
-    name: Annotated[str, Field(max_length=300)] = ""  # the name of a logged number or of a file
+    name: Annotated[str, Field(max_length=300)] = ""  # name of the logged number or of the file in this message
     value: float = 0.0
     step: Annotated[int, Field(ge=0, le=2**53)] | None = None
-    size: Size = 0  # bytes of the file that follows
+    size: Size = 0  # bytes of the file that follows the head
 
 
 class End:

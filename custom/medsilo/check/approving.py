@@ -22,7 +22,7 @@ from medsilo.site.settings import SiteSettings
 if TYPE_CHECKING:  # accepting settings needs no training code, which loads slowly
     from medsilo.plan import Plan
 
-LONGEST_VALUE = 200  # bytes; longer values of a plan are truncated
+LONGEST_VALUE = 200  # bytes; the description of a plan truncates longer values
 UNAPPROVED = "approval: none in medsilo.yaml, so plans run here that nobody at this hospital has approved"
 ABSENT: Any = object()  # marks a key that is missing from a plan
 SENTENCE_END = re.compile(r"[:;] |\. (?=[A-Z`])|\.$")  # matches the end of a description's first sentence

@@ -127,7 +127,8 @@ def data_state(settings: SiteSettings) -> Literal["readable", "not readable", "n
     try:
         settings.data.check_folder()
         paths = (Path(place, name) for place, _, names in os.walk(settings.data.folder) for name in names)
-        with next(path for path in paths if path.is_file()).open("rb") as first:  # opening a pipe would block
+        # a pipe would block the process that opens the pipe
+        with next(path for path in paths if path.is_file()).open("rb") as first:
             return "readable" if first.read(1) else "not readable"
     except (MedsiloError, OSError, StopIteration):
         return "not readable"

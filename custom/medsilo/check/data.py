@@ -25,7 +25,8 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
         left += "; left out" if problem.severity == "left out" else ""
         severity: Severity = "stops" if problem.severity == "stops" else "note"
         yield Finding(where, severity, f"{what}{left}", remedy, problem.private)
-    if not survey.parts or not survey.usable:  # faulty data allow no conclusion about classes and sizes
+    # faulty data allow no conclusion about the class balance and the number of cases
+    if not survey.parts or not survey.usable:
         return
     if plan.task.goal.classifies:
         yield from _balance(survey.parts["train"].classes, plan.task.goal.classes, least, unit)

@@ -1,7 +1,7 @@
 """Check a kit without NVFlare: its certificates, its key, and the connection to its server.
 
-As a health probe, the command `python -m medsilo.check.kit KIT` exits with 0 if the kit's party is running. Otherwise,
-the command prints the reason and exits with 1.
+As a health probe, the command `python -m medsilo.check.kit KIT` exits with 0 if the kit's party is running. If the
+kit's party is not running, the command prints the reason and exits with 1.
 """
 
 import json
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 SEAL = "signature.json"
 SOON = timedelta(days=30)
 PATIENCE = 5.0  # seconds within which the server must answer
-TRIES = 3  # number of handshakes before the check fails
-LOG = 1 << 20  # bytes to read from the end of a log
+TRIES = 3  # number of TLS handshakes to try before the check fails
+LOG = 1 << 20  # number of bytes that the check reads from the end of a log
 PARTIES = {"fed_client": "hospital", "fed_server": "server", "fed_admin": "person", "fed_relay": "relay"}
 RELAY = Path("local/relay__resources.json")  # exists only in kits of hospitals that connect through a relay
 NVFLARE = "nvflare.private.fed.app."  # prefix of the names of NVFlare's programs
@@ -47,7 +47,7 @@ class Kit:
     certificate: str
     key: str
     root: str
-    meets: str = "the server"  # the party at host and port
+    meets: str = "the server"  # description of the party that listens at `host` and `port`
 
 
 def read_kit(kit: Path, wanted: str = "") -> Kit:
@@ -237,7 +237,8 @@ def trouble(kit: Kit) -> str | None:
         line = process.info["cmdline"] or ()
         if not any(word.startswith(NVFLARE) for word in line) or any(word in OF_A_JOB for word in line):
             continue
-        with suppress(psutil.Error, OSError):  # the process may belong to another account, or has ended
+        # a process of another account, or a process that has ended, raises an error
+        with suppress(psutil.Error, OSError):
             if not any(Path(process.cwd(), word).resolve() == home for word in line):
                 continue
             lines = process.net_connections("tcp")
@@ -270,7 +271,7 @@ def _no_handshake(kit: Kit) -> str | None:
     context.check_hostname = False
     # gRPC and HTTP need these protocols, and NVFlare's TCP driver ignores these protocols
     context.set_alpn_protocols(["h2", "http/1.1"])
-    for _ in range(TRIES):  # a busy server may close a new connection
+    for _ in range(TRIES):  # a busy server may close a new connection, so the check tries several handshakes
         try:
             with socket.create_connection(("127.0.0.1", kit.port), PATIENCE) as plain, context.wrap_socket(plain):
                 return None

@@ -16,7 +16,7 @@ from medsilo.site.settings import SiteSettings
 if TYPE_CHECKING:
     from medsilo.plan import Plan
 
-CARDS = ("nvidia*", "nvmap", "kfd", "dxg")  # names in /dev of Linux machines with a GPU
+CARDS = ("nvidia*", "nvmap", "kfd", "dxg")  # patterns of device files that exist on Linux machines with a GPU
 PLATFORM = "nvflare"  # all sites must have the same major and minor version of NVFlare
 ROOM = 1 << 30  # bytes of disk space for logs and NVFlare's files, in addition to the results
 

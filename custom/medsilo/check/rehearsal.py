@@ -34,9 +34,9 @@ TIGHT = 0.8  # the check warns if training needs more than this fraction of the 
 class Rehearsal:
     phase: str
     rounds: int
-    batch: float  # seconds per batch, without the first batch
+    batch: float  # seconds of training per batch, measured without the first batch
     evaluation: float  # seconds per validation case
-    peak: int  # the largest number of bytes in use
+    peak: int  # peak memory of the training in bytes
 
 
 def round_seconds(tried: Rehearsal, plan: Plan, cases: dict[str, int]) -> float:

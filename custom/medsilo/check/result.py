@@ -59,7 +59,7 @@ class Finding:
     severity: Severity
     what: str
     remedy: str = ""
-    private: tuple[str, ...] = ()  # file names and details for the hospital only
+    private: tuple[str, ...] = ()  # file names and details that only the hospital may see
 
     @classmethod
     def stopping(cls, where: str, told: str, private: str = "") -> "Finding":
@@ -89,7 +89,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    facts: dict[str, str]  # heading lines, such as site, packages, time and job
+    facts: dict[str, str]  # lines at the head of the report, such as site, packages, time and job
     findings: list[Finding] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # predicted seconds of a round, for each rehearsed phase

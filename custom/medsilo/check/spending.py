@@ -27,7 +27,7 @@ def spent(ledger: Ledger, demands: PrivacyRequirements | None) -> dict[str, Any]
         "lines": len(standing.entries),
         "head": standing.head,
         "delta": delta,
-        "epsilon": _known(standing.epsilon(delta)),  # the ε of all studies together
+        "epsilon": _known(standing.epsilon(delta)),  # the privacy cost ε of all studies together
         "allowed": demands.epsilon if demands else None,
         "studies": [_of_study(standing, study, delta) for study in standing.studies()],
     }

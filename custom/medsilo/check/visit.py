@@ -45,13 +45,13 @@ class Visit:
     site: str
     plan: "Plan | None" = None  # the plan of the job
     scope: str | None = None  # the privacy scope that the job asks for
-    code: JobCode | None = None  # the code that the job brings
+    code: JobCode | None = None  # the code that the job contains
     local: Path | None = None  # the folder with medsilo.yaml
     kit: Kit | None = None
-    source: DataSource | None = None  # replaces the data source in medsilo.yaml
+    source: DataSource | None = None  # a data source that replaces the data source in medsilo.yaml
     required: Mapping[str, str] = field(default_factory=required_versions)
     free_disk: Callable[[Path], int] = lambda folder: disk_usage(folder).free
-    free_memory: "Callable[[Compute], int] | None" = None  # by default, the free memory of the device
+    free_memory: "Callable[[Compute], int] | None" = None  # if None, the check measures the free memory of the device
     accept: bool = False
 
     @property

@@ -68,7 +68,7 @@ OTHERWISE = {
     "stop": "'medsilo cancel ID --kit KIT' for a job, Ctrl-C for a run; startup/stop_fl.sh stops a kit",
     "train": "medsilo run JOB",
 }
-# The order of commands in the help. Commands outside this list follow in the order of their registration.
+# The order of commands in the help text. Commands outside this list follow in the order of their registration.
 ORDER = (
     *("init", "example", "demo", "run", "compare", "resume", "kits", "submit", "canary", "status", "download"),
     *("cancel", "release", "check", "disclosure", "approve", "page"),

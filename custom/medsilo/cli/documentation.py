@@ -26,9 +26,9 @@ HELP_PAGE = "study/help"  # the tables on the help page have symptoms in their f
 REFERENCE = "reference/"
 MOST_FOUND = 8  # maximum number of passages in a search result
 WIDEST = 88  # characters per line
-IN_TITLE = 4  # weight of title words relative to other words
-USUAL_LENGTH = 120  # typical number of words in a passage, for BM25 ranking
-_NO_WORDS = frozenset(  # frequent English words, which a search ignores
+IN_TITLE = 4  # weight of words in titles, relative to other words of a page
+USUAL_LENGTH = 120  # typical number of words in a passage of the documentation, for BM25 ranking
+_NO_WORDS = frozenset(  # frequent English words, which a search in the documentation ignores
     re.findall(
         r"\w+",
         "a an and are as at be by can do does for from has have how i if in is it its me my no not of on or our that "
@@ -60,7 +60,7 @@ class Passage:
     title: str
     text: str  # in Markdown
     names: frozenset[str] = frozenset()  # keys, commands and pages by which `medsilo docs` finds the passage
-    messages: tuple[str, ...] = ()  # error messages that the passage explains
+    messages: tuple[str, ...] = ()  # error messages that the passage of the documentation explains
 
     @property
     def place(self) -> str:

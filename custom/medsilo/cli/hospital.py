@@ -104,7 +104,8 @@ def ledger(
             home.accepted.accept(home.settings)
             screen.say("local/ is accepted as it is now")
         return
-    told = [spent(one, home.settings.privacy) for one in found]  # also verifies each line
+    # computing the privacy cost also verifies each line of the ledger
+    told = [spent(one, home.settings.privacy) for one in found]
     for view in told:
         screen.say(*spending_lines(view))
     answers = answered(home.book)
@@ -216,7 +217,7 @@ def _visit(
     local = options.folder_of_settings(settings_folder, kit_folder)
     own = options.folder_of_site(local, site) if site else local
     plan, allowed, scope, code = None, tuple[str, ...](), None, None
-    with suppress(MedsiloError):  # the check itself reports errors in the settings
+    with suppress(MedsiloError):  # `medsilo check` itself reports errors in the settings
         allowed = SiteSettings.read(own).packages if own else ()
     if job_name:
         from medsilo.flare.job_source import find_job

@@ -33,7 +33,7 @@ def _values_of(place: Path | str | None) -> dict[str, Any]:
     try:
         found = job_or_run(place) if Path(place).suffix not in YAML else Path(place)
         values = values_of(found, lambda file: read_yaml(file, "the plan", "a plan.yaml"))
-    except (MedsiloError, OSError):  # loading the plan later reports the error
+    except (MedsiloError, OSError):  # loading the plan later reports this error
         return {}
     return values if isinstance(values, dict) else {}
 
@@ -46,7 +46,7 @@ def check_keys(changes: Iterable[str], written: Mapping[str, Any]) -> None:
         section, _, last = key.partition(".")
         if section in TABLES and last == "name":
             names[section] = TABLES[section].spelled(name) or name
-            names |= {"network": ""} if section == "task" else {}  # the new task has another default network
+            names |= {"network": ""} if section == "task" else {}  # a changed task has another default network
     if wrong := [*filter(None, (_wrong(change, names) for change in changes))]:
         raise PlanError("; ".join(wrong))
 
@@ -57,7 +57,7 @@ def _wrong(change: str, names: Mapping[str, str]) -> str:
     known, place = _known_at(path, names)
     try:
         value = load_yaml(text)
-    except YamlError:  # loading the plan later reports the error
+    except YamlError:  # loading the plan later reports this error
         return ""
     if not place or not equals or not all(path):
         return ""

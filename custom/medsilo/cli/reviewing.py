@@ -30,7 +30,7 @@ SAID = {"when": "worth a try", "leaves": "leaves a hospital", "bytes": "bytes a 
 # Plug-ins that serve a hospital's web page; a plug-in is called with a kit and a port, and returns a server.
 PAGES, SITE_PAGE = PluginTable("medsilo.pages", "types:FunctionType", {}), "site"
 HOURS = {"h": 1, "d": 24, "w": 168}
-INDENT = " " * 14  # the indentation of lines below a plan's hash
+INDENT = " " * 14  # indentation of the lines below a plan's hash in the list of plans
 QUOTED = "    | "  # prefix that distinguishes lines of a job's code from medsilo's output
 
 

@@ -122,8 +122,9 @@ def facts_of(name: str) -> dict[str, str]:
     """Return the version and the hash of one of medsilo's packages or of another installed distribution.
 
     The hash is a SHA-256 over the names and contents of the package's files. For a distribution that is not medsilo's,
-    the hash also covers the entry points. The hash does not depend on how the package was installed. A process computes
-    each hash once. Raises MedsiloError if Python would load bytecode that differs from its source file.
+    the hash also covers the entry points. The hash does not depend on how the package was installed. Each process
+    computes a package's hash only once. Raises MedsiloError if Python would load bytecode that differs from its source
+    file.
     """
     other = None if is_ours(name) else distribution(name)
     digest = hashlib.sha256()
@@ -184,7 +185,8 @@ def _has_true_bytecode(source: Path, content: bytes) -> bool:
     if not is_loaded:  # Python ignores outdated bytecode, and compiles the source again
         return True
     try:
-        there_is = SourcelessFileLoader(source.stem, place).get_code(source.stem)  # get_code does not execute the code
+        # get_code reads the bytecode without executing it
+        there_is = SourcelessFileLoader(source.stem, place).get_code(source.stem)
     except (ImportError, EOFError, ValueError, TypeError):  # the bytecode is damaged
         return False
     return there_is == compile(content, str(source), "exec", dont_inherit=True)
@@ -197,7 +199,7 @@ def files_in(found: Distribution) -> set[Path]:
 def name_that_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """Return the name of a package whose facts differ between two mappings; None if the mappings are equal.
 
-    If several packages differ, "medsilo" comes first.
+    If the facts of several packages differ, the package "medsilo" is preferred.
     """
     differ = [name for name in {*one, *other} if one.get(name) != other.get(name)]
     return min(differ, key=lambda name: (name != ENGINE, str(name)), default=None)
@@ -223,7 +225,7 @@ def _in_folders(found: Distribution) -> Iterator[tuple[str, Path]]:
 
 
 def _in_module(module: str) -> Iterator[tuple[str, Path]]:
-    spec = find_spec(module)  # find_spec imports no code for a top-level module
+    spec = find_spec(module)  # for a top-level module, find_spec imports no code
     if spec is None:
         raise MedsiloError(f"there is no module {module}, which an installed package says it has; install it again")
     for folder in map(Path, spec.submodule_search_locations or ()):

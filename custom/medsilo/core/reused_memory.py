@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LEAST = 1 << 18  # bytes; the C library itself reuses smaller blocks
+LEAST = 1 << 18  # bytes; the C library itself reuses smaller blocks of memory
 MOST_SPARE = 256 << 20  # limit on the bytes that are kept for later copies
 
 _spare: dict[int, list[np.ndarray]] = {}  # released memory blocks by size in bytes
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """Return a detached, contiguous copy of a tensor. The copy is in the CPU's memory."""
+    """Return a detached, contiguous copy of a tensor in CPU memory."""
     own = tensor.detach()
     if own.nbytes < LEAST:
         return own.to("cpu", copy=True, memory_format=torch.contiguous_format)

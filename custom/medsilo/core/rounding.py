@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-STEPS = (1, 2, 5)  # rounding steps are these multiples of a power of ten
+STEPS = (1, 2, 5)  # each rounding step is 1, 2 or 5 times a power of ten
 
 
 def step_of_at_least(width: float) -> float:
@@ -76,9 +76,10 @@ class Resolution:
 
     @property
     def cases(self) -> int:
-        """The rounded number of cases in the group.
+        """The rounded number of cases in the group of patients.
 
-        The rounding step is `unit` times `largest`. The result is at least the rounded number of patients.
+        The number of cases is rounded to a multiple of `unit` times `largest`, and to at least the rounded number of
+        patients.
         """
         return self.number if self.exact else max(_multiple(self.number, self.unit * self.largest), self.counted)
 

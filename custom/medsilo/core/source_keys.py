@@ -139,7 +139,7 @@ def _imports(line: ast.ImportFrom, package: Sequence[str]) -> Iterable[tuple[ast
 
 
 def _file_of(module: str) -> Path | None:
-    """Return a module's source file. The function imports no module."""
+    """Return the source file of a module without importing the module."""
     first, *rest = module.split(".")
     spec = find_spec(first) if first else None
     for folder in map(Path, (spec and spec.submodule_search_locations) or ()):

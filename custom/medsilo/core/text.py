@@ -4,10 +4,11 @@ import math
 import re
 import unicodedata
 
-LONGEST = 2000  # most bytes of one text
+LONGEST = 2000  # default limit on the bytes of a line
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # names that a folder can safely have
 BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # invisible characters that Unicode classifies as printable
-WHOLE = str.maketrans({"ß": "ss", "ı": "i", "ł": "l", "Ł": "L", "ø": "o"})  # letters that Unicode does not decompose
+# letters that Unicode's normalisation does not decompose, with ASCII spellings
+WHOLE = str.maketrans({"ß": "ss", "ı": "i", "ł": "l", "Ł": "L", "ø": "o"})
 UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue"})
 STEERING = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # line breaks and other control characters
 ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\)|\x1b.", re.DOTALL)

@@ -11,8 +11,8 @@ from pydantic_core import ErrorDetails
 from medsilo.core.section import Section
 from medsilo.core.text import plain
 
-SHOWN = 200  # most bytes of a value in a message
-MOST = 4  # most errors in one message
+SHOWN = 200  # limit on the bytes of a value that an error message quotes
+MOST = 4  # limit on the number of faults that one error message lists
 # the class that a section's key `name` chooses, by the section's key; None if the name is unknown
 Chosen = Mapping[Any, type[Section] | None]
 
@@ -36,8 +36,8 @@ MEANINGS = {
     "list_type": "is not a list; write [A, B]",
 }
 NUMBERS = ("int_type", "float_type")
-# names that other tools use for the plan's keys
-ALSO_CALLED = {  # NVFlare's recipes come first
+# names of other tools for keys of a plan
+ALSO_CALLED = {  # the first lines list names from NVFlare's recipes
     **dict.fromkeys(("n", "min_clients", "n_clients", "num_clients", "clients"), "minimum"),
     **dict.fromkeys(("num_rounds", "n_rounds"), "rounds"),
     **dict.fromkeys(("epochs", "num_epochs", "aggregation_epochs"), "local_epochs"),
@@ -98,7 +98,7 @@ def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_v
 def unknown_key(
     key: str, value: Any, known: Sequence[str], sections: Mapping[str, Sequence[str]], tells_value: bool = True
 ) -> str:
-    """Return the error message for an unknown key. The message suggests a similar key.
+    """Return an error message about an unknown key that suggests a similar valid key.
 
     Args:
         known: The valid keys of the section that has the unknown key.

@@ -15,12 +15,12 @@ NUMBER = ("tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-
 LARGEST_YAML = 262_144  # bytes
 MOST_NODES = 20_000  # limit on the keys, values, lists and mappings in a YAML text
 DEEPEST = 32  # limit on the levels of nested lists and mappings
-LONGEST_NUMBER = 40  # most digits of a number
+LONGEST_NUMBER = 40  # limit on the digits of a number
 ODD = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters and surrogates
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads a safe subset of YAML.
+    """Loads YAML text without dates, aliases and explicit types.
 
     Dates are read as strings. Aliases (`&a`, `*a`, `<<`) are rejected, because a short text with aliases can expand
     without limit. Explicit types (`!!int`) and duplicate keys are rejected, too.

@@ -8,11 +8,12 @@ from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_VALUES, PIECE
 from medsilo.schedule.phase import Group, Phase, views
 
-SLACK = 8 << 20  # bytes of a message without its tensors
+SLACK = 8 << 20  # limit on the bytes of a message apart from the message's tensors
 WIDER = 2  # a hospital's filters may convert a tensor to a type with twice the bytes
-BESIDE = 2 * MOST_VALUES  # number of values in a message without tensors, sites and counts
+# limit on the number of values in a message, apart from values about tensors, sites and counts
+BESIDE = 2 * MOST_VALUES
 MOST_UNNAMED = 32  # assumed number of sites, until the server's first request reports the number of sites
-PER_TENSOR = 32  # number of values in a tensor's name, type and reference
+PER_TENSOR = 32  # limit on the number of values with which a message describes one tensor
 
 
 @dataclass(frozen=True)

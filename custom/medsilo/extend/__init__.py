@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from medsilo.tasks.table_reader import TableReader
     from medsilo.tasks.task import Task
 
-# The module that defines each name. A command's plug-in is loaded for the help text, and must not load torch.
+# For each name, the module that defines it. Names are imported late, because a command's plug-in is loaded for the help
+# text and must not load torch.
 PLACES = {
     "Algorithm": "medsilo.schedule.algorithm",
     "CaseIndex": "medsilo.tasks.case_index",
@@ -73,7 +74,7 @@ PLACES = {
 }
 __all__ = ["__version__", "files", *PLACES]
 
-if not TYPE_CHECKING:  # otherwise a type checker would accept any name
+if not TYPE_CHECKING:  # type checkers do not see `__getattr__`, because it would make them accept any name
 
     def __getattr__(name: str) -> object:
         """Import a name when it is first used."""

@@ -18,7 +18,7 @@ from medsilo.tasks.objective import Objective
 def coarse_counts(
     goal: Objective, measures: Measures, patients: Sequence[str], resolution: Resolution, least: int, of_class: int
 ) -> Counts:
-    """Return the rounded counts over the test cases.
+    """Return rounded counts over a hospital's test cases.
 
     Args:
         least: minimum number of patients that a mean must cover

@@ -218,7 +218,8 @@ class Disclosure:
                 return False
             resolution = self.settings.resolution(own, self.task.synthetic)
             found[level] = replace(resolution, weight=max(resolution.weight, sway or 0))
-            if resolution.patients * found[level].weight > 1:  # the rounding step is wider than the score's range
+            # the score's rounding step would be wider than the score's range
+            if resolution.patients * found[level].weight > 1:
                 return False
             return not (
                 self.protected and self.protection.book.near(self.protection.asker.data, {"test": own}, self.least)
@@ -342,8 +343,8 @@ class Disclosure:
         return told if cases == self.cases["train"] or (self.numbers and self.numbers.counted) else min(told, cases)
 
     def noisy_score(self, part: Part, number: int, measures: Measures) -> float:
-        """Return the validation or test score with new noise. Each call adds new noise, and counts as a further release
-        under differential privacy.
+        """Return the validation or test score with new noise; each call is a further release under differential
+        privacy.
         """
         assert self.numbers
         values, between = measures[self.task.goal.metric], self.task.goal.metric_range
@@ -424,7 +425,7 @@ class Disclosure:
         """Return the number of cases of each class for each part of the data; None if no class of that part has enough
         patients.
 
-        A class with too few patients is reported as absent. The other classes are still reported, because a suppression
+        A class with too few patients is reported as absent. All other classes are still reported, because a suppression
         that depends on a single patient would disclose this patient.
         """
         goal = self.task.goal

@@ -36,7 +36,7 @@ SHARE = 4  # the file of embeddings takes at most 1 / SHARE of the free disk spa
 
 @dataclass
 class Store:
-    """Embeddings on a site's disk. The key of each embedding is the hash of the network's input after all
+    """A store of embeddings on a site's disk. The key of each embedding is the hash of the network's input after all
     transforms.
     """
 
@@ -115,7 +115,7 @@ class Embedding:
     def complete(self, stop: Stop) -> None:
         for part in PARTS:
             getattr(self.data, part).complete(stop)
-        self.__dict__.pop("_module", None)  # the copy of the network is no longer needed
+        self.__dict__.pop("_module", None)  # the network that computed the embeddings is no longer needed
 
     @cached_property
     def _module(self) -> nn.Module:

@@ -57,7 +57,7 @@ class Evaluation:
     ) -> tuple[float, float, Measures]:
         """Return the mean loss, the mean score, and the measures of each single case.
 
-        Without cases, the mean loss and the mean score are NaN. By default, each case is measured by the task's metric.
+        Without cases, the mean loss and the mean score are NaN. By default, the task's metric measures each case.
         """
         if not len(part):  # type: ignore[arg-type]
             return math.nan, math.nan, {}

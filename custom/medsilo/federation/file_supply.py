@@ -13,7 +13,7 @@ from medsilo.core.errors import Lacks, MedsiloError, Refused
 from medsilo.core.mmap_store import bytes_of
 from medsilo.runs.messages import FILES, StudyMessage
 
-if TYPE_CHECKING:  # the server does not load the site's code
+if TYPE_CHECKING:  # the server imports this module, but must not load the code of sites
     from medsilo.federation.site_context import Site, SiteContext
     from medsilo.learning.compute import Stop
 
@@ -22,7 +22,7 @@ class SuppliedSite:
     """A layer that saves the network's files from the server, and then creates the wrapped site, which reads these
     files.
 
-    The server sends a file as tensors of bytes. The file's hash must equal the hash in the plan.
+    The server sends a file as tensors of bytes. The hash of a received file must equal the file's hash in the plan.
     """
 
     def __init__(self, place: "SiteContext", make: "Callable[[], Site]") -> None:

@@ -117,10 +117,10 @@ class Participant:
         self.disclosure, self.evaluation = parts.disclosure, parts.evaluation
         self.trainer, self.choice, self.embedding = parts.trainer, parts.choice, parts.embedding
         self.envelope = envelope or UpdateCodec()
-        self.warnings: list[SiteWarning] = []  # warnings for the lead about the present answer
+        self.warnings: list[SiteWarning] = []  # warnings to the lead that belong to the present answer
 
     def find(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
-        """Carry out a request.
+        """Carry out the server's request, and return the exact result.
 
         Args:
             stop: a function that is called before every batch, and raises an error to end the work
@@ -202,7 +202,7 @@ class Participant:
         scores = ExactScores(*self.evaluation.evaluate(self.data.test, stop, model, task.goal.measuring))
         told = outcome.after_test(end, model)
         self.evaluation.draw_found(model, self.state.modules["model"], scores.measures, folder)
-        self.disclosure.write_cases(folder, scores.measures)  # measures of single cases, which stay at the site
+        self.disclosure.write_cases(folder, scores.measures)  # the measures of single cases stay at the site
         made_of = selected if told is None else asked.round  # a delivered model counts as the model of the last round
         return ExactTest(made_of, scores, self.decisive(model, stop), told)
 
@@ -308,7 +308,7 @@ def participant_of(
     envelope: UpdateCodec | None = None,
     trainer: Callable[..., Trainer] = Trainer,
 ) -> Participant:
-    """Return a hospital's participant.
+    """Build a hospital's participant from its components.
 
     Args:
         data: data to use instead of the data that the hospital's settings name

@@ -48,7 +48,7 @@ class Permission:
     inner: Site
 
     def __init__(self, place: SiteContext) -> None:
-        """Check the hospital's settings.
+        """Check whether the hospital's settings allow the study.
 
         Raises Refused if the hospital takes part in no study, or if the hospital only tests models and this study would
         train at the hospital. Also raises Refused if approval is required but no startup kit is present, because the
@@ -60,7 +60,7 @@ class Permission:
         )  # a lead's code may train even at a site that only evaluates
         if refusal := place.settings.refuses(place.trains or by_code):
             raise Refused(refusal)
-        self._book: QueryBudget | None = None  # None if no approval is required
+        self._book: QueryBudget | None = None  # the hospital's query budget; None if the hospital requires no approval
         book = book_of(place.settings, place.site, place.folder)
         self.accepted = AcceptedSettings(place.kit, book.folder) if place.kit else None
         self._looked = time.monotonic()

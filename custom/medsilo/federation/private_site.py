@@ -267,7 +267,7 @@ class PrivateNumbers:
 class PrivateSite:
     """The random batches and the noise of a site's training under differential privacy."""
 
-    numbers: PrivateNumbers  # the site's noisy numbers, and their charges
+    numbers: PrivateNumbers  # the site's noisy numbers with the privacy charges of these numbers
     train: Dataset  # all training cases
 
     def sample(self, secret: NoiseSource) -> PoissonSample:

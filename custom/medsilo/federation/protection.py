@@ -19,7 +19,7 @@ from medsilo.site.query_budget import QueryBudget, Requester, data_set
 from medsilo.site.settings import DataPart, SiteSettings
 from medsilo.tasks.sources import DataSource
 
-if TYPE_CHECKING:  # few studies need it
+if TYPE_CHECKING:  # few studies need the privacy ledger
     from medsilo.site.ledger import Ledger
 
 UNFIT = (

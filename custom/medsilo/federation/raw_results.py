@@ -66,7 +66,7 @@ class ExactDelivery(ExactResult):
 
 @dataclass(frozen=True)
 class ExactTest(ExactResult):
-    """The exact result of the test.
+    """The exact result of a test of the final model.
 
     Args:
         decisive: validation measures for a threshold; None if no threshold may be sent

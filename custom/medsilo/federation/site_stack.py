@@ -72,7 +72,7 @@ class TrainingSite:
         return self.site.answer(parcel, stop)
 
     def offload(self) -> None:
-        """Free the memory of the networks. The next answer restores the networks from the site's folder."""
+        """Free the memory of the networks until the next answer, which restores the networks from the site's folder."""
         self.participant.state.offload()
 
 
@@ -83,7 +83,8 @@ def training_site(place: SiteContext, kind: Callable[..., Participant] = partici
     if promises_privacy(place):
         from medsilo.federation.account import Accounting, PrivacyAccount
 
-        account = PrivacyAccount.of(place)  # before data are read
+        # PrivacyAccount.of may refuse the study, and must do so before data are read
+        account = PrivacyAccount.of(place)
     whole = TrainingSite(kind(place, envelope=envelope_of(place)))
     for layer in reversed(place.plan.layers):
         whole.site = layer.site(whole.site, place)

@@ -80,7 +80,7 @@ class SiteState:
         self.best = None
 
     def offload(self) -> None:
-        """Free the memory of the networks. The next answer restores the networks from the site's folder."""
+        """Free the memory of the networks until the next answer, which restores the networks from the site's folder."""
         held = [ref(parameter) for module in self.modules.values() for parameter in module.parameters()]
         self.modules, self.optimizers, self.done = {}, {}, -1
         # only the garbage collector frees networks with circular references
@@ -331,7 +331,7 @@ class StatusFile:
         self._deed, self._steps, self._made = deed, steps, 0
 
     def step(self) -> None:
-        """Record that a batch begins."""
+        """Count a batch of the present work, and report the progress if the last report is old enough."""
         if self._clock() - self._told >= PAUSE:
             self._tell()
         self._made += 1

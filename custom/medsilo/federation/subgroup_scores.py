@@ -84,7 +84,7 @@ class _World:
     def __init__(
         self, levels: Mapping[Level, Group], known: Sequence[Group], to: Level | None = None, place: int = 0
     ) -> None:
-        """Add a hypothetical patient, unless `to` is None.
+        """Add a hypothetical patient to the groups, unless `to` is None.
 
         Args:
             to: the level of the added patient
@@ -137,7 +137,7 @@ def scores_of(
     levels: Mapping[Level, Group],
     told: Mapping[Level, Resolution],
 ) -> list[SubgroupScore]:
-    """Return the rounded score of each level.
+    """Return the rounded score of each subgroup level.
 
     Args:
         told: the rounding of each level whose score may leave

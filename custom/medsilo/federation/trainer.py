@@ -1,4 +1,4 @@
-"""Train a site's networks on its cases."""
+"""Train a site's networks on the site's cases."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial

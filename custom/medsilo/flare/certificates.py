@@ -101,7 +101,7 @@ class CertificateEnds:
         if (before := self.kept.ends.get(name)) != end:
             if before is not None and end > before:
                 self.renewed.append(Event("certificate", f"it was renewed, and ends on {_day(end)}", name))
-            # Forget the warnings about the previous certificate.
+            # A new certificate ends the warnings about the previous certificate.
             told = {one: days for one, days in self.kept.told.items() if one != name}
             self._keep({**self.kept.ends, name: end}, told)
 

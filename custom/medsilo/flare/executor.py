@@ -126,7 +126,8 @@ ABORT_POLL = 0.2  # seconds between two checks whether the job was aborted
 class MedsiloExecutor(Executor):
     """Answers the server's messages. An error becomes a rejection with a text that the site may send to the server."""
 
-    participant: Callable[..., Participant] = staticmethod(participant_of)  # benchmarks replace this function
+    # a factory of participants, which benchmarks replace
+    participant: Callable[..., Participant] = staticmethod(participant_of)
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +147,8 @@ class MedsiloExecutor(Executor):
             reuse_blocks()
             os.umask(0o077)  # only this user account may read logs
             audit_without_fail()
-            # The parent is NVFlare's client. If the hospital stops this client, the job's process must end, too.
+            # The parent process is NVFlare's client; if the hospital stops NVFlare's client, the job's process must
+            # end, too.
             end_with(os.getppid())
             self._guard(fl_ctx)
             self.events = SiteEvents.of(fl_ctx, "client")
@@ -312,11 +314,11 @@ class Busy:
 def _used() -> float:
     """Return the processor time in seconds that all child processes have used.
 
-    Without child processes, return the processor time of this process.
+    If there are no child processes, return the processor time of this process.
     """
     own, used = psutil.Process(), 0.0
     for process in own.children(recursive=True) or [own]:
-        with suppress(psutil.Error):  # the process has ended
+        with suppress(psutil.Error):  # a process that has ended raises psutil.Error
             used += sum(process.cpu_times()[:2])
     return used
 

@@ -69,7 +69,7 @@ class Seen:
 
     connected: bool
     last_heard: float
-    token: str = ""  # changes when the party's processes are restarted
+    token: str = ""  # the party's session token, which changes when the party's processes are restarted
     cell: str = ""  # the name of the party's cell, by which NVFlare addresses the party's process
 
 
@@ -77,7 +77,7 @@ class Seen:
 class Attendance:
     """Records which parties are connected and which are absent, and when each party's last message arrived."""
 
-    direct: set[str] = field(default_factory=set)  # sites that have had a direct connection
+    direct: set[str] = field(default_factory=set)  # parties that have had a direct connection to this process
     # `last_heard`, and the time of the last change of `last_heard`
     heard: dict[str, tuple[float, float]] = field(default_factory=dict)
     lost: dict[str, float] = field(default_factory=dict)  # for each lost connection, the time at which it was lost
@@ -162,7 +162,9 @@ class EventKeeper:
 
     @classmethod
     def of(cls, fl_ctx: FLContext, party: str) -> Self:
-        """Return the event keeper for this process's startup kit. The event keeper handles the signal SIGTERM."""
+        """Return the event keeper for this process's startup kit, and let the event keeper handle the signal
+        SIGTERM.
+        """
         files = kit_of(fl_ctx, party)
         keeper = cls(kit_folder(fl_ctx), EventChain(files) if files else None)
         if threading.current_thread() is threading.main_thread():
@@ -171,7 +173,7 @@ class EventKeeper:
 
     def look(self) -> None:
         """Log the counts of rejections. Sign the log if an hour has passed, or if the kit's process will be stopped."""
-        with suppress(Exception):  # the next check repeats a failed check
+        with suppress(Exception):  # an error in one check must not end the series of checks
             if self.kit:
                 tell_counts(self.kit)
                 stops = (self.kit / STOP).exists()
@@ -209,7 +211,7 @@ class ServerEvents(FLComponent):
     def __init__(self) -> None:
         super().__init__()
         self.attendance, self.keeper = Attendance(), EventKeeper(None, None)
-        self.certificates: CertificateEnds | None = None  # set when the server starts
+        self.certificates: CertificateEnds | None = None  # None until the server starts
         # for each hospital with two running processes: the first and the last time at which the server noticed both
         self.twice: dict[str, tuple[float, float]] = {}
 
@@ -236,7 +238,7 @@ class ServerEvents(FLComponent):
         silent.listen()
         while not engine.server.shutdown:
             self.keeper.look()
-            with suppress(Exception):  # the next check repeats a failed check
+            with suppress(Exception):  # an error in one check must not end the series of checks
                 expelled = [name for name in self.attendance.there if is_expelled(engine, name)]
                 seen, now = connections(engine), clock()
                 for event in self.attendance.look(seen, now, expelled, silent.deaf):

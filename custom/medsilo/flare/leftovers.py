@@ -84,7 +84,7 @@ def _stored(jobs: Path, running: str, needed: set[str]) -> Iterator[Old]:
         try:
             status = str(json.loads((folder / "meta").read_text(encoding="utf-8"))["status"])
         except (OSError, ValueError, LookupError, TypeError):
-            continue  # the server is still receiving the job
+            continue  # a job that the server is still receiving has no readable status
         if is_over(status):
             yield Old.of(folder, f"a job that has ended ({status.removeprefix(OVER).lower()}), and its results")
         elif status in RUNS:

@@ -62,9 +62,9 @@ class ScriptProcess(ConvertToFedEvent):
     def __init__(self) -> None:
         super().__init__([ANALYTIC_EVENT_TYPE])
         self._names: set[str] | None = None  # names of the logged numbers that may be sent
-        self._silent: set[str] = set()  # names about which a warning was logged
+        self._silent: set[str] = set()  # names of rejected numbers about which a warning was already logged
         self._logged = 0  # number of logged numbers that were sent in this round
-        self._told = False  # whether the script's end was reported
+        self._told = False  # whether the end of the script was reported
         self._killed = 0  # the signal that killed the script's process, or 0
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -89,12 +89,13 @@ class ScriptProcess(ConvertToFedEvent):
             if self._told:
                 self._end_with_script(fl_ctx)
                 LOG.error("SystemExit: %s", ENDED)
-        elif event_type == EventType.FATAL_SYSTEM_ERROR:  # the script ended before its answer arrived
+        # this event occurs if the script ended before its answer arrived
+        elif event_type == EventType.FATAL_SYSTEM_ERROR:
             self._end_with_script(fl_ctx)
         super().handle_event(event_type, fl_ctx)
 
     def _end_with_script(self, fl_ctx: FLContext) -> None:
-        """Kill this process if the script's process was killed. The server then restarts both processes.
+        """Kill this process if the script's process was killed, so that the server restarts both processes.
 
         In a simulation, this function kills no process.
         """
@@ -106,7 +107,7 @@ class ScriptProcess(ConvertToFedEvent):
         """Return the logged numbers that the plan permits to send, or None if the plan permits no number."""
         if self._names is None:
             self._names = logged_names(load_plan(file_of_job(fl_ctx, paths.PLAN)))
-        tag = str.__str__(logged.data[TrackConst.TRACK_KEY])  # MONAI uses an enum that the server can't decode
+        tag = str.__str__(logged.data[TrackConst.TRACK_KEY])  # MONAI's tag is an enum, which the server can't decode
         value, kind = logged.data[TrackConst.TRACK_VALUE], logged.get_meta_prop(TrackConst.DATA_TYPE_KEY)
         several = value if isinstance(value, dict) else {tag: value}
         numbers = {name: float(own) for name, own in several.items() if isinstance(own, int | float)}

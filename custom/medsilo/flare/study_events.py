@@ -27,7 +27,7 @@ class StudyEvents:
         self.out = set[str]()  # the sites that were absent in the last round
         # the sites that are asked again after a rejection, and about which an event was written
         self.again = set[str]()
-        self.told: dict[str, list[float]] = {}  # the times of the events about repeated requests, by site
+        self.told: dict[str, list[float]] = {}  # times of the events about repeated requests to each site
 
     @classmethod
     def of(cls, fl_ctx: FLContext, party: str) -> Self:

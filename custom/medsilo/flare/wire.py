@@ -161,7 +161,7 @@ def refuse(reply: Shareable, reason: str) -> None:
 
 
 def refusal(reason: str, passes: bool = False, lacks: bool = False) -> Shareable:
-    """Return the reply by which a site rejects a request.
+    """Return a reply with which a site rejects a request.
 
     Args:
         passes: Whether the reason is temporary.

@@ -16,7 +16,7 @@ from medsilo.site.job_code import JobCode, as_brought, has_code
 from medsilo.site.kit import KitFiles
 from medsilo.site.party import PartySettings
 
-# This import loads PyTorch. The process of a startup kit needs no plan, and starts in half the time without PyTorch.
+# The process of a startup kit needs no plan, and starts in half the time without PyTorch, which medsilo.plan imports.
 if TYPE_CHECKING:
     from medsilo.plan import Plan
 
@@ -49,7 +49,9 @@ def settings_folder(fl_ctx: FLContext) -> Path:
 
 
 def settings_of_server(fl_ctx: FLContext) -> PartySettings:
-    """Return the server's settings in `local/medsilo.yaml`. In a simulation, this file also has the sites' settings."""
+    """Return the server's settings in `local/medsilo.yaml`. In a simulation, the file also contains the settings of the
+    sites.
+    """
     return PartySettings.read(settings_folder(fl_ctx), with_others=kit_of(fl_ctx, "server") is None)
 
 
