@@ -1,8 +1,8 @@
 """The border checks and rounds a training script's answer before the hospital sends the answer.
 
-The border builds each answer anew, and takes from the script only the tensors that the method sends, with the plan's
-names, shapes and types, and a few rounded numbers. The hospital's process itself adds the study, the package versions,
-the run time, the memory use and the number of cases.
+The border rebuilds each answer from a few rounded numbers of the script and from tensors with the names, shapes and
+types of the plan. The hospital's process itself adds the study, the package versions, the run time, the memory use and
+the number of cases.
 """
 
 import json
@@ -48,7 +48,9 @@ SCORES: dict[str, DataPart] = {
 
 
 class HeldBack(Refused):
-    """The public reason of this error never quotes the script, because the server receives the reason."""
+    """A hospital does not send a script's answer; the error's public reason never quotes the script, since the server
+    receives the reason.
+    """
 
     def __init__(self, what: str, private: str = "") -> None:
         super().__init__(f"{HELD}: {what}", private)

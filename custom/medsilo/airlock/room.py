@@ -209,8 +209,8 @@ def memory_file(content: bytes) -> int:
 
 @cache
 def environment() -> tuple[Path, ...]:
-    """Return the folders of Python and its packages, found without environment variables and without the user's
-    folder.
+    """Return the folders of Python and Python's packages, without folders from environment variables or from the user's
+    home.
     """
     asks = "import sys; print(*sys.path, sys.prefix, sys.base_prefix, sep='\\n')"
     said = subprocess.run([sys.executable, "-I", "-c", asks], capture_output=True, text=True, check=True, env={})
@@ -237,7 +237,7 @@ def _write_log(process: subprocess.Popen, file: Path) -> None:
             log.write(kept)
             if left and not (left := left - len(kept)):
                 log.write(b"\nmedsilo: the script printed more, which is not kept\n")
-    with suppress(OSError):  # the script continues even if the disk for its log is full
+    with suppress(OSError):  # the script continues even if the disk for the script's log is full
         while os.read(process.stdout.fileno(), 65536):
             pass
     process.stdout.close()

@@ -1,8 +1,7 @@
 """The system calls that a training script may not make, as a program for the kernel's seccomp filter.
 
-The filter, which bubblewrap loads, denies system calls that training does not need and that programs misused to reach
-the memory of the kernel or of other processes. A script may open sockets only between programs in its sandbox, which
-has no network.
+bubblewrap loads the filter, which denies unneeded system calls by which programs have reached the memory of the kernel
+or of other processes. A script may open sockets only between programs in its sandbox, which has no network.
 """
 
 import os
@@ -60,7 +59,7 @@ NUMBERS = {  # each system call's number on x86_64 and on aarch64
     "shmget": (29, 194),
     "msgget": (68, 186),
     "semget": (64, 190),
-    "io_setup": (206, 0),  # all processes of the machine share one limit on these requests
+    "io_setup": (206, 0),  # all processes of the machine share one limit on requests of io_setup
 }
 # The allowed families of sockets: Unix, IPv4, IPv6 and netlink. In a sandbox, IPv4 and IPv6 sockets reach only the
 # loopback interface.
@@ -74,7 +73,8 @@ class Limited:
     numbers: tuple[int, int]  # on x86_64, on aarch64
     argument: int
     values: tuple[int, ...]
-    allowed: bool  # whether the call is allowed with these values only, or with all other values only
+    # True if the system call is allowed only with `values`; False if it is allowed only with other values
+    allowed: bool
 
 
 LIMITED = {
@@ -93,7 +93,8 @@ NUMBER, ARCHITECTURE, FIRST = 0, 4, 16
 
 
 def filter_program(machine: str | None = None) -> bytes | None:
-    """Return the filter for this machine's processor, or None for a processor whose system calls are not listed here.
+    """Return the filter for this machine's processor, or None for a processor whose system calls this module does not
+    list.
 
     >>> len(filter_program("x86_64")) % 8
     0
@@ -102,8 +103,8 @@ def filter_program(machine: str | None = None) -> bytes | None:
     if machine not in ARCHITECTURES:
         return None
     column = list(ARCHITECTURES).index(machine)
-    # Each line has an instruction, the numbers of lines to skip if the instruction's condition is true and if it is
-    # false, and an operand. DENY and ALLOW mean a jump to the last two lines.
+    # Each line has an instruction, the numbers of lines to skip after a true and after a false condition, and an
+    # operand. DENY and ALLOW mean a jump to the last two lines.
     lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 0, DENY, ARCHITECTURES[machine]), (LOAD, 0, 0, NUMBER)]
     lines += [(GREATER, DENY, 0, X32)] if machine == "x86_64" else []
     lines += [(EQUAL, DENY, 0, number) for number in sorted(own[column] for own in NUMBERS.values())]

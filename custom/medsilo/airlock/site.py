@@ -227,7 +227,7 @@ class RoomSite:
         return over
 
     def _ended(self) -> MedsiloError:
-        """Return the reason why the sandbox ended before its answer, without text from the script."""
+        """Return the reason why the sandbox ended without an answer; the reason contains no text from the script."""
         code = None
         if self.process:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,8 +1,8 @@
 """A site at which medsilo's training runs in a sandbox, called a room, together with the image readers and PyTorch.
 
-The program in the sandbox is medsilo's participant with its disclosure. The hospital's records of patients and counts,
-key and query budget stay outside the sandbox; the program sends requests to use these records. The process outside the
-sandbox parses the program's answer into a typed message, and sends only this message.
+The program in the sandbox consists of medsilo's participant and the participant's disclosure layer. The hospital's
+records of patients and counts, key and query budget stay outside the sandbox; the program sends requests to use these
+records. The process outside the sandbox parses the program's answer into a typed message, and sends only this message.
 """
 
 import json

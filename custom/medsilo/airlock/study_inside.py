@@ -43,7 +43,7 @@ class RoomBook(QueryBudget):
     def places(self, data: str, split: int, writes: bool) -> Memory:
         def remembered(patients: Collection[str], draw: Draw, for_good: bool) -> dict[str, str]:
             found = draw(self._ask("known", names=[*patients]))
-            # another study may have assigned these patients in the meantime, and the earlier assignment counts
+            # the earlier assignment of a patient counts if another study has assigned the patient in the meantime
             if writes and for_good:
                 return dict(self._ask("place", places=found, for_good=True))
             return found

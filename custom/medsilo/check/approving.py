@@ -1,4 +1,4 @@
-"""Describe a plan for the person who approves it, with its changes since the study's last approved plan."""
+"""Describe a plan, and its changes since the study's last approved plan, for the person who approves the plan."""
 
 import re
 import time
@@ -77,7 +77,9 @@ def approval_findings(home: KitAtHome, plan: "Plan", job_code: JobCode | None = 
 def standing(
     home: KitAtHome, plan: "Plan", sites: Collection[str] = (), job_code: JobCode | None = None
 ) -> tuple[str, bool]:
-    """Return a description of the hospital's last decision about a plan, and True if the plan may run here."""
+    """Return a description of the hospital's last decision about a plan, and True if the plan may run at this
+    hospital.
+    """
     decision, own = home.approvals.last(plan.hash), plan.participation.everyone
     if decision is None:
         return "nobody has decided about this plan yet", False
@@ -92,7 +94,9 @@ def standing(
 
 
 def never_runs(home: KitAtHome, plan: "Plan", limits: ApprovalLimits, sites: Collection[str] = ()) -> str:
-    """Return the reason why a plan could not run despite an approval with these limits; empty if the plan could run."""
+    """Return the reason why a plan could not run even after an approval with the given limits; empty if the plan could
+    run.
+    """
     named = plan.participation.everyone
     if named and home.kit.name not in named:
         return f"{home.kit.name} is not in this plan, which names {plain(', '.join(named), 200)}"

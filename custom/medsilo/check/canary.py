@@ -32,7 +32,9 @@ GIB = 1 << 30
 
 
 class Canary(Layer):
-    """A layer that lets hospitals report whether they are ready, and measures the speed of their connections."""
+    """A layer that lets hospitals report their readiness for a study, and that measures the speed of the hospitals'
+    connections.
+    """
 
     name: Literal["canary"] = "canary"
 

@@ -79,7 +79,7 @@ def _text(content: bytes) -> list[str] | None:
 
 
 def code_words(code: JobCode, settings: SiteSettings, before: tuple[Decision, JobCode] | None) -> list[tuple[str, str]]:
-    """Describe a job's code and its rights for people, as pairs of a heading and a text."""
+    """Describe a job's code and the rights of the code to a reviewer, as pairs of a heading and a text."""
     versions = code.facts().versions
     imports = sorted(code.imports)
     own = [name for name in imports if name in sys.stdlib_module_names]

@@ -45,7 +45,7 @@ def unit_of(plan: Plan) -> str:
 
 
 def _small(patients: Mapping[str, int], plan: Plan, least: int) -> Iterator[Finding]:
-    """Warn about few patients in the validation or test data, whose scores are then suppressed or imprecise."""
+    """Warn if the validation or test data have so few patients that scores are suppressed or imprecise."""
     scored = {name: patients[name] for name in ("validation", "test")}
     if few := [name for name, count in scored.items() if 0 < count < least]:
         told = f"{' and '.join(few)}: fewer than {least} patients, so their score stays here (min_patients_per_metric)"

@@ -89,7 +89,9 @@ def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[F
 
 
 def answers_wanted(plan: Plan, settings: SiteSettings, book: QueryBudget, lead: str) -> str:
-    """State in one sentence how many scored answers a plan needs, and how many its lead may still receive."""
+    """State in one sentence how many scored answers a plan needs, and how many scored answers the lead may still
+    receive.
+    """
     if not settings.protects(plan.task.synthetic):
         return "not counted: no patient's data are read, or they are public"
     used = book.used(data_set(settings.data, plan.task.name)).get(lead, Counter[str]())

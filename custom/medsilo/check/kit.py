@@ -269,7 +269,7 @@ def _no_handshake(kit: Kit) -> str | None:
     """
     context = ssl.create_default_context(cafile=str(kit.folder / kit.root))
     context.check_hostname = False
-    # gRPC and HTTP need these protocols, and NVFlare's TCP driver ignores these protocols
+    # gRPC and HTTP need the protocols h2 and http/1.1, and NVFlare's TCP driver ignores the list of protocols
     context.set_alpn_protocols(["h2", "http/1.1"])
     for _ in range(TRIES):  # a busy server may close a new connection, so the check tries several handshakes
         try:

@@ -65,7 +65,9 @@ def check_disk(output: Path, plan: "Plan | None", free: Callable[[Path], int]) -
 
 
 def check_apart(settings: SiteSettings, local: Path | None) -> Iterator[Finding]:
-    """Yield a finding if the output folder lies in the folder of the data set or of its files."""
+    """Yield a finding if the output folder lies in the folder of the data set or in the folder of the data set's
+    files.
+    """
     source, output = settings.data, settings.studies_in(local.parent) if local else settings.output
     folders = [source.folder, source.data_set or source.folder] if source else []
     if output and any(output.resolve().is_relative_to(folder.resolve()) for folder in folders):
@@ -138,7 +140,9 @@ def check_airlock(settings: SiteSettings) -> Iterator[Finding]:
 
 
 def without_walls(settings: SiteSettings) -> str:
-    """Return the reason why scripts run here without the airlock that the hospital wants; otherwise an empty text."""
+    """Return the reason why scripts run on this machine without the airlock that the hospital wants; otherwise an empty
+    text.
+    """
     from medsilo.airlock.room import ability
 
     if settings.airlock != "wanted" or ability().works:

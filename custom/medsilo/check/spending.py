@@ -49,7 +49,9 @@ def _of_study(standing: LedgerStanding, study: str, delta: float) -> dict[str, A
 
 
 def answered(book: QueryBudget) -> list[dict[str, Any]]:
-    """Return the answers that left the hospital in each study; for a training script, also the bits of its messages."""
+    """Return the answers that left the hospital in each study, and, for a study with a training script, the bits of the
+    script's messages.
+    """
     return [
         {**vars(asker), "answers": dict(count.answered), **({"script": dict(count.sent)} if count.sent else {})}
         for asker, count in book.counts().items()

@@ -1,4 +1,4 @@
-"""Check a site before it joins a job: its machine, its kit and its data.
+"""Check the machine, the kit and the data of a site before the site joins a job.
 
 The output of the check contains counts, but no names of patients.
 """

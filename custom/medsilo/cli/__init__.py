@@ -164,7 +164,7 @@ def _medsilo(
 def all_commands(wanted: str = "") -> dict[str, list[Command]]:
     """Return the commands of the engine and its plug-ins, by the role of their users.
 
-    Commands of other packages are imported and returned only if they belong to the command that the user wants to run.
+    Commands of other packages are imported and returned only if the user wants to run a command of the same name.
     """
     found = {title: [Command(does, example, title) for does, example in own] for title, own in COMMANDS.items()}
     for name in PLUGGED_IN:

@@ -26,7 +26,7 @@ HELP_PAGE = "study/help"  # the tables on the help page have symptoms in their f
 REFERENCE = "reference/"
 MOST_FOUND = 8  # maximum number of passages in a search result
 WIDEST = 88  # characters per line
-IN_TITLE = 4  # weight of words in titles, relative to other words of a page
+IN_TITLE = 4  # weight of words in titles, relative to words in the text
 USUAL_LENGTH = 120  # typical number of words in a passage of the documentation, for BM25 ranking
 _NO_WORDS = frozenset(  # frequent English words, which a search in the documentation ignores
     re.findall(
@@ -164,7 +164,7 @@ def all_passages() -> list[Passage]:
 
 
 def named(passages: Sequence[Passage], wanted: str) -> list[Passage]:
-    """Return the passages with a given name, which may be a place, a command, a page or a key."""
+    """Return the passages with a given name, such as a page, a page with an anchor, a command or a key."""
     place = re.sub(r"\.md(?=#|$)", "", wanted.removeprefix("docs/"))
     if by_place := [one for one in passages if one.place == place]:
         return by_place[:1]

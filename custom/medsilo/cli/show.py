@@ -49,7 +49,8 @@ class Command:
     # The type of a parameter `out`: the option -o with an output file that must be writable.
     OutFile = Annotated[Path, options.OUT_FILE]
 
-    does: Callable[..., int | None]  # its first argument is the Console; returns a nonzero code after a failure
+    # the command's function, which takes a Console first and returns a nonzero code after a failure
+    does: Callable[..., int | None]
     example: str  # command-line arguments of an example
     people: str  # heading in the help, which names the role of the users
     of: str = ""  # the group of commands to which the command belongs
@@ -284,7 +285,7 @@ def command(does: Does) -> Does:
             return screen.close(
                 screen.fail(MedsiloError(f"this command needs the package {error.name}; install {extra}"))
             )
-        except OSError as error:  # for example, a full disk or an unreadable folder
+        except OSError as error:  # for example, a full disk or an unreadable folder raises OSError
             why = os.strerror(error.errno).lower() if error.errno else type(error).__name__
             told = MedsiloError(f"a file can't be read or written: {why}", error.filename or "")
             return screen.close(screen.fail(told))

@@ -1,4 +1,6 @@
-"""Store tensors in a temporary file without a name. The system frees the file after its last use or a crash."""
+"""Store tensors in a temporary file without a name. The operating system frees the file after the last use of the file
+or a crash of the process.
+"""
 
 import mmap
 import os
@@ -151,7 +153,7 @@ Slice = tuple[mmap.mmap, int, int]
 
 
 def stretches_of(tensors: Iterable[Tensor]) -> list[Slice]:
-    """Return the slices of mapped files that contain these tensors. Tensors outside mapped files are skipped."""
+    """Return the slices of mapped files that contain the given tensors, without tensors outside mapped files."""
     found: dict[int, Slice] = {}
     for tensor in tensors:
         address = tensor.untyped_storage().data_ptr()

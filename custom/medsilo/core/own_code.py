@@ -25,7 +25,9 @@ def is_installed(file: Path | str) -> bool:
 
 @cache
 def _installed(*places: str) -> list[Path]:
-    """Return the folders that contain installed packages, including such folders on PYTHONPATH."""
+    """Return the folders that contain installed packages, including folders on PYTHONPATH that contain installed
+    packages.
+    """
     return [*INSTALLED, *(Path(place) for place in places if any(Path(place).glob("*.dist-info")))]
 
 

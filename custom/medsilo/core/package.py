@@ -106,7 +106,9 @@ def attach_again(group: str, name: str) -> str:
 
 
 def extra_with(module: str) -> str | None:
-    """Return the extra of medsilo that installs a module, such as "medsilo[page]"; None if no extra does."""
+    """Return the extra of medsilo that installs a module, such as "medsilo[page]"; None if no extra installs the
+    module.
+    """
     if not is_installed(ENGINE):
         return None
     for line in distribution(ENGINE).requires or ():

@@ -1,7 +1,8 @@
 """End a process when its parent dies, and measure the process's peak memory.
 
-A thread checks regularly whether the process has another parent. Linux's signal PR_SET_PDEATHSIG is useless here: Linux
-sends this signal when the thread that started the process ends. NVFlare starts jobs from short-lived threads.
+A thread checks regularly whether the process has another parent. Linux's signal PR_SET_PDEATHSIG is useless for jobs of
+NVFlare: Linux sends this signal when the thread that started the process ends. NVFlare starts jobs from short-lived
+threads.
 """
 
 import ctypes

@@ -32,7 +32,7 @@ def plain(text: object, most: int = LONGEST) -> str:
         most: The most bytes of the line; an ellipsis replaces the end of a longer text.
     """
     given = text if isinstance(text, str) else str(text)
-    # The text is truncated before its characters are checked, because checking a huge text would take long.
+    # The text is truncated before its characters are checked, because the check of a huge text would take long.
     line = " ".join(printable(given[: 4 * most]).split())
     content = line.encode()
     if len(content) <= most and len(given) <= 4 * most:

@@ -13,7 +13,7 @@ from medsilo.core.text import plain
 
 SHOWN = 200  # limit on the bytes of a value that an error message quotes
 MOST = 4  # limit on the number of faults that one error message lists
-# the class that a section's key `name` chooses, by the section's key; None if the name is unknown
+# the class that the key `name` selects for each section; None for an unknown name
 Chosen = Mapping[Any, type[Section] | None]
 
 MEANINGS = {
@@ -51,7 +51,7 @@ def in_words(
     """Describe pydantic's errors about a section in one line, which names the key, the value and the remedy for each.
 
     Args:
-        chosen: The class that a section's key `name` chooses, by the section's key; None if the name is unknown.
+        chosen: The class that the key `name` selects for each section; None for an unknown name.
         tells_values: Whether the line may quote values, which may be a hospital's paths.
     """
     faults = error.errors()

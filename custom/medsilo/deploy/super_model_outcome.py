@@ -265,7 +265,7 @@ def _coarse(answer: Facts, of_one: tuple[float, float], resolution: Resolution) 
 def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, int]:
     """Round the number of choices of each model for disclosure, and leave out models whose rounded number is 0."""
     counts = [float(count) for count in chosen.values()]
-    # the patients of these cases are unknown, so all cases may come from the patients with most cases
+    # the patients of the counted cases are unknown, so all counted cases may come from the patients with most cases
     if not resolution.exact:
         largest = Resolution(unit=max(1, round(resolution.unit * resolution.weight * sum(counts))))
         counts = largest.shared_out(counts)

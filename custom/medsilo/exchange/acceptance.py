@@ -185,7 +185,7 @@ def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], 
 
 
 def check_sum(name: str, values: Sequence[float], most: int, between: tuple[float, float]) -> None:
-    """Raise Refused if a sum over cases or the number of these cases is impossible."""
+    """Raise Refused if a sum over cases, or the number of summed cases, is impossible."""
     (summed, number), (low, high) = values, between
     if number < 0 or number > most or number != math.floor(number):
         raise Refused(f"its counts of {name} cover {number:g} cases, and it has {most}")

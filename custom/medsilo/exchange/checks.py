@@ -1,4 +1,4 @@
-"""The server and every site check package versions and tensors with these functions."""
+"""Functions with which the server and every site check package versions and tensors."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from medsilo.tasks.table_reader import TableReader
     from medsilo.tasks.task import Task
 
-# For each name, the module that defines it. Names are imported late, because a command's plug-in is loaded for the help
-# text and must not load torch.
+# The module that defines each exported name. Names are imported late, because a command's plug-in is loaded for the
+# help text and must not load torch.
 PLACES = {
     "Algorithm": "medsilo.schedule.algorithm",
     "CaseIndex": "medsilo.tasks.case_index",
@@ -74,7 +74,8 @@ PLACES = {
 }
 __all__ = ["__version__", "files", *PLACES]
 
-if not TYPE_CHECKING:  # type checkers do not see `__getattr__`, because it would make them accept any name
+# type checkers must not see `__getattr__`, because a module with `__getattr__` has any name for a type checker
+if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         """Import a name when it is first used."""

@@ -98,7 +98,7 @@ class PrivacyAccount:
         return self.folder / ANSWER_FILES.replace("*", str(request.facts["task"]))
 
     def _tell_hospital(self, charges: Sequence[Charge]) -> None:
-        """Write the spent privacy budget, including these charges, to a file that the hospital's report reads."""
+        """Write the spent privacy budget, including the new charges, to a file that the hospital's report reads."""
         standing, added = self.ledger.standing(), counted(charges)
         delta = self.study.demands.delta if self.study.demands else 1e-5
         study, spent = standing.of(self.study.name) + added, standing.charged + added

@@ -1,6 +1,6 @@
 """Compute and save the embeddings of a site's cases: the outputs of the frozen part of the plan's network.
 
-The site computes each embedding once, saves it on the site's disk, and never sends it.
+The site computes each embedding once, saves the embedding on the site's disk, and never sends the embedding.
 """
 
 import hashlib
@@ -78,7 +78,7 @@ class Embedded(TensorDataset):
         self._made: tuple[Tensor, ...] = ()
 
     def complete(self, stop: Stop = lambda: None) -> None:
-        """Compute the embeddings unless they are already computed, and free the memory of the images."""
+        """Compute all embeddings that are not computed yet, and free the memory of the images."""
         if self._cases is not None:
             self._made = self._make(self._cases, stop)
             self._cases = None

@@ -55,7 +55,7 @@ class SiteParts:
     evaluation: Evaluation
     trainer: Trainer
     choice: OwnChoice
-    embedding: Embedding | None = None  # computes embeddings of the cases, if the plan's network needs them
+    embedding: Embedding | None = None  # computes embeddings of the cases, if the plan's network needs embeddings
 
 
 def parts_of(

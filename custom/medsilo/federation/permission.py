@@ -104,9 +104,9 @@ class Permission:
         return reply
 
     def check(self, sites: Sequence[str] | None = None, number: int = 0) -> "Decision | None":
-        """Raise Refused unless the plan is approved for these sites and this round.
+        """Raise Refused unless the hospital has approved the plan for the given sites and round.
 
-        Also raises Refused if the settings have changed since the hospital accepted them.
+        Also raises Refused if the hospital's settings have changed since the hospital accepted the settings.
 
         A plan without a decision is saved, so that the hospital can review the plan and decide.
         """

@@ -110,7 +110,7 @@ class PrivateNumbers:
     site: str
     demands: PrivacyRequirements | None
     promise: PrivacyGuarantee
-    # Whether the data are protected, so that numbers leave the site only if they are public or noisy.
+    # Whether the data are protected, so that only public or noisy numbers leave the site.
     guarded: bool
     folder: Path
     units: Mapping[str, Sequence[str]] = field(repr=False)  # the privacy unit of each case, by part of the data
@@ -146,7 +146,7 @@ class PrivateNumbers:
     @cached_property
     def counting(self) -> Geometric:
         """The noise on the numbers of privacy units (patients or records) in the training, validation and test data.
-        Each privacy unit is in only one of these data parts, so one unit changes the sum of all counts by one.
+        Each privacy unit is in only one data part, so one unit changes the sum of all counts by one.
         """
         assert self.plan.privacy and self.plan.privacy.counts
         return Geometric(scale=1 / self._scaled(self.plan.privacy.counts.epsilon))

@@ -80,10 +80,10 @@ class Protection:
     @contextmanager
     def fitting(self) -> Iterator[None]:
         """Within the context, hide the details of errors about data that do not fit the plan. A lead who chooses
-        columns and levels could infer facts about patients from the details of such errors.
+        columns and levels could infer facts about patients from the details of errors.
 
-        Errors about an accepted data set may quote words of the data set, so the details of these errors also stay at
-        the site.
+        Details of errors about an accepted data set also stay at the site, because the details may quote words of the
+        data set.
         """
         try:
             yield

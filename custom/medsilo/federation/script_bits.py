@@ -64,7 +64,7 @@ def _rounds(plan: Plan) -> Iterator[Stretch]:
 
 
 def _beside(plan: Plan, task: str) -> dict[Kind, int]:
-    """Return the maximum bits of all fields of one message except its tensors."""
+    """Return the maximum number of bits in all fields of one message, without the message's tensors."""
     metrics = {"join": 0, "round": 3, "deliver": 2, "test": 3}[task]
     counts = len(COUNTED) * len(PARTS) + (task == "round")
     chosen = _bits_below(plan.rounds + 1) if task == "test" else 0

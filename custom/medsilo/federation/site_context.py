@@ -39,7 +39,7 @@ class SiteContext:
     folder: Path  # the site's folder in the study's run
     lead: str = ""  # the person who submitted the study, if known
     kit: KitFiles | None = None  # the startup kit whose key signs decisions and the ledger
-    # the plan before the study's hospitals were added to it
+    # the plan before the study's hospitals were added to the plan
     submitted: Plan | None = None
     job_code: JobCode | None = None  # the custom code of the NVFlare job
     # The query budget in another process, if that process has already admitted the study

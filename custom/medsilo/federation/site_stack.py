@@ -1,6 +1,6 @@
 """Build the layers around a site, from inside to outside. The module server_stack.py builds the layers of the server.
 
-A request passes these layers from outside to inside:
+A request passes the following layers from outside to inside:
 
     permission      rejects requests until the hospital has approved the plan
     supply          requests a missing file of initial weights, and saves the file if the plan names its hash
@@ -14,7 +14,7 @@ A request passes these layers from outside to inside:
 
 An answer passes the layers in the opposite order. The participant itself, and not a layer, calls the `UpdateCodec`
 (site_context.py), because secure aggregation needs the round's phase and weight. Secure aggregation is a separate
-package, found by its entry point.
+package, which medsilo finds by the package's entry point.
 """
 
 import time

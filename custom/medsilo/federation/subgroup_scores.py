@@ -32,7 +32,7 @@ MOST_SETS = 200_000
 SAME = 1 - 1e-9
 # bound on a patient's squared contribution to a score of pairs, since each patient is in many pairs
 PAIRS = 4.0
-SLACK = 1e-6  # tolerance for a mean that rounding errors put outside its range
+SLACK = 1e-6  # tolerance for a mean that lies outside its range because of floating-point errors
 
 
 def levels_of(

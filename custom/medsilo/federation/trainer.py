@@ -152,7 +152,7 @@ class Trainer:
         return weighted(task.goal.loss, torch.as_tensor(counted), task.goal.cross_entropy)
 
     def in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each case once, in batches, after the network's input layer has transformed it."""
+        """Yield each case once, in batches, transformed by the network's input layer."""
         plan = self.place.plan
         layer = plan.algorithm.input_layer(self.state.modules)
         seed = seed_for(self.drawn_from, self.place.site, "in order")
@@ -206,8 +206,8 @@ class RoundCases:
             order = generator_for(plan.seed, site, self.purpose, self.number, number)
             data = islice(batches(cases, size, compute, order), most)
         if layer := plan.algorithm.input_layer(own.state.modules):
-            # Under differential privacy, the input layer must not learn here, because each case would influence how
-            # other cases are transformed.
+            # Under differential privacy, the input layer must not learn, because each case would influence how other
+            # cases are transformed.
             data = passed_through(layer, data, learns=self.learns and self.private is None)
         return train_epoch(data, lessons, compute, self.stop)
 

@@ -36,7 +36,9 @@ class _Kept(Section):
 
 
 def own_certificate(kit: Path) -> str:
-    """Return the text of a startup kit's certificate and of its root certificate, or "" if they can't be read."""
+    """Return the text of a startup kit's certificate and of its root certificate, or "" if the certificates can't be
+    read.
+    """
     for name in ("server.crt", "client.crt"):
         with suppress(OSError, ValueError):
             files = [kit / "startup" / name, kit / "startup/rootCA.pem"]
@@ -45,7 +47,9 @@ def own_certificate(kit: Path) -> str:
 
 
 def end_of(text: str) -> float | None:
-    """Return the earliest expiry time of several certificates, in seconds since 1970; None if they can't be read."""
+    """Return the earliest expiry time of several certificates, in seconds since 1970; None if the certificates can't be
+    read.
+    """
     try:
         found = x509.load_pem_x509_certificates(text.encode())
         return min(one.not_valid_after_utc for one in found).timestamp()
@@ -65,9 +69,7 @@ class CertificateEnds:
             self.kept = _Kept.from_values(json.loads(read_bounded(self.file, 8 << 20)), KEPT)
 
     def look(self, now: float) -> Iterator[Event]:
-        """Read the party's own certificate, and yield all warnings that are due, about this and all other recorded
-        certificates.
-        """
+        """Read the party's own certificate, and yield all warnings that are due, for all recorded certificates."""
         if (end := end_of(own_certificate(self.kit))) is not None:
             self._note("", end)
         while self.renewed:

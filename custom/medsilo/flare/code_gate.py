@@ -53,7 +53,7 @@ def ask_when_deploying(engine: Any) -> None:
 
 
 def why_not_deployed(workspace: Workspace, job: str, fl_ctx: FLContext) -> str:
-    """Return the reason why this hospital rejects an unpacked job, or "" if it accepts the job.
+    """Return the reason why this hospital rejects an unpacked job, or "" if the hospital accepts the job.
 
     The function also writes the reason to the kit's events.log.
     """
@@ -65,7 +65,7 @@ def why_not_deployed(workspace: Workspace, job: str, fl_ctx: FLContext) -> str:
 
 
 def why_not_started(fl_ctx: FLContext, meta: Mapping[str, Any]) -> str:
-    """Return the reason why this hospital rejects a job that contains code, or "" if it accepts the job."""
+    """Return the reason why this hospital rejects a job that contains code, or "" if the hospital accepts the job."""
     try:
         if kit := kit_of(fl_ctx):
             AcceptedSettings(kit).check()

@@ -78,7 +78,7 @@ class SiteEvents(StudyEvents):
     def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
         super().__init__(kit, job, study)
         self.runs = False  # whether the log has the beginning of the job, but not the end
-        self.wrong = dict[str, float]()  # for each kind of recent error, the time when it last occurred
+        self.wrong = dict[str, float]()  # for each kind of recent error, the time of the last error
 
     def begin(self, text: str) -> None:
         """Log that the site begins or continues a job, and first log an earlier process that ended without a log
@@ -135,7 +135,8 @@ class MedsiloExecutor(Executor):
         self.working: tuple[Site, Clock] | None = None
         self.folder: Path | None = None  # the site's folder in the study's run
         self.give_back: Callable[[], None] | None = None  # releases the slot of the hospital in which the study runs
-        self.gate: Gate | None = None  # limits the size of messages; None unless the job's plan is valid
+        # the object that limits the size of messages; None unless the job's plan is valid
+        self.gate: Gate | None = None
         self.events = SiteEvents(None)
         self.measured = False  # whether the plan sets no time limit for an answer
         # the thread that computes an answer, while the calling thread checks if the job was aborted
@@ -281,7 +282,8 @@ class MedsiloExecutor(Executor):
     def _write_private(self, error: Exception, fl_ctx: FLContext) -> None:
         """Write the details of an error to a private file.
 
-        The details of an error may name patients, so they must not be in NVFlare's logs, which a site may send.
+        The details of an error may name patients, so these details must not be in NVFlare's logs, which a site may
+        send.
         """
         try:
             folder = self.folder or output_folder(fl_ctx, settings_of_site(fl_ctx))

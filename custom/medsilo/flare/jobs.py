@@ -86,7 +86,7 @@ def app_at(job: str | Path, site: str = "") -> Path | None:
 
 
 def scope_of(job: Path | str) -> str | None:
-    """Return the privacy scope that a job's meta.json names, or None if it names no scope."""
+    """Return the privacy scope that a job's meta.json names, or None if the file names no scope."""
     found = find_job(job)
     scope = None if found.is_file() else json_of(found, META).get("scope")
     if scope is not None and not isinstance(scope, str):

@@ -80,7 +80,7 @@ class Attendance:
     direct: set[str] = field(default_factory=set)  # parties that have had a direct connection to this process
     # `last_heard`, and the time of the last change of `last_heard`
     heard: dict[str, tuple[float, float]] = field(default_factory=dict)
-    lost: dict[str, float] = field(default_factory=dict)  # for each lost connection, the time at which it was lost
+    lost: dict[str, float] = field(default_factory=dict)  # the time at which each lost connection was lost
     there: dict[str, bool] = field(default_factory=dict)
     returned: dict[str, float] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
@@ -150,7 +150,9 @@ class WorkingTime:
 
 
 class EventKeeper:
-    """Signs a startup kit's events.log, every hour and when the kit's process ends, and logs counts of rejections."""
+    """Logs counts of rejections, and signs a startup kit's events.log every hour and at the end of the kit's
+    process.
+    """
 
     def __init__(self, kit: Path | None, chain: EventChain | None) -> None:
         """Sign the events of a startup kit.
@@ -183,7 +185,7 @@ class EventKeeper:
                     self.end()
 
     def end(self) -> None:
-        """Sign the log, unless an earlier call has already signed it."""
+        """Sign the log, unless an earlier call has already signed the log."""
         if self.chain and not self.has_ended:
             self.has_ended = True
             with suppress(Exception):  # an error must not prevent the end of the kit's process

@@ -18,14 +18,15 @@ from medsilo.site.settings import SiteSettings
 # the identifier that NVFlare gives a job; a job's folder has the same name
 JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 RUNS = ("DISPATCHED", "RUNNING")
-AUDIT = "audit.log"  # the file in which NVFlare logs a job's requests, their senders, and rejections
+AUDIT = "audit.log"  # the file in which NVFlare logs the requests of a job, with senders and rejections
 
 
 def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Old]:
     """Return the removable files in the startup kit of a server or a hospital.
 
     Files of old studies and folders of ended jobs are removable; at a server, stored jobs and results of jobs are
-    removable, too. A job is not removable if a process runs it, or if an unfinished study may continue from it.
+    removable, too. A job is not removable if a process runs the job, or if an unfinished study may continue from the
+    job.
 
     Args:
         days: The smallest age of a removable file, in days.

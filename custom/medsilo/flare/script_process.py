@@ -50,11 +50,11 @@ ENDED = (
     "send() in each round"
 )
 KILLED = "the training script's process was killed, so this one ends, too; both are started again"
-_gates: list[Gate] = []  # the gate of this process, once it exists
+_gates: list[Gate] = []  # the gate that limits the messages of this process; empty before `guard`
 
 
 class ScriptProcess(ConvertToFedEvent):
-    """Sends numbers that a script logs to the server's tracker if the plan permits these numbers.
+    """Sends the numbers that a script logs to the server's tracker, if the plan permits the numbers.
 
     A recipe adds this component to the configuration of each site in the recipe's job.
     """

@@ -35,14 +35,14 @@ def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
 def accept_at_first(kit: KitFiles, settings: SiteSettings, fl_ctx: FLContext) -> None:
     """Accept the settings of a startup kit before the kit's first study.
 
-    Raises Refused if the settings have changed since they were last accepted.
+    Raises Refused if the settings have changed since their last acceptance.
     """
     records = settings.state_dir or output_folder(fl_ctx, settings) / paths.HOSPITAL
     AcceptedSettings(kit, records / fl_ctx.get_identity_name()).begin(settings)
 
 
 def _needs_no_settings(fl_ctx: FLContext) -> bool:
-    """True if the job needs no settings, because its data are synthetic or a training script reads the data.
+    """True if a job needs no settings, because the job's data are synthetic or a training script reads the data.
 
     A job that needs no settings also runs with a startup kit that `nvflare poc` made, which has no settings.
     """

@@ -66,7 +66,7 @@ class StudyEvents:
                 self.tell("back", f"round {number}", site)
 
     def on_asking(self, again: Mapping[str, str]) -> None:
-        """Write an event for each site that is asked again after it has rejected a request.
+        """Write an event for each site that has rejected a request and is therefore asked again.
 
         Write another event for each site that answers the repeated request.
         """
