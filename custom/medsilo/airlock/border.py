@@ -1,8 +1,8 @@
 """The border checks and rounds a training script's answer before the hospital sends the answer.
 
-The border rebuilds each answer. From the script it takes only the tensors that the method sends, with the plan's names,
-shapes and types, and a few rounded numbers. The hospital's process adds the study, versions, seconds, memory and the
-number of cases.
+The border rebuilds each answer from a few rounded numbers of the script and from tensors with the names, shapes and
+types of the plan. The hospital's process itself adds the study, the package versions, the run time, the memory use and
+the number of cases.
 """
 
 import json
@@ -29,16 +29,16 @@ from medsilo.schedule.phase import Ranges, views
 from medsilo.site.data_set import DataSet
 from medsilo.site.settings import SCORE_ROUNDING, DataPart
 
-LEFT = "left.jsonl"  # the log of disclosed bits, in a site's folder of a study
-CASES = "script.json"  # the file with the number of cases that the script reported
-HELD = "this hospital held the answer back"  # the reason that the server receives; details stay at the hospital
-PROTECTED = "this hospital's update as a whole, and not one patient"  # the object that noise protects, as a log entry
-BLOCK = 1 << 15  # count of numbers; for longer tensors, torch would use threads, which waste processor time
+LEFT = "left.jsonl"  # the file that logs the disclosed bits of each answer
+CASES = "script.json"  # the file that stores the number of cases that the script reported
+HELD = "this hospital held the answer back"  # the only reason that the server receives when a hospital sends no answer
+PROTECTED = "this hospital's update as a whole, and not one patient"
+BLOCK = 1 << 15  # tensor elements per block; torch would start threads for longer blocks, which wastes processor time
 LARGEST_POWER = 309  # the largest power of ten in a number that JSON can hold
-# The disclosed bits of a rejected answer: which of fewer than 32 reasons applies, and when the answer was rejected
+# Bits that a rejected answer discloses: which of fewer than 32 reasons applies, and the time of the rejection
 HELD_BITS = {"reasons": 5, "times": REAL}
 NUMBERS = "its numbers are not those of this task"
-SCORES: dict[str, DataPart] = {  # the data part on which each score is computed
+SCORES: dict[str, DataPart] = {
     "train_loss": "train",
     "validation": "validation",
     "validation_loss": "validation",
@@ -48,15 +48,15 @@ SCORES: dict[str, DataPart] = {  # the data part on which each score is computed
 
 
 class HeldBack(Refused):
-    """The hospital does not send an answer. The error's reason quotes no text from the script."""
+    """A hospital does not send a script's answer; the error's public reason never quotes the script, since the server
+    receives the reason.
+    """
 
     def __init__(self, what: str, private: str = "") -> None:
         super().__init__(f"{HELD}: {what}", private)
 
 
 class Border:
-    """Creates a site's answers from the results of a script in a room."""
-
     def __init__(self, place: SiteContext) -> None:
         self.place, self.plan, self.own = place, place.plan, place.settings.border
         self.layout = place.plan.layout()
@@ -84,12 +84,6 @@ class Border:
     def answer(
         self, asked: Request, given: Groups, facts: Mapping[str, Any], groups: Groups, **measured: float
     ) -> StudyMessage:
-        """Return the answer that the hospital sends.
-
-        Args:
-            given: the groups of tensors in the request
-            measured: seconds and memory that the script used
-        """
         self._check_numbers(asked, groups)
         norm = self._norm(groups, given)
         if self.own.norm is not None and norm > self.own.norm:
@@ -106,9 +100,7 @@ class Border:
         return leaves
 
     def _note(self, leaves: StudyMessage, bits: Mapping[str, int], rho: float | None) -> None:
-        """Charge an answer to the hospital's query budget before the answer is sent. Raises Refused if the budget is
-        spent.
-        """
+        """Charge an answer to the hospital's query budget, and raise Refused if the budget is spent."""
         self.protection.note_script(leaves, bits, rho)
 
     def _check_numbers(self, asked: Request, groups: Groups) -> None:
@@ -154,7 +146,7 @@ class Border:
         return self.accepted(asked, {**told, **own})
 
     def accepted(self, asked: Request, facts: Mapping[str, Any]) -> SiteAnswer:
-        """Convert facts to a typed answer, with the same checks as at the server."""
+        """Convert an answer's facts to a typed answer, after the checks that the server also makes."""
         site, parcel = self.place.site, StudyMessage({}, dict(facts))
         try:
             answer = self.acceptance.accept(site, parcel, (asked.task, asked.round), ())
@@ -165,7 +157,9 @@ class Border:
         return answer
 
     def _cases(self, asked: Request, told: Mapping[str, Any]) -> dict[str, int]:
-        """Return the script's numbers of cases, which the script reports once in a study."""
+        """Return the numbers of cases that the script reported when joining a study; later answers can't change these
+        numbers.
+        """
         file = self.place.folder / CASES
         if asked.task != "join" and file.exists():
             return {part: int(json.loads(file.read_text())[part]) for part in PARTS}
@@ -180,7 +174,7 @@ class Border:
         return cases // unit * unit
 
     def _rounded(self, score: Any, resolution: Resolution) -> float:
-        """Round a score or loss in the same way as scores that medsilo computes itself."""
+        """Round a script's score or loss in the same way as a score that medsilo computes."""
         if not isinstance(score, int | float) or isinstance(score, bool) or not math.isfinite(score):
             raise ValueError("a score must be a finite number")
         if not self.protection.on:
@@ -191,8 +185,8 @@ class Border:
         return float(f"{score:.{self.own.digits - 1}e}")
 
     def _resolution(self, part: DataPart, counted: Mapping[str, int]) -> Resolution:
-        """Return the rounding of a score over a data part. The rounding depends on the number of patients in the data
-        set, or on the number of cases that the script reported.
+        """The rounding step depends on the number of patients, or, if unknown, on the number of cases that the script
+        reported.
         """
         if not self.protection.on:
             return Resolution()
@@ -203,7 +197,7 @@ class Border:
 
     # ------------------------------------------------------------------ the update
     def _norm(self, groups: Groups, given: Groups) -> float:
-        """Return the L2 norm of the update. For a tensor that was not received, the update is the whole tensor."""
+        """Return the L2 norm of sent tensors minus received tensors; a tensor that was not received counts as zeros."""
         return math.hypot(*(_distance(own, before) for _, own, before in _pairs(groups, given)))
 
     @torch.no_grad()
@@ -218,7 +212,8 @@ class Border:
                 update = self.place.with_noise(update.double(), own.noise * own.clip).to(tensor.dtype)
             if own.bfloat16:
                 update = update.to(torch.bfloat16).to(tensor.dtype)
-            low, high = ranges.get(group, {}).get(name, (-math.inf, math.inf))  # keeps noisy variances above zero
+            # noise must not make a variance negative
+            low, high = ranges.get(group, {}).get(name, (-math.inf, math.inf))
             changed[group][name] = (before + update).clamp(low, high)
         if own.noise is not None:
             for group, tensors in changed.items():
@@ -261,15 +256,13 @@ def bits_of_score(digits: int, resolution: Resolution) -> int:
     (21, 16)
     """
     values, exponents = 9 * 10 ** (digits - 1), 2 * LARGEST_POWER
-    if step := resolution.step(0, 1):  # rounding limits the values within each power of ten
+    if step := resolution.step(0, 1):  # a rounding step leaves at most 1 / step values within each power of ten
         values, exponents = min(values, round(1 / step)), LARGEST_POWER
     return math.ceil(math.log2(2 * values * exponents + 1))
 
 
 def _unnoised(tensor: Tensor, given: Tensor | None) -> Tensor:
-    """Return a tensor without noise that is sent together with noisy tensors. Integers get no noise, so the received
-    integers replace the script's integers.
-    """
+    """Replace an integer tensor by the received tensor; integers can't get noise and would disclose exact values."""
     if tensor.is_floating_point():
         return tensor
     if given is None or given.shape != tensor.shape:
@@ -278,14 +271,14 @@ def _unnoised(tensor: Tensor, given: Tensor | None) -> Tensor:
 
 
 def _distance(own: Tensor, before: Tensor) -> float:
-    """Return the L2 norm of a difference, computed block by block to save memory."""
+    """Return the L2 norm of a difference, computed in blocks, which saves memory."""
     blocks = zip(own.reshape(-1).split(BLOCK), before.reshape(-1).split(BLOCK), strict=True)
     return math.hypot(*(float(torch.linalg.vector_norm((one - other).float())) for one, other in blocks))
 
 
 def _pairs(groups: Groups, given: Groups) -> list[tuple[tuple[str, str], Tensor, Tensor]]:
-    """Return the group and name of each floating-point tensor, the tensor, and the received tensor. Zeros replace a
-    tensor that was not received.
+    """Pair each floating-point tensor with the received tensor of the same name, or with zeros if no tensor was
+    received.
     """
     found = []
     for group, own in groups.items():

@@ -1,7 +1,7 @@
-"""The first program in a room sets limits that no program in the room can raise, and then becomes the script.
+"""The first program in a sandbox sets limits that no program in the sandbox can raise, and then becomes the script.
 
-If the kernel has Landlock, no program in the room can open a file outside the room's folder tree. This program imports
-no module of medsilo, so that it starts quickly.
+If the kernel has Landlock, no program in the sandbox can open a file outside the sandbox's folder tree. This program
+imports no module of medsilo, so that it starts quickly.
 """
 
 import ctypes
@@ -11,18 +11,19 @@ import struct
 import sys
 
 LIMITS = ("NPROC", "DATA", "FSIZE", "CORE", "NOFILE")
-CREATE, ADD, RESTRICT = 444, 445, 446  # numbers of Landlock's system calls on all processors
+CREATE, ADD, RESTRICT = 444, 445, 446  # Landlock's system calls have these numbers on all processors
 ASKS_VERSION, BENEATH = 1, 1
-# The file rights that each version of Landlock can deny in addition to the versions before
+# File rights that each version of Landlock adds to the rights of earlier versions
 RIGHTS = {1: 0x1FFF, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
 EXECUTE, WRITE, READ, LIST, MAKE_CHARACTER, MAKE_BLOCK, TRUNCATE, CONTROL = (
     1 << own for own in (0, 1, 2, 3, 6, 11, 14, 15)
 )
-ABSTRACT_SOCKETS, SIGNALS = 1, 2  # access to processes outside the room, which Landlock denies from version 6
+# Landlock 6 and later can deny access to sockets and signals of processes outside the sandbox
+ABSTRACT_SOCKETS, SIGNALS = 1, 2
 
 
 def main(limits: str, written: str, *command: str) -> None:
-    """Set the limits and start the script.
+    """Limit the resources and the file access of this process, and then become the script.
 
     Args:
         limits: one number for each name in LIMITS, separated by commas

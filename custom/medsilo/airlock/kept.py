@@ -1,4 +1,4 @@
-"""Copies a site's changed state files out of a room, which loses all files when it ends, and into a new room."""
+"""Copies a site's state files out of a sandbox and into the next sandbox; a sandbox loses all files when it ends."""
 
 import os
 import re
@@ -10,16 +10,11 @@ from medsilo.airlock.wire import CHUNK, End
 
 
 class KeptFiles:
-    """The site's files that the process outside keeps between two isolated processes."""
-
     def __init__(self, end: End, folder: Path, may_keep: re.Pattern[str]) -> None:
-        """Load the files that earlier rooms handed out.
-
-        Args:
-            folder: the site's folder in the room
-        """
+        """Copy files that an earlier sandbox saved into the site's folder of this sandbox."""
         self.end, self.folder, self.may_keep = end, folder, may_keep
-        self.handed: dict[str, tuple[int, int]] = {}  # size and time of files already sent to the process outside
+        # size and modification time of each file that was sent out of the sandbox
+        self.handed: dict[str, tuple[int, int]] = {}
         for path in KEPT.rglob("*") if KEPT.is_dir() else ():
             name = path.relative_to(KEPT).as_posix()
             if may_keep.fullmatch(name) and path.is_file():
@@ -29,7 +24,7 @@ class KeptFiles:
                 self.handed[name] = _state_of(place)
 
     def hand_out(self) -> None:
-        """Send all changed files to the process outside. If files were removed, send the names of the remaining
+        """Send changed files to the process outside the sandbox; after deletions, also send the names of the remaining
         files.
         """
         files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}

@@ -1,9 +1,9 @@
 """The room, a sandbox made by bubblewrap, in which an external training script runs.
 
-In a room, a script can read the operating system, Python's packages, the script's code and the data that the hospital
-names. The script can write to a scratch folder in memory of limited size. The script has no network, sees no process
-outside, and gets no environment variables of medsilo's process. The script's standard input is one end of a socket
-pair, so that processes which torchrun starts inherit the socket.
+In a sandbox, a script can read the operating system, Python's packages, the script's code and the data that the
+hospital names. The script can write to a scratch folder in memory of limited size. The script has no network, sees no
+process outside, and gets no environment variables of medsilo's process. The script's standard input is one end of a
+socket pair, so that processes which torchrun starts inherit the socket.
 """
 
 import os
@@ -26,25 +26,25 @@ from medsilo.site.airlock_settings import MiB, RoomSettings
 PROGRAM = "bwrap"
 APP, WORK, KEPT = Path("/room/app"), Path("/room/work"), Path("/room/kept")
 CODE = APP / "custom"  # the script's code
-OUTPUT = WORK / "medsilo"  # the folder in which a room's process stores its studies
-INSIDE = "MEDSILO_AIRLOCK"  # the environment variable that contains the script's facts inside a room
-USER = 1000 if os.getuid() != 1000 else 1001  # differs from the number of the kit's account
+OUTPUT = WORK / "medsilo"  # folder in the sandbox for the results of a study
+INSIDE = "MEDSILO_AIRLOCK"  # the environment variable that passes facts about the study to the script
+USER = 1000 if os.getuid() != 1000 else 1001  # must differ from the user id of the hospital's own account
 ALONE = ("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session")
 # Readable folders of the operating system: programs, libraries, the loader's files, and facts about the processor
 SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/fonts", "/sys/devices/system/cpu")
-TOP = ("bin", "sbin", "lib", "lib32", "lib64")  # links into /usr, or folders on older systems
-WRITTEN = {  # files that are created for the room
+TOP = ("bin", "sbin", "lib", "lib32", "lib64")  # folders below /, which are links into /usr on newer systems
+WRITTEN = {
     "/etc/passwd": f"script:x:{USER}:{USER}::{WORK}:/bin/sh\n".encode(),
-    "/etc/hosts": b"127.0.0.1 localhost room\n",  # host names with which processes in a room find each other
+    "/etc/hosts": b"127.0.0.1 localhost room\n",  # host names by which processes in the sandbox find each other
 }
 # Files of the kernel below /proc, through which a script that runs as root could change the machine's settings
 SHUT = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "mtrr", "scsi", "pressure")  # mounted read-only
 HIDDEN = (
     *("keys", "key-users", "kcore", "kmsg", "kallsyms", "timer_list", "slabinfo", "vmallocinfo", "pagetypeinfo"),
-    *("kpagecount", "kpageflags", "kpagecgroup"),  # the state of each page of the machine's memory
+    *("kpagecount", "kpageflags", "kpagecgroup"),  # files that show the state of each page of the machine's memory
 )
-LARGEST_LOG = 16 * MiB  # the most bytes of a script's output that are logged in a study
-LEAST_LOG = MiB // 16  # the bytes that each further room may log when the log is full
+LARGEST_LOG = 16 * MiB  # bytes of a script's output that are logged per study, at most
+LEAST_LOG = MiB // 16  # bytes that each new sandbox may still log when the log is full
 OPEN_FILES = 4096
 REMEDY = "install it (Debian and Ubuntu: apt install bubblewrap; medsilo docs start/install)"
 NO_ROOM = "let this account make user namespaces (medsilo docs start/install)"
@@ -52,38 +52,32 @@ NO_ROOM = "let this account make user namespaces (medsilo docs start/install)"
 
 @dataclass(frozen=True)
 class Script:
-    """A lead's training script from an NVFlare job."""
-
-    folder: Path  # the folder with the script's code
+    folder: Path
     file: str  # the script's file, relative to `folder`
     arguments: tuple[str, ...] = ()
     command: tuple[str, ...] = ("python3", "-u")  # the command that starts the script, for example torchrun
 
     @property
     def program(self) -> tuple[str, ...]:
-        """Return the command that starts the script in the room."""
         return (*self.command, str(CODE / self.file), *self.arguments)
 
 
 @dataclass(frozen=True)
 class Room:
-    """The program, files and limits of a room."""
-
-    program: tuple[str, ...]  # the program that runs inside
-    files: Mapping[Path, Path]  # readable files: each path outside, with the path inside the room
+    program: tuple[str, ...]
+    files: Mapping[Path, Path]  # readable files: the path outside the sandbox, with the path inside
     settings: RoomSettings
-    memory: int  # bytes of memory that each process may use
+    memory: int  # limit on each process's memory in bytes
     threads: int
-    data: tuple[Path, ...] = ()  # folders or files that the program reads at their usual paths
+    data: tuple[Path, ...] = ()  # read-only paths that are the same inside and outside the sandbox
     private: tuple[Path, ...] = ()  # folders that the script must never see: the kit and other studies
-    told: str = ""  # the value of the environment variable INSIDE in the room
+    told: str = ""  # the value of the environment variable INSIDE in the sandbox
 
     def start(self, door: socket, log: Path) -> tuple[subprocess.Popen, threading.Thread]:
-        """Start the program, and return its process and the thread that writes its output.
+        """Return the started process and the thread that logs the output of the process.
 
         Args:
-            door: the program's end of the socket pair
-            log: the file for the program's output
+            door: the sandbox's end of the socket pair
         """
         bwrap = shutil.which(PROGRAM)
         if bwrap is None:
@@ -93,7 +87,8 @@ class Room:
         files = [*written, *([memory_file(program)] if program else [])]
         try:
             walls = self.walls(written, files[-1] if program else None)
-            files.append(memory_file("\0".join([*walls, ""]).encode()))  # processes in the room can read command lines
+            # arguments go into a file, since processes in the sandbox can read command lines
+            files.append(memory_file("\0".join([*walls, ""]).encode()))
             process = subprocess.Popen(
                 [bwrap, "--args", str(files[-1]), "--", *self.command()],
                 stdin=door.fileno(),
@@ -111,7 +106,6 @@ class Room:
         return process, writes
 
     def command(self) -> list[str]:
-        """Return the command to run inside the isolated process."""
         limits = self.settings.processes, self.memory, self.settings.scratch * MiB, 0, OPEN_FILES
         start = [sys.executable, "-I", "-S", inside.__file__, ",".join(map(str, limits)), f"{WORK},/dev/shm"]
         return [*start, *self.program]
@@ -155,7 +149,6 @@ class Room:
         return [*own, "--chdir", str(WORK), "--remount-ro", "/dev", "--remount-ro", "/"]
 
     def variables(self) -> dict[str, str]:
-        """Return all environment variables of the script's process."""
         paths = [str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]
         return {
             "PATH": os.pathsep.join(paths),
@@ -165,7 +158,7 @@ class Room:
             "USER": "script",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONNOUSERSITE": "1",
-            "PYTHONPATH": str(CODE),  # the same module path as outside a room, even for a script in a subfolder
+            "PYTHONPATH": str(CODE),  # the same module path as outside a sandbox, even for a script in a subfolder
             "OMP_NUM_THREADS": str(self.threads),
             INSIDE: self.told,
             **self.settings.variables,
@@ -184,9 +177,9 @@ class Room:
 
 
 def _refuse_sockets(read: Iterable[Path]) -> None:
-    """Raise MedsiloError where a folder to read contains the Unix socket of a service of this machine.
+    """Raise MedsiloError if a readable folder contains the Unix socket of a service of this machine.
 
-    A read-only folder does not stop a process from connecting to a socket in it.
+    A read-only folder does not stop a process from connecting to a socket in this folder.
     """
     lines = (line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text(errors="replace").splitlines())
     sockets = {Path(fields[7]) for fields in lines if len(fields) == 8 and fields[7].startswith("/")}
@@ -216,8 +209,8 @@ def memory_file(content: bytes) -> int:
 
 @cache
 def environment() -> tuple[Path, ...]:
-    """Return the folders of Python and its packages, found without environment variables and without the user's
-    folder.
+    """Return the folders of Python and Python's packages, without folders from environment variables or from the user's
+    home.
     """
     asks = "import sys; print(*sys.path, sys.prefix, sys.base_prefix, sep='\\n')"
     said = subprocess.run([sys.executable, "-I", "-c", asks], capture_output=True, text=True, check=True, env={})
@@ -244,7 +237,7 @@ def _write_log(process: subprocess.Popen, file: Path) -> None:
             log.write(kept)
             if left and not (left := left - len(kept)):
                 log.write(b"\nmedsilo: the script printed more, which is not kept\n")
-    with suppress(OSError):  # if the disk is full, the script continues
+    with suppress(OSError):  # the script continues even if the disk for the script's log is full
         while os.read(process.stdout.fileno(), 65536):
             pass
     process.stdout.close()
@@ -252,15 +245,13 @@ def _write_log(process: subprocess.Popen, file: Path) -> None:
 
 @dataclass(frozen=True)
 class Ability:
-    """This machine's ability to create a room, and the missing parts."""
-
     works: bool
-    lacks: tuple[str, ...] = ()  # descriptions of the missing parts
+    lacks: tuple[str, ...] = ()
 
 
 @cache
 def ability() -> Ability:
-    """Test this machine's ability to isolate by creating an empty room."""
+    """Test this machine's ability to isolate a program, by creating an empty sandbox."""
     bwrap = shutil.which(PROGRAM)
     if bwrap is None:
         return Ability(False, (f"bubblewrap is not installed; {REMEDY}",))

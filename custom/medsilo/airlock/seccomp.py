@@ -1,8 +1,7 @@
 """The system calls that a training script may not make, as a program for the kernel's seccomp filter.
 
-bubblewrap loads the filter. The filter denies system calls that training does not need, and through which programs have
-reached the memory of the kernel or of other processes before. A script may open sockets only between programs in its
-room, which has no network.
+bubblewrap loads the filter, which denies unneeded system calls by which programs have reached the memory of the kernel
+or of other processes. A script may open sockets only between programs in its sandbox, which has no network.
 """
 
 import os
@@ -10,7 +9,7 @@ import struct
 from dataclasses import dataclass
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-NUMBERS = {  # the numbers of each system call on x86_64 and aarch64
+NUMBERS = {  # each system call's number on x86_64 and on aarch64
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -54,44 +53,48 @@ NUMBERS = {  # the numbers of each system call on x86_64 and aarch64
     "adjtimex": (159, 171),
     "vhangup": (153, 58),
     "pidfd_getfd": (438, 438),
-    # Calls that create memory outside of any process's account
+    # These system calls allocate memory that the kernel counts for no process
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
     "msgget": (68, 186),
     "semget": (64, 190),
-    "io_setup": (206, 0),  # the whole machine has one number of these requests
+    "io_setup": (206, 0),  # all processes of the machine share one limit on requests of io_setup
 }
-# The allowed families of sockets: Unix, IPv4, IPv6 and netlink. In a room, IPv4 and IPv6 reach only the loopback.
+# The allowed families of sockets: Unix, IPv4, IPv6 and netlink. In a sandbox, IPv4 and IPv6 sockets reach only the
+# loopback interface.
 FAMILIES = (1, 2, 10, 16)
 
 
 @dataclass(frozen=True)
 class Limited:
-    """A system call that is denied by the value of one of its arguments."""
+    """A system call that the filter allows or denies depending on one argument."""
 
     numbers: tuple[int, int]  # on x86_64, on aarch64
-    argument: int  # the position of the argument
+    argument: int
     values: tuple[int, ...]
-    allowed: bool  # whether the call is allowed with these values only, or with all other values only
+    # True if the system call is allowed only with `values`; False if it is allowed only with other values
+    allowed: bool
 
 
 LIMITED = {
     "socket": Limited((41, 198), 0, FAMILIES, True),
     "socketpair": Limited((53, 199), 0, (1,), True),
-    # A lease on a file (F_SETLEASE) delays each process outside that opens this file for writing.
+    # A lease on a file (F_SETLEASE) delays each process outside the sandbox that opens this file for writing.
     "fcntl": Limited((72, 25), 1, (1024,), False),
     # SO_SNDBUF and SO_RCVBUF enlarge a socket's buffer, which counts as no process's memory.
     "setsockopt": Limited((54, 208), 2, (7, 8), False),
 }
-X32 = 0x40000000  # marks system calls of the x32 interface on x86_64
+X32 = 0x40000000  # on x86_64, this bit marks a system call of the x32 interface
 LOAD, EQUAL, GREATER, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, DENY = 0x7FFF0000, 0x00050001  # EPERM
-NUMBER, ARCHITECTURE, FIRST = 0, 4, 16  # offsets in the kernel's description of a call; each argument has 8 bytes
+# byte offsets of fields in the kernel's description of a system call, in which each argument has 8 bytes
+NUMBER, ARCHITECTURE, FIRST = 0, 4, 16
 
 
 def filter_program(machine: str | None = None) -> bytes | None:
-    """Return the filter for this machine's processor, or None for a processor whose system calls are not listed here.
+    """Return the filter for this machine's processor, or None for a processor whose system calls this module does not
+    list.
 
     >>> len(filter_program("x86_64")) % 8
     0
@@ -100,8 +103,8 @@ def filter_program(machine: str | None = None) -> bytes | None:
     if machine not in ARCHITECTURES:
         return None
     column = list(ARCHITECTURES).index(machine)
-    # Each line has an instruction, the numbers of lines to skip if the instruction's condition is true and if it is
-    # false, and an operand. DENY and ALLOW mean a jump to the last two lines.
+    # Each line has an instruction, the numbers of lines to skip after a true and after a false condition, and an
+    # operand. DENY and ALLOW mean a jump to the last two lines.
     lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 0, DENY, ARCHITECTURES[machine]), (LOAD, 0, 0, NUMBER)]
     lines += [(GREATER, DENY, 0, X32)] if machine == "x86_64" else []
     lines += [(EQUAL, DENY, 0, number) for number in sorted(own[column] for own in NUMBERS.values())]
@@ -119,7 +122,7 @@ def filter_program(machine: str | None = None) -> bytes | None:
 
 
 def _skip(lines: int, left: int) -> int:
-    """Return the number of lines to skip. left: the lines from this one to the end, where the two results follow."""
+    """Return the number of lines to skip; ALLOW and DENY are jumps to the filter's last two lines."""
     return {ALLOW: left - 1, DENY: left}.get(lines, lines)
 
 

@@ -1,4 +1,4 @@
-"""A site whose training script runs in a sandbox, called a room. The site starts the room, sends requests to the
+"""A site whose training script runs in a sandbox, called a room. The site starts the sandbox, sends requests to the
 script, and passes the answers to the border, which checks them.
 """
 
@@ -33,47 +33,43 @@ from medsilo.runs.messages import Request, StudyMessage
 from medsilo.site.airlock_settings import MiB
 
 LOG = logging.getLogger(__name__)
-PRINTED = "script.log"  # the file with the script's output, in a site's folder of a study
-LOOK = 1.0  # seconds between two measurements of a room's memory and files
+PRINTED = "script.log"  # the file that contains a script's output in one study
+LOOK = 1.0  # seconds between two measurements of a sandbox's memory and files
 GRACE = 30.0  # seconds that a script has to exit by itself when the study is over
 LACKING = "a pre-trained file that the network begins with is not here"
-KILLED = 5.0  # seconds that the operating system has to end a room's processes
-MOST_KEPT = 1000  # most files of a site's state
-MOST_MESSAGES = 10_000  # most messages from the script before an answer
-MOST_SOCKETS = 2048  # most sockets in a room; each buffer of 208 KiB counts as no process's memory
-MOST_OPENED = 1 << 17  # most open files of all processes in a room; the kernel uses up to 8 KiB for each file
+KILLED = 5.0  # seconds that the operating system has to end a sandbox's processes
+MOST_KEPT = 1000  # limit on the number of state files of a site
+MOST_MESSAGES = 10_000  # limit on the messages that a script may send before an answer
+MOST_SOCKETS = 2048  # limit on sockets in a sandbox, since socket buffers of 208 KiB each count as no process's memory
+MOST_OPENED = 1 << 17  # limit on open files in a sandbox, since the kernel uses up to 8 KiB for each open file
 PROTOCOLS = ("tcp", "tcp6", "udp", "udp6")
 
 
 class OverLimit(Refused):
-    """The isolated process used more resources than the hospital allows."""
-
     def __init__(self, what: str) -> None:
         super().__init__(f"this hospital stopped the training: {what}")
 
 
 class Denied(Refused):
-    """The hospital rejects a request that it does not allow or can't fulfil."""
+    """The hospital does not allow or can't fulfil a request."""
 
 
 class RoomSite:
-    """A site whose answers come from a program in an isolated process."""
-
-    ends_with = {"answer", "lacks"}  # the messages that end the wait
-    may_keep = MAY_KEEP  # files of the site's state that the program may store outside the room
-    what = "the training script"  # the program's name in messages
-    program: tuple[str, ...]  # the command that runs inside
+    ends_with = {"answer", "lacks"}  # kinds of messages from the program that end the wait for an answer
+    may_keep = MAY_KEEP  # names of state files that the program may store outside the sandbox
+    what = "the training script"  # name of the program in error messages
+    program: tuple[str, ...]
 
     def __init__(self, place: SiteContext, border: Border) -> None:
         self.place, self.border = place, border
         border.protection.admit()
         self.process: subprocess.Popen | None = None
-        self.writes: Thread  # writes the output to a file until the last process in the room has ended
+        self.writes: Thread  # writes the script's output to a file until the last process in the sandbox has ended
         self.end: End
         self._look: Stop = lambda: None
-        self._began: float | None = None  # when the hospital began to wait for an answer; None if it does not wait
-        self.most = 0  # the most bytes of memory that the room used
-        self.over: OverLimit | None = None  # the limit that the room exceeded, until an answer says so
+        self._began: float | None = None  # start of the wait for an answer; None between answers
+        self.most = 0  # peak memory of the sandbox in bytes
+        self.over: OverLimit | None = None  # the limit that the sandbox exceeded, until an answer reports the excess
 
     # ------------------------------------------------------------------ a message
     def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
@@ -96,14 +92,14 @@ class RoomSite:
             }
             return self.border.answer(asked, parcel.groups, head.facts, groups, **measured)
         except Lacks:
-            self.border.note_failure(asked)  # the server sees that the program says so, and when
+            self.border.note_failure(asked)  # this error discloses a missing file and the error's time to the server
             raise
         except (EOFError, OSError) as error:
             self.border.note_failure(asked)
             raise self._ended() from error
         except (Aborted, Denied, HeldBack, OverLimit):
             self.border.note_failure(asked)
-            self.close(0)  # the rest of the script's message must not be read as a new message
+            self.close(0)  # unread bytes of this message must not be parsed as the next message
             raise
         except Refused as error:
             self.border.note_failure(asked)
@@ -113,8 +109,8 @@ class RoomSite:
             self._began = None
 
     def _listen(self) -> Head:
-        """Return the head of the script's answer. The script's logged numbers and files arrive before the answer, and
-        stay at the hospital.
+        """Return the head of the script's answer, after handling logged numbers and files, which stay at the
+        hospital.
         """
         for _ in range(MOST_MESSAGES):
             head = self.end.receive()
@@ -133,7 +129,7 @@ class RoomSite:
 
     # ------------------------------------------------------------------ the room
     def _running(self) -> None:
-        """Start a room unless a room runs already. Raises MedsiloError if this machine can't create a room."""
+        """Start a sandbox unless a sandbox is running; raise MedsiloError if this machine can't create sandboxes."""
         if self.process and self.process.poll() is None:
             return
         self.close(0)
@@ -154,7 +150,7 @@ class RoomSite:
         place, settings = self.place, self.place.settings
         files = self._files()
         for sha256, size in place.plan.network.files.items():
-            # If the file is missing, the script reports this, and the server sends the file
+            # If a network's weight file is missing, the script reports the missing file, and the server sends the file.
             with contextlib.suppress(MedsiloError):
                 files[weight_cache.find(sha256, size)] = APP / "config" / sha256
         if place.folder.is_dir():
@@ -175,7 +171,7 @@ class RoomSite:
         )
 
     def _files(self) -> dict[Path, Path]:
-        """Return further files that the program reads, each with its path inside the room."""
+        """Return further files that the program reads, each with its path inside the sandbox."""
         return {}
 
     def _told(self) -> dict[str, Any]:
@@ -186,7 +182,7 @@ class RoomSite:
         """Send the first message to a newly started program."""
 
     def _watch(self, process: subprocess.Popen, closed: Event) -> None:
-        """Measure a room until it ends, also between two answers, and kill it where it exceeds a limit."""
+        """Measure a sandbox's resources until the sandbox ends, and kill a sandbox that exceeds a limit."""
         while not closed.wait(LOOK) and process.poll() is None:
             try:
                 self._measure(process.pid)
@@ -199,21 +195,23 @@ class RoomSite:
                 return
 
     def _measure(self, pid: int) -> None:
-        """Raise OverLimit where a room exceeds a limit of this hospital."""
+        """Raise OverLimit if a sandbox exceeds a limit of this hospital."""
         own, room, began = self.place.settings, self.place.settings.room, self._began
         most = own.most_memory + room.scratch * MiB
         inside: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error):
             inside = psutil.Process(pid).children(recursive=True)
         taken = Taken(len(inside))
-        if taken.processes <= room.processes:  # further processes would only delay the end
+        # if there are too many processes, measuring each process would only delay the kill
+        if taken.processes <= room.processes:
             taken = taken_by([Path("/proc", str(process.pid)) for process in inside], most)
         self.most = max(self.most, taken.memory)
         if began is not None and time.monotonic() - began > room.hours * 3600:
             raise OverLimit(f"it took longer than {room.hours:g} hours for an answer (room.hours)")
         if taken.processes > room.processes:
             raise OverLimit(f"it had more than {room.processes} processes and threads (room.processes)")
-        if taken.files > room.scratch * 1024:  # the kernel uses about a KiB per file, which no limit counts
+        # the kernel uses about 1 KiB of memory per file, which counts toward no limit
+        if taken.files > room.scratch * 1024:
             raise OverLimit(f"it had more than {room.scratch * 1024} files in its scratch (room.scratch)")
         if taken.sockets > MOST_SOCKETS:
             raise OverLimit(f"it had more than {MOST_SOCKETS} sockets")
@@ -223,13 +221,13 @@ class RoomSite:
             raise OverLimit(f"it took more memory than {own.most_memory // MiB} MiB (memory_limit)")
 
     def _taken_over(self) -> OverLimit:
-        """Return the limit that the room exceeded, once."""
+        """Return the exceeded limit, and reset the limit, so that only one answer reports it."""
         over, self.over = self.over, None
         assert over is not None
         return over
 
     def _ended(self) -> MedsiloError:
-        """Return the reason why the room ended before its answer, without text from the script."""
+        """Return the reason why the sandbox ended without an answer; the reason contains no text from the script."""
         code = None
         if self.process:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -266,8 +264,8 @@ class RoomSite:
 
     # ------------------------------------------------------------------ the saved state
     def _keep(self, head: Head) -> None:
-        """Save a file of the site's state at the hospital. If the message has no file name, remove all files that it
-        does not list.
+        """Save a state file at the hospital. A message without a file name lists the files to keep, and all other state
+        files are deleted.
         """
         if not head.name:
             self._forget(head.facts.get("names"))
@@ -301,8 +299,6 @@ class RoomSite:
 
 
 class ScriptRoom(RoomSite):
-    """A site whose training script runs in an isolated process."""
-
     def __init__(self, place: SiteContext, script: Script, job: str = "") -> None:
         if place.settings.privacy is not None:
             raise Refused(
@@ -320,9 +316,7 @@ class ScriptRoom(RoomSite):
         return {**super()._told(), "job": self.job, "repeats": self._repeats_from()}
 
     def _repeats_from(self) -> int:
-        """Return the seed for a script's random numbers. For real data, the seed is derived from this hospital's
-        secret.
-        """
+        """Return the seed of a script's random numbers, which depends on the hospital's secret if the data is real."""
         seed, settings = self.place.plan.seed, self.place.settings
         if not settings.protects(self.place.plan.task.synthetic):
             return seed
@@ -336,19 +330,20 @@ def _until(end: float) -> None:
 
 @dataclass(frozen=True)
 class Taken:
-    """The resources of this machine that the processes in a room use together."""
+    """The resources that all processes in a sandbox use together."""
 
     processes: int = 0  # processes and threads
     memory: int = 0  # bytes
     files: int = 0  # in the scratch
-    sockets: int = 0  # also those that no process has open, but that wait in another socket
+    sockets: int = 0  # including sockets that no process has open, but that wait in another socket's queue
     opened: int = 0  # open files
 
 
 def taken_by(inside: list[Path], enough: int) -> Taken:
-    """Measure the processes in a room, and make them the first that the kernel ends if the machine's memory runs out.
+    """Measure the processes in a sandbox, and mark them as the first to be killed if the machine's memory runs out.
 
-    Shared memory counts for each process at first. If the sum exceeds `enough`, it counts once.
+    The first estimate counts shared memory in each process; only a sum above `enough` is computed again with shared
+    memory counted once.
     """
     number = held = files = sockets = opened = queued = 0
     for process in inside:
@@ -368,8 +363,8 @@ def taken_by(inside: list[Path], enough: int) -> Taken:
 
 
 def _sockets(process: Path) -> tuple[int, int]:
-    """The number of sockets in a room's network, and the bytes that wait in those of TCP and UDP; zeros where the
-    process has ended, or is not inside yet.
+    """Return the number of sockets in a sandbox's network, and the bytes that wait in its TCP and UDP sockets. Both
+    counts are zero if the process has ended or has not entered the sandbox yet.
     """
     with contextlib.suppress(OSError):
         if (process / "ns/net").stat().st_ino == Path("/proc/self/ns/net").stat().st_ino:
@@ -381,7 +376,9 @@ def _sockets(process: Path) -> tuple[int, int]:
 
 
 def _told(file: Path) -> dict[str, int]:
-    """Read the numbers in one of the kernel's files about a process. The result is empty if the process has ended."""
+    """Read the numbers in one of the kernel's files about a process. Return an empty result if the process has
+    ended.
+    """
     with contextlib.suppress(OSError):
         pairs = (line.split()[:2] for line in file.read_text().splitlines())
         return {own[0].rstrip(":"): int(own[1]) for own in pairs if len(own) == 2 and own[1].isdigit()}
@@ -389,8 +386,8 @@ def _told(file: Path) -> dict[str, int]:
 
 
 def _files(process: Path) -> int:
-    """Return the number of files in a room's scratch folder, or 0 if the process has ended or has not entered the
-    room.
+    """Return the number of files in a sandbox's scratch folder, or 0 if the process has ended or has not entered the
+    sandbox.
     """
     number = 0
     for place in ("dev/shm", str(WORK).lstrip("/")):

@@ -1,8 +1,8 @@
 """A site at which medsilo's training runs in a sandbox, called a room, together with the image readers and PyTorch.
 
-The program in the room is medsilo's participant with its disclosure. The hospital's records of patients and counts, its
-key and its query budget stay outside the room, and the program sends requests to use them. The process outside the room
-parses the program's answer into a typed message, and sends only this message.
+The program in the sandbox consists of medsilo's participant and the participant's disclosure layer. The hospital's
+records of patients and counts, key and query budget stay outside the sandbox; the program sends requests to use these
+records. The process outside the sandbox parses the program's answer into a typed message, and sends only this message.
 """
 
 import json
@@ -32,7 +32,7 @@ from medsilo.site.airlock_settings import MiB
 from medsilo.site.settings import DataPart
 
 PROGRAM = "medsilo.airlock.study_inside"
-# Names of the participant's files for the hospital, in addition to files of the site's state
+# Files that the participant writes for the hospital, besides the site's state files
 WRITTEN = (
     *(paths.PROVENANCE, paths.METRICS, paths.CASES, paths.SUBGROUPS, paths.DATA, paths.WEIGHT),
     *(rf"{paths.PICTURES}/\w[\w.-]{{0,90}}\.png",),
@@ -43,21 +43,21 @@ Names = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length
 
 
 class Wish(Section):
-    """A request of a room's program to the hospital's query budget."""
+    """A request of a sandbox's program to the hospital's query budget."""
 
     does: Literal["number", "known", "place", "near", "told_once", "note"]
     purpose: Literal["", "split", "truncate"] = ""
     parts: dict[DataPart, Names] = {}  # the patient identifier of each case, by data part
     names: Names = []
-    places: dict[str, DataPart] = {}  # the data part of each patient
+    places: dict[str, DataPart] = {}  # the data part to which each patient is assigned
     for_good: bool = False
-    numbers: dict[str, Any] = {}  # the numbers to disclose about a group of patients
-    # The number of answers that are about to be sent, by data part
+    numbers: dict[str, Any] = {}  # the numbers that the program wants to disclose about a group of patients
+    # The number of answers that the program is about to send for each data part
     times: dict[DataPart, Annotated[int, Field(ge=0, le=MOST_VALUES)]] = {}
 
 
 class Failed(Section):
-    """The reason why the program failed to answer. The reason stays at the hospital."""
+    """The reason why a program failed to answer; the hospital does not send this reason to the server."""
 
     text: Annotated[str, Field(max_length=1_000_000)]
     passes: bool
@@ -65,11 +65,11 @@ class Failed(Section):
 
 
 class StudyBorder(Border):
-    """The border for medsilo's training, whose answers also have counts, thresholds and missing labels."""
+    """Checks answers of medsilo's own training, which also contain counts, thresholds and missing labels."""
 
     def __init__(self, place: SiteContext) -> None:
         super().__init__(place)
-        # Live: number of answers with scores that the program has charged to the budget for this request
+        # number of answers with scores that the program has already charged to the query budget for this request
         self.noted = Counter[DataPart]()
 
     def _answer(self, asked: Request, facts: Mapping[str, Any], measured: Mapping[str, float]) -> SiteAnswer:
@@ -78,7 +78,7 @@ class StudyBorder(Border):
         return self.accepted(asked, {**told, **own})
 
     def _note(self, leaves: Any, bits: Mapping[str, int], rho: float | None) -> None:
-        """Charge scores to the query budget that the program did not charge itself."""
+        """Charge scores to the query budget unless the program has already charged these scores."""
         scores = {"train": "train_loss", "validation": "validation", "test": "test"}
         told = {part for part, name in scores.items() if leaves.facts.get(name) is not None}
         self.protection.note(None, **dict.fromkeys(told - {part for part, times in self.noted.items() if times}, 1))
@@ -91,8 +91,6 @@ class StudyBorder(Border):
 
 
 class StudyRoom(RoomSite):
-    """A site at which medsilo's training runs in an isolated process."""
-
     ends_with = {"answer", "failed"}
     may_keep = KEEPS
     what = "the training"
@@ -159,7 +157,7 @@ class StudyRoom(RoomSite):
         head = super()._listen()
         if head.kind == "failed":
             told = Failed.received(head.facts)
-            if told.died:  # the error's public text has no text from the program
+            if told.died:  # the public reason must not quote the program
                 raise TrainingDied(FAILED, private=told.text)
             if told.passes:
                 raise TrainingWaits(FAILED, private=told.text)
@@ -172,13 +170,13 @@ class TrainingWaits(Denied, Passing):
 
 
 class TrainingDied(Denied, Died):
-    """Training failed; a new isolated process continues it."""
+    """Training failed, and a new isolated process will continue the training."""
 
 
 def room_of(place: SiteContext) -> Callable[[], StudyRoom] | None:
     """Return the factory of the isolated process in which a study trains; None if the study is not isolated.
 
-    Raises Refused if the hospital demands a room, but the study or the machine does not support rooms.
+    Raises Refused if the hospital demands a sandbox, but the study or the machine does not support sandboxes.
     """
     settings, plan = place.settings, place.plan
     if settings.airlock == "off" or not settings.room.studies:

@@ -1,5 +1,5 @@
-"""The program that trains medsilo's own study in a room: the participant, which sends its requests to the query budget
-to the process outside.
+"""The program in a sandbox that trains medsilo's own study, and that asks the process outside to use the hospital's
+query budget.
 """
 
 import os
@@ -24,9 +24,7 @@ from medsilo.tasks.sources import Draw, Memory
 
 
 class RoomBook(QueryBudget):
-    """The hospital's query budget for use in a room. The process outside answers each request, and the room stores no
-    part of the budget.
-    """
+    """Forwards each use of the hospital's query budget to the process outside the sandbox, which stores the budget."""
 
     def __init__(self, end: End) -> None:
         super().__init__(WORK / "nothing")
@@ -45,7 +43,8 @@ class RoomBook(QueryBudget):
     def places(self, data: str, split: int, writes: bool) -> Memory:
         def remembered(patients: Collection[str], draw: Draw, for_good: bool) -> dict[str, str]:
             found = draw(self._ask("known", names=[*patients]))
-            if writes and for_good:  # if another study has assigned these patients meanwhile, that assignment counts
+            # the earlier assignment of a patient counts if another study has assigned the patient in the meantime
+            if writes and for_good:
                 return dict(self._ask("place", places=found, for_good=True))
             return found
 
@@ -68,7 +67,6 @@ class RoomBook(QueryBudget):
 
 
 def main() -> None:
-    """Answer the messages from the socket one after another."""
     exit_ = socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -1,7 +1,7 @@
-"""Messages between a room and the site's process over a socket pair: a JSON text, followed by raw numbers.
+"""Messages between a sandbox and the site's process over a socket pair: a JSON text, followed by raw numbers.
 
-Neither process unpickles data. The site's process reads a message's head first, and accepts only the expected size of
-numbers. A room therefore can't fill the memory of the site's process.
+Neither process unpickles data. The site's process reads a message's head first, and then accepts only tensors of the
+expected sizes. A sandbox therefore can't fill the memory of the site's process.
 """
 
 import json
@@ -25,9 +25,9 @@ from medsilo.core.tensors import Groups
 LENGTH = struct.Struct(">I")
 LARGEST_HEAD = 8 << 20  # bytes of JSON
 MOST_TENSORS, MOST_AXES = 100_000, 8
-POLL = 0.1  # seconds between two checks for events while no byte arrives
+POLL = 0.1  # seconds between two calls of `look` while no byte arrives
 CHUNK = 1 << 20  # bytes of a file that are read or written at once
-# Names of the files of a site's state that a room may send out, so that the next room continues training
+# Names of state files that a sandbox may send out, so that the next sandbox can continue the training
 MAY_KEEP = re.compile(r"(?:(?:state-\d{1,8}|best|last)\.safetensors|supermodel/(?:\w{1,20}/)?\w[\w.-]{0,90})", re.ASCII)
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TYPES}
 Name = Annotated[str, Field(min_length=1, max_length=300)]
@@ -35,7 +35,7 @@ Size = Annotated[int, Field(ge=0, le=1 << 40)]
 
 
 class Form(Section):
-    """The name, shape and type of a tensor whose values follow the head."""
+    """The name, shape and type of a tensor whose values follow the head of a message."""
 
     group: Name
     name: Name
@@ -51,12 +51,12 @@ class Head(Section):
     """The JSON part of a message, which precedes its raw numbers."""
 
     kind: Literal["ask", "end", "answer", "lacks", "log", "keep", "begin", "book", "failed"]
-    facts: dict[str, Any] = {}  # the message's facts
+    facts: dict[str, Any] = {}
     tensors: Annotated[list[Form], Field(max_length=MOST_TENSORS)] = []
-    name: Annotated[str, Field(max_length=300)] = ""  # the name of a logged number or of a file
+    name: Annotated[str, Field(max_length=300)] = ""  # name of the logged number or of the file in this message
     value: float = 0.0
     step: Annotated[int, Field(ge=0, le=2**53)] | None = None
-    size: Size = 0  # bytes of the file that follows
+    size: Size = 0  # bytes of the file that follows the head
 
 
 class End:
@@ -69,7 +69,7 @@ class End:
             look: a function that is called while the socket waits, and that raises an error to end the wait
         """
         self.pair, self.look = pair, look
-        self.bytes = 0  # number of bytes received so far
+        self.bytes = 0
         pair.setblocking(False)
 
     def send(self, kind: str, groups: Groups | None = None, **head: Any) -> None:
@@ -89,7 +89,7 @@ class End:
             self.write(bytes_of(tensor))
 
     def receive(self) -> Head:
-        """Receive the next message's head. Raises EOFError if the other end is closed, and Refused for invalid data."""
+        """Raises EOFError if the other end is closed, and Refused for invalid data."""
         (length,) = LENGTH.unpack(self.read(memoryview(bytearray(LENGTH.size))))
         if length > LARGEST_HEAD:
             raise Refused(f"the script's message begins with {length} bytes of text; {LARGEST_HEAD} are the most")
@@ -101,7 +101,7 @@ class End:
         return Head.received(told)
 
     def tensors(self, forms: Iterable[Form]) -> Groups:
-        """Return the tensors that follow a head, after the caller has checked the head's forms."""
+        """Return the tensors that follow a message's head; the caller must have checked the forms in the head."""
         groups: Groups = {}
         for form in forms:
             tensor = empty(form.shape, DTYPES[form.dtype])
@@ -110,7 +110,6 @@ class End:
         return groups
 
     def read(self, memory: memoryview) -> memoryview:
-        """Fill a buffer with bytes from the socket."""
         done = 0
         while done < len(memory):
             try:
@@ -125,7 +124,6 @@ class End:
         return memory
 
     def write(self, memory: memoryview) -> None:
-        """Send a whole buffer."""
         done = 0
         while done < len(memory):
             try:

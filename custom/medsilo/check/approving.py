@@ -1,4 +1,4 @@
-"""Describe a plan for the person who approves it, with its changes since the study's last approved plan."""
+"""Describe a plan, and its changes since the study's last approved plan, for the person who approves the plan."""
 
 import re
 import time
@@ -19,18 +19,18 @@ from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, study_i
 from medsilo.site.job_code import JobCode
 from medsilo.site.settings import SiteSettings
 
-if TYPE_CHECKING:  # do not load training code, because accepting settings does not need it
+if TYPE_CHECKING:  # accepting settings needs no training code, which loads slowly
     from medsilo.plan import Plan
 
-LONGEST_VALUE = 200  # bytes; longer values of a plan are truncated
+LONGEST_VALUE = 200  # bytes; the description of a plan truncates longer values
 UNAPPROVED = "approval: none in medsilo.yaml, so plans run here that nobody at this hospital has approved"
 ABSENT: Any = object()  # marks a key that is missing from a plan
-SENTENCE_END = re.compile(r"[:;] |\. (?=[A-Z`])|\.$")  # matches where the first sentence of a description ends
+SENTENCE_END = re.compile(r"[:;] |\. (?=[A-Z`])|\.$")  # matches the end of a description's first sentence
 NAMES = {"algorithm.name": "the method", "task.name": "the task", "network.name": "the network"}
 
 
 def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterator[Finding]:
-    """Compare a hospital's settings with the version that its engineer accepted, or accept the present version."""
+    """Compare a hospital's settings with the settings that its engineer accepted, or accept the present settings."""
     if kit.party != "hospital":  # persons and relays do not train, so their kits have no accepted settings
         return
     local = kit.folder.parent / "local"
@@ -39,7 +39,7 @@ def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterato
     accepted = AcceptedSettings(files_of(kit), book.folder if book else None)
     if not accept and (since := accepted.check()):
         yield Finding("settings", "ok", f"nothing in local/ changed since {since}")
-    # an empty result means that these settings promise no protection
+    # an empty result of `accept` or `begin` means that the settings promise no protection
     elif not (accepted.accept(settings) if accept else accepted.begin(settings)):
         return
     elif accept:
@@ -77,11 +77,8 @@ def approval_findings(home: KitAtHome, plan: "Plan", job_code: JobCode | None = 
 def standing(
     home: KitAtHome, plan: "Plan", sites: Collection[str] = (), job_code: JobCode | None = None
 ) -> tuple[str, bool]:
-    """Return a description of the hospital's last decision about a plan, and True if the plan may run here.
-
-    Args:
-        sites: the participating sites, if they are known
-        job_code: the training script that the job brings
+    """Return a description of the hospital's last decision about a plan, and True if the plan may run at this
+    hospital.
     """
     decision, own = home.approvals.last(plan.hash), plan.participation.everyone
     if decision is None:
@@ -97,7 +94,9 @@ def standing(
 
 
 def never_runs(home: KitAtHome, plan: "Plan", limits: ApprovalLimits, sites: Collection[str] = ()) -> str:
-    """Return the reason why a plan could not run despite an approval with these limits; empty if the plan could run."""
+    """Return the reason why a plan could not run even after an approval with the given limits; empty if the plan could
+    run.
+    """
     named = plan.participation.everyone
     if named and home.kit.name not in named:
         return f"{home.kit.name} is not in this plan, which names {plain(', '.join(named), 200)}"
@@ -114,7 +113,6 @@ def _not_its_words(home: KitAtHome, plan: "Plan") -> str | None:
 
 
 def plan_in_words(plan: "Plan") -> list[tuple[str, str]]:
-    """Return a description of a plan for people, as pairs of a heading and a text."""
     training, who, own = plan.training, plan.participation, plan.privacy
     promise = f"ε = {own.epsilon:g} at δ = {own.delta:g} for each {own.unit}" if own else "none"
     return [
@@ -133,15 +131,12 @@ def plan_in_words(plan: "Plan") -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Change:
-    """A key whose value differs between two plans: its name, its meaning, and a description of the difference."""
-
     key: str
     meaning: str
     words: str
 
 
 def changes_since(before: "Plan", plan: "Plan") -> list[Change]:
-    """Return the keys whose values differ between a plan and an earlier plan."""
     from medsilo.plan import keys_of
 
     old, new = (dict(keys_of(own.resolved())) for own in (before, plan))
@@ -155,11 +150,9 @@ def changes_since(before: "Plan", plan: "Plan") -> list[Change]:
 def approved_before(home: KitAtHome, asked: AskingPlan, plan: "Plan") -> "tuple[Decision, Plan] | None":
     """Return the latest approval of an earlier plan of the same study, together with that plan.
 
-    Two plans belong to the same study if they have the same title. Without titles, the names of their studies must be
-    equal. If both leads are known, the same lead must have submitted both plans. A canary belongs to no study.
-
-    Returns:
-        the decision and the plan; None if there is no such approval, or its plan cannot be read
+    Two plans belong to the same study if they have the same title. Two plans without titles belong to the same study if
+    their study names are equal. If both leads are known, the same lead must have submitted both plans. A canary belongs
+    to no study.
     """
     kept = {one.hash: one for one in home.approvals.asked()}
     for decision in reversed(home.approvals.decisions()):

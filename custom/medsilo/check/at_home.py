@@ -27,8 +27,6 @@ ATTACHING = "medsilo."  # prefix of the entry-point groups for extensions of the
 
 @dataclass(frozen=True)
 class KitAtHome:
-    """A hospital's kit with its settings, its query budget and its approvals."""
-
     kit: Kit
     local: Path
     settings: SiteSettings
@@ -37,7 +35,6 @@ class KitAtHome:
 
     @classmethod
     def read(cls, folder: Path) -> "KitAtHome":
-        """Read a hospital's kit, and raise a MedsiloError if the folder is not a hospital's kit."""
         kit, local = read_kit(folder, "hospital"), folder / "local"
         files = files_of(kit)
         settings = SiteSettings.read(local)
@@ -47,7 +44,6 @@ class KitAtHome:
 
     @property
     def files(self) -> KitFiles:
-        """Return the certificate, key and root certificate with which this kit signs."""
         return files_of(self.kit)
 
     @property
@@ -56,16 +52,13 @@ class KitAtHome:
         return AcceptedSettings(self.files, self.book.folder)
 
     def ledger(self, data: str) -> Ledger:
-        """Return the privacy ledger of a data set, which the kit's key signs."""
         return ledger_of(self.book, data, self.files)
 
     @property
     def output(self) -> Path:
-        """Return the folder that contains this hospital's studies."""
         return self.settings.studies_in(self.local.parent)
 
     def plan_of(self, asked: AskingPlan) -> "Plan":
-        """Return a submitted plan, and raise a MedsiloError if the plan's hash has changed."""
         from medsilo.plan import parse_plan
 
         plan = parse_plan(asked.plan, allowed=self.settings.packages)
@@ -89,7 +82,6 @@ def attached() -> set[str]:
 
 
 def files_of(kit: Kit) -> KitFiles:
-    """Return the certificate, key and root certificate with which a kit signs."""
     return KitFiles(*(str(kit.folder / name) for name in (kit.certificate, kit.key, kit.root)))
 
 

@@ -1,7 +1,7 @@
 """A canary is a study of one round on synthetic data, which tests whether hospitals are ready for a real study.
 
-A canary also measures the speed of each hospital's network connection. Each hospital reports whether its own data can
-be read, but nothing of the content of these data.
+A canary also measures the speed of each hospital's network connection. Each hospital reports whether its data can be
+read, but no content of the data.
 """
 
 import os
@@ -32,7 +32,9 @@ GIB = 1 << 30
 
 
 class Canary(Layer):
-    """A layer that lets hospitals report whether they are ready, and measures the speed of their connections."""
+    """A layer that lets hospitals report their readiness for a study, and that measures the speed of the hospitals'
+    connections.
+    """
 
     name: Literal["canary"] = "canary"
 
@@ -54,8 +56,6 @@ class Canary(Layer):
 
 
 class ReadySite:
-    """A site that reports its readiness when it joins a canary."""
-
     def __init__(self, inner: Site, place: SiteContext) -> None:
         self.inner, self.place = inner, place
 
@@ -86,7 +86,8 @@ class LineMeter:
 
         def coming(site: str, reply: StudyMessage) -> None:
             if site in sent:
-                worked = reply.facts.get("seconds")  # unchecked, so it may have any type
+                # the server has not checked this value, so the value may have any type
+                worked = reply.facts.get("seconds")
                 took = monotonic() - sent[site] - (worked if isinstance(worked, float) and worked > 0 else 0.0)
                 reply.facts["readiness"] = Readiness(line=BYTES / max(took, 1e-3)).as_json()
             receive(site, reply)
@@ -128,7 +129,8 @@ def data_state(settings: SiteSettings) -> Literal["readable", "not readable", "n
     try:
         settings.data.check_folder()
         paths = (Path(place, name) for place, _, names in os.walk(settings.data.folder) for name in names)
-        with next(path for path in paths if path.is_file()).open("rb") as first:  # opening a pipe would block
+        # a pipe would block the process that opens the pipe
+        with next(path for path in paths if path.is_file()).open("rb") as first:
             return "readable" if first.read(1) else "not readable"
     except (MedsiloError, OSError, StopIteration):
         return "not readable"

@@ -14,7 +14,7 @@ from medsilo.site.approvals import Decision
 from medsilo.site.job_code import JobCode
 from medsilo.site.settings import SiteSettings
 
-MOST_COMPARED = 5000  # lines; longer files are shown whole instead of as differences
+MOST_COMPARED = 5000  # files with more lines are shown whole instead of as differences
 BINARY = "(no text: a person cannot read it here)"
 UNSEEN = "(some letters steer a screen or cannot be seen; they are shown as spaces)"
 RIGHTS = {  # rights of a job's code, by the setting `airlock`
@@ -28,17 +28,14 @@ State = Literal["new", "changed", "same", "gone"]
 
 @dataclass(frozen=True)
 class FileReview:
-    """A file of a job's code with its state relative to the approved code."""
-
     name: str
     size: int
     hash: str
-    state: State  # relative to the code that was approved before
-    lines: tuple[str, ...]  # a new file's lines, a changed file's differences, or no lines
+    state: State  # state of the file relative to the last approved code
+    lines: tuple[str, ...]  # all lines of a new file, the differences of a changed file, or no lines
 
     @property
     def head(self) -> str:
-        """Return the file's name, size, hash and state in one line."""
         if self.state == "gone":
             return f"{self.name}: gone"
         return f"{self.name}: {self.state}, {self.size:,} bytes, SHA-256 {self.hash}"
@@ -74,7 +71,6 @@ def _lines(now: bytes, then: bytes | None) -> Iterator[str]:
 
 
 def _text(content: bytes) -> list[str] | None:
-    """Return the lines of a text file, or None for a binary file."""
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -83,13 +79,7 @@ def _text(content: bytes) -> list[str] | None:
 
 
 def code_words(code: JobCode, settings: SiteSettings, before: tuple[Decision, JobCode] | None) -> list[tuple[str, str]]:
-    """Describe a job's code and its rights for people, as pairs of a heading and a text.
-
-    Args:
-        code: the code of the job
-        settings: the hospital's settings
-        before: the last approval of code at this hospital, with that code
-    """
+    """Describe a job's code and the rights of the code to a reviewer, as pairs of a heading and a text."""
     versions = code.facts().versions
     imports = sorted(code.imports)
     own = [name for name in imports if name in sys.stdlib_module_names]

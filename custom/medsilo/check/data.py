@@ -8,16 +8,16 @@ from medsilo.plan import Plan
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survey import Survey
 
-SUPPRESSED, UNREAD = "suppressed", "not read"  # in place of a count that must not leave, or of unreadable data
-HELD = " by structure and column"  # suffix of the title of a table
-SMALL = 10  # with fewer patients, the check warns that scores are imprecise
+# two texts: one replaces a count that must not leave the hospital, the other replaces the count of unreadable data
+SUPPRESSED, UNREAD = "suppressed", "not read"
+HELD = " by structure and column"
+SMALL = 10  # below this number of patients, the check warns that scores are imprecise
 LARGER = "bring more patients, or give these parts more of them (data.shares, where no table fixes the parts)"
 IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
 UNEVEN = 20  # the check warns above this ratio of the largest to the smallest class
 
 
 def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
-    """Yield the problems that a survey found in a site's data, the class balance, and the sizes of the data's parts."""
     where, unit = "data", unit_of(plan)
     for problem in survey.problems:
         what, _, remedy = problem.what.partition("; ")
@@ -25,7 +25,8 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
         left += "; left out" if problem.severity == "left out" else ""
         severity: Severity = "stops" if problem.severity == "stops" else "note"
         yield Finding(where, severity, f"{what}{left}", remedy, problem.private)
-    if not survey.parts or not survey.usable:  # faulty data allow no conclusion about classes and sizes
+    # faulty data allow no conclusion about the class balance and the number of cases
+    if not survey.parts or not survey.usable:
         return
     if plan.task.goal.classifies:
         yield from _balance(survey.parts["train"].classes, plan.task.goal.classes, least, unit)
@@ -44,7 +45,7 @@ def unit_of(plan: Plan) -> str:
 
 
 def _small(patients: Mapping[str, int], plan: Plan, least: int) -> Iterator[Finding]:
-    """Warn if the validation or test part has few patients, because scores are then suppressed or imprecise."""
+    """Warn if the validation or test data have so few patients that scores are suppressed or imprecise."""
     scored = {name: patients[name] for name in ("validation", "test")}
     if few := [name for name, count in scored.items() if 0 < count < least]:
         told = f"{' and '.join(few)}: fewer than {least} patients, so their score stays here (min_patients_per_metric)"
@@ -67,7 +68,6 @@ def _balance(classes: Mapping[str, int], known: int, least: int, unit: str) -> I
 
 
 def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
-    """Return tables of a site's data: counts of cases by part and class, and ranges of sizes and intensities."""
     if not any(part.cases for part in survey.parts.values()):
         return []
     unit = unit_of(plan)
@@ -100,7 +100,6 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
 
 
 def _classes(survey: Survey, labels: Sequence[str], unit: str, least: int, exclusive: bool) -> Table:
-    """Return a table of the number of cases with each class or label, by part."""
     parts = survey.parts.values()
     columns = [shown_counts([part.classes.get(label, 0) for label in labels], least, exclusive) for part in parts]
     none = ["not drawn"] * len(parts)
@@ -111,20 +110,18 @@ def _classes(survey: Survey, labels: Sequence[str], unit: str, least: int, exclu
 
 
 def _note(least: int) -> str:
-    """Return a note that explains which counts a table suppresses."""
     beside = "and where one of them would follow from the others, the next smallest"
     return f"Counts from 1 to {least - 1} are suppressed, {beside} (min_patients_per_metric)." if least > 1 else ""
 
 
 def _shown(count: int, least: int) -> Cell:
-    """Return a count for a table, but suppress a small count."""
     return shown_counts([count], least, exclusive=False)[0]
 
 
 def _presence(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
-    """Count the cases that contain a structure or column, that were annotated without it, and that were not annotated.
+    """Count the cases that contain a structure, that were annotated without the structure, and that were not annotated.
 
-    If the count of a part is suppressed, only bounds are returned, so that sums do not disclose the count.
+    If one count is suppressed, the function returns only bounds, so that sums do not disclose the suppressed count.
     """
     cases = sum(part.cases for part in survey.parts.values())
     if name in survey.absent:
@@ -139,7 +136,6 @@ def _presence(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
 
 
 def in_words(row: Sequence[Cell] | None, told: bool) -> Cell:
-    """Summarise a row of the table of structures and columns in one or two words."""
     if row is None:
         return "has it" if told else UNREAD
     have, none, lack = row
@@ -159,7 +155,6 @@ def shown_counts(counts: list[int], least: int, exclusive: bool) -> list[Cell]:
 
 
 def _along(name: str, ranges: Sequence[tuple[float, float]]) -> Iterator[list[Cell]]:
-    """Yield a table row with the range of a quantity, or one row for each axis if there are several axes."""
     for axis, (low, high) in zip("xyz", ranges, strict=False):
         yield [name.format(f" {axis}" if len(ranges) > 1 else ""), low, high]
 

@@ -1,4 +1,4 @@
-"""Compare a plan's requests with a hospital's quotas and with its privacy budget."""
+"""Compare a plan's requests with a hospital's quotas and with the hospital's privacy budget."""
 
 import secrets
 from collections import Counter
@@ -36,13 +36,6 @@ def source_of(
 
     A hospital draws its split once and reuses that split in all studies. If one person owns all sites, as in
     'medsilo run', the plan defines the split.
-
-    Args:
-        plan: the plan of the study
-        settings: the site's settings
-        book: the site's query budget, if the site has one
-        only_tested: whether the site does not train in this study
-        at_hospital: whether the check has a hospital's kit
     """
     source = read_for(plan, settings.data, only_tested)
     if source is None or not settings.protects(plan.task.synthetic) or not plan.task.split_by_site:
@@ -55,7 +48,6 @@ def source_of(
 
 
 def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None, survey: Survey) -> Iterator[Finding]:
-    """Compare a plan with a site's quotas and with the site's rules about its data."""
     where = "quotas"
     over = [one for one in asked_of(plan, plan.parameters) if one.asked > one.most]
     for one in over:
@@ -82,7 +74,9 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: QueryBudget | None,
 
 
 def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[Finding]:
-    """Compare the plan's number of scored answers with the quota of a new lead and of the lead who used most."""
+    """Compare the scored answers in a plan with the quota of a new lead, and with the remaining quota of the busiest
+    lead.
+    """
     used = book.used(data_set(settings.data, plan.task.name))
     for part, planned in planned_answers(plan).items():
         allowed, most = settings.most_answers(part), max((count[part] for count in used.values()), default=0)
@@ -95,7 +89,9 @@ def _budget(plan: Plan, settings: SiteSettings, book: QueryBudget) -> Iterator[F
 
 
 def answers_wanted(plan: Plan, settings: SiteSettings, book: QueryBudget, lead: str) -> str:
-    """State in one sentence how many scored answers a plan needs, and how many its lead may still receive."""
+    """State in one sentence how many scored answers a plan needs, and how many scored answers the lead may still
+    receive.
+    """
     if not settings.protects(plan.task.synthetic):
         return "not counted: no patient's data are read, or they are public"
     used = book.used(data_set(settings.data, plan.task.name)).get(lead, Counter[str]())
@@ -143,12 +139,7 @@ def privacy_findings(
 
 
 def floors_beside(plan: Plan, settings: SiteSettings) -> tuple[str, str] | None:
-    """Explain whether a hospital's minimum numbers of patients apply in addition to the noise of a private plan.
-
-    Returns:
-        the statement, and a remedy with which noise replaces the minimum numbers; None if noise replaces them already,
-        or if the plan has no noise or reads no patients' data
-    """
+    """Explain whether a hospital's minimum numbers of patients apply in addition to the noise of a private plan."""
     if plan.privacy is None or not settings.protects(plan.task.synthetic):
         return None
     demands = settings.privacy

@@ -61,12 +61,10 @@ class Leak:
 
     @property
     def when(self) -> str:
-        """Describe the rounds in which a site sends this group of tensors."""
         return str(self.first) if self.rounds == 1 else f"{self.first} to {self.last}"
 
 
 def leaks(plan: Plan) -> list[Leak]:
-    """Return all groups of tensors that a site sends under a plan, in the order of the rounds."""
     modules, secure = plan.layout(), plan.secure_aggregation.implementation
     found = []
     for stretch in plan.course.stretches():
@@ -80,7 +78,7 @@ def leaks(plan: Plan) -> list[Leak]:
 
 
 def leaving(algorithm: Algorithm) -> str:
-    """Name the groups of tensors that a site sends under a method with default options, in the order of its phases."""
+    """Name the groups of tensors that a site sends under a method with default options."""
     if algorithm.pooled:
         return "all data are pooled"
     sent = (group for stretch in algorithm.course(Training()).stretches() for group in stretch.phase.sent)
@@ -88,7 +86,7 @@ def leaving(algorithm: Algorithm) -> str:
 
 
 def told_besides(plan: Plan) -> list[str]:
-    """Return a line for each of the method's disclosures besides trained weights and scores, by phase."""
+    """Return a line for each disclosure of the method besides trained weights and scores."""
     modules = plan.layout()
     lines: list[str] = []
     for stretch in plan.course.stretches():
@@ -110,15 +108,7 @@ def describe(
     carries_code: bool = False,
     kit: KitFiles | None = None,
 ) -> list[str]:
-    """Return the disclosure report of a plan at a site, as lines of text.
-
-    Args:
-        plan: the plan to report about
-        settings: the site's settings
-        policy: the site's privacy policy, if it is known
-        carries_code: whether the job brings a training script
-        kit: the files of the site's kit, whose key signed the acceptance of the data set
-    """
+    """Return the disclosure report of a plan at a site, as lines of text."""
     found, own = leaks(plan), policy or Policy()
     if plan.task.scripted:  # medsilo neither rounds nor suppresses the numbers of a training script
         settings, carries_code = settings.model_copy(update={"public_data": True, "min_patients_per_metric": 1}), True
@@ -146,12 +136,7 @@ def describe(
 
 
 def left_in_short(plan: Plan, carries_code: bool = False) -> list[str]:
-    """Summarise what each site discloses under a plan, for readers who do not know tensors or bytes.
-
-    Args:
-        plan: the plan to summarise
-        carries_code: whether the job brings a training script
-    """
+    """Summarise what each site discloses under a plan, for readers who do not know tensors or bytes."""
     trained = "generated cases" if plan.task.synthetic else "this hospital's patients"
     return [
         f"How training on {trained} changed the network, over {counted(plan.rounds, 'round')}: "
@@ -165,7 +150,6 @@ def left_in_short(plan: Plan, carries_code: bool = False) -> list[str]:
 
 
 def through_features(plan: Plan) -> list[str]:
-    """Return the disclosures and protections of a plan's optional features, as lines of text."""
     return [line for feature in plan.features for line in feature.leaves(plan)]
 
 
@@ -179,7 +163,6 @@ def _groups(found: list[Leak], policy: Policy) -> list[str]:
 
 
 def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
-    """List the numbers that a site sends besides tensors, in the order of the messages."""
     least = settings.least(plan.task.synthetic)
     few = f", unless they are fewer than {least}" if least > 1 else ""
     whose, times = ("patients", CLASS) if settings.protects(plan.task.synthetic) else ("cases", 1)
@@ -208,7 +191,6 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
 
 
 def _subgroups(plan: Plan, settings: SiteSettings) -> list[str]:
-    """Return the lines about the patient subgroups that this hospital's data set declares."""
     declared = settings.data.subgroups if settings.data and not plan.task.synthetic else {}
     if not declared or plan.task.scripted:
         return []
@@ -222,7 +204,6 @@ def _subgroups(plan: Plan, settings: SiteSettings) -> list[str]:
 
 
 def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
-    """Describe what a site discloses about its decision threshold."""
     if not plan.task.goal.decides:
         return []
     if not plan.has_threshold:
@@ -285,7 +266,7 @@ def _filters(policy: Policy) -> list[str]:
 
 
 def _averages(plan: Plan, settings: SiteSettings) -> Iterator[str]:
-    """Yield a line for each group of tensors that is an average over a site's images, with its rounds."""
+    """Yield a line for each group of tensors that consists of averages over a site's images."""
     for stretch in plan.course.stretches():
         once = stretch.first == stretch.last
         rounds = f"in round {stretch.first} only" if once else f"in rounds {stretch.first} to {stretch.last}"

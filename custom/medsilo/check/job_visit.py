@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 
 def check_job(visit: "Visit", plan: Plan, settings: SiteSettings, report: Report, say: Callable[[str], None]) -> None:
-    """Check whether a site meets the demands of a job's plan, and add the findings to the report."""
     with guarded("data", report):
         _look_at_data(visit, plan, settings, report, say)
     report.tables.append(words_table(plan))
@@ -42,7 +41,9 @@ def check_job(visit: "Visit", plan: Plan, settings: SiteSettings, report: Report
 
 
 def _policy(visit: "Visit", plan: Plan, settings: SiteSettings) -> Iterator[Finding]:
-    """Yield findings where the plan or the hospital's policy files keep this site from joining."""
+    """Yield a finding for each reason in the plan or in the hospital's policy files that prevents this site from
+    joining.
+    """
     named = plan.participation.everyone
     if named and visit.site not in named:
         told = f"the job names {', '.join(named)}, not {visit.site}"
@@ -57,7 +58,7 @@ def _policy(visit: "Visit", plan: Plan, settings: SiteSettings) -> Iterator[Find
     if visit.local is None:
         return
     policy = Policy.read(visit.local, visit.scope)
-    if not policy.starts and not visit.carries_code:  # NVFlare ignores the list if a job brings code
+    if not policy.starts and not visit.carries_code:  # NVFlare ignores class_allow_list if a job brings code
         told = "class_allow_list in local/resources.json has none of medsilo's classes"
         yield Finding("policy", "stops", told, f"add {EXECUTOR} to it, as the example site_configs do")
     if policy.gpus > (there := torch.cuda.device_count()):
@@ -97,7 +98,8 @@ def _look_at_data(
         return
     compute = settings.compute()
     there = (visit.free_memory or free_memory)(compute)
-    if settings.isolated and compute.device.type == "cpu":  # subtract the memory of a process like this one
+    # subtract the memory of an isolated process, which needs about as much memory as this process
+    if settings.isolated and compute.device.type == "cpu":
         there = max(0, min(there, settings.most_memory - psutil.Process().memory_info().rss))
     if too_much := check_memory(plan, there):
         report.findings.append(too_much)

@@ -1,7 +1,7 @@
 """Check a kit without NVFlare: its certificates, its key, and the connection to its server.
 
-As a health probe, the command `python -m medsilo.check.kit KIT` exits with 0 if the kit's party is running. Otherwise,
-the command prints the reason and exits with 1.
+As a health probe, the command `python -m medsilo.check.kit KIT` exits with 0 if the kit's party is running. If the
+kit's party is not running, the command prints the reason and exits with 1.
 """
 
 import json
@@ -26,36 +26,34 @@ if TYPE_CHECKING:
 
 SEAL = "signature.json"
 SOON = timedelta(days=30)
-PATIENCE = 5.0  # seconds for the server to answer
-TRIES = 3  # number of handshakes before the check fails
-LOG = 1 << 20  # bytes to read from the end of a log
+PATIENCE = 5.0  # seconds within which the server must answer
+TRIES = 3  # number of TLS handshakes to try before the check fails
+LOG = 1 << 20  # number of bytes that the check reads from the end of a log
 PARTIES = {"fed_client": "hospital", "fed_server": "server", "fed_admin": "person", "fed_relay": "relay"}
 RELAY = Path("local/relay__resources.json")  # exists only in kits of hospitals that connect through a relay
 NVFLARE = "nvflare.private.fed.app."  # prefix of the names of NVFlare's programs
-OF_A_JOB = (f"{NVFLARE}client.worker_process", f"{NVFLARE}server.runner_process")  # can outlive the kit's main process
+# programs that run a job and can outlive the kit's main process
+OF_A_JOB = (f"{NVFLARE}client.worker_process", f"{NVFLARE}server.runner_process")
 AGAIN = "ask the consortium's lead for a new startup folder and replace yours"
 
 
 @dataclass(frozen=True)
 class Kit:
-    """The party, address and files that a kit's startup folder describes."""
-
     folder: Path  # the folder startup/ in the kit
     party: str  # hospital, server, person or relay
-    name: str  # the party's name, as in its certificate
+    name: str
     host: str
     port: int
     certificate: str
     key: str
     root: str
-    meets: str = "the server"  # the party at host and port
+    meets: str = "the server"  # description of the party that listens at `host` and `port`
 
 
 def read_kit(kit: Path, wanted: str = "") -> Kit:
     """Read a kit from its folder, and raise a MedsiloError if the folder is not a kit.
 
     Args:
-        kit: the folder of the kit
         wanted: the kind of party whose kit is required; empty for any party
     """
     if not kit.is_dir():
@@ -94,15 +92,7 @@ def _described(startup: Path, party: str, values: dict[str, Any]) -> Kit:
 
 
 def _connected(startup: Path, party: str, name: str, names: tuple[str, str, str], to: dict[str, str]) -> Kit:
-    """Return the kit of a relay, or of a party that connects through a relay.
-
-    Args:
-        startup: the folder startup/ in the kit
-        party: the kind of party
-        name: the name of the party
-        names: file names of the certificate, the key and the root certificate
-        to: the connection in the kit's configuration
-    """
+    """Return the kit of a relay, or of a party that connects through a relay."""
     host, _, port = to["address"].rpartition(":")
     meets = "the server" if to["fqcn"] == "server" else f"the relay {to['identity']}"
     return Kit(startup, party, name, host, int(port), *names, meets)
@@ -123,7 +113,8 @@ def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Findin
         key = load_pem_private_key((kit.folder / kit.key).read_bytes(), None)
         is_own = own.public_key() == key.public_key()
         root.public_key()
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # also raised for unknown elliptic curves
+    # cryptography raises UnsupportedAlgorithm for unknown elliptic curves
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         told = f"a certificate or the key in the kit can't be read ({type(error).__name__})"
         yield Finding(where, "stops", told, AGAIN, (str(error),))
         return
@@ -216,7 +207,7 @@ def check_network(kit: Kit) -> Finding:
 
 def _handshake(kit: Kit, plain: socket.socket, address: str) -> Finding:
     context = ssl.create_default_context(cafile=str(kit.folder / kit.root))
-    context.check_hostname = False  # NVFlare's clients also verify only the root
+    context.check_hostname = False  # NVFlare's clients verify only the root certificate, too
     told = f"{kit.meets} at {address}"
     try:
         context.load_cert_chain(kit.folder / kit.certificate, kit.folder / kit.key)
@@ -233,8 +224,9 @@ def _handshake(kit: Kit, plain: socket.socket, address: str) -> Finding:
 def trouble(kit: Kit) -> str | None:
     """Return the reason why a kit's party is not running, or None if the party is running.
 
-    A server is running if it completes a handshake on this machine. Another party is running if the main process of
-    its kit has a connection. Connections of other parties, of jobs and of `medsilo status` do not count.
+    A server counts as running if it completes a TLS handshake on this machine. Any other party counts as running if the
+    main process of its kit has a connection. Connections of other parties, of jobs and of `medsilo status` do not
+    count.
     """
     if kit.party == "server":
         return _no_handshake(kit)
@@ -245,7 +237,8 @@ def trouble(kit: Kit) -> str | None:
         line = process.info["cmdline"] or ()
         if not any(word.startswith(NVFLARE) for word in line) or any(word in OF_A_JOB for word in line):
             continue
-        with suppress(psutil.Error, OSError):  # the process may belong to another account, or has ended
+        # a process of another account, or a process that has ended, raises an error
+        with suppress(psutil.Error, OSError):
             if not any(Path(process.cwd(), word).resolve() == home for word in line):
                 continue
             lines = process.net_connections("tcp")
@@ -265,7 +258,6 @@ def processes_of(kit: Path) -> "Iterator[psutil.Process]":
 
 
 def is_of_kit(words: list[str] | None, kit: str) -> bool:
-    """Return True if a command line names a kit's folder or a path within that folder."""
     return any(word == kit or word.startswith(f"{kit}/") for word in words or ())
 
 
@@ -277,8 +269,9 @@ def _no_handshake(kit: Kit) -> str | None:
     """
     context = ssl.create_default_context(cafile=str(kit.folder / kit.root))
     context.check_hostname = False
-    context.set_alpn_protocols(["h2", "http/1.1"])  # for gRPC and HTTP; NVFlare's TCP driver ignores them
-    for _ in range(TRIES):  # a busy server may close a new connection
+    # gRPC and HTTP need the protocols h2 and http/1.1, and NVFlare's TCP driver ignores the list of protocols
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    for _ in range(TRIES):  # a busy server may close a new connection, so the check tries several handshakes
         try:
             with socket.create_connection(("127.0.0.1", kit.port), PATIENCE) as plain, context.wrap_socket(plain):
                 return None

@@ -16,13 +16,12 @@ from medsilo.site.settings import SiteSettings
 if TYPE_CHECKING:
     from medsilo.plan import Plan
 
-CARDS = ("nvidia*", "nvmap", "kfd", "dxg")  # names in /dev of Linux machines with a GPU
+CARDS = ("nvidia*", "nvmap", "kfd", "dxg")  # patterns of device files that exist on Linux machines with a GPU
 PLATFORM = "nvflare"  # all sites must have the same major and minor version of NVFlare
-ROOM = 1 << 30  # free bytes for logs and NVFlare's files besides the results
+ROOM = 1 << 30  # bytes of disk space for logs and NVFlare's files, in addition to the results
 
 
 def required_versions() -> dict[str, str]:
-    """Return the package versions with which medsilo is tested."""
     pins = (line.partition("==") for line in (ROOT / "tested.txt").read_text("utf-8").splitlines())
     return {name: version for name, _, version in pins if version}
 
@@ -38,7 +37,7 @@ def check_environment(required: Mapping[str, str]) -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             yield Finding(where, "stops", f"the package {name} is missing", wanted)
             continue
-        if installed.partition("+")[0] == version:  # a suffix such as +cu126 names the device
+        if installed.partition("+")[0] == version:  # a version suffix such as +cu126 names the device
             continue
         if name == PLATFORM and installed.split(".")[:2] != version.split(".")[:2]:
             yield Finding(where, "stops", f"{name} is {installed}, all sites run {version}", wanted)
@@ -51,7 +50,6 @@ def check_environment(required: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_disk(output: Path, plan: "Plan | None", free: Callable[[Path], int]) -> Finding:
-    """Check that the output folder is writable and has enough free space for a run."""
     while not output.exists():
         output = output.parent
     if not output.is_dir() or not os.access(output, os.W_OK):
@@ -67,7 +65,9 @@ def check_disk(output: Path, plan: "Plan | None", free: Callable[[Path], int]) -
 
 
 def check_apart(settings: SiteSettings, local: Path | None) -> Iterator[Finding]:
-    """Yield a finding if the output folder lies in the folder of the data set or of its files."""
+    """Yield a finding if the output folder lies in the folder of the data set or in the folder of the data set's
+    files.
+    """
     source, output = settings.data, settings.studies_in(local.parent) if local else settings.output
     folders = [source.folder, source.data_set or source.folder] if source else []
     if output and any(output.resolve().is_relative_to(folder.resolve()) for folder in folders):
@@ -76,20 +76,21 @@ def check_apart(settings: SiteSettings, local: Path | None) -> Iterator[Finding]
 
 
 def weights_of(plan: "Plan") -> tuple[int, int]:
-    """Return the bytes of all networks of a plan, and the most bytes that their optimizers need in addition."""
+    """Return the bytes of all networks of a plan, and an upper bound on the bytes of the optimizers."""
     weights = sum(tensor.nbytes for module in plan.layout().values() for tensor in module.state_dict().values())
     remembered = int(plan.training.momentum > 0) if plan.training.optimizer == "sgd" else 2  # per weight
     return weights, remembered * weights
 
 
 def kept(plan: "Plan") -> int:
-    """Estimate the most bytes of disk that a run leaves at a site, by checkpoints and models."""
+    """Estimate an upper bound on the disk space, in bytes, of the checkpoints and models that a run leaves at a
+    site.
+    """
     weights, slots = weights_of(plan)
     return 3 * (weights + slots) + 3 * weights
 
 
 def check_memory(plan: "Plan", free: int) -> Finding | None:
-    """Return a finding if networks, gradients and optimizers alone need more memory than is free."""
     weights, slots = weights_of(plan)
     if 2 * weights + slots <= free:
         return None
@@ -139,7 +140,9 @@ def check_airlock(settings: SiteSettings) -> Iterator[Finding]:
 
 
 def without_walls(settings: SiteSettings) -> str:
-    """Return the reason why scripts run here without the airlock that the hospital wants; otherwise an empty text."""
+    """Return the reason why scripts run on this machine without the airlock that the hospital wants; otherwise an empty
+    text.
+    """
     from medsilo.airlock.room import ability
 
     if settings.airlock != "wanted" or ability().works:
@@ -148,5 +151,4 @@ def without_walls(settings: SiteSettings) -> str:
 
 
 def may_have_gpu() -> bool:
-    """Return True if this machine may have a GPU that PyTorch can use."""
     return sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in CARDS)

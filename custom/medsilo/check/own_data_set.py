@@ -15,12 +15,7 @@ MAKE = "medsilo data FOLDER -o DATASET, accept it, then write data: DATASET into
 
 
 def data_set_words(settings: SiteSettings, kit: KitFiles | None = None) -> list[tuple[str, str]]:
-    """Describe a hospital's data set and its acceptance, as pairs of a heading and a text; empty without a data set.
-
-    Args:
-        settings: the hospital's settings
-        kit: the files of the kit whose key must have signed the acceptance
-    """
+    """Describe a hospital's data set and its acceptance, as pairs of a heading and a text; empty without a data set."""
     folder = settings.data.data_set if settings.data else None
     if folder is None:
         return []
@@ -32,7 +27,6 @@ def data_set_words(settings: SiteSettings, kit: KitFiles | None = None) -> list[
 
 
 def data_set_table(settings: SiteSettings, kit: KitFiles | None = None) -> list[Table]:
-    """Return the description of a hospital's data set as a list of one table; empty without a data set."""
     words = data_set_words(settings, kit)
     return [Table(TITLE, ("what", "words"), [list(row) for row in words])] if words else []
 
@@ -42,13 +36,7 @@ def data_set_findings(
 ) -> Iterator[Finding]:
     """Check that a person accepted the data set and that its files have not changed since.
 
-    Without a data set, a finding advises how to make one.
-
-    Args:
-        settings: the hospital's settings
-        of_kit: whether the settings are those of a kit
-        is_read: whether a plan reads the data
-        kit: the files of the kit whose key must have signed the acceptance
+    Without a data set, a finding explains how to make a data set.
     """
     source = settings.data
     if source is None or settings.public_data:
@@ -59,7 +47,7 @@ def data_set_findings(
             yield Finding(WHERE, "stops" if is_read else "note", told, MAKE)
         return
     own = DataSet.read(source.data_set)
-    if not of_kit and not (source.data_set / ACCEPTED).exists():  # runs on this machine need no acceptance
+    if not of_kit and not (source.data_set / ACCEPTED).exists():  # without a kit, a data set needs no acceptance
         yield Finding(WHERE, "note", f"nobody has accepted data set {own.name}, which a kit needs", ACCEPT)
         return
     given = check_accepted(source.data_set, _key(kit))

@@ -1,4 +1,4 @@
-"""List the words in a plan that may come from one hospital, because every other hospital reads them in the plan."""
+"""List the words in a plan that may come from one hospital, because all other hospitals can read the plan."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,6 @@ NOTE = (
 
 
 def words_table(plan: Plan) -> Table:
-    """Return a table with a plan's study description, the names of hospitals and classes, and the task's keys."""
     return Table(TITLE, ("key", "words"), [[key, words] for key, words in _words(plan) if words], NOTE)
 
 
@@ -34,7 +33,6 @@ def _words(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _in_words(value: Any) -> str:
-    """Return a plan's value as text, without truncation."""
     if isinstance(value, list):
         return ", ".join(map(_in_words, value))
     if isinstance(value, dict):

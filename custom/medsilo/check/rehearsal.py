@@ -1,4 +1,6 @@
-"""Train on a few batches of a site's data before a study begins, to predict the time and memory of its rounds."""
+"""Train on a few batches of a site's data before a study begins, to predict the time and memory of the study's
+rounds.
+"""
 
 import math
 import time
@@ -25,29 +27,25 @@ from medsilo.schedule.phase import Phase, views
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.site_data import SiteData
 
-TIGHT = 0.8  # the check warns if training needs a larger share of the free memory
+TIGHT = 0.8  # the check warns if training needs more than this fraction of the free memory
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The measured time and memory of a plan's phase with a few batches of a site's data."""
-
     phase: str
     rounds: int
-    batch: float  # seconds per batch, without the first batch
+    batch: float  # seconds of training per batch, measured without the first batch
     evaluation: float  # seconds per validation case
-    peak: int  # the largest number of bytes in use
+    peak: int  # peak memory of the training in bytes
 
 
 def round_seconds(tried: Rehearsal, plan: Plan, cases: dict[str, int]) -> float:
-    """Predict the seconds that a site needs for a round of this phase."""
     batches = plan.training.steps_of_round(steps_in(cases["train"], plan.training.batch_size))
     validated = cases["validation"] * plan.validations / (plan.rounds + 1)  # validation cases per round, on average
     return tried.batch * batches + tried.evaluation * validated
 
 
 def free_memory(compute: Compute) -> int:
-    """Return the free memory of the device in bytes."""
     if compute.device.type == "cuda":
         return torch.cuda.mem_get_info(compute.device)[0]
     return psutil.virtual_memory().available
@@ -109,12 +107,12 @@ class _Rehearsing(Participant):
 def rehearse(
     plan: Plan, site: str, sites: Sequence[str], settings: SiteSettings, data: SiteData, folder: Path
 ) -> list[Rehearsal]:
-    """Train on a few batches in every phase that trains, and raise the errors of training.
+    """Train on a few batches in each training phase of a plan, and raise any error of the training.
 
     The networks have the same initial weights as in the study. Tensors that a site would receive in later rounds keep
     their initial values.
     """
-    # do not count the rehearsal in the query budget, and do not ask for approval
+    # the rehearsal must neither charge the query budget nor need an approval
     settings = settings.model_copy(update={"state_dir": folder, "approval": "none"})
     place = SiteContext(plan, site, sites, settings, folder)
     parts_of(place, data)  # raises the errors that the site would report before the first round
@@ -135,20 +133,20 @@ def _try(site: _Rehearsing, phase: Phase, rounds: int, number: int) -> Rehearsal
     one, several = min(size, cases), min(BATCHES * size, cases)
     with site.state.compute.reproducible(site.place.plan.seed), _peak(site.state.compute) as peak:
         site.enters(phase)
-        site.passes(phase, number, one)  # excluded from the time, because it includes work that is done only once
+        site.passes(phase, number, one)  # excluded from the measured time, since the first batch includes one-time work
         batch = site.passes(phase, number, several) / steps_in(several, size)
         checked = min(len(site.data.validation), 4 * site.place.plan.task.evaluation_batch)  # type: ignore[arg-type]
         evaluation = site.looks(checked) / checked
     parameters = [own for module in site.state.modules.values() for own in module.parameters()]
     gradients = sum(own.grad.nbytes for own in parameters if own.grad is not None)
     weights, _ = weights_of(site.place.plan)
-    taken = weights + max(peak[0], gradients)  # the peak does not include the networks
+    taken = weights + max(peak[0], gradients)  # the measured peak does not include the weights of the networks
     return Rehearsal(phase.name, rounds, batch, evaluation, taken)
 
 
 @contextmanager
 def _peak(compute: Compute) -> Iterator[list[int]]:
-    """Measure the block's peak of additional memory in bytes; the yielded list contains it afterwards."""
+    """Measure the peak of additional memory in a `with` block, and put the bytes into the yielded list afterwards."""
     found = [0]
     if compute.device.type == "cuda":
         before = torch.cuda.memory_allocated(compute.device)

@@ -1,4 +1,4 @@
-"""Findings and reports of a check, as text and as JSON; both are free of patient data and may be mailed."""
+"""Findings and reports of a check, as text and as JSON, which contain no patient data and may be mailed."""
 
 import traceback
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,10 @@ from medsilo.core.text import counted
 
 Severity = Literal["ok", "note", "stops"]
 Cell = str | int | float
-APPROVAL = "approval"  # the place of findings about a plan that is not yet approved
+APPROVAL = "approval"  # topic of findings about a plan that is not yet approved
 LESS_MEMORY = "end other programs, use a larger device, or ask the lead for a smaller training.batch_size"
 HELP = "look it up with 'medsilo docs', or ask the lead"
-# For each place in a check's report, a description of its checks.
+# For each topic of a check's report, a description of the checks
 CHECKS = {
     "settings": "`medsilo.yaml` exists and is well-formed; `local/` is as its engineer accepted it",
     "environment": "Python and every required package, in the versions that medsilo is tested with",
@@ -53,13 +53,13 @@ def aligned(rows: Sequence[Sequence[str | int | float]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding of a check: its place, description and remedy, which contain no paths, file names or patients."""
+    """The texts of a finding contain no paths, file names or patients, except in `private`."""
 
     where: str
     severity: Severity
     what: str
     remedy: str = ""
-    private: tuple[str, ...] = ()  # file names and details for the hospital only
+    private: tuple[str, ...] = ()  # file names and details that only the hospital may see
 
     @classmethod
     def stopping(cls, where: str, told: str, private: str = "") -> "Finding":
@@ -73,8 +73,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of counts in a check's report."""
-
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -85,16 +83,13 @@ class Table:
         return {"title": self.title, "rows": rows, "note": self.note}
 
     def as_text(self) -> list[str]:
-        """Return the table as lines of text."""
         lines = aligned([self.columns, *self.rows])
         return [self.title, *(f"  {line}" for line in lines), *([self.note] if self.note else [])]
 
 
 @dataclass(frozen=True)
 class Report:
-    """All findings and tables of one check."""
-
-    facts: dict[str, str]  # heading lines, such as site, packages, time and job
+    facts: dict[str, str]  # lines at the head of the report, such as site, packages, time and job
     findings: list[Finding] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # predicted seconds of a round, for each rehearsed phase
@@ -102,12 +97,10 @@ class Report:
 
     @property
     def go(self) -> bool:
-        """Return True if no finding stops this site from joining."""
         return all(finding.severity != "stops" for finding in self.findings)
 
     @property
     def verdict(self) -> str:
-        """Return the result of the check as one line of text."""
         stops, notes = (
             counted(sum(own.severity == kind for own in self.findings), word)
             for kind, word in (("stops", "finding"), ("note", "note"))
@@ -121,7 +114,7 @@ class Report:
         return f"NO-GO: {stops} must be settled first ({notes})"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the whole report as JSON values; `schema` is increased when a key changes its meaning."""
+        """The number `schema` must be increased when a key of the report changes its meaning."""
         return {
             "schema": 1,
             "go": self.go and self.whole,
@@ -132,7 +125,6 @@ class Report:
         }
 
     def as_text(self) -> str:
-        """Return the report as text for a terminal."""
         lines = [f"{name}: {value}" for name, value in self.facts.items()]
         lines.append("")
         width = max((len(finding.where) for finding in self.findings), default=0)
@@ -164,11 +156,14 @@ class Report:
 
 @contextmanager
 def guarded(where: str, report: Report) -> Iterator[None]:
-    """Convert an error in the block to a finding without the messages of other libraries, which may name files."""
+    """Convert an error in the `with` block to a finding. Messages of other libraries are left out, since these messages
+    may name files.
+    """
     try:
         yield
     except MedsiloError as error:
-        why = error.__cause__ if isinstance(error.__cause__, Unfit) else error  # the lead does not see the cause
+        # the hospital, but not the lead, may read the error's cause
+        why = error.__cause__ if isinstance(error.__cause__, Unfit) else error
         report.findings.append(Finding.stopping(where, str(why), error.private))
     except Exception as error:
         private = tuple("".join(traceback.format_exception(error)).splitlines())

@@ -8,7 +8,7 @@ from medsilo.core.text import counted, size_text
 from medsilo.federation.script_bits import KINDS, MOST_LOGGED, Stretch, in_all, logged_names, most_bits
 from medsilo.plan import Plan
 
-IMAGE = 512 * 512 * 16  # bits of a slice as a scanner stores it
+IMAGE = 512 * 512 * 16  # bits of an image slice with 512 × 512 pixels of 16 bits each
 OUTSIDE = (
     "These are medsilo's own messages, and in a hospital's airlock nothing else leaves but the moments of the answers. "
     "Without it the code has the rights of the account that runs the kit, so it could also send by a connection of its "
@@ -27,13 +27,11 @@ def most_that_leaves(plan: Plan) -> dict[str, Any]:
 
 
 def _largest(stretches: list[Stretch]) -> Iterator[tuple[str, int]]:
-    """Yield the maximum bits per round for each kind of number."""
     for kind in KINDS:
         yield kind, max(one.bits[kind] for one in stretches if one.task == "round")
 
 
 def script_lines(plan: Plan) -> list[str]:
-    """Describe in lines of text the most that a training script could send."""
     found = most_that_leaves(plan)
     names = ", ".join(sorted(logged_names(plan)))
     what = {

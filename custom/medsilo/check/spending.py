@@ -17,7 +17,7 @@ DELTA = 1e-5  # the δ if neither the hospital nor its ledger specifies one
 def spent(ledger: Ledger, demands: PrivacyRequirements | None) -> dict[str, Any]:
     """Summarise a ledger as JSON values, and raise a MedsiloError if the ledger was changed.
 
-    Without a known privacy bound, ε is None.
+    ε is None if no privacy bound is known.
     """
     standing = ledger.standing()
     named = [entry.delta for entry in standing.entries if entry.delta is not None]
@@ -27,14 +27,13 @@ def spent(ledger: Ledger, demands: PrivacyRequirements | None) -> dict[str, Any]
         "lines": len(standing.entries),
         "head": standing.head,
         "delta": delta,
-        "epsilon": _known(standing.epsilon(delta)),  # the ε of all studies together
+        "epsilon": _known(standing.epsilon(delta)),  # the privacy cost ε of all studies together
         "allowed": demands.epsilon if demands else None,
         "studies": [_of_study(standing, study, delta) for study in standing.studies()],
     }
 
 
 def _of_study(standing: LedgerStanding, study: str, delta: float) -> dict[str, Any]:
-    """Return the privacy cost and the number of answers of one study."""
     entries = [entry for entry in standing.entries if entry.spending and entry.spending.study == study]
     spending = entries[-1].spending
     assert spending
@@ -50,7 +49,9 @@ def _of_study(standing: LedgerStanding, study: str, delta: float) -> dict[str, A
 
 
 def answered(book: QueryBudget) -> list[dict[str, Any]]:
-    """Return the answers that left the hospital in each study; for a training script, also the bits of its messages."""
+    """Return the answers that left the hospital in each study, and, for a study with a training script, the bits of the
+    script's messages.
+    """
     return [
         {**vars(asker), "answers": dict(count.answered), **({"script": dict(count.sent)} if count.sent else {})}
         for asker, count in book.counts().items()
@@ -59,7 +60,6 @@ def answered(book: QueryBudget) -> list[dict[str, Any]]:
 
 
 def answer_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """List the answers that left the hospital, as lines of text."""
     lines = []
     for one in found:
         lead = f", submitted by {one['lead']}" if one["lead"] else ""
@@ -80,7 +80,6 @@ def _known(epsilon: float) -> float | None:
 
 
 def spending_lines(found: Mapping[str, Any]) -> list[str]:
-    """Summarise a hospital's ledger as lines of text."""
     spending, allowed = found["epsilon"], ""
     if found["allowed"] is not None:
         left = None if spending is None else max(0.0, found["allowed"] - spending)

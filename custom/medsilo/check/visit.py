@@ -1,4 +1,4 @@
-"""Check a site before it joins a job: its machine, its kit and its data.
+"""Check the machine, the kit and the data of a site before the site joins a job.
 
 The output of the check contains counts, but no names of patients.
 """
@@ -42,23 +42,20 @@ UNSEEN = "no job was given, so the data were not looked at"
 
 @dataclass(frozen=True)
 class Visit:
-    """The site to check, the job, and the functions that query the machine."""
-
     site: str
     plan: "Plan | None" = None  # the plan of the job
     scope: str | None = None  # the privacy scope that the job asks for
-    code: JobCode | None = None  # the code that the job brings
+    code: JobCode | None = None  # the code that the job contains
     local: Path | None = None  # the folder with medsilo.yaml
     kit: Kit | None = None
-    source: DataSource | None = None  # replaces the data source in medsilo.yaml
+    source: DataSource | None = None  # a data source that replaces the data source in medsilo.yaml
     required: Mapping[str, str] = field(default_factory=required_versions)
     free_disk: Callable[[Path], int] = lambda folder: disk_usage(folder).free
-    free_memory: "Callable[[Compute], int] | None" = None  # the default queries the device
-    accept: bool = False  # whether the engineer accepts the present settings
+    free_memory: "Callable[[Compute], int] | None" = None  # if None, the check measures the free memory of the device
+    accept: bool = False
 
     @property
     def carries_code(self) -> bool:
-        """Return True if the job brings a training script."""
         return self.code is not None
 
 

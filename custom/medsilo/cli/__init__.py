@@ -54,7 +54,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
 }
 PLUGGED_IN = PluginTable("medsilo.commands", "medsilo.cli.show:Command", {})
 HELP = {"help_option_names": ["--help", "-h"]}
-# For names of commands in other programs, the corresponding medsilo command.
+# medsilo commands that correspond to command names of other programs.
 OTHERWISE = {
     "abort": "medsilo cancel ID --kit KIT",
     "evaluate": "medsilo release test RELEASE, or the test scores in a run's report",
@@ -68,12 +68,12 @@ OTHERWISE = {
     "stop": "'medsilo cancel ID --kit KIT' for a job, Ctrl-C for a run; startup/stop_fl.sh stops a kit",
     "train": "medsilo run JOB",
 }
-# The order of commands in the help. Commands outside this list follow in the order of their registration.
+# The order of commands in the help text. Commands outside this list follow in the order of their registration.
 ORDER = (
     *("init", "example", "demo", "run", "compare", "resume", "kits", "submit", "canary", "status", "download"),
     *("cancel", "release", "check", "disclosure", "approve", "page"),
 )
-LAB = "medsilo-lab"  # the package with most of the commands
+LAB = "medsilo-lab"  # the package that contains most commands
 GPU_OPTIONS = ("--gpu", "--gpus", "--cuda")
 # Options of NVFlare's simulator, with the corresponding medsilo options.
 NVFLARE_OPTIONS = {"-t": "--threads", "-w": "--out", "--workspace": "--out"}
@@ -85,7 +85,9 @@ SIMPLE = str.maketrans(
 
 
 def simplified(error: UnicodeError) -> tuple[str, int]:
-    """Replace characters that a terminal cannot encode by similar ASCII characters; an error handler for `codecs`."""
+    """Error handler for `codecs` that replaces characters which a terminal cannot encode by similar ASCII
+    characters.
+    """
     assert isinstance(error, UnicodeEncodeError)
     return error.object[error.start : error.end].translate(SIMPLE).encode("ascii", "replace").decode(), error.end
 
@@ -94,7 +96,6 @@ class OneCommand(TyperCommand):
     """A command whose help text shows arguments without their Python types."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the command's arguments and options."""
         params: list[Any] = super().get_params(ctx)
         for param in params:
             if param.param_type_name == "argument":
@@ -105,7 +106,7 @@ class OneCommand(TyperCommand):
 class Commands(TyperGroup):
     """A group of commands with a help section for each role, and suggestions for unknown commands."""
 
-    others: Mapping[str, str | None] = {}  # commands of other packages, which are not imported for the help
+    others: Mapping[str, str | None] = {}  # commands of other packages, which the help does not import
 
     def get_params(self, ctx: Any) -> Any:
         """Return the options with False in place of None, because typer would load pydantic to check None."""
@@ -163,16 +164,14 @@ def _medsilo(
 def all_commands(wanted: str = "") -> dict[str, list[Command]]:
     """Return the commands of the engine and its plug-ins, by the role of their users.
 
-    Commands of other packages are imported and returned only if they belong to the command that the user wants to run.
-
-    Args:
-        wanted: the first word of the command to run
+    Commands of other packages are imported and returned only if the user wants to run a command of the same name.
     """
     found = {title: [Command(does, example, title) for does, example in own] for title, own in COMMANDS.items()}
     for name in PLUGGED_IN:
         asked = name.partition(".")[0] == wanted
         if asked or PLUGGED_IN.package_of(name) is None:
-            with suppress(*([] if asked else [MedsiloError])):  # a broken package does not stop others
+            # a broken package must not stop the commands of other packages
+            with suppress(*([] if asked else [MedsiloError])):
                 found.setdefault(PLUGGED_IN[name].people, []).append(PLUGGED_IN[name])
     return {title: sorted(own, key=_rank) for title, own in found.items()}
 
@@ -207,25 +206,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
     The exit code is 0 after success, 1 after a failure, 2 after a wrong command line, and 130 after an interruption.
-
-    Args:
-        arguments: the words of the command line after the program's name; by default those of this process
     """
     given = _by_options(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None:  # in the program medsilo, only this account may read new files
+    if arguments is None:  # if medsilo runs as a program, only this account may read new files
         os.umask(0o077)
-        atexit.register(gc.freeze)  # saves a garbage collection at the end, a fifth of the time of `status`
+        # skips the garbage collection at exit, which would take a fifth of the run time of `medsilo status`
+        atexit.register(gc.freeze)
         codecs.register_error("simplified", simplified)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
-                stream.reconfigure(errors="simplified")  # a terminal may not encode all characters
+                stream.reconfigure(errors="simplified")  # a terminal may be unable to encode some characters
     try:
         program = _program(given[0] if given else "")
         return program.main(given, prog_name="medsilo", standalone_mode=False) or 0
     except typer.TyperException as error:
         said = one_line(error, given)
-    except MedsiloError as error:  # raised if a plug-in cannot be loaded
+    except MedsiloError as error:  # a plug-in that cannot be loaded raises MedsiloError
         said = str(error)
     print(f"{tint('medsilo:', BAD, sys.stderr)} {plain(said)}", file=sys.stderr)
     if "--json" in given:
@@ -250,7 +247,6 @@ def _meant(given: str, known: Sequence[str]) -> str:
 
 
 def one_line(error: Any, given: Sequence[str]) -> str:
-    """Describe in one line the error of a command line and its remedy."""
     ctx = getattr(error, "ctx", None)
     # If an option lacks its value, typer's error has no context.
     where = ctx.command_path if ctx else " ".join(["medsilo", *(word for word in given[:1] if word[:1] != "-")])

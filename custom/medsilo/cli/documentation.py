@@ -22,13 +22,13 @@ from medsilo.core.package import PLACE, ROOT
 
 CHECKOUT = PLACE.parent
 PAGES = ROOT / "pages.json.bz2"  # the compressed pages, which only a wheel contains
-HELP_PAGE = "study/help"  # the first column of this page's tables has symptoms
+HELP_PAGE = "study/help"  # the tables on the help page have symptoms in their first column
 REFERENCE = "reference/"
 MOST_FOUND = 8  # maximum number of passages in a search result
 WIDEST = 88  # characters per line
-IN_TITLE = 4  # weight of title words relative to other words
-USUAL_LENGTH = 120  # typical number of words in a passage, for BM25 ranking
-_NO_WORDS = frozenset(  # frequent English words, which a search ignores
+IN_TITLE = 4  # weight of words in titles, relative to words in the text
+USUAL_LENGTH = 120  # typical number of words in a passage of the documentation, for BM25 ranking
+_NO_WORDS = frozenset(  # frequent English words, which a search in the documentation ignores
     re.findall(
         r"\w+",
         "a an and are as at be by can do does for from has have how i if in is it its me my no not of on or our that "
@@ -60,7 +60,7 @@ class Passage:
     title: str
     text: str  # in Markdown
     names: frozenset[str] = frozenset()  # keys, commands and pages by which `medsilo docs` finds the passage
-    messages: tuple[str, ...] = ()  # error messages that the passage explains
+    messages: tuple[str, ...] = ()  # error messages that the passage of the documentation explains
 
     @property
     def place(self) -> str:
@@ -69,14 +69,13 @@ class Passage:
 
     @cached_property
     def words(self) -> Counter[str]:
-        """Count the passage's words without their endings; each title word counts several times."""
+        """Count the words of a passage without the words' endings; each title word counts several times."""
         words = Counter(words_of(self.text))
         for word in words_of(f"{self.title} {self.page.replace('/', ' ')}"):
             words[word] += IN_TITLE
         return words
 
     def is_about(self, message: str) -> bool:
-        """Return True if the passage explains a given error message."""
         return any(
             re.search(".+".join(map(re.escape, re.split(r" ?(?:…|\.\.\.) ?", own.strip()))), message, re.I)
             for own in self.messages
@@ -84,7 +83,7 @@ class Passage:
 
 
 def words_of(text: str) -> Iterator[str]:
-    """Yield the words of a text without their endings; for a key, also yield its parts."""
+    """Yield the words of a text without the words' endings; for a dotted key, also yield the parts of the key."""
     for found in re.findall(r"[\w.-]*\w", text.lower()):
         for word in {found, *re.split(r"[._-]", found)} - _NO_WORDS:
             ending = next((own for own in _ENDINGS if word.endswith(own) and len(word) - len(own) > 2), "")
@@ -97,7 +96,7 @@ def slug(heading: str) -> str:
 
 
 def passages_of(page: str, text: str) -> Iterator[Passage]:
-    """Yield the sections of a page, and those rows of its tables that have an anchor or an error message."""
+    """Yield the sections of a page, and the table rows that have an anchor or explain an error message."""
     title, heading, anchor, lines, fenced = "", "", "", list[str](), False
     for line in [*text.splitlines(), "# end"]:
         fenced ^= line.startswith("```")
@@ -128,7 +127,6 @@ def _rows_of(page: str, title: str, lines: Sequence[str]) -> Iterator[Passage]:
 
 
 def table_rows(lines: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the column names and the cells of each table row in some lines of Markdown."""
     heads: list[str] = []
     for line in lines:
         if not line.startswith("|"):
@@ -162,12 +160,11 @@ def pages_of(checkout: Path) -> dict[str, str]:
 
 
 def all_passages() -> list[Passage]:
-    """Return all passages of all documentation pages, sorted by the pages' paths."""
     return [one for page, text in pages().items() for one in passages_of(page, text)]
 
 
 def named(passages: Sequence[Passage], wanted: str) -> list[Passage]:
-    """Return the passages with a given name, which may be a place, a command, a page or a key."""
+    """Return the passages with a given name, such as a page, a page with an anchor, a command or a key."""
     place = re.sub(r"\.md(?=#|$)", "", wanted.removeprefix("docs/"))
     if by_place := [one for one in passages if one.place == place]:
         return by_place[:1]
@@ -229,8 +226,6 @@ def _entry(heads: Sequence[str], cells: Sequence[str], page: str, width: int) ->
 
 
 def plain_words(markdown: str, page: str) -> str:
-    """Convert a piece of Markdown to plain text."""
-
     def led(found: re.Match[str]) -> str:
         path, _, anchor = found[2].partition("#")
         target = normpath(PurePosixPath(page).parent / path) if path else page

@@ -58,7 +58,7 @@ def check(
     found = check(visit, lambda line: print(f"{line} ...", file=sys.stderr, flush=True))
     kept = found.write_private(private)
     screen.say(text := found.as_text())
-    if kit and "--kit KIT" in text:  # the path of the kit is private, so the report must not contain it
+    if kit and "--kit KIT" in text:  # the path of the kit is private, so the report must not contain the path
         print(f"KIT is {kit} here", file=sys.stderr)
     if kept:
         print(f"names of files and patients, for this hospital only: {private}", file=sys.stderr)
@@ -104,7 +104,8 @@ def ledger(
             home.accepted.accept(home.settings)
             screen.say("local/ is accepted as it is now")
         return
-    told = [spent(one, home.settings.privacy) for one in found]  # also verifies each line
+    # computing the privacy cost also verifies each line of the ledger
+    told = [spent(one, home.settings.privacy) for one in found]
     for view in told:
         screen.say(*spending_lines(view))
     answers = answered(home.book)
@@ -183,7 +184,6 @@ def logs(
 
 
 def _accept_ledgers(screen: Console, found: "list[Ledger]", old_kit: Path | None) -> None:
-    """Sign the present ledgers with the kit's key."""
     from medsilo.check.at_home import files_of
     from medsilo.check.kit import read_kit
 
@@ -217,7 +217,7 @@ def _visit(
     local = options.folder_of_settings(settings_folder, kit_folder)
     own = options.folder_of_site(local, site) if site else local
     plan, allowed, scope, code = None, tuple[str, ...](), None, None
-    with suppress(MedsiloError):  # the check itself reports errors in the settings
+    with suppress(MedsiloError):  # `medsilo check` itself reports errors in the settings
         allowed = SiteSettings.read(own).packages if own else ()
     if job_name:
         from medsilo.flare.job_source import find_job

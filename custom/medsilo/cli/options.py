@@ -46,20 +46,17 @@ def _try_to_write(wanted: Path, folder: Path) -> None:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".medsilo-"):
             pass
     except OSError as error:
-        # In a file system such as /proc, a new file raises ENOENT.
+        # In a file system such as /proc, creating a file raises ENOENT.
         why = "takes no files" if error.errno == errno.ENOENT else f"reports {os.strerror(error.errno or 0).lower()!r}"
         raise ValueError(f"{wanted} can't be written: {place} {why}; choose another folder") from error
 
 
 # ---------------------------------------------------------------------------------------------------- options
 def option(metavar: str, help: str, *names: str, **more: Any) -> Any:
-    """Return a command-line option that takes a value.
+    """Return an option of the command line that takes a value.
 
     Args:
-        metavar: the placeholder of the value in the help text
-        help: the help text of the option
         names: names that differ from the name of the parameter
-        more: further arguments of `typer.Option`
     """
     return typer.Option(*names, metavar=metavar, help=help, **more)
 
@@ -127,14 +124,7 @@ JobId = Annotated[str, typer.Argument(metavar="ID", help="the job's id that 'med
 
 
 def check_changes(changes: list[str], job: Path | str | None = None, plan: Path | None = None, **sections: Any) -> None:
-    """Raise an error if --set names a key that the plan does not have, without loading PyTorch.
-
-    Args:
-        changes: the values of --set
-        job: the job as the user typed it
-        plan: the file of another plan, if given
-        sections: further known sections of the plan
-    """
+    """Raise an error if --set names a key that the plan does not have, without loading PyTorch."""
     if changes:
         from medsilo.cli.plan_keys import as_written, check_keys
 
@@ -142,7 +132,9 @@ def check_changes(changes: list[str], job: Path | str | None = None, plan: Path 
 
 
 def folder_of_settings(folder: Path | None, kit: Path | None = None) -> Path | None:
-    """Return the given or the kit's folder of settings, and raise a MedsiloError if the folder does not exist."""
+    """Return the folder of settings that --settings or --kit names, and raise a MedsiloError if the folder does not
+    exist.
+    """
     if folder and kit:
         raise MedsiloError("--kit and --settings both name a folder of settings; give only one of these options")
     folder = kit / "local" if kit else folder
@@ -174,14 +166,11 @@ def settings_of(
 ) -> "SiteSettings":
     """Return a site's settings with the changes of the command line.
 
-    The settings are for work on this machine, so the hospital's approval is not necessary.
+    The settings apply to work on this machine, which needs no approval by the hospital.
 
     Args:
         device: the device of the command line
-        data: the data folder of the command line
-        settings_folder: the folder with the site's settings
         before: the settings of an earlier run, which apply without a settings folder
-        more: further settings
     """
     from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings_of_all
 
@@ -193,7 +182,7 @@ def settings_of(
     said = {key: value for key, value in given.items() if value is not None}
     settings = settings.changed({**said, **more}, "the command line")
     if device:
-        settings.compute()  # raises an error if this machine lacks the device
+        settings.compute()  # raise an error if this machine lacks the device
     return settings
 
 

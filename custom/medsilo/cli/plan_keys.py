@@ -22,12 +22,7 @@ def keys_of_plans() -> dict[str, list[str]]:
 
 
 def as_written(job: Path | str | None, plan: Path | None) -> dict[str, Any]:
-    """Return the raw, unchecked values of a plan; empty if the plan cannot be read.
-
-    Args:
-        job: the job or run with the plan
-        plan: another plan, which runs with the method of the job
-    """
+    """Return the raw, unchecked values of a plan; empty if the plan cannot be read."""
     own, other = _values_of(job), _values_of(plan)
     return {**other, "algorithm": own.get("algorithm")} if plan else own
 
@@ -38,25 +33,20 @@ def _values_of(place: Path | str | None) -> dict[str, Any]:
     try:
         found = job_or_run(place) if Path(place).suffix not in YAML else Path(place)
         values = values_of(found, lambda file: read_yaml(file, "the plan", "a plan.yaml"))
-    except (MedsiloError, OSError):  # loading the plan later reports the error
+    except (MedsiloError, OSError):  # loading the plan later reports this error
         return {}
     return values if isinstance(values, dict) else {}
 
 
 def check_keys(changes: Iterable[str], written: Mapping[str, Any]) -> None:
-    """Raise a PlanError if a change such as `a.b=value` has a key that the plan does not have.
-
-    Args:
-        changes: the changes of the plan
-        written: the raw values of the plan, which are not yet checked
-    """
+    """Raise a PlanError if a change such as `a.b=value` has a key that the plan does not have."""
     changes = [*changes]
     names = {section: table.named_in(written.get(section)) for section, table in TABLES.items()}
     for key, _, name in (change.partition("=") for change in changes):
         section, _, last = key.partition(".")
         if section in TABLES and last == "name":
             names[section] = TABLES[section].spelled(name) or name
-            names |= {"network": ""} if section == "task" else {}  # the new task has another default network
+            names |= {"network": ""} if section == "task" else {}  # a changed task has another default network
     if wrong := [*filter(None, (_wrong(change, names) for change in changes))]:
         raise PlanError("; ".join(wrong))
 
@@ -67,7 +57,7 @@ def _wrong(change: str, names: Mapping[str, str]) -> str:
     known, place = _known_at(path, names)
     try:
         value = load_yaml(text)
-    except YamlError:  # loading the plan later reports the error
+    except YamlError:  # loading the plan later reports this error
         return ""
     if not place or not equals or not all(path):
         return ""
@@ -79,9 +69,9 @@ def _wrong(change: str, names: Mapping[str, str]) -> str:
 
 
 def _known_at(path: list[str], names: Mapping[str, str]) -> tuple[list[str], int]:
-    """Return the valid keys at the place of an unknown key, and the number of path parts up to that key.
+    """Return the valid keys at the position of an unknown key, and the number of path elements up to the unknown key.
 
-    If the path may be valid, the number is 0.
+    The returned number is 0 if all keys of the path may be valid.
     """
     found = keys_in_source(PLAN_CLASS)
     for place, key in enumerate(path):
@@ -94,11 +84,14 @@ def _known_at(path: list[str], names: Mapping[str, str]) -> tuple[list[str], int
 
 
 def _within(section: str, names: Mapping[str, str]) -> SourceKeys | None:
-    """Return the keys of a plan's method, task or network; for an unnamed network, return the keys of all networks."""
+    """Return the keys of a plan's method, task or network. If the plan names no network, return the keys of all
+    networks.
+    """
     table, task = TABLES[section], names.get("task", "")
     if name := names.get(section):
         return keys_in_source(table.written_in(name))
     if section != "network" or task not in TABLES["task"].ours:
         return None
-    known = [keys_in_source(table.written_in(name)) for name in table.ours]  # None for a network that wraps another
+    # a network that wraps another network gives None
+    known = [keys_in_source(table.written_in(name)) for name in table.ours]
     return SourceKeys({key: "" for keys in known if keys for key in keys.keys})

@@ -30,7 +30,7 @@ SAID = {"when": "worth a try", "leaves": "leaves a hospital", "bytes": "bytes a 
 # Plug-ins that serve a hospital's web page; a plug-in is called with a kit and a port, and returns a server.
 PAGES, SITE_PAGE = PluginTable("medsilo.pages", "types:FunctionType", {}), "site"
 HOURS = {"h": 1, "d": 24, "w": 168}
-INDENT = " " * 14  # the indentation of lines below a plan's hash
+INDENT = " " * 14  # indentation of the lines below a plan's hash in the list of plans
 QUOTED = "    | "  # prefix that distinguishes lines of a job's code from medsilo's output
 
 
@@ -158,7 +158,7 @@ def _decide(
 
     home = KitAtHome.read(kit)
     meant, asked, job_code = _meant(home, given, changes)
-    if asked and verdict == "approved":  # other decisions do not need a readable plan
+    if asked and verdict == "approved":  # declining a plan does not require that the plan can be read
         from medsilo.check.approving import never_runs, plan_in_words
         from medsilo.check.disclosure import left_in_short
         from medsilo.check.own_data_set import data_set_words
@@ -180,7 +180,8 @@ def _decide(
     if verdict == "approved" and not yes:
         _ask(screen, meant, asked is not None, job_code)
     if asked and given.strip(HEXADECIMAL):
-        home.approvals.keep(asked, job_code)  # stores the plan even if nobody has submitted the plan yet
+        # the hospital stores an approved plan even if nobody has submitted the plan yet
+        home.approvals.keep(asked, job_code)
     before = home.approvals.last(meant)
     if verdict == "declined" and before and before.verdict == "approved":
         verdict = "withdrawn"
@@ -208,7 +209,6 @@ def _changes(home: "KitAtHome", asked: "AskingPlan", plan: "Plan") -> Iterator[s
 
 
 def _show_code(screen: Console, home: "KitAtHome", asked: "AskingPlan", title: str | None, code: "JobCode") -> None:
-    """Print every file of a job's code, and the rights of the code."""
     from medsilo.check.code_review import code_words, review
 
     before = home.approvals.code_approved(asked, title or "")
@@ -230,7 +230,9 @@ def _ask(screen: Console, plan: str, shown: bool, code: "JobCode | None") -> Non
 
 
 def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str, AskingPlan | None, JobCode | None]":
-    """Return the hash of the plan that the user named; if the plan is known here, also return the plan and its code."""
+    """Return the hash of the plan that the user named. If the hospital knows the plan, also return the plan and the
+    plan's code.
+    """
     import time
 
     from medsilo.flare.job_source import find_job
@@ -249,7 +251,7 @@ def _meant(home: "KitAtHome", given: str, changes: Sequence[str]) -> "tuple[str,
     if changes:
         raise MedsiloError("--set cannot change a plan that is given by its hash; give the job's folder, or omit --set")
     meant, found = given.lower(), home.approvals.asked(given.lower())
-    if len(meant) == 64 and not found:  # a full hash is accepted even if nobody has submitted the plan
+    if len(meant) == 64 and not found:  # the command accepts a full hash even if nobody has submitted the plan
         return meant, None, None
     if len(meant) < 8 or len(found) != 1:
         raise MedsiloError(
@@ -379,7 +381,6 @@ def _title_of(table: "Registry", name: str) -> str:
 
 
 def _show_method(screen: Console, name: str) -> None:
-    """Print the idea, keys and cost of one method."""
     import inspect
     from difflib import get_close_matches
 
@@ -409,7 +410,6 @@ def _show_method(screen: Console, name: str) -> None:
 
 
 def _plain(text: str) -> str:
-    """Remove the links from a Markdown text."""
     return LINK.sub(r"\1", REFERENCE.sub("", text))
 
 

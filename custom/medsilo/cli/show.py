@@ -49,7 +49,8 @@ class Command:
     # The type of a parameter `out`: the option -o with an output file that must be writable.
     OutFile = Annotated[Path, options.OUT_FILE]
 
-    does: Callable[..., int | None]  # its first argument is the Console; returns a nonzero code after a failure
+    # the command's function, which takes a Console first and returns a nonzero code after a failure
+    does: Callable[..., int | None]
     example: str  # command-line arguments of an example
     people: str  # heading in the help, which names the role of the users
     of: str = ""  # the group of commands to which the command belongs
@@ -82,7 +83,7 @@ def tint(text: str, style: str, stream: Any) -> str:
     return f"\x1b[{style}m{text}\x1b[0m" if shows else text
 
 
-MOST_SILENCE = 4.5  # seconds without output; the documentation promises at most five
+MOST_SILENCE = 4.5  # a running command is silent for at most 4.5 seconds, since the documentation promises at most five
 LOOK = 0.2  # seconds between checks whether to report progress
 STOPPED = "stopped"
 AsJson = Annotated[
@@ -113,13 +114,13 @@ class Console:
         self.as_json = as_json
         self.in_lines = False  # whether to write one JSON line per event
         self.document: Any = {}
-        self.goes_on = ""  # explains how to continue interrupted work
+        self.goes_on = ""  # text that explains how to continue interrupted work
         self.watched = sys.stdout.isatty() and not as_json
         self._print: Callable[[str], None] | None = None  # prints a line above the live display
         self._silence, self._said = silence, time.monotonic()
         self._saying = threading.Lock()
         self._doing: Progress | None = None  # describes the present work
-        self._aside = False  # whether progress is for a person at the terminal only
+        self._aside = False  # whether only a person at the terminal sees progress
         self._watcher: threading.Thread | None = None  # reports progress after long silence
         self._ended = threading.Event()
 
@@ -138,11 +139,7 @@ class Console:
             self._said = time.monotonic()
 
     def begin(self, what: str) -> None:
-        """Announce the beginning of some work, and report its progress every few seconds until `end`.
-
-        Args:
-            what: a description of the work
-        """
+        """Announce the beginning of some work, and report its progress every few seconds until `end`."""
         self.say(what)
         self.doing(what)
 
@@ -168,7 +165,7 @@ class Console:
 
     def _break_silence(self) -> None:
         """Report progress whenever a command has printed no output for a long time."""
-        with suppress(OSError):  # the reader of the pipe may have ended
+        with suppress(OSError):  # the process that reads the pipe may have ended
             while not self._ended.wait(LOOK):
                 if self._doing and self._print is None and time.monotonic() - self._said >= self._silence:
                     self.aside(self._doing()) if self._aside else self.say(self._doing())
@@ -255,8 +252,6 @@ def failure(text: str, code: int, error: Exception | str) -> dict[str, Any]:
     """Return the JSON document of a failed command.
 
     Args:
-        text: the error message
-        code: the exit code
         error: the error, or the kind of error, such as "usage" or "stopped"
     """
     kind = error if isinstance(error, str) else type(error).__name__.removesuffix("Error").lower()
@@ -282,7 +277,7 @@ def command(does: Does) -> Does:
             return screen.close(130)
         except BrokenPipeError:
             return 1
-        except ModuleNotFoundError as error:  # only some commands need this package
+        except ModuleNotFoundError as error:  # a package that only some commands need may be missing
             from medsilo.core.package import extra_with
 
             if not error.name or not (extra := extra_with(error.name)):
@@ -290,7 +285,7 @@ def command(does: Does) -> Does:
             return screen.close(
                 screen.fail(MedsiloError(f"this command needs the package {error.name}; install {extra}"))
             )
-        except OSError as error:  # for example, a full disk or an unreadable folder
+        except OSError as error:  # for example, a full disk or an unreadable folder raises OSError
             why = os.strerror(error.errno).lower() if error.errno else type(error).__name__
             told = MedsiloError(f"a file can't be read or written: {why}", error.filename or "")
             return screen.close(screen.fail(told))

@@ -120,7 +120,7 @@ class Aborted(MedsiloError):
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Turn any other error raised in the context into a MedsiloError about a damaged file.
+    """Turn any error except MedsiloError in the context into a MedsiloError about a damaged file.
 
     Args:
         what: The file that the context reads, as named in the error.

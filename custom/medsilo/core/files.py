@@ -107,7 +107,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sweep(*folders: Path) -> None:
-    """Remove the temporary files that killed processes left in folders. No other process may write to these folders."""
+    """Remove the temporary files that killed processes left in folders, to which no other process may write
+    meanwhile.
+    """
     for folder in folders:
         for path in folder.glob(".*.part"):
             path.unlink(missing_ok=True)
@@ -144,7 +146,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def write_passing(path: Path, value: Any) -> None:
-    """Write short-lived JSON atomically. Neither wait for the disk nor raise errors of the disk."""
+    """Write short-lived JSON atomically, without waiting for the disk and without raising errors of the disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with suppress(OSError):
         temporary.touch(FILE)
@@ -246,10 +248,6 @@ def check_tree(folder: Path, largest: int, what: str) -> None:
     """Raise MedsiloError if a folder from another party has too many files, a too large file, or a link to other files.
 
     The function opens no file.
-
-    Args:
-        largest: The most bytes of one file.
-        what: The folder's name in the error.
     """
     inside, seen = folder.resolve(), 0
     for place, folders, names in os.walk(folder):

@@ -1,4 +1,6 @@
-"""Store tensors in a temporary file without a name. The system frees the file after its last use or a crash."""
+"""Store tensors in a temporary file without a name. The operating system frees the file after the last use of the file
+or a crash of the process.
+"""
 
 import mmap
 import os
@@ -13,7 +15,7 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, NoRoom
 
 ALIGNED = 64  # bytes
-MOST_SPARE, MOST_FILES = 1 << 30, 16  # most bytes and most files that are kept for reuse
+MOST_SPARE, MOST_FILES = 1 << 30, 16  # limits on the bytes and on the number of files that are kept for reuse
 # the names that safetensors files use for PyTorch's types
 TYPES = {
     torch.float64: "F64",
@@ -32,8 +34,8 @@ TYPES = {
 class _File:
     """A temporary file without a name.
 
-    A new object reuses the file of a deleted object. Allocating a new file would take a tenth of the time of a round
-    with 29 million parameters.
+    The file of a deleted object is reused, because allocating a new file would take a tenth of a training round with 29
+    million parameters.
     """
 
     spare: ClassVar[list[int]] = []
@@ -55,7 +57,7 @@ class _File:
 
 
 class _Mapping(mmap.mmap):
-    """A memory mapping that holds a reference to its file, so that the file is not reused."""
+    """A memory mapping that holds a reference to the mapped file, so that no other object reuses the file."""
 
     file: _File
 
@@ -91,7 +93,6 @@ class Spill:
         return begin
 
     def _write(self, content: memoryview, begin: int) -> int:
-        """Write content at the offset `begin`, and return the offset after the content."""
         # A nearly full disk may accept only the first bytes; the next write then raises the error.
         while content:
             written = os.pwritev(self._file.number, [content], begin)
@@ -112,13 +113,14 @@ class Spill:
         except MedsiloError:
             self.shorten(begin)
             raise
-        if os.fstat(self._file.number).st_size < self.end:  # the last tensor has no bytes, and its offset was aligned
+        # if the last tensor has no bytes, aligning its offset has moved the end beyond the file
+        if os.fstat(self._file.number).st_size < self.end:
             self.shorten(self.end)
         content = self.mapped(begin)
         return [content[place : place + size].view(dtype).view(shape) for place, size, dtype, shape in places]
 
     def align(self) -> None:
-        """Align the next tensor's offset for any type of tensor."""
+        """Align the offset of the next tensor, so that the tensor may have any type."""
         self.end += -self.end % ALIGNED
 
     def mapped(self, begin: int = 0) -> Tensor:
@@ -138,7 +140,6 @@ class Spill:
         return numbers
 
     def shorten(self, end: int) -> None:
-        """Remove the file's bytes after the offset `end`."""
         os.truncate(self._file.number, end)
         self.end = end
 
@@ -147,11 +148,12 @@ class Spill:
 _MAPPED: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
 
 
-Slice = tuple[mmap.mmap, int, int]  # a mapped file, the slice's first byte, and the byte after the slice
+# a mapped file, the offset of the slice's first byte, and the offset after the slice's last byte
+Slice = tuple[mmap.mmap, int, int]
 
 
 def stretches_of(tensors: Iterable[Tensor]) -> list[Slice]:
-    """Return the slices of mapped files that contain these tensors. Tensors outside mapped files are skipped."""
+    """Return the slices of mapped files that contain the given tensors, without tensors outside mapped files."""
     found: dict[int, Slice] = {}
     for tensor in tensors:
         address = tensor.untyped_storage().data_ptr()

@@ -7,5 +7,4 @@ FOLDERS: dict[Path, None] = {}  # the folders, in the order of the search
 
 
 def look_in(*folders: Path) -> None:
-    """Add folders to the list."""
     FOLDERS.update(dict.fromkeys(folder.absolute() for folder in folders))

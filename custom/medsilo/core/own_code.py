@@ -25,14 +25,17 @@ def is_installed(file: Path | str) -> bool:
 
 @cache
 def _installed(*places: str) -> list[Path]:
-    """Return the folders that contain installed packages, including such folders on PYTHONPATH."""
+    """Return the folders that contain installed packages, including folders on PYTHONPATH that contain installed
+    packages.
+    """
     return [*INSTALLED, *(Path(place) for place in places if any(Path(place).glob("*.dist-info")))]
 
 
 def own_line(error: BaseException) -> str:
     """Return the last line of an error's traceback that is in the program's own code, or "".
 
-    The text is like " (FILE, line 12, in dice)". A hospital may send the text, so it omits the file's folder.
+    The text has the form " (FILE, line 12, in dice)". A hospital may send the text, so the text omits the file's
+    folder.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not is_installed(frame.filename) and not frame.filename.startswith("<frozen")]
@@ -42,7 +45,7 @@ def own_line(error: BaseException) -> str:
 def uncalled(kind: Any) -> set[str]:
     """Return the names of a class's public methods that nothing calls.
 
-    Such a method's name does not occur in the code of the class's package, and no base class from another package
+    An uncalled method's name does not occur in the code of the class's package, and no base class from another package
     defines the name. The author probably misspelt the name of a method that medsilo calls.
     """
     package = kind.__module__.partition(".")[0]
@@ -58,7 +61,7 @@ def uncalled(kind: Any) -> set[str]:
     }
     named = set[str]()
     for name, value in [(name, value) for one in own for name, value in vars(one).items() if inspect.isfunction(value)]:
-        named |= {*value.__code__.co_names} - {name}  # needs no source code, which a notebook may lack
+        named |= {*value.__code__.co_names} - {name}  # code objects need no source code, which a notebook may lack
     left -= named
     for text in _sources(own, package):
         if not left:
@@ -68,16 +71,13 @@ def uncalled(kind: Any) -> set[str]:
 
 
 def _sources(own: list[Any], package: str) -> Iterator[str]:
-    """Yield the source code that may call a class's methods: first the code of the class, then its package's modules.
-
-    Args:
-        own: The class and its base classes from the same package.
-        package: The package's name.
+    """Yield the source code that may call a class's methods: first the code of the class, then its package's
+    modules.
     """
     for one in [*own, *(module for name, module in [*sys.modules.items()] if name.partition(".")[0] == package)]:
         try:
             yield inspect.getsource(one)
-        except (OSError, TypeError):  # a class or a module that has no source file
+        except (OSError, TypeError):  # a class or module may have no source file
             continue
 
 

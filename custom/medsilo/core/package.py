@@ -27,7 +27,7 @@ ALWAYS = (ENGINE, "nvflare_reliability")  # packages that every study runs if th
 OURS = (ENGINE, "medsilo-lab")  # the distributions that contain medsilo's packages
 # suffixes of compiled modules, which Python loads instead of a source file of the same name
 NATIVE = (*EXTENSION_SUFFIXES, ".so", ".pyd")
-# suffixes of those of medsilo's files that are executed or displayed
+# suffixes of medsilo's files that are executed or displayed
 SUFFIXES = (".py", ".pyc", *NATIVE, ".html", ".js", ".css", ".template", ".csv")
 DECISIVE = ("nvflare", "torch", "numpy", "monai")  # libraries whose versions may change the last digits of results
 
@@ -42,23 +42,21 @@ def check_nvflare() -> None:
 
 
 def is_ours(name: str) -> bool:
-    """True if `name` is the name of one of medsilo's import packages."""
     return name in ALWAYS or name.startswith(f"{ENGINE}_")
 
 
 def ours_behind(thing: object) -> set[str]:
-    """Return those of medsilo's import packages that define an object's class or a base class of this class."""
+    """Return the import packages of medsilo that define an object's class or a base class of the class."""
     return set(filter(is_ours, (kind.__module__.partition(".")[0] for kind in type(thing).__mro__)))
 
 
 def is_here(name: str) -> bool:
-    """True if Python can import a package with this name."""
     return find_spec(name) is not None
 
 
 @cache
 def machine_facts() -> dict[str, str]:
-    """Return the facts of this machine that may change results.
+    """Return facts about this machine that may change the results of a study.
 
     The facts are the versions of Python and of the libraries in `DECISIVE`, and the processor instructions that PyTorch
     uses.
@@ -85,7 +83,6 @@ def canonical(name: str) -> str:
 
 
 def is_installed(name: str) -> bool:
-    """True if a distribution with this name is installed."""
     try:
         return bool(distribution(name))
     except (PackageNotFoundError, ValueError):
@@ -96,10 +93,6 @@ def attach_again(group: str, name: str) -> str:
     """Return the remedy for an entry point that was added to a checkout's pyproject.toml after the installation.
 
     Returns "" if pyproject.toml does not have the entry point.
-
-    Args:
-        group: The entry point's group.
-        name: The entry point's name.
     """
     file = PLACE.parent / "pyproject.toml"
     if PLACE.name != "custom" or not file.is_file():
@@ -113,7 +106,9 @@ def attach_again(group: str, name: str) -> str:
 
 
 def extra_with(module: str) -> str | None:
-    """Return the extra of medsilo that installs a module, such as "medsilo[page]"; None if no extra does."""
+    """Return the extra of medsilo that installs a module, such as "medsilo[page]"; None if no extra installs the
+    module.
+    """
     if not is_installed(ENGINE):
         return None
     for line in distribution(ENGINE).requires or ():
@@ -129,8 +124,9 @@ def facts_of(name: str) -> dict[str, str]:
     """Return the version and the hash of one of medsilo's packages or of another installed distribution.
 
     The hash is a SHA-256 over the names and contents of the package's files. For a distribution that is not medsilo's,
-    the hash also covers the entry points. The hash does not depend on how the package was installed. A process computes
-    each hash once. Raises MedsiloError if Python would load bytecode that differs from its source file.
+    the hash also covers the entry points. The hash does not depend on how the package was installed. Each process
+    computes a package's hash only once. Raises MedsiloError if Python would load bytecode that differs from its source
+    file.
     """
     other = None if is_ours(name) else distribution(name)
     digest = hashlib.sha256()
@@ -188,24 +184,24 @@ def _has_true_bytecode(source: Path, content: bytes) -> bool:
         there = source.stat()
         made_of = (int(there.st_mtime), there.st_size)
         is_loaded = facts == b"".join((number & 0xFFFFFFFF).to_bytes(4, "little") for number in made_of)
-    if not is_loaded:  # Python ignores the bytecode, and compiles the source again
+    if not is_loaded:  # Python ignores outdated bytecode, and compiles the source again
         return True
     try:
-        there_is = SourcelessFileLoader(source.stem, place).get_code(source.stem)  # get_code does not execute the code
+        # get_code reads the bytecode without executing it
+        there_is = SourcelessFileLoader(source.stem, place).get_code(source.stem)
     except (ImportError, EOFError, ValueError, TypeError):  # the bytecode is damaged
         return False
     return there_is == compile(content, str(source), "exec", dont_inherit=True)
 
 
 def files_in(found: Distribution) -> set[Path]:
-    """Return the resolved paths of the files that a distribution installed."""
     return {Path(str(found.locate_file(path))).resolve() for path in found.files or ()}
 
 
 def name_that_differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """Return the name of a package whose facts differ between two mappings; None if the mappings are equal.
 
-    If several packages differ, "medsilo" comes first.
+    If the facts of several packages differ, the package "medsilo" is preferred.
     """
     differ = [name for name in {*one, *other} if one.get(name) != other.get(name)]
     return min(differ, key=lambda name: (name != ENGINE, str(name)), default=None)
@@ -217,7 +213,9 @@ def in_words(facts: Any) -> str:
 
 
 def _is_content(path: PurePath) -> bool:
-    """True if a file is the package's own, and not bytecode, a script or metadata that the installer wrote."""
+    """True if a file belongs to the package itself, and is not bytecode, a script or metadata that the installer
+    wrote.
+    """
     written = path.parts[0].endswith(METADATA) or path.parts[0] == ".."
     return not written and "__pycache__" not in path.parts
 
@@ -229,7 +227,7 @@ def _in_folders(found: Distribution) -> Iterator[tuple[str, Path]]:
 
 
 def _in_module(module: str) -> Iterator[tuple[str, Path]]:
-    spec = find_spec(module)  # find_spec imports no code for a top-level module
+    spec = find_spec(module)  # for a top-level module, find_spec imports no code
     if spec is None:
         raise MedsiloError(f"there is no module {module}, which an installed package says it has; install it again")
     for folder in map(Path, spec.submodule_search_locations or ()):

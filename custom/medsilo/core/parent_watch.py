@@ -1,7 +1,8 @@
 """End a process when its parent dies, and measure the process's peak memory.
 
-A thread checks regularly whether the process has another parent. Linux's signal PR_SET_PDEATHSIG is useless here: Linux
-sends this signal when the thread that started the process ends. NVFlare starts jobs from short-lived threads.
+A thread checks regularly whether the process has another parent. Linux's signal PR_SET_PDEATHSIG is useless for jobs of
+NVFlare: Linux sends this signal when the thread that started the process ends. NVFlare starts jobs from short-lived
+threads.
 """
 
 import ctypes
@@ -40,18 +41,19 @@ def end_family(pid: int) -> None:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()
             if not psutil.wait_procs(children, timeout=1)[0]:
-                # Linux can't kill a process now that waits for a disk, for example.
+                # Linux can't kill a process while the process waits for a disk.
                 break
         first.kill()
 
 
 STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # the numbers by which glibc knows these two options
-LARGE = 32 << 20  # bytes; the largest threshold that glibc accepts
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's numbers of the options M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
+LARGE = 32 << 20  # bytes; glibc accepts no larger value of M_MMAP_THRESHOLD
 
 
 def most_held() -> int:
-    """Return this process's peak memory in bytes since the last call of `forget_most`, or else since its start.
+    """Return this process's peak memory in bytes since the last call of `forget_most`, or else since the start of the
+    process.
 
     If the system records no peak, the function returns this process's present memory.
     """

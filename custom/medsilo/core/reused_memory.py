@@ -8,19 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LEAST = 1 << 18  # bytes; the C library itself reuses smaller blocks
-MOST_SPARE = 256 << 20  # most bytes that are kept for later copies
+LEAST = 1 << 18  # bytes; the C library itself reuses smaller blocks of memory
+MOST_SPARE = 256 << 20  # limit on the bytes that are kept for later copies
 
 _spare: dict[int, list[np.ndarray]] = {}  # released memory blocks by size in bytes
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """Return a detached, contiguous copy of a tensor. The copy is in the CPU's memory."""
+    """Return a detached, contiguous copy of a tensor in CPU memory."""
     own = tensor.detach()
     if own.nbytes < LEAST:
         return own.to("cpu", copy=True, memory_format=torch.contiguous_format)
     copy = empty(own.shape, own.dtype)
-    # numpy copies here, because PyTorch's worker threads would use the processor even while they wait
+    # numpy makes the copy, because PyTorch's worker threads would use the processor even while waiting
     if own.is_contiguous() and own.device.type == "cpu":
         copy.view(-1).view(torch.uint8).numpy()[:] = own.view(-1).view(torch.uint8).numpy()
         return copy
@@ -28,7 +28,7 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised tensor."""
+    """Return an uninitialised tensor, which reuses released memory if possible."""
     size = math.prod(shape) * dtype.itemsize
     if size < LEAST:
         return torch.empty(shape, dtype=dtype)
@@ -46,7 +46,7 @@ def _block_of(size: int) -> np.ndarray:
 
 
 def _take_back(block: np.ndarray) -> None:
-    """Keep a released memory block for reuse. Any thread may call this function at any time."""
+    """Keep a released memory block for reuse; any thread may call this function at any time."""
     waiting = sum(size * len(blocks) for size, blocks in list(_spare.items()))
     if waiting + block.nbytes <= MOST_SPARE:
         _spare.setdefault(block.nbytes, []).append(block)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-STEPS = (1, 2, 5)  # factors of a power of ten
+STEPS = (1, 2, 5)  # each rounding step is 1, 2 or 5 times a power of ten
 
 
 def step_of_at_least(width: float) -> float:
@@ -19,32 +19,31 @@ def step_of_at_least(width: float) -> float:
 
 @dataclass(frozen=True)
 class Resolution:
-    """The rounding of means and counts over one group of patients."""
-
     weight: float = 0.0  # fraction of the group's cases that the patient with the most cases has
-    # A mean's rounding step is the most by which so many patients can move the mean. With 0 patients, means are exact.
+    # The rounding step of a mean is the largest change that this many patients can cause; with 0 patients, means are
+    # exact.
     patients: int = 0
     unit: int = 1  # counts are rounded to multiples of this number of patients
-    # number of cases of the patient with the most cases, rounded up to one digit, so that one patient seldom changes it
+    # number of cases of the patient with the most cases, rounded up to one digit, so that one patient seldom changes
+    # this number
     largest: int = 1
     size: int = 0  # number of patients
     number: int = 0  # number of cases
 
     @classmethod
     def over(cls, names: Sequence[str], patients: int, unit: int) -> "Resolution":
-        """Return the rounding for one group of cases.
+        """Return the rounding of means and counts over one group of cases.
 
         Args:
-            names: Each case's patient.
             patients: The number of patients who move a mean by at most one rounding step.
-            unit: The number of patients to whose multiples counts are rounded.
+            unit: Counts are rounded to multiples of this number of patients.
         """
         each = sorted(Counter(names).values()) or [0]
         size = len(set(names))
         return cls(each[-1] / max(len(names), 1), patients, unit, _one_digit(each[-1]), size, len(names))
 
     def among(self, share: float) -> "Resolution":
-        """Return the rounding for a subset of the group. In a subset, one patient has a larger fraction of the cases.
+        """Return the rounding for a subset of the group, in which one patient has a larger fraction of the cases.
 
         Args:
             share: The fraction of the group's cases that are in the subset.
@@ -53,7 +52,6 @@ class Resolution:
 
     @property
     def exact(self) -> bool:
-        """True if means and counts are not rounded."""
         return not self.patients and self.unit == 1
 
     def step(self, low: float, high: float) -> float:
@@ -61,7 +59,7 @@ class Resolution:
         return step_of_at_least(self.patients * self.weight * (high - low))
 
     def mean(self, value: float, low: float, high: float) -> float:
-        """Round a mean to `low` plus a whole number of rounding steps. The result is at most `high`."""
+        """Round a mean to `low` plus a whole number of rounding steps, but to at most `high`."""
         step = self.step(low, high)
         if not step or math.isnan(value):
             return value
@@ -69,19 +67,19 @@ class Resolution:
         return min(float(f"{low + steps * step:.12g}"), high)
 
     def count(self, number: float) -> int:
-        """Round a number of patients to a multiple of `unit`. A positive number gives at least `unit`."""
+        """Round a number of patients to a multiple of `unit`; a positive number is rounded to at least `unit`."""
         return _multiple(number, self.unit)
 
     @property
     def counted(self) -> int:
-        """The rounded number of patients in the group."""
         return self.count(self.size)
 
     @property
     def cases(self) -> int:
-        """The rounded number of cases in the group.
+        """The rounded number of cases in the group of patients.
 
-        The rounding step is `unit` times `largest`. The result is at least the rounded number of patients.
+        The number of cases is rounded to a multiple of `unit` times `largest`, and to at least the rounded number of
+        patients.
         """
         return self.number if self.exact else max(_multiple(self.number, self.unit * self.largest), self.counted)
 
@@ -89,7 +87,7 @@ class Resolution:
         """Round counts that partition the patients, such as counts per class. The rounded counts add up to `counted`.
 
         A count need not be a whole number, because a patient's cases may be in several classes. The counts with the
-        largest remainders are rounded up; of counts with equal remainders, the first.
+        largest remainders are rounded up; among counts with equal remainders, the first count is rounded up.
         """
         total = round(sum(counts))
         if self.exact or not total:
@@ -104,7 +102,7 @@ class Resolution:
 
 
 def _one_digit(number: int) -> int:
-    """Round a number up to one significant digit. The result is at least 1.
+    """Round a number up to one significant digit, and to at least 1.
 
     >>> [_one_digit(number) for number in (0, 1, 14, 40)]
     [1, 1, 20, 40]
@@ -114,5 +112,5 @@ def _one_digit(number: int) -> int:
 
 
 def _multiple(number: float, step: int) -> int:
-    """Round a number to a multiple of `step`. A positive number gives at least `step`."""
+    """Round a number to a multiple of `step`; a positive number is rounded to at least `step`."""
     return max(step, int(number / step + 0.5) * step) if number > 0 else 0

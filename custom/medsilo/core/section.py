@@ -121,7 +121,7 @@ def checked(kind: type[S], values: Any, origin: str) -> S:
 
 
 def _in_its_words(detail: ErrorDetails) -> str:
-    """Describe a validation error in a message from another party. The description is short and printable."""
+    """Return a short, printable description of a validation error in a message from another party."""
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
     where, said = plain(".".join(map(str, detail["loc"])), 80), plain(detail["msg"], 200)

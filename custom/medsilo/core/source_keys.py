@@ -10,7 +10,7 @@ from typing import NamedTuple
 PLAN_CLASS = "medsilo.plan:Plan"
 ROOT = "medsilo.core.section:Section"  # the base class of all sections
 MOST_BASES = 32
-OTHERWISE = {"alias", "validation_alias"}  # arguments by which a field's key differs from the field's name
+OTHERWISE = {"alias", "validation_alias"}  # arguments that give a field a key which differs from the field's name
 
 
 class _Source(NamedTuple):
@@ -19,7 +19,9 @@ class _Source(NamedTuple):
 
 
 class SourceKeys(NamedTuple):
-    """The keys of a class, in order. Each key has the class of its value as "module:Class", or "" for a plain value."""
+    """The keys of a class, in the order of the source code. Each key has the class of its value as "module:Class", or
+    "" for a plain value.
+    """
 
     keys: Mapping[str, str]
 
@@ -36,11 +38,7 @@ class SourceKeys(NamedTuple):
 
 
 def keys_in_source(place: str) -> SourceKeys | None:
-    """Return the keys of a class, including inherited keys; None if the source code does not determine the keys.
-
-    Args:
-        place: The class, as "module:Class".
-    """
+    """Return the keys of a class, including inherited keys; None if the source code does not determine the keys."""
     keys = _keys_of(place, MOST_BASES)
     return None if keys is None else SourceKeys(keys)
 
@@ -59,7 +57,7 @@ def _keys_of(place: str, left: int) -> Mapping[str, str] | None:
     own = source.classes.get(name) if source else None
     if source is None or left == 0:
         return None
-    if own is None:  # the module only imports the class
+    if own is None:  # the module imports the class from another module
         return _keys_of(source.imported[name], left - 1) if name in source.imported else None
     if not own.bases or not _is_plain(own):
         return None
@@ -76,7 +74,9 @@ def _keys_of(place: str, left: int) -> Mapping[str, str] | None:
 
 
 def _is_plain(own: ast.ClassDef) -> bool:
-    """True if the keys of a class are exactly its fields: there are no aliases, configurations or early validators."""
+    """True if a class has exactly one key per field, which holds without aliases, configurations and early
+    validators.
+    """
     words = {word.arg for node in ast.walk(own) if isinstance(node, ast.Call) for word in node.keywords}
     names = {
         name.id
@@ -115,11 +115,11 @@ def _word(node: ast.expr) -> str:
 
 @cache
 def _source_of(module: str) -> _Source | None:
-    """Return the classes and the imports in a module's source code; None if the module has no readable source code."""
     try:
         file = _file_of(module)
         tree = ast.parse(file.read_bytes()) if file else None
-    except (OSError, SyntaxError, ValueError, ImportError, RecursionError):  # a later import reports the reason
+    # a later import of the module reports the reason
+    except (OSError, SyntaxError, ValueError, ImportError, RecursionError):
         tree = None
     if tree is None or file is None:
         return None
@@ -139,7 +139,7 @@ def _imports(line: ast.ImportFrom, package: Sequence[str]) -> Iterable[tuple[ast
 
 
 def _file_of(module: str) -> Path | None:
-    """Return a module's source file. The function imports no module."""
+    """Return the source file of a module without importing the module."""
     first, *rest = module.split(".")
     spec = find_spec(first) if first else None
     for folder in map(Path, (spec and spec.submodule_search_locations) or ()):

@@ -23,7 +23,9 @@ def hash_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 def precision_of(module: nn.Module) -> torch.dtype:
-    """Return the type of a network's first floating-point tensor; PyTorch's default type for other networks."""
+    """Return the type of a network's first floating-point tensor, or PyTorch's default type if the network has no such
+    tensor.
+    """
     tensors = module.state_dict().values()
     return next((own.dtype for own in tensors if own.is_floating_point()), torch.get_default_dtype())
 
@@ -40,7 +42,7 @@ def packed(tensor: Tensor, precision: str) -> Tensor:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """True if all values of a tensor are finite. The function checks only the smallest and the largest value."""
+    """True if all values of a tensor are finite, which the smallest and the largest value decide."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     return bool(torch.stack(tensor.aminmax()).isfinite().all())

@@ -4,10 +4,11 @@ import math
 import re
 import unicodedata
 
-LONGEST = 2000  # most bytes of one text
-SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a name that is safe as a folder's name
+LONGEST = 2000  # default limit on the bytes of a line
+SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # names that a folder can safely have
 BLANK = "\u115f\u1160\u2800\u3164\uffa0"  # invisible characters that Unicode classifies as printable
-WHOLE = str.maketrans({"ß": "ss", "ı": "i", "ł": "l", "Ł": "L", "ø": "o"})  # letters that Unicode does not decompose
+# letters that Unicode's normalisation does not decompose, with ASCII spellings
+WHOLE = str.maketrans({"ß": "ss", "ı": "i", "ł": "l", "Ł": "L", "ø": "o"})
 UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue"})
 STEERING = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # line breaks and other control characters
 ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\)|\x1b.", re.DOTALL)
@@ -31,7 +32,7 @@ def plain(text: object, most: int = LONGEST) -> str:
         most: The most bytes of the line; an ellipsis replaces the end of a longer text.
     """
     given = text if isinstance(text, str) else str(text)
-    # The text is truncated before its characters are checked, because checking a huge text would take long.
+    # The text is truncated before its characters are checked, because the check of a huge text would take long.
     line = " ".join(printable(given[: 4 * most]).split())
     content = line.encode()
     if len(content) <= most and len(given) <= 4 * most:
@@ -88,5 +89,5 @@ def safe_name(text: str) -> str:
 
 
 def is_safe_name(name: str) -> bool:
-    """True if the name of a site or of a study is safe as a folder's name."""
+    """True if a folder can safely have the name of a site or study."""
     return SAFE.fullmatch(name) is not None and ".." not in name

@@ -11,9 +11,9 @@ from pydantic_core import ErrorDetails
 from medsilo.core.section import Section
 from medsilo.core.text import plain
 
-SHOWN = 200  # most bytes of a value in a message
-MOST = 4  # most errors in one message
-# for each key whose section's class is chosen by name: the chosen class, or None if the name is unknown
+SHOWN = 200  # limit on the bytes of a value that an error message quotes
+MOST = 4  # limit on the number of faults that one error message lists
+# the class that the key `name` selects for each section; None for an unknown name
 Chosen = Mapping[Any, type[Section] | None]
 
 MEANINGS = {
@@ -36,8 +36,8 @@ MEANINGS = {
     "list_type": "is not a list; write [A, B]",
 }
 NUMBERS = ("int_type", "float_type")
-# names that other tools use for the plan's keys
-ALSO_CALLED = {  # NVFlare's recipes come first
+# names of other tools for keys of a plan
+ALSO_CALLED = {  # the first lines list names from NVFlare's recipes
     **dict.fromkeys(("n", "min_clients", "n_clients", "num_clients", "clients"), "minimum"),
     **dict.fromkeys(("num_rounds", "n_rounds"), "rounds"),
     **dict.fromkeys(("epochs", "num_epochs", "aggregation_epochs"), "local_epochs"),
@@ -51,8 +51,7 @@ def in_words(
     """Describe pydantic's errors about a section in one line, which names the key, the value and the remedy for each.
 
     Args:
-        root: The section's class.
-        chosen: For each key whose section's class is chosen by name: the chosen class, or None if the name is unknown.
+        chosen: The class that the key `name` selects for each section; None for an unknown name.
         tells_values: Whether the line may quote values, which may be a hospital's paths.
     """
     faults = error.errors()
@@ -99,7 +98,7 @@ def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_v
 def unknown_key(
     key: str, value: Any, known: Sequence[str], sections: Mapping[str, Sequence[str]], tells_value: bool = True
 ) -> str:
-    """Return the error message for an unknown key. The message suggests a similar key.
+    """Return an error message about an unknown key that suggests a similar valid key.
 
     Args:
         known: The valid keys of the section that has the unknown key.
@@ -111,14 +110,14 @@ def unknown_key(
 
 
 def _keys_of(root: type[Section]) -> dict[str, list[str]]:
-    """Return the keys of a section. A key whose value is a section has this section's keys; other keys have none."""
+    """Return each key of a section, together with the nested keys if the key's value is a section."""
     kinds = {key: field.annotation for key, field in root.model_fields.items()}
     is_section = {key: isinstance(kind, type) and issubclass(kind, Section) for key, kind in kinds.items()}
     return {key: [*kinds[key].model_fields] if is_section[key] else [] for key in kinds}  # type: ignore[union-attr]
 
 
 def _has_name(field: FieldInfo | None) -> bool:
-    """True if a field's value is a section whose class is chosen by the key `name`."""
+    """True if a field's value is a section whose class the key `name` chooses."""
     return any("name" in kind.model_fields for kind in _sections_in(field.annotation)) if field else False
 
 
@@ -133,7 +132,6 @@ def near_key(given: str, known: Sequence[str], sections: Mapping[str, Sequence[s
     """Return the valid key that is most similar to an unknown key; None if no valid key is similar.
 
     Args:
-        given: The unknown key.
         known: The valid keys of the same section, which are tried first.
         sections: The valid keys of all sections, by section; a key found here is returned as "section.key".
     """
@@ -161,7 +159,7 @@ def _place(location: tuple[int | str, ...], root: type[Section], chosen: Chosen)
 
 
 def _one_named(name: str, base: type[Section]) -> type[Section]:
-    """Return the subclass of `base` whose field `name` has this default, or else `base` itself."""
+    """Return the subclass of `base` whose field `name` defaults to the given name, or else `base` itself."""
     kinds = (kind for own in base.__subclasses__() for kind in (own, *own.__subclasses__()))
     fields = ((kind, kind.model_fields.get("name")) for kind in kinds)
     return next((kind for kind, field in fields if field and field.default == name), base)

@@ -10,17 +10,17 @@ import yaml
 from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import read_bounded
 
-# PyYAML reads a number such as 1e-4 as a string, because the number has no decimal point. YAML 1.2 allows the number.
+# PyYAML reads 1e-4 as a string because 1e-4 has no decimal point, although YAML 1.2 reads 1e-4 as a number.
 NUMBER = ("tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$"), list("-+.0123456789"))
 LARGEST_YAML = 262_144  # bytes
-MOST_NODES = 20_000  # most keys, values, lists and mappings of a YAML text
-DEEPEST = 32  # most levels of nested lists and mappings
-LONGEST_NUMBER = 40  # most digits of a number
+MOST_NODES = 20_000  # limit on the keys, values, lists and mappings in a YAML text
+DEEPEST = 32  # limit on the levels of nested lists and mappings
+LONGEST_NUMBER = 40  # limit on the digits of a number
 ODD = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters and surrogates
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads a safe subset of YAML.
+    """Loads YAML text without dates, aliases and explicit types.
 
     Dates are read as strings. Aliases (`&a`, `*a`, `<<`) are rejected, because a short text with aliases can expand
     without limit. Explicit types (`!!int`) and duplicate keys are rejected, too.
@@ -113,7 +113,7 @@ def read_yaml(path: Path, name: str, wanted: str) -> Any:
 
 
 def dump_yaml(value: Any, in_line: bool = False) -> str:
-    """Return a value as YAML text that `load_yaml` can read. The text has the keys of mappings in their order.
+    """Return a value as YAML text that `load_yaml` can read, with the keys of each mapping in the given order.
 
     Args:
         in_line: Whether to write one line.

@@ -26,12 +26,12 @@ from medsilo.schedule.phase import Facts, Group, Phase
 from medsilo.schedule.site_end import SiteEnd
 from medsilo.tasks.task import check_absent
 
-ALWAYS_COMMON = 1.0  # a value of gamma that no confidence exceeds
-DETAILS = "super_model"  # the key of the super model in a study's summary
+ALWAYS_COMMON = 1.0  # with this value of gamma, no confidence is high enough for a personal model
+DETAILS = "super_model"  # the key under which a study's summary describes the super model
 
 
 class Choices(MessageFacts):
-    """A site's counts of how often each model was chosen for its cases, and the summed score for each tried
+    """Counts of how often each model was chosen for a site's cases, and the summed score of these cases for each
     threshold.
     """
 
@@ -40,8 +40,8 @@ class Choices(MessageFacts):
 
 
 class SuperModelNews(BaseModel):
-    """The server's facts for a site about the super model. With the delivery, the facts name the owners of the
-    delivered personal models. Before the test, the facts contain the threshold and missing labels.
+    """The facts that the server sends to a site about the super model. When models are delivered, the facts name the
+    owners of the delivered personal models. Before the test, the facts contain the threshold and missing labels.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -52,7 +52,7 @@ class SuperModelNews(BaseModel):
 
 
 class Counting(nn.Module):
-    """A super model that counts how often each site's model answers."""
+    """A super model that counts how often the selector chooses each site's model."""
 
     def __init__(self, model: SuperModel) -> None:
         super().__init__()
@@ -83,10 +83,10 @@ class SuperModelOutcome(Outcome):
     personal: bool = True
     common: str | None = GLOBAL
     for_others: bool = True
-    advice: str = ""  # the advice in a warning that only the global model answers
-    # A function that completes the selector at the end, from the mean of group "sums".
+    advice: str = ""  # advice for the warning that the global model answers for all cases
+    # A function that completes the selector at the end of the study, from the mean of the tensor group "sums".
     finish: Callable[[nn.Module, Tensors], None] | None = None
-    # If the selector names the hospital of a smaller share of cases, the global model answers for all cases.
+    # If the selector names the right hospital for a smaller fraction of cases, the global model answers for all cases.
     least: float = 0.0
 
     @property
@@ -245,8 +245,8 @@ class SuperModelOutcome(Outcome):
 
 
 def _scorable(model: SuperModel, end: SiteEnd, part: Part) -> SuperModel:
-    """Return a super model for scoring. If scores are protected, NaN and infinite outputs of the selector are replaced,
-    so that a single patient can't stop the study.
+    """Prepare a super model for scoring. If scores are protected, finite numbers replace NaN and infinite outputs of
+    the selector, so that a single patient can't stop the study.
     """
     if not end.resolution[part].exact:
         model.selector.register_forward_hook(lambda layer, inputs, output: as_scored(output, True))
@@ -263,9 +263,10 @@ def _coarse(answer: Facts, of_one: tuple[float, float], resolution: Resolution) 
 
 
 def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, int]:
-    """Round the number of choices of each model for disclosure. Models whose number is rounded to 0 are left out."""
+    """Round the number of choices of each model for disclosure, and leave out models whose rounded number is 0."""
     counts = [float(count) for count in chosen.values()]
-    if not resolution.exact:  # the patients are unknown here, so all cases may come from the patients with most cases
+    # the patients of the counted cases are unknown, so all counted cases may come from the patients with most cases
+    if not resolution.exact:
         largest = Resolution(unit=max(1, round(resolution.unit * resolution.weight * sum(counts))))
         counts = largest.shared_out(counts)
         counts = [count * resolution.size / sum(counts) for count in counts]
@@ -285,13 +286,12 @@ def tuned(told: Sequence[Choices]) -> Tuning | None:
 
 
 def recognised(told: Mapping[str, Choices]) -> float | None:
-    """Return the share of validation cases whose own hospital the selector names, as a mean over the sites with
-    counts.
+    """Return the fraction of validation cases for which the selector names the case's hospital, as a mean over the
+    sites with counts.
     """
     shares = [own.chosen.get(site, 0) / sum(own.chosen.values()) for site, own in told.items() if own.chosen]
     return sum(shares) / len(shares) if shares else None
 
 
 def _chosen(answers: Mapping[str, Choices]) -> dict[str, dict[str, int]]:
-    """Return the number of choices of each model, by site."""
     return {site: answers[site].chosen for site in sorted(answers)}

@@ -24,18 +24,20 @@ from medsilo.plan import Plan, load_plan
 from medsilo.registry import NETWORKS
 
 THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)  # the thresholds that are tried by default
-EQUAL = 1e-9  # smaller differences of mean scores count as equal
+EQUAL = 1e-9  # mean scores that differ by less than this number count as equal
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tried thresholds in ascending order, each with its number of cases and mean score."""
+    """The tried thresholds in ascending order, each with the number of scored cases and the mean score."""
 
     curve: tuple[tuple[float, int, float], ...]
 
     @property
     def threshold(self) -> float:
-        """Return the middle of the plateau, because at the plateau's edges a new image may get the wrong model."""
+        """Return the middle of the plateau of best thresholds, because at the plateau's edges a new image may get the
+        wrong model.
+        """
         low, high = self.plateau
         return low if low == high else round((low + high) / 2, 6)
 
@@ -49,7 +51,9 @@ class Tuning:
 
 
 def tune(counts: Mapping[float, tuple[int, float]]) -> Tuning:
-    """Return the tuning from the number of cases and the summed score of all hospitals together for each threshold."""
+    """Compute the tuning from a mapping of each threshold to the number of cases and the summed score of all
+    hospitals.
+    """
     return Tuning(tuple((float(gamma), cases, score / cases) for gamma, (cases, score) in sorted(counts.items())))
 
 
@@ -62,7 +66,7 @@ Rule = Literal["threshold", "argmax", "mixture"]
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a super model, from which its networks can be built again."""
+    """Facts about the study of a super model, from which the super model's networks can be built again."""
 
     plan: Plan
     selector: Network  # the selector's network, in the form of a plan's section
@@ -70,8 +74,6 @@ class Origin:
 
 
 class Manifest(Section):
-    """The content of a super model's supermodel.json."""
-
     format: Literal[1] = 1
     rule: Rule
     threshold: float | None = Field(ge=0, le=1)
@@ -138,9 +140,9 @@ class SuperModel(nn.Module):
         self.rule, self.threshold = rule, threshold
         self.agreed = tuple(sorted(personal))  # the sites that share their personal models
         self.global_model, self.selector = global_model, selector
-        # A list, because names of sites may contain dots.
+        # A ModuleList, because a ModuleDict forbids dots in names, and names of sites may contain dots.
         self.personal = nn.ModuleList(personal[site] for site in self.agreed)
-        # The site for each output of the selector.
+        # The name of the model that answers for each output of the selector.
         answering = tuple(site if site in personal else GLOBAL for site in self.sites)
         self.labels = answering if rule == "threshold" else (GLOBAL, *answering)
 
@@ -217,7 +219,7 @@ class SuperModel(nn.Module):
                 "the super model has no `origin`, which saving needs; create the super model with assemble()"
             )
         (folder / MANIFEST).unlink(missing_ok=True)
-        for old in (folder / PERSONAL).glob("*.safetensors"):  # the model of a hospital that no longer agrees
+        for old in (folder / PERSONAL).glob("*.safetensors"):  # models of hospitals that no longer share their models
             old.unlink()
         networks = {GLOBAL_FILE: self.global_model, SELECTOR_FILE: self.selector}
         networks |= {_personal_file(site): self.expert(site) for site in self.agreed}
@@ -283,7 +285,7 @@ def assemble(
         return filled(plan.network.build(plan.task.channels, plan.task.goal.outputs), name, tensors)
 
     precision = next(tensor.dtype for tensor in selector.values() if tensor.is_floating_point())
-    with torch.random.fork_rng(devices=[]):  # the initial random weights are replaced below
+    with torch.random.fork_rng(devices=[]):  # the loaded tensors replace the initial random weights
         model = SuperModel(
             expert("the global model", global_model),
             {site: expert(f"the personal model of {site}", tensors) for site, tensors in personal.items()},
@@ -297,11 +299,6 @@ def assemble(
 
 
 def filled(network: nn.Module, name: str, tensors: Tensors) -> nn.Module:
-    """Load tensors into a network.
-
-    Args:
-        name: the model's name in error messages
-    """
     try:
         network.load_state_dict(dict(tensors))
     except RuntimeError as error:
@@ -311,7 +308,6 @@ def filled(network: nn.Module, name: str, tensors: Tensors) -> nn.Module:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check the supermodel.json of a folder."""
     manifest = Manifest.in_file(folder / MANIFEST, MANIFEST, "fetch the super model again")
     for site in (*manifest.sites, *manifest.agreed):
         if not is_safe_name(site):
@@ -320,7 +316,6 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _files(agreed: Iterable[str]) -> list[str]:
-    """Return the names of all files in the folder except the manifest."""
     return [PLAN, GLOBAL_FILE, SELECTOR_FILE, *map(_personal_file, agreed)]
 
 

@@ -31,17 +31,17 @@ Asked = tuple[str, int]  # the task's name and the round
 
 
 class Acceptance:
-    """Checks every answer of a study against its request and the site's answer to "join"."""
+    """Checks each answer of a site against the server's request and against the site's answer to "join"."""
 
     def __init__(self, plan: Plan, study: str, sites: Sequence[str], everyone: Sequence[str]) -> None:
         self.plan, self.study, self.sites, self.everyone = plan, study, sites, everyone
-        self.joined: dict[str, Joined] = {}  # live: the sites' answers to "join"
-        # Live: the first answer of each site, whose numbers later answers must repeat
+        self.joined: dict[str, Joined] = {}  # each site's answer to the request "join"
+        # The first answer of each site, whose numbers of cases all later answers must repeat
         self.stated: dict[str, SiteAnswer] = {}
         self.most_values = MOST_VALUES + len(everyone) + sum(plan.task.goal.layout.values())
 
     def accept(self, site: str, parcel: StudyMessage, asked: Asked, known: Collection[str]) -> SiteAnswer:
-        """Return the typed answer, or raise Refused.
+        """Return the answer as a typed object, or raise Refused if the answer is invalid.
 
         Args:
             known: the sites that have answered already
@@ -100,8 +100,8 @@ class Acceptance:
             raise Refused("the site's numbers of cases or patients differ from those at joining")
 
     def too_large(self, site: str, answer: SiteAnswer) -> str:
-        """Return the reason why a site would have more weight than the plan allows, from the numbers that sites stated.
-        The text is empty if the weight is allowed.
+        """Return the reason why a site would have more weight than the plan allows, or an empty text if the weight is
+        allowed.
         """
         if site not in self.sites or not self.plan.weighs_cases:
             return ""
@@ -117,8 +117,8 @@ class Acceptance:
         )
 
     def weight_of(self, answer: SiteAnswer) -> int:
-        """Return the weight of a site's update after a round with all of its training cases, from the site's stated
-        numbers.
+        """Return the weight of a site's update after a round with all training cases, from the numbers that the site
+        stated.
         """
         return update_weight(self.plan.weighting, answer.cases.train, answer.cases.train, answer.patients.train)
 
@@ -137,9 +137,7 @@ class Acceptance:
         check_absent(answer.absent, self.plan.task)
 
     def _compared(self, answer: Joined) -> Joined:
-        """Return a site's answer. The answer gets a warning if the site's software can change the last digits of
-        results.
-        """
+        """Add a warning to a site's answer if the site's software can change the last digits of results."""
         own = machine_facts()
         names = [name for name in own if answer.machine.get(name) != own[name]]
         told = {
@@ -157,7 +155,6 @@ class Acceptance:
         return answer
 
     def outcome_of(self, answer: Delivered | Tested) -> Any:
-        """Check and read a site's message about the outcome."""
         part: Part = "validation" if isinstance(answer, Delivered) else "test"
         cases = getattr(answer.counted, part)
         suppressed = part in answer.suppressed or part in answer.noisy
@@ -188,7 +185,7 @@ def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], 
 
 
 def check_sum(name: str, values: Sequence[float], most: int, between: tuple[float, float]) -> None:
-    """Raise Refused unless the two values are a possible sum over cases and a possible number of cases."""
+    """Raise Refused if a sum over cases, or the number of summed cases, is impossible."""
     (summed, number), (low, high) = values, between
     if number < 0 or number > most or number != math.floor(number):
         raise Refused(f"its counts of {name} cover {number:g} cases, and it has {most}")

@@ -8,28 +8,25 @@ from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_VALUES, PIECE
 from medsilo.schedule.phase import Group, Phase, views
 
-SLACK = 8 << 20  # bytes of a message without its tensors
-WIDER = 2  # factor, because a hospital's filters may send a tensor in a type with twice the bytes
-BESIDE = 2 * MOST_VALUES  # number of values in a message without tensors, sites and counts
-MOST_UNNAMED = 32  # assumed number of sites, until the first request has reported the number of sites
-PER_TENSOR = 32  # number of values in a tensor's name, type and reference
+SLACK = 8 << 20  # limit on the bytes of a message apart from the message's tensors
+WIDER = 2  # a hospital's filters may convert a tensor to a type with twice the bytes
+# limit on the number of values in a message, apart from values about tensors, sites and counts
+BESIDE = 2 * MOST_VALUES
+MOST_UNNAMED = 32  # assumed number of sites, until the server's first request reports the number of sites
+PER_TENSOR = 32  # limit on the number of values with which a message describes one tensor
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Upper bounds on the size of one message."""
-
     size: int = SLACK  # bytes
     values: int = BESIDE
 
 
 def answer_bounds(plan: Plan) -> Bounds:
-    """Return the bounds on the size of a site's answers."""
     return _bounds(plan, lambda phase: phase.sent)
 
 
 def request_bounds(plan: Plan) -> Bounds:
-    """Return the bounds on the size of the server's requests to a site."""
     if not plan.participation.sites:
         plan = plan.among(f"site-{number}" for number in range(max(MOST_UNNAMED, plan.participation.required)))
     own = _bounds(plan, lambda phase: phase.given)
@@ -46,7 +43,7 @@ def _bounds(plan: Plan, travels: Callable[[Phase], Sequence[Group]]) -> Bounds:
     for phase in phases:
         sent = [tensor for group in views(travels(phase), networks).values() for tensor in group.values()]
         size = max(size, sum(packed(tensor, plan.transport.precision).nbytes for tensor in sent))
-        # Number of pieces in which a training script sends tensors
+        # A training script sends each tensor in this number of pieces
         tensors = max(tensors, sum(1 + tensor.nbytes // PIECE for tensor in sent))
     sites = len(plan.participation.everyone)
     return Bounds(SLACK + wider * size, BESIDE + PER_TENSOR * (tensors + sites) + sum(plan.task.goal.layout.values()))

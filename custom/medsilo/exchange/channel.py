@@ -15,7 +15,7 @@ from medsilo.runs.messages import StudyMessage
 Outgoing = Callable[[str], StudyMessage]
 Receive = Callable[[str, StudyMessage], None]
 
-LONGEST_REASON = 400  # most bytes of a reason or warning; a site's log has the full text
+LONGEST_REASON = 400  # limit on the bytes of a reason or warning; the site's log contains the full text
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,19 @@ class Missing:
 
     kind: Literal["refused", "lost"]
     reason: str
-    passing: bool = False  # whether asking again may succeed
+    passing: bool = False  # whether a repeated request may succeed
     lacks: bool = False  # whether the site lacks files of the network that the server can send
     # The error object with its traceback, if the site runs in this process.
     error: MedsiloError | None = field(default=None, compare=False, repr=False)
 
     @property
     def text(self) -> str:
-        """Return the kind of failure and its reason."""
         return f"{self.kind}: {self.reason}"
 
     @classmethod
     def refused(cls, error: MedsiloError) -> "Missing":
-        """Create a rejection from an error. The error's text may come from a site, so control characters are
-        removed.
+        """Create a rejection from an error, without the control characters that a site may have put into the error's
+        text.
         """
         return cls("refused", plain(str(error), LONGEST_REASON), isinstance(error, Passing), isinstance(error, Lacks))
 

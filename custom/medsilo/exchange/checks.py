@@ -1,4 +1,4 @@
-"""Checks of package versions and tensors, which the server and every site apply."""
+"""Functions with which the server and every site check package versions and tensors."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def same_layout(groups: Mapping[str, Mapping[str, Any]], expected: Groups) -> No
 
 
 def check_ranges(group: str, tensors: Mapping[str, Tensor], ranges: Ranges) -> None:
-    """Raise Refused if a number is outside its tensor's possible range."""
+    """Raise Refused if a tensor has a value outside the possible range of the tensor."""
     for name in tensors.keys() & ranges.keys():
         if not tensors[name].numel():
             continue
@@ -62,7 +62,7 @@ def check_forms(groups: Groups, expected: Groups) -> None:
 def check_numbers(
     groups: Groups, declared: Sequence[Group], ranges: Mapping[str, Ranges], finite: Mapping[str, Collection[str]]
 ) -> None:
-    """Raise Refused unless all numbers are finite and possible.
+    """Raise Refused if a tensor has a value that is not finite or not possible.
 
     Args:
         ranges: the ranges of tensors whose values are limited, by group

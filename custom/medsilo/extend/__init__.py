@@ -1,4 +1,4 @@
-"""The names that a plug-in imports from medsilo. A plug-in must import only these names. The page
+"""The names that a plug-in imports from medsilo. A plug-in must import no other names from medsilo. The page
 docs/research/extend.md shows examples.
 
 Plug-ins that read a data set for `medsilo init`, that predict, or that export, import from medsilo_lab.extend, too.
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from medsilo.tasks.table_reader import TableReader
     from medsilo.tasks.task import Task
 
-# The module that defines each name. A command's plug-in is loaded for the help text, and must not load torch.
+# The module that defines each exported name. Names are imported late, because a command's plug-in is loaded for the
+# help text and must not load torch.
 PLACES = {
     "Algorithm": "medsilo.schedule.algorithm",
     "CaseIndex": "medsilo.tasks.case_index",
@@ -73,7 +74,8 @@ PLACES = {
 }
 __all__ = ["__version__", "files", *PLACES]
 
-if not TYPE_CHECKING:  # otherwise a type checker would accept any name
+# type checkers must not see `__getattr__`, because a module with `__getattr__` has any name for a type checker
+if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         """Import a name when it is first used."""

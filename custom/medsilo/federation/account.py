@@ -4,8 +4,8 @@ answer.
 A site begins an attempt at an answer, trains, and saves its state and the answer with the attempt's identifier. Then
 the site charges the attempt to the ledger and sends the answer. A site ignores a saved state or answer without an entry
 in the ledger, because later answers would depend on uncharged training. If a site's process dies, the ledger contains
-every answer that the site sent, and at most one answer that it did not send. If the server repeats a request, the site
-sends the saved answer again, unchanged and without a further charge.
+every answer that was sent, and at most one answer that was not sent. If the server repeats a request, the site sends
+the saved answer again, unchanged and without a further charge.
 """
 
 import secrets
@@ -32,19 +32,12 @@ from medsilo.site.ledger import WHOLE, CountedStudy, Ledger, Spending, ledger_of
 
 
 class PrivacyAccount:
-    """One hospital's privacy account of one study."""
-
     def __init__(self, ledger: Ledger, study: CountedStudy, folder: Path) -> None:
-        """Make the privacy account.
-
-        Args:
-            folder: the site's folder of the study
-        """
         self.ledger, self.study, self.folder, self.attempt = ledger, study, folder, ""
 
     @classmethod
     def of(cls, place: SiteContext) -> Self | None:
-        """Return the privacy account; None unless the hospital demands privacy or the plan promises privacy to
+        """Return the privacy account, or None if neither the hospital demands privacy nor the plan promises privacy to
         patients.
 
         Raises Refused, before data are read, if the plan's privacy promise can't be kept or the privacy budget is
@@ -70,7 +63,7 @@ class PrivacyAccount:
         return self.attempt
 
     def counts(self, attempt: str) -> bool:
-        """True if the ledger has an entry for the attempt, so that the site may use the state of this attempt."""
+        """True if the ledger has an entry for the attempt, so that the site may use the state saved in this attempt."""
         return self.ledger.standing().has(self.study.name, attempt)
 
     def again(self, request: StudyMessage) -> StudyMessage | None:
@@ -92,7 +85,7 @@ class PrivacyAccount:
         """Save the answer, replace the saved answer to an earlier request of the same task, and charge the answer to
         the ledger.
 
-        The answer may leave the site when this method returns. Raises Refused if the privacy budget is spent.
+        After this method has returned, the answer may leave the site. Raises Refused if the privacy budget is spent.
         """
         own = {"request": digest_of(request), "attempt": self.attempt, "groups": list(reply.groups)}
         save_tensors(self._path(request), flat(reply.groups), {**own, "facts": reply.facts})
@@ -105,7 +98,7 @@ class PrivacyAccount:
         return self.folder / ANSWER_FILES.replace("*", str(request.facts["task"]))
 
     def _tell_hospital(self, charges: Sequence[Charge]) -> None:
-        """Write the spent privacy budget, including these charges, to a file that the hospital's report reads."""
+        """Write the spent privacy budget, including the new charges, to a file that the hospital's report reads."""
         standing, added = self.ledger.standing(), counted(charges)
         delta = self.study.demands.delta if self.study.demands else 1e-5
         study, spent = standing.of(self.study.name) + added, standing.charged + added
@@ -120,7 +113,8 @@ class PrivacyAccount:
 
 
 class Accounting:
-    """A site that charges each answer to its ledger, and sends the same saved answer if the server repeats a request.
+    """A site that charges each answer to the site's privacy ledger, and sends the saved answer again if the server
+    repeats a request.
 
     This layer gives the participant's state the identifier of each attempt at an answer. The participant saves its
     state with the attempt's identifier, and later uses the state only if the ledger contains this identifier.
@@ -137,8 +131,7 @@ class Accounting:
         The server compares the heads that a hospital sends, and so notices if the hospital restores an old copy of its
         ledger.
 
-        The digest of a request leaves out the ledger heads that the server sends, so a repeated request has the same
-        digest.
+        The digest of a request leaves out the server's list of ledger heads, so a repeated request has the same digest.
         """
         asked, ledger = Request.received(parcel.facts), self.account.ledger
         ledger.check_heads([head.model_dump() for head in asked.ledgers])
@@ -157,14 +150,13 @@ class Accounting:
         if self._numbers.counted:
             drawn = self._numbers.counted[0]  # the noise of the counts is drawn once per study
             account.ledger.charge(account.study, "numbers of cases", drawn, self._numbers.count_charges)
-        done, state.done = state.done, -1  # the state in memory is void until the answer is charged
+        done, state.done = state.done, -1  # the state in memory must not be used until the answer is charged
         what = f"{asked.task} {asked.round}" if asked.task == "round" else asked.task
         account.settle(parcel, reply, what, charges)
         state.done = done
         return reply
 
     def planned(self) -> list[Charge]:
-        """Return the privacy charges of all answers in the study."""
         rounds = [("round", number) for number in range(1, self.participant.place.plan.rounds + 1)]
         asked = [("join", 0), *rounds, ("deliver", 0), ("test", 0)]
         trained = (charge for own in rounds for charge in self._trained(*own))
@@ -181,6 +173,6 @@ class Accounting:
         return [Charge.normal(*told) for layer in layers for told in layer.charges(task, number).items()]
 
     def _trained(self, task: str, number: int) -> list[Charge]:
-        """Return the charges of a round's training; a hospital that does not train has no charge."""
+        """Return the privacy charges of a training round; a hospital that does not train has no charge."""
         private, phase_of = self.participant.trainer.private, self.participant.place.plan.course.phase_of
         return private.charges(number, phase_of(number)) if private and task == "round" else []

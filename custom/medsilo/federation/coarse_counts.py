@@ -1,6 +1,6 @@
 """Round the counts over a hospital's test cases before the counts leave the hospital.
 
-Each patient counts as one, regardless of the number of cases, and each rounded count is a multiple of a unit.
+Each patient counts once, regardless of the patient's number of cases, and each rounded count is a multiple of a unit.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from medsilo.tasks.objective import Objective
 def coarse_counts(
     goal: Objective, measures: Measures, patients: Sequence[str], resolution: Resolution, least: int, of_class: int
 ) -> Counts:
-    """Return the rounded counts.
+    """Return rounded counts over a hospital's test cases.
 
     Args:
-        least: patients that a mean must cover
-        of_class: patients that each class must have
+        least: minimum number of patients that a mean must cover
+        of_class: minimum number of patients that each class must have
     """
     pairs = {name for name, length in goal.layout.items() if length == 2}
     cut = {name: own.clamp(*goal.told_range(name)) if name in pairs else own for name, own in measures.items()}
@@ -32,7 +32,7 @@ def coarse_counts(
         people = int(own[1]) if name.endswith(BY_PATIENT) else len({*compress(patients, known.tolist())})
         if name in pairs and not 0 < people < least:
             told[name] = _coarse_mean(goal, name, own, people, len(patients), resolution) if people else [0.0, 0.0]
-    # A mean error or distance that is rounded to 0 is left out, because an error of 0 would look perfect.
+    # A mean error or distance that rounds to 0 is left out, because a disclosed error of 0 would look perfect.
     errors = {name for name in told if goal.told_range(name) != goal.metric_range}
     told = {name: own for name, own in told.items() if own[0] or not own[1] or name not in errors}
     whole = goal.counts(cut, patients, of_class)
@@ -48,9 +48,11 @@ def coarse_counts(
 def _coarse_mean(
     goal: Objective, name: str, own: Sequence[float], people: int, cases: int, resolution: Resolution
 ) -> list[float]:
-    """Return a rounded mean as two numbers: the mean times the rounded number of patients, and this number."""
+    """Return a rounded mean as two numbers: the mean times the rounded number of patients, and the rounded number of
+    patients.
+    """
     total, number = own
-    # The mean is over patients, and each patient has one value.
+    # A mean over patients has one value for each patient.
     if name.endswith(BY_PATIENT):
         cases, resolution = resolution.size, replace(resolution, weight=1 / resolution.size)
     mean = resolution.among(number / cases).mean(total / number, *goal.told_range(name.removesuffix(BY_PATIENT)))

@@ -1,10 +1,10 @@
-"""The disclosure layer decides which numbers leave a site, rounds these numbers, and records that they were disclosed.
+"""The disclosure layer decides which numbers leave a site, rounds these numbers, and records each disclosure.
 
 A participant computes exact scores, losses, counts, thresholds and numbers of cases (raw_results.py). The disclosure
-layer makes each field of an answer from these exact results. If a plan promises differential privacy, private_site.py
-adds noise and computes the privacy charges. The hospital's query budget counts the answers to each requester
-(protection.py). If the hospital did not demand the plan's noise, the hospital's minimum counts and rounding apply in
-addition to the noise.
+layer computes each field of an answer from the participant's exact results. If a plan promises differential privacy,
+private_site.py adds noise and computes the privacy charges. The hospital's query budget counts the answers to each
+requester (protection.py). If the hospital did not demand this noise, the hospital's minimum counts and rounding apply
+in addition to the noise.
 """
 
 import math
@@ -50,21 +50,18 @@ if TYPE_CHECKING:  # only studies with a promise of privacy load this module
 MOST = 2.0  # upper bound on the loss of one case in a disclosed mean loss
 CLASS = 4  # counts by class need at least CLASS times the hospital's minimum number of patients in each class
 LOSS = "loss"  # name of the measure that holds each case's loss
-PAIR = 2  # patients in a pair: among n patients, each patient is in the fraction 2 / n of all pairs
+PAIR = 2  # number of patients in a pair; among n patients, each patient is in the fraction 2 / n of all pairs
 Part = Literal["validation", "test"]
 SCORED: tuple[Part, ...] = ("validation", "test")
-Told = dict[str, Any]  # the fields of an answer to the server
+Told = dict[str, Any]  # the fields of a site's answer to the server
 NOTHING: Told = {"validation": None, "validation_loss": None}
 
 
 def finite(value: float) -> float | None:
-    """Return the number if the number is finite; otherwise None."""
     return value if math.isfinite(value) else None
 
 
 class Disclosure:
-    """Makes a site's answers from the exact results of its participant."""
-
     def __init__(
         self,
         place: SiteContext,
@@ -73,12 +70,6 @@ class Disclosure:
         numbers: "PrivateNumbers | None" = None,
         members: Members | None = None,
     ) -> None:
-        """Make the disclosure of one site in one study.
-
-        Args:
-            numbers: the noisy numbers, in a study that promises privacy
-            members: the patients of the hospital's subgroups
-        """
         self.plan, self.task, self.data, self.settings = place.plan, place.plan.task, data, place.settings
         self.protection, self.numbers = protection, numbers
         self.protected = protection.on  # whether the data come from patients who need protection
@@ -120,8 +111,8 @@ class Disclosure:
 
     @property
     def steps(self) -> dict[Part, float]:
-        """Return the rounding steps of the validation score and the test score. A score that is suppressed or has noise
-        has no step.
+        """Return the rounding steps of the validation score and the test score. Scores that are suppressed or noisy
+        have no rounding step.
         """
         told = [part for part in SCORED if self.tells(part) and part not in self.noisy]
         steps = {part: self.resolution[part].step(*self.task.goal.metric_range) for part in told}
@@ -129,10 +120,9 @@ class Disclosure:
 
     # ------------------------------------------------------------------ validation
     def scored(self, rounds: int, loss: float, score: float, measures: Measures) -> ExactScores:
-        """Return the scores of the model after this number of rounds.
+        """Return a model's exact scores, and a noisy score if the site must not send the exact score.
 
-        The scores include a noisy score if the site must not send the exact score. Each noisy score is a further
-        release under differential privacy.
+        Each noisy score is a further release under differential privacy.
         """
         noisy = self.noisy_score("validation", rounds, measures) if measures and "validation" in self.noisy else None
         return ExactScores(loss, score, measures, noisy)
@@ -149,11 +139,9 @@ class Disclosure:
 
     # ------------------------------------------------------------------ answers
     def warnings(self) -> list[SiteWarning]:
-        """Return the warnings for the lead.
-
-        Some warnings concern the hospital's own split of its data into training, validation and test cases. Other
-        warnings name a part of the data (training, validation or test) whose score is suppressed, because another study
-        used nearly the same patients.
+        """Return warnings for the lead. Some warnings concern the hospital's own split of its data into training,
+        validation and test cases. Other warnings name the data part (training, validation or test) whose score is
+        suppressed, because another study used nearly the same patients.
         """
         return [
             *self.protection.warnings(),
@@ -167,7 +155,6 @@ class Disclosure:
         return {"samples": self.samples(found.samples), **told}
 
     def validated(self, scored: ExactScores | None) -> Told:
-        """Return the fields of an answer that disclose the validation score and loss."""
         if scored is None or not self.tells("validation"):
             return NOTHING
         if scored.noisy is not None:
@@ -176,8 +163,8 @@ class Disclosure:
         return {"validation": finite(self.score("validation", scored.score)), "validation_loss": finite(loss)}
 
     def tested(self, selected: int, scored: ExactScores) -> Told:
-        """Return the fields of an answer that disclose the test of a round's model. The fields contain counts and
-        means, but no values of single cases.
+        """Return the fields of an answer that disclose test results. The fields contain counts and means, but no values
+        of single cases.
         """
         counts, loss, score = Counts(), math.nan, math.nan
         if "test" in self.noisy:
@@ -231,7 +218,8 @@ class Disclosure:
                 return False
             resolution = self.settings.resolution(own, self.task.synthetic)
             found[level] = replace(resolution, weight=max(resolution.weight, sway or 0))
-            if resolution.patients * found[level].weight > 1:  # the rounding step is wider than the score's range
+            # the score's rounding step would be wider than the score's range
+            if resolution.patients * found[level].weight > 1:
                 return False
             return not (
                 self.protected and self.protection.book.near(self.protection.asker.data, {"test": own}, self.least)
@@ -249,7 +237,6 @@ class Disclosure:
         return [frozenset(who for who, own in pairs if own == label) for label in sorted({own for _, own in pairs})]
 
     def subgroups(self, measures: Measures) -> list[SubgroupScore]:
-        """Return the scores of all subgroup levels, as the site sends them."""
         if not self.tells_subgroups:
             return []
         return scores_of(self.task.goal, measures, self.patients["test"], self.levels, self.told_levels)
@@ -264,12 +251,10 @@ class Disclosure:
     # ------------------------------------------------------------------ single numbers
     @cached_property
     def told_cases(self) -> Counted:
-        """The disclosed number of cases in each part of the data (training, validation and test)."""
         return self._counts("cases")
 
     @cached_property
     def told_patients(self) -> Counted:
-        """The disclosed number of patients in each part of the data (training, validation and test)."""
         return self._counts("patients")
 
     def _counts(self, of: Literal["cases", "patients"]) -> Counted:
@@ -282,8 +267,8 @@ class Disclosure:
         return Counted(**found)
 
     def _once(self, part: DataPart, numbers: Told) -> Mapping[str, Any]:
-        """Return the numbers that the hospital first disclosed about these patients, so that all plans get the same
-        numbers.
+        """Return the numbers that the hospital disclosed first about a group of patients, so that all plans get the
+        same numbers.
         """
         names = self.patients[part]
         if not self.protected or not names:
@@ -292,12 +277,12 @@ class Disclosure:
 
     @property
     def by_patient(self) -> bool:
-        """True if the counts of classes and decisions count patients instead of cases."""
+        """True if disclosed counts of classes and decisions count patients instead of cases."""
         return not self.resolution["test"].exact
 
     @property
     def counted(self) -> Counted:
-        """The disclosed totals of the counts of classes and decisions, in patients or cases."""
+        """The disclosed totals to which counts of classes and decisions add up, in patients or cases."""
         return self.told_patients if self.by_patient else self.told_cases
 
     def weight(self, cases: int) -> int:
@@ -358,8 +343,8 @@ class Disclosure:
         return told if cases == self.cases["train"] or (self.numbers and self.numbers.counted) else min(told, cases)
 
     def noisy_score(self, part: Part, number: int, measures: Measures) -> float:
-        """Return the validation or test score with new noise. Each call adds new noise, and counts as a further release
-        under differential privacy.
+        """Return the validation or test score with new noise; each call is a further release under differential
+        privacy.
         """
         assert self.numbers
         values, between = measures[self.task.goal.metric], self.task.goal.metric_range
@@ -378,11 +363,9 @@ class Disclosure:
 
     @property
     def suppressed(self) -> list[Part]:
-        """The parts of the data (validation or test) whose scores are suppressed."""
         return [part for part in SCORED if not self.tells(part)]
 
     def score(self, part: Part, score: float) -> float:
-        """Return the disclosed mean score of the training, validation or test cases."""
         return self.resolution[part].mean(score, *self.task.goal.metric_range)
 
     def loss(self, part: Part, loss: float, measures: Measures) -> float:
@@ -394,7 +377,7 @@ class Disclosure:
         return resolution.mean(float(measures[LOSS].clamp(0, MOST).mean()), 0, MOST) if resolution.patients else loss
 
     def train_loss(self, loss: float, samples: int) -> float:
-        """Return the disclosed mean loss over this number of training cases; NaN if the loss must not leave the
+        """Return the disclosed mean training loss over a number of cases, or NaN if the loss must not leave the
         site.
         """
         if not self.tells("train") and (self.protected or self.numbers):
@@ -402,7 +385,6 @@ class Disclosure:
         return self.resolution["train"].among(samples / self.cases["train"]).mean(loss, 0, MOST)
 
     def counts(self, measures: Measures) -> Counts:
-        """Return the disclosed counts over the test cases."""
         from medsilo.federation.coarse_counts import coarse_counts
 
         goal, resolution, patients = self.task.goal, self.resolution["test"], self.patients["test"]
@@ -412,8 +394,8 @@ class Disclosure:
         return coarse_counts(goal, own, patients, resolution, self.least, CLASS * self.least)
 
     def _weights(self, part: DataPart) -> Tensor:
-        """Return the weight of each case in the counts. If counts are rounded, the weights of one patient's cases add
-        up to one.
+        """Return the weight of each case in disclosed counts. If counts are rounded, the weights of one patient's cases
+        add up to one.
         """
         each, exact = Counter(self.patients[part]), self.resolution[part].exact
         weights = [1.0 if exact else 1 / each[patient] for patient in self.patients[part]]
@@ -443,7 +425,7 @@ class Disclosure:
         """Return the number of cases of each class for each part of the data; None if no class of that part has enough
         patients.
 
-        A class with too few patients is reported as absent. The other classes are still reported, because a suppression
+        A class with too few patients is reported as absent. All other classes are still reported, because a suppression
         that depends on a single patient would disclose this patient.
         """
         goal = self.task.goal
@@ -464,7 +446,8 @@ class Disclosure:
             if enough:
                 counts = [int(count) for count in self.resolution[part].shared_out(own)]
                 names = [*map(str, goal.label_names)]
-                key = f"classes {sorted(names)}"  # sorted: the key must not depend on the plan's order of labels
+                # the labels are sorted, so that the key does not depend on the plan's order of labels
+                key = f"classes {sorted(names)}"
                 known = self._once(part, {key: dict(zip(names, counts, strict=True))}).get(key)
                 told[part] = known and [known[name] for name in names]
         return told

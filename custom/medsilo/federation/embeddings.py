@@ -1,6 +1,6 @@
 """Compute and save the embeddings of a site's cases: the outputs of the frozen part of the plan's network.
 
-The site computes each embedding once, saves it on the site's disk, and never sends it.
+The site computes each embedding once, saves the embedding on the site's disk, and never sends the embedding.
 """
 
 import hashlib
@@ -29,14 +29,14 @@ from medsilo.runs import paths
 from medsilo.tasks.shares import PARTS
 from medsilo.tasks.site_data import Cases, SiteData, labels_of, names_of, patients_of, records_of
 
-PAUSE = 60.0  # seconds between writes to disk: the most computation that is lost when a process dies
-DIGEST = 32  # bytes of the hash of a case
-SHARE = 4  # the file takes at most 1 / SHARE of the free disk space
+PAUSE = 60.0  # seconds between two writes to disk, and so the longest computation that is lost when a process dies
+DIGEST = 32  # bytes of a case's hash
+SHARE = 4  # the file of embeddings takes at most 1 / SHARE of the free disk space
 
 
 @dataclass
 class Store:
-    """Embeddings on a site's disk. The key of each embedding is the hash of the network's input after all
+    """A store of embeddings on a site's disk. The key of each embedding is the hash of the network's input after all
     transforms.
     """
 
@@ -47,14 +47,14 @@ class Store:
     def __post_init__(self) -> None:
         with suppress(
             MedsiloError, FileNotFoundError, KeyError, ValueError
-        ):  # the file of embeddings is missing or incomplete, so it is written again
+        ):  # a missing or incomplete file of embeddings is written again
             found, _ = load_tensors(self.path)
             digests, embeddings = found["digests"].numpy(), found["embeddings"].clone()
             self.known = {digest.tobytes(): own for digest, own in zip(digests, embeddings, strict=True)}
         self.written = len(self.known)
 
     def write(self) -> None:
-        """Write all embeddings to disk if some of them are new and the disk has enough space."""
+        """Write all embeddings to disk if some embeddings are new and the disk has enough space."""
         if len(self.known) == self.written:
             return
         embeddings = torch.stack([*self.known.values()])
@@ -78,14 +78,14 @@ class Embedded(TensorDataset):
         self._made: tuple[Tensor, ...] = ()
 
     def complete(self, stop: Stop = lambda: None) -> None:
-        """Compute the embeddings unless they are already computed, and free the memory of the images."""
+        """Compute all embeddings that are not computed yet, and free the memory of the images."""
         if self._cases is not None:
             self._made = self._make(self._cases, stop)
             self._cases = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """The embeddings, of shape [cases, features], and the targets."""
+        """The embeddings with shape [cases, features], and the targets of the cases."""
         self.complete()
         return self._made
 
@@ -95,8 +95,6 @@ class Embedded(TensorDataset):
 
 @dataclass
 class Embedding:
-    """A site's cases, in which embeddings replace the images."""
-
     place: SiteContext
     compute: Compute
     data: SiteData = field(init=False)
@@ -115,10 +113,9 @@ class Embedding:
         return made
 
     def complete(self, stop: Stop) -> None:
-        """Compute all embeddings that are not on disk yet."""
         for part in PARTS:
             getattr(self.data, part).complete(stop)
-        self.__dict__.pop("_module", None)  # the copy of the network is no longer needed
+        self.__dict__.pop("_module", None)  # the network that computed the embeddings is no longer needed
 
     @cached_property
     def _module(self) -> nn.Module:
@@ -135,7 +132,6 @@ class Embedding:
         return Store(folder / paths.EMBEDDINGS.format(key[:16]))
 
     def _of_part(self, part: str, cases: Dataset, stop: Stop) -> tuple[Tensor, Tensor]:
-        """Return the embeddings and the targets of the training, validation or test cases."""
         if not len(cases):  # type: ignore[arg-type]
             return torch.empty(0, 0), torch.empty(0, dtype=torch.long)
         found: list[Tensor] = []

@@ -25,18 +25,14 @@ from medsilo.tasks.site_data import Cases, SiteData, names_of
 
 PICTURES = 3
 Measure = Callable[[Tensor, Tensor], Measures]
-Measuring = Callable[[Dataset], Measure]  # makes the measure for the cases of a data set
+Measuring = Callable[[Dataset], Measure]  # returns the function that measures the cases of a given data set
 
 
 class Evaluation:
     """Computes exact scores over a site's cases; disclosure.py decides which scores leave the site."""
 
     def __init__(self, place: SiteContext, data: SiteData, compute: Compute, protected: bool) -> None:
-        """Make the evaluation.
-
-        Args:
-            protected: whether the data come from patients; if so, the measures include the loss of each case
-        """
+        """If `protected` is true, because the data come from patients, the measures include the loss of each case."""
         self.plan, self.task, self.site, self.data = place.plan, place.plan.task, place.site, data
         self.settings, self.compute, self.protected = place.settings, compute, protected
         self.folder = place.folder
@@ -50,7 +46,7 @@ class Evaluation:
                 check_inputs(part, self.pieces(getattr(data, part), "check"), self.task.shape)
 
     def pieces(self, part: Dataset, purpose: str) -> Dataset:
-        """Return the cases as random pieces of the task's shape. Every call with the same purpose returns the same
+        """Cut a random piece of the task's shape from each case; every call with the same purpose returns the same
         pieces.
         """
         names = names_of(part) if self.plan.privacy else None
@@ -61,7 +57,7 @@ class Evaluation:
     ) -> tuple[float, float, Measures]:
         """Return the mean loss, the mean score, and the measures of each single case.
 
-        Without cases, the mean loss and the mean score are NaN. By default, each case is measured by the task's metric.
+        Without cases, the mean loss and the mean score are NaN. By default, the task's metric measures each case.
         """
         if not len(part):  # type: ignore[arg-type]
             return math.nan, math.nan, {}
@@ -81,11 +77,11 @@ class Evaluation:
         return loss, goal.score(measures[goal.metric]), measures
 
     def in_order(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the cases in the order in which this model is evaluated on them."""
+        """Yield the cases in the same order as in the evaluation of this model."""
         return self._in_order(part, self._order(part, model))
 
     def _with_places(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
-        """Yield the inputs, targets and indices of the cases, in the order in which this model is evaluated."""
+        """Yield inputs, targets and indices of the cases, in the same order as in the evaluation of this model."""
         order, first = self._order(part, model), 0
         for inputs, targets in self._in_order(part, order):
             here = range(first, first + len(inputs))
@@ -97,7 +93,7 @@ class Evaluation:
             return self.task.infer(model.eval(), inputs).float()
 
     def _order(self, part: Dataset, model: nn.Module) -> Tensor | None:
-        """Return the order in which this model is evaluated on the cases; None for the order of the data set.
+        """Return the order of the cases in the evaluation of this model; None means the order of the data set.
 
         The order is shuffled, with a fixed seed, if a batch norm uses the statistics of the batch.
         """
@@ -138,7 +134,8 @@ class Evaluation:
         ranked = measures[goal.metric].argsort(stable=True)
         places = {"worst": 0, "median": len(ranked) // 2, "best": len(ranked) - 1}
         chosen = {which: int(ranked[place]) for which, place in places.items()}
-        for inputs, targets, cases in self._with_places(self.data.test, judged):  # use the same batches as in the test
+        # the batches must be those of the test, because a batch norm may use the statistics of the batch
+        for inputs, targets, cases in self._with_places(self.data.test, judged):
             if here := {which: cases.index(case) for which, case in chosen.items() if case in cases}:
                 output = self._output(model, inputs)
                 found, right = (goal.masks(labels) for labels in (goal.predicted(output, targets), targets))
@@ -155,9 +152,9 @@ def _ordered(part: Dataset, order: Tensor | None) -> Dataset:
 def check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> None:
     """Raise a DataError unless the inputs have the task's shape.
 
-    The error may leave the site, because its text contains counts and no file names.
+    The error may leave the site, because the error's text contains counts and no file names.
 
-    If data are not in memory, only the first training case is checked, because test data are read only at the end.
+    If data are not in memory, only the first training case is checked, because a study reads test data only at the end.
     """
     own = shape
     if isinstance(data, Cases):

@@ -13,20 +13,20 @@ from medsilo.core.errors import Lacks, MedsiloError, Refused
 from medsilo.core.mmap_store import bytes_of
 from medsilo.runs.messages import FILES, StudyMessage
 
-if TYPE_CHECKING:  # the server does not load the site's code
+if TYPE_CHECKING:  # the server imports this module, but must not load the code of sites
     from medsilo.federation.site_context import Site, SiteContext
     from medsilo.learning.compute import Stop
 
 
 class SuppliedSite:
-    """A layer that saves the network's files from the server before it creates the wrapped site, which reads these
+    """A layer that saves the network's files from the server, and then creates the wrapped site, which reads these
     files.
 
-    The server sends a file as tensors of bytes. The file's hash must equal the hash in the plan.
+    The server sends a file as tensors of bytes. The hash of a received file must equal the file's hash in the plan.
     """
 
     def __init__(self, place: "SiteContext", make: "Callable[[], Site]") -> None:
-        """Wrap a site that is created later.
+        """Wrap a site that the layer creates only after all files have arrived.
 
         Args:
             make: a function that creates the site, which reads the files

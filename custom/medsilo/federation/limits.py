@@ -1,4 +1,4 @@
-"""Limits of every hospital on the demands of a plan, such as time and disk space."""
+"""Limits that every hospital sets on a plan's demands, such as time and disk space."""
 
 import time
 from collections.abc import Iterator
@@ -17,8 +17,9 @@ from medsilo.site.settings import SiteSettings
 
 MOST_MINUTES = 1440.0  # maximum minutes of work on one answer
 MOST_DISK = 100 << 30  # maximum bytes of a study's folder
-LEAST_LEARNING = 1e-5  # minimum of learning rate × optimizer steps at a site, divided by the number of rounds
-# size of the saved models, and of one saved state with its optimizer, in multiples of a float32 model
+# minimum for the learning rate times the number of optimizer steps at a site, divided by the number of rounds
+LEAST_LEARNING = 1e-5
+# disk space of all saved models, and of one saved state with its optimizer, in multiples of the size of a float32 model
 MODELS, STATE = 2, 8 / 3
 
 
@@ -32,13 +33,12 @@ def check_limits(
 ) -> None:
     """Raise Refused if the plan demands more than this hospital allows.
 
-    The error's text is one line that the site may send to the server.
+    The error's message is one line, which the site may send to the server.
 
     Args:
-        parameters: the number of parameters of all networks
-        train: this site's training cases; None if it does not train
+        train: the number of training cases; None if the site does not train
         free: free bytes on the disk that holds the site's results
-        patients: the number of patients of these cases, if known
+        patients: the number of patients with training cases, if known
     """
     for one in asked_of(plan, parameters):
         if one.asked > one.most:
@@ -59,7 +59,7 @@ def check_limits(
             "this hospital has fewer training cases or patients than it trains with (min_patients_per_metric in its "
             f"{FILE_NAME}); bring more patients, or lower it there"
         )
-    # The check uses the rounded number of cases, so that its result does not disclose the exact number.
+    # The check uses the rounded number of cases, so that the check's result does not disclose the exact number.
     if learning_per_answer(plan, Resolution(unit=unit).count(train)) < LEAST_LEARNING:
         raise Refused(
             f"learning rate × steps is less than a hospital demands for each answer, {LEAST_LEARNING:g}; raise "
@@ -79,12 +79,10 @@ class QuotaCheck:
 
 
 def disk_needed(plan: Plan, parameters: int) -> int:
-    """Return the number of bytes that a study's files take at a site."""
     return int((MODELS + STATE * kept_states(plan.rounds)) * 4 * parameters)
 
 
 def asked_of(plan: Plan, parameters: int) -> list[QuotaCheck]:
-    """Return the plan's demands for time and disk space, each with the hospital's limit."""
     minutes, disk = plan.participation.timeout / 60, disk_needed(plan, parameters) / 2**30
     return [
         QuotaCheck("time", minutes, MOST_MINUTES, "minutes for a round", "lower participation.timeout"),
@@ -95,8 +93,8 @@ def asked_of(plan: Plan, parameters: int) -> list[QuotaCheck]:
 def learning_per_answer(plan: Plan, train: int) -> float:
     """Return the learning rate times the number of optimizer steps at one site, divided by the number of rounds.
 
-    The learning rate times the steps bounds how far the weights can move, in units of the gradient's length. A plan
-    whose weights hardly move would only use the hospital to score the plan's initial model.
+    The learning rate times the steps bounds how far the weights can move, in units of the gradient's length. A study
+    that hardly moves the weights would use the hospital only to score the initial model.
     """
     training = plan.training
     steps = training.steps_of_round(steps_in(train, training.batch_size))
@@ -112,15 +110,13 @@ def check_disk(folder: Path) -> None:
 
 
 class Clock:
-    """Measures the time that a site works on one answer."""
-
     def __init__(self) -> None:
         self.most = MOST_MINUTES
         self.started: float | None = None  # time at which the work on the present answer began
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Within the context, count the time as work on an answer."""
+        """Count the time within the context as work on an answer."""
         self.started = time.monotonic()
         try:
             yield

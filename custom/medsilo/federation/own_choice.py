@@ -1,4 +1,4 @@
-"""The best model of a site that selects its model by its own validation score."""
+"""Select a site's best model by the site's own validation score."""
 
 from medsilo.core.tensors import Tensors
 from medsilo.federation.disclosure import Disclosure
@@ -21,7 +21,9 @@ class OwnChoice:
         return plan.algorithm.outcome.personal and plan.model_selection.keep == "best"
 
     def consider(self, rounds: int, scored: ExactScores, model: Tensors | None = None) -> None:
-        """Save a model, by default the present model, if this site selects its model and has no better model yet."""
+        """Save a model, by default the present model, if this site selects its own model and has saved no better
+        model.
+        """
         rank = self.disclosure.rank(rounds, scored)
         usable = self.chooses and self.place.plan.course.used_as_scored(rounds)
         if usable and (self.state.best is None or rank > self.state.best):
@@ -29,5 +31,7 @@ class OwnChoice:
             self.state.save_model(paths.BEST, rounds, model)
 
     def scored_late(self, rounds: int) -> ExactScores | None:
-        """Return the received model's scores if they can be computed only after training; None by default."""
+        """Return the scores of the received model if the site can compute these scores only after training; None by
+        default.
+        """
         return None

@@ -44,20 +44,18 @@ from medsilo.tasks.metrics import Measures
 from medsilo.tasks.site_data import SiteData
 from medsilo.tasks.subgroups import Members, members_of
 
-EMBEDDED = ("round", "deliver", "test")  # requests for which the site needs the embeddings of its cases
+EMBEDDED = ("round", "deliver", "test")  # kinds of requests for which the site needs the embeddings of its cases
 
 
 @dataclass(frozen=True)
 class SiteParts:
-    """The components of a participant."""
-
     data: SiteData
     state: SiteState
     disclosure: Disclosure
     evaluation: Evaluation
     trainer: Trainer
     choice: OwnChoice
-    embedding: Embedding | None = None  # computes embeddings of the cases, if the plan's network needs them
+    embedding: Embedding | None = None  # computes embeddings of the cases, if the plan's network needs embeddings
 
 
 def parts_of(
@@ -114,19 +112,15 @@ class Participant:
     """One site of a study, which saves its state after each round, so that another process can continue the study."""
 
     def __init__(self, place: SiteContext, parts: SiteParts, envelope: UpdateCodec | None = None) -> None:
-        """Make the participant.
-
-        Args:
-            envelope: the codec that encodes and decodes tensors; by default, the codec changes nothing
-        """
+        """The codec `envelope` encodes and decodes tensors; by default, the codec changes no tensor."""
         self.place, self.data, self.state = place, parts.data, parts.state
         self.disclosure, self.evaluation = parts.disclosure, parts.evaluation
         self.trainer, self.choice, self.embedding = parts.trainer, parts.choice, parts.embedding
         self.envelope = envelope or UpdateCodec()
-        self.warnings: list[SiteWarning] = []  # warnings for the lead about the present answer
+        self.warnings: list[SiteWarning] = []  # warnings to the lead that belong to the present answer
 
     def find(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
-        """Carry out a request.
+        """Carry out the server's request, and return the exact result.
 
         Args:
             stop: a function that is called before every batch, and raises an error to end the work
@@ -152,10 +146,10 @@ class Participant:
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
         write_provenance(self.place.folder, self.place.plan, self.state.compute.description)
         if self.data.survey:
-            # the survey of the data contains file names, so it stays at the site
+            # the survey of the data stays at the site, because the survey contains file names
             write_json(self.place.folder / paths.DATA, asdict(self.data.survey))
         if self.place.trains and (self.disclosure.protected or self.disclosure.numbers):
-            # the exact numbers stay at the site
+            # the exact aggregation weight stays at the site
             write_json(self.place.folder / paths.WEIGHT, self.disclosure.weighed().as_json())
         return ExactResult()
 
@@ -182,7 +176,7 @@ class Participant:
         return ExactRound(loss, trainer.samples, scored, groups=sent)
 
     def _deliver(self, asked: Request, groups: Groups, stop: Stop) -> ExactDelivery:
-        """Load the models of the last round, and evaluate them on the validation cases."""
+        """Load the models of the last round, and evaluate these models on the validation cases."""
         number, plan, folder = asked.round, self.place.plan, self.place.folder
         self._stand_after(number, asked)
         self._receive(asked, groups, plan.course.delivery)
@@ -208,19 +202,20 @@ class Participant:
         scores = ExactScores(*self.evaluation.evaluate(self.data.test, stop, model, task.goal.measuring))
         told = outcome.after_test(end, model)
         self.evaluation.draw_found(model, self.state.modules["model"], scores.measures, folder)
-        self.disclosure.write_cases(folder, scores.measures)  # measures of single cases, which stay at the site
+        self.disclosure.write_cases(folder, scores.measures)  # the measures of single cases stay at the site
         made_of = selected if told is None else asked.round  # a delivered model counts as the model of the last round
         return ExactTest(made_of, scores, self.decisive(model, stop), told)
 
     # ------------------------------------------------------------------ models
     def _take_selected(self, asked: Request, groups: Groups) -> int:
-        """Load the model to test, and return its round.
+        """Load the model to test, and return the round of this model.
 
         The model is the best model by this site's own validation, the model that the coordinator sends, or the model of
         the last round.
         """
         self.state.reload()
-        self.state.done = -1  # the networks in memory are now the model under test, not the state after a round
+        # from here on, the networks in memory are the model under test instead of the state after a round
+        self.state.done = -1
         if self.choice.chooses:
             return self.state.load_model(paths.BEST)["round"]
         self.state.load_model(paths.LAST)
@@ -238,8 +233,8 @@ class Participant:
         return self.evaluation.evaluate(self.data.validation, stop, model, self.place.plan.task.goal.measuring)[2]
 
     def _validate(self, rounds: int, stop: Stop) -> ExactScores | None:
-        """Validate the model after this number of rounds, and save it if it is the best model that this site
-        selects.
+        """Validate the model after a number of rounds; if the site selects its own best model, save the model whenever
+        it is the best.
         """
         if not self.place.plan.validates(rounds):
             return None
@@ -275,15 +270,14 @@ class Participant:
 
     # ------------------------------------------------------------------ tensors in and out
     def _receive(self, asked: Request, groups: Groups, phase: Phase) -> None:
-        self.state.done = -1  # until the work is complete, memory does not hold the state after any round
+        # until the work on this request is complete, the networks in memory are not the state after any round
+        self.state.done = -1
         opened = self.envelope.open(asked, groups, self.state.modules)
-        # The server did not send the groups of tensors that the site computes itself.
+        # The server does not send the groups of tensors that the site computes itself.
         self.state.take_over(opened, phase, self.envelope.keeps_at_home)
 
     def _refuse_impossible(self, number: int, phase: Phase) -> None:
-        """Raise Refused, with the likely reason, if the tensors of this round have values that the server would
-        reject.
-        """
+        """Raise Refused with the likely reason if this round's tensors have values that the server would reject."""
         if not phase.trains:
             return
         for own in phase.sent:
@@ -314,7 +308,7 @@ def participant_of(
     envelope: UpdateCodec | None = None,
     trainer: Callable[..., Trainer] = Trainer,
 ) -> Participant:
-    """Return a hospital's participant.
+    """Build a hospital's participant from its components.
 
     Args:
         data: data to use instead of the data that the hospital's settings name

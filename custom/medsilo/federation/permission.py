@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from medsilo.site.job_code import CodeFacts
     from medsilo.site.query_budget import QueryBudget
 
-# For each task: the fields of the request that, with the request's tensors, determine the numbers in the answer.
+# For each task, the fields of a request that determine the numbers in the answer, besides the request's tensors
 ANSWERED_WITH = {
     "round": {"study", "round", "last", "train_cases"},
     "deliver": {"study", "round", "last", "outcome"},
@@ -44,14 +44,15 @@ def is_canary(plan: "Plan") -> bool:
 class Permission:
     """A site that answers only the requests that its hospital has approved, if approval is required."""
 
-    inner: Site  # the wrapped site, which reads data and is therefore created only after the permission is checked
+    # the wrapped site, which is created only after the check of the permission, because the site reads data
+    inner: Site
 
     def __init__(self, place: SiteContext) -> None:
-        """Check the hospital's settings.
+        """Check whether the hospital's settings allow the study.
 
-        Raises Refused if the hospital does not take part in studies, or if it only tests models and this study would
-        train there. Also raises Refused if approval is required but no startup kit is present, because the kit's key
-        verifies approvals.
+        Raises Refused if the hospital takes part in no study, or if the hospital only tests models and this study would
+        train at the hospital. Also raises Refused if approval is required but no startup kit is present, because the
+        kit's key verifies approvals.
         """
         self.place = place
         by_code = (
@@ -59,7 +60,7 @@ class Permission:
         )  # a lead's code may train even at a site that only evaluates
         if refusal := place.settings.refuses(place.trains or by_code):
             raise Refused(refusal)
-        self._book: QueryBudget | None = None  # None if no approval is required
+        self._book: QueryBudget | None = None  # the hospital's query budget; None if the hospital requires no approval
         book = book_of(place.settings, place.site, place.folder)
         self.accepted = AcceptedSettings(place.kit, book.folder) if place.kit else None
         self._looked = time.monotonic()
@@ -74,8 +75,8 @@ class Permission:
 
     @property
     def approvals(self) -> "Approvals | None":
-        """The hospital's approvals, verified with the key that its startup kit has now; the kit may be renewed during a
-        study.
+        """The hospital's approvals, verified with the key of the present startup kit, since the kit may be renewed
+        during a study.
         """
         place = self.place
         if not self._book or not place.kit:
@@ -87,7 +88,7 @@ class Permission:
     def answer(self, parcel: StudyMessage, stop: Stop = lambda: None) -> StudyMessage:
         asked = Request.received(parcel.facts)
 
-        def look() -> None:  # called often, between batches
+        def look() -> None:  # called between batches
             stop()
             if time.monotonic() - self._looked >= LOOK:
                 self.check(number=asked.round)
@@ -95,19 +96,19 @@ class Permission:
         decision, approvals = self.check(asked.sites, asked.round), self.approvals
         if approvals and decision and decision.limits.rounds and asked.task in ANSWERED_WITH:
             own = asked.model_dump(mode="json", include=ANSWERED_WITH[asked.task])
-            # a repeated request has the same digest and counts once
+            # a repeated request has the same digest, and therefore counts only once
             made = digest_of(StudyMessage(parcel.groups, own))[:32]
             approvals.count(decision, made, asked.task, self.place.asked.rounds)  # type: ignore[arg-type]
         reply = self.inner.answer(parcel, look)
-        self.check(asked.sites, asked.round)  # the permission is checked again before the answer leaves
+        self.check(asked.sites, asked.round)  # the permission is checked again before the answer leaves the site
         return reply
 
     def check(self, sites: Sequence[str] | None = None, number: int = 0) -> "Decision | None":
-        """Raise Refused unless the plan is approved for these sites and this round.
+        """Raise Refused unless the hospital has approved the plan for the given sites and round.
 
-        Also raises Refused if the settings have changed since the hospital accepted them.
+        Also raises Refused if the hospital's settings have changed since the hospital accepted the settings.
 
-        A plan without a decision is saved, so that the hospital can review it and decide.
+        A plan without a decision is saved, so that the hospital can review the plan and decide.
         """
         self._looked, plan = time.monotonic(), f"plan {self.place.asked.hash[:12]}"
         if self.accepted:

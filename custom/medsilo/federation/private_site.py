@@ -2,7 +2,7 @@
 
 A number that the hospital declared public is sent exactly. Every other number gets noise with a separate privacy charge
 if the plan offers noise for this kind of number; otherwise the number is suppressed. The privacy unit is either one
-record, or one patient with all of this patient's cases. Each unit counts as one in counts and mean scores. If the
+record, or one patient with all of this patient's cases. Each privacy unit counts once in counts and mean scores. If the
 hospital demands differential privacy, noise replaces the hospital's minimum counts and rounding. Otherwise, minimum
 counts and rounding apply in addition to the noise (disclosure.py).
 """
@@ -38,7 +38,7 @@ from medsilo.site.settings import PrivacyRequirements, SiteSettings, Told
 from medsilo.tasks.site_data import SiteData, patients_of, records_of
 
 DIGITS = 4  # decimal digits of a noisy score
-STEPS = 1000  # number of steps in half of a score's range
+STEPS = 1000  # number of rounding steps in half of a score's range
 How = Literal["exact", "noisy", "silent"]
 # The kinds of numbers in the answer to each kind of request
 NUMBERS: dict[str, tuple[Told, ...]] = {
@@ -93,7 +93,7 @@ def how_told(plan: Plan, demands: PrivacyRequirements | None, told: Told, guarde
     offer = plan.privacy
     assert offer
     if guarded and told in ("validation", "test") and plan.private.exact_networks:
-        # The score of a model trained without noise would disclose training cases.
+        # The score of a model that was trained without noise would disclose training cases.
         return "silent"
     if demands and told in demands.public:
         return "exact"
@@ -110,11 +110,11 @@ class PrivateNumbers:
     site: str
     demands: PrivacyRequirements | None
     promise: PrivacyGuarantee
-    # Whether the data are protected, so that numbers leave the site only if they are public or noisy.
+    # Whether the data are protected, so that only public or noisy numbers leave the site.
     guarded: bool
     folder: Path
     units: Mapping[str, Sequence[str]] = field(repr=False)  # the privacy unit of each case, by part of the data
-    # Numbers of units are rounded to multiples of this step before noise is added.
+    # Numbers of privacy units are rounded to multiples of this step before noise is added.
     step: int = 1
 
     @classmethod
@@ -140,29 +140,28 @@ class PrivateNumbers:
         return self.promise.suffices(self.demands)
 
     def how(self, told: Told) -> How:
-        """Return the form (exact, noisy or suppressed) in which a kind of number is disclosed."""
         return how_told(self.plan, self.demands, told, self.guarded)
 
     # ------------------------------------------------------------------ charges
     @cached_property
     def counting(self) -> Geometric:
-        """The noise on the numbers of privacy units (patients or records) in the training, validation and test part.
-        Each unit is in only one part of the data, so one unit changes the sum of all counts by one.
+        """The noise on the numbers of privacy units (patients or records) in the training, validation and test data.
+        Each privacy unit is in only one data part, so one unit changes the sum of all counts by one.
         """
         assert self.plan.privacy and self.plan.privacy.counts
         return Geometric(scale=1 / self._scaled(self.plan.privacy.counts.epsilon))
 
     @cached_property
     def scoring(self) -> Geometric:
-        """The noise on the sum from which a score is computed, as a whole number of steps. All noisy scores of the
-        study together stay within their share of ε.
+        """The noise on the sum from which a score is computed, in whole steps. All noisy scores of the study together
+        cost at most the fraction of ε that the plan assigns to scores.
         """
         assert self.plan.privacy and self.plan.privacy.scores
         epsilon = self._scaled(self.plan.privacy.scores.epsilon)
         return Geometric(scale=geometric_for(epsilon, self.promise.delta, self._scores, STEPS), sensitivity=STEPS)
 
     def _scaled(self, epsilon: float) -> float:
-        """Return a share of the plan's ε, reduced in proportion if the hospital demands a smaller ε."""
+        """Return a given fraction of the plan's ε, reduced in proportion if the hospital demands a smaller ε."""
         assert self.plan.privacy
         return epsilon * self.promise.epsilon / self.plan.privacy.epsilon
 
@@ -172,8 +171,8 @@ class PrivateNumbers:
         return self.plan.validations * (self.how("validation") == "noisy") + (self.how("test") == "noisy")
 
     def charges(self, task: str, number: int) -> list[Charge]:
-        """Return the privacy charges of the numbers in an answer, except of the counts, whose noise is drawn once per
-        study.
+        """Return the privacy charges of the numbers in an answer. The counts are excluded, because their noise is drawn
+        once per study.
         """
         found = []
         for told in NUMBERS.get(task, ()):
@@ -187,11 +186,10 @@ class PrivateNumbers:
 
     @property
     def count_charges(self) -> list[Charge]:
-        """The charge for the noisy numbers of cases, which are drawn once per study."""
+        """The privacy charge for the noisy numbers of cases, whose noise is drawn once per study."""
         return [Charge(what=WHAT["counts"], of=self.counting)] if self.how("counts") == "noisy" else []
 
     def planned(self) -> list[Charge]:
-        """Return the charges of all numbers that the study requests."""
         last = self.plan.rounds
         rounds = [charge for number in range(1, last + 1) for charge in self.charges("round", number)]
         return [*self.count_charges, *rounds, *self.charges("deliver", last), *self.charges("test", last)]
@@ -245,7 +243,7 @@ class PrivateNumbers:
         for unit, value in zip(self.units[part], cut, strict=True):
             own[unit].append(value)
         total = sum(round((sum(found) / len(found) - middle) / half * STEPS) for found in own.values())
-        # One privacy unit changes the mean by at most twice `each`.
+        # One privacy unit changes the mean score by at most twice `each`.
         secret, each = self.secret("score", part, number), half / self.size(part)
         if not step:
             noise = secret.geometric(self.scoring.scale * STEPS)
@@ -269,7 +267,7 @@ class PrivateNumbers:
 class PrivateSite:
     """The random batches and the noise of a site's training under differential privacy."""
 
-    numbers: PrivateNumbers  # the site's noisy numbers, and their charges
+    numbers: PrivateNumbers  # the site's noisy numbers with the privacy charges of these numbers
     train: Dataset  # all training cases
 
     def sample(self, secret: NoiseSource) -> PoissonSample:
@@ -293,12 +291,10 @@ class PrivateSite:
 
     @property
     def steps(self) -> int:
-        """The number of training steps in a round."""
         return self.numbers.plan.training.steps_of_round(self.steps_in_epoch)
 
     @property
     def steps_in_epoch(self) -> int:
-        """The number of training steps in a local epoch."""
         return steps_in(self.size, self.numbers.plan.training.batch_size)
 
     @cached_property
@@ -344,8 +340,8 @@ class PrivateSite:
 
     @cached_property
     def releasing(self) -> float:
-        """The noise multiplier of each released mean over cases. All released means together stay within their share of
-        ε.
+        """The noise multiplier of each released mean over cases. All released means together cost at most the fraction
+        of ε that the plan assigns to statistics.
         """
         assert self.numbers.plan.privacy and self.numbers.plan.privacy.statistics
         share = self.numbers.plan.privacy.statistics.epsilon / self.numbers.plan.privacy.epsilon

@@ -1,5 +1,5 @@
-"""Limit the facts about a hospital's patients that a lead learns from many studies: keep the split of the data fixed,
-and count answers.
+"""Limit the facts about patients that a lead can learn from many studies: keep a hospital's data split fixed, and count
+answers.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ from medsilo.site.query_budget import QueryBudget, Requester, data_set
 from medsilo.site.settings import DataPart, SiteSettings
 from medsilo.tasks.sources import DataSource
 
-if TYPE_CHECKING:  # few studies need it
+if TYPE_CHECKING:  # few studies need the privacy ledger
     from medsilo.site.ledger import Ledger
 
 UNFIT = (
@@ -40,7 +40,7 @@ SHARES = (0.6, 0.2, 0.2)  # default fractions of patients for training, validati
 
 
 class Protection:
-    """The rules that protect a site's patients in one study; inactive if the data need no protection."""
+    """Applies the rules that protect a site's patients in one study, unless the site's data need no protection."""
 
     def __init__(self, place: SiteContext) -> None:
         self.plan, self.site, self.settings, self.folder = place.plan, place.site, place.settings, place.folder
@@ -70,7 +70,7 @@ class Protection:
                 DataSet.read(self.settings.data.data_set)
             check_accepted(self.settings.data.data_set, self.kit.key_for("data set") if self.kit else None)
             if words_refused := not_its_words(self.plan, self.settings):
-                # Otherwise, a lead could find out the hospital's words by trying words.
+                # A public reason would let a lead find out the hospital's words by trying words.
                 raise DataError(UNFIT, words_refused)
             check_unchanged(self.settings.data.data_set)
         if self.plan.task.names_outcome and self.settings.data and not self.settings.data.outcome:
@@ -80,10 +80,10 @@ class Protection:
     @contextmanager
     def fitting(self) -> Iterator[None]:
         """Within the context, hide the details of errors about data that do not fit the plan. A lead who chooses
-        columns and levels could infer facts about patients from the details of such errors.
+        columns and levels could infer facts about patients from the details of errors.
 
-        Errors about an accepted data set may quote words of the data set, so the details of these errors also stay at
-        the site.
+        Details of errors about an accepted data set also stay at the site, because the details may quote words of the
+        data set.
         """
         try:
             yield
@@ -95,7 +95,7 @@ class Protection:
             raise DataError(UNFIT, private=f"{error} {error.private}") from error
 
     def source(self) -> DataSource | None:
-        """Return the hospital's data source, split by the hospital's own seed if its patients are protected."""
+        """Return the hospital's data source; if patients are protected, the hospital's own seed splits the data."""
         source = read_for(self.plan, self.settings.data, self.site in self.plan.participation.evaluation_sites)
         if not self.on or source is None or not self.plan.task.split_by_site:
             return source
@@ -124,7 +124,7 @@ class Protection:
     def note_script(
         self, answer: StudyMessage, bits: Mapping[str, int] | None = None, rho: float | None = None
     ) -> None:
-        """In the query budget and the signed ledger, record the capacity in bits of a training script's answer.
+        """Record the capacity of a training script's answer, in bits, in the query budget and the signed ledger.
 
         Args:
             bits: the capacity by kind of content, if an airlock reduced it
@@ -139,7 +139,7 @@ class Protection:
         self.enter(f"a script's answer to {task} {number}" if number else f"a script's answer to {task}", bits, rho)
 
     def enter(self, what: str, bits: Mapping[str, int], rho: float | None = None) -> None:
-        """In the signed ledger, record the bits that a training script may have sent."""
+        """Record in the signed ledger how many bits a training script may have sent."""
         if not self.on:
             return
         from medsilo.site.ledger import CountedStudy, Spending, ledger_of
@@ -151,8 +151,8 @@ class Protection:
 
 
 def read_for(plan: Plan, source: DataSource | None, only_tested: bool = False) -> DataSource | None:
-    """Return the data source as a plan requires it. With differential privacy, each patient is assigned to training,
-    validation or test independently of the other patients.
+    """Return the hospital's data source in the form that a plan requires. With differential privacy, each patient is
+    assigned to training, validation or test independently of the other patients.
 
     Args:
         only_tested: whether the site is an evaluation site
@@ -176,7 +176,8 @@ def not_its_words(plan: Plan, settings: SiteSettings) -> str | None:
     """Return a refusal that lists the plan's words that the accepted data set lacks; None if the data set lacks no
     word.
 
-    The refusal depends on the data set's description only, so it does not disclose which words occur in the data.
+    The refusal depends only on the data set's description, so the refusal does not disclose which words occur in the
+    data.
     """
     folder = settings.data.data_set if settings.data else None
     unknown = DataSet.read(folder).unknown(plan.task.words) if folder else []
@@ -190,11 +191,6 @@ def not_its_words(plan: Plan, settings: SiteSettings) -> str | None:
 
 
 def book_of(settings: SiteSettings, site: str, folder: Path) -> QueryBudget:
-    """Return the query budget of a site.
-
-    Args:
-        folder: the site's folder in a run
-    """
     return QueryBudget((settings.state_dir or hospital_folder(folder)) / site)
 
 
@@ -204,7 +200,7 @@ def acquire_lock(plan: Plan, site: str, settings: SiteSettings, folder: Path) ->
     Raises Refused if all slots for studies are taken.
     """
     if settings.studies is None and not settings.protects(plan.task.synthetic):
-        # The data need no protection, and the settings set no limit.
+        # Unprotected data need no slot if the hospital sets no limit on concurrent studies.
         return lambda: None
     return book_of(settings, site, folder).begin(folder.parents[1].name, settings.studies).release
 
@@ -213,8 +209,6 @@ def with_own_split(source: DataSource, book: QueryBudget, data: str, writes: boo
     """Return the data source, split into training, validation and test cases by this hospital's secret seed. The
     default fractions of the split apply unless the hospital's settings have fractions.
 
-    Args:
-        data: the data set's identifier
         writes: whether new assignments are saved
     """
     split = book.number("split")

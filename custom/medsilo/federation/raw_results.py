@@ -29,7 +29,7 @@ class ExactScores:
 class ExactResult:
     """A site's exact result for a request, before rounding and noise."""
 
-    groups: Groups = field(default_factory=dict, kw_only=True)  # the encoded tensors that the site sends
+    groups: Groups = field(default_factory=dict, kw_only=True)  # the encoded tensors that the site sends to the server
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ExactRound(ExactResult):
     """The exact result of a training round.
 
     Args:
-        validated: scores of the received model; None if the plan does not validate it
+        validated: scores of the received model; None if the plan does not validate the received model
     """
 
     loss: float
@@ -57,7 +57,7 @@ class ExactDelivery(ExactResult):
     """The exact scores of the final model.
 
     Args:
-        outcome: the method's facts, rounded like the site's numbers
+        outcome: the method's facts about the outcome, rounded in the same way as the site's scores
     """
 
     validated: ExactScores | None
@@ -66,7 +66,7 @@ class ExactDelivery(ExactResult):
 
 @dataclass(frozen=True)
 class ExactTest(ExactResult):
-    """The exact result of the test.
+    """The exact result of a test of the final model.
 
     Args:
         decisive: validation measures for a threshold; None if no threshold may be sent

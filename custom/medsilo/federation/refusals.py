@@ -38,7 +38,9 @@ def _is_full(error: Exception) -> bool:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """True if the GPU or the CPU ran out of memory. If CPU memory ran out, only the text of torch's error says so."""
+    """True if the GPU or the CPU ran out of memory. If CPU memory runs out, only the text of torch's error shows the
+    cause.
+    """
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     told = isinstance(error, RuntimeError) and "allocate memory" in str(error)
@@ -46,7 +48,5 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def details(error: Exception) -> str:
-    """Return the traceback and the private details of an error, which must stay at the site because they may name
-    patients.
-    """
+    """Return an error's traceback and private details; these texts may name patients, so they must stay at the site."""
     return "".join(traceback.format_exception(error)) + getattr(error, "private", "")

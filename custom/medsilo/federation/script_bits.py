@@ -31,23 +31,22 @@ COUNTED = ("cases", "patients")
 
 @dataclass(frozen=True)
 class Stretch:
-    """Consecutive rounds whose messages have the same size, or one message at the study's beginning or end."""
+    """A series of rounds whose messages have the same size, or one message at the beginning or end of a study."""
 
     task: str
     first: int
     last: int
     bits: Mapping[Kind, int]  # of each round
-    parameters: int = 0  # numbers in the tensors of each message
+    parameters: int = 0  # number of tensor elements in each message
 
     @property
     def times(self) -> int:
-        """The number of messages."""
         return self.last - self.first + 1
 
 
 def most_bits(plan: Plan) -> list[Stretch]:
-    """Return the maximum bits that a site may send in each round with a training script, and at the study's
-    beginning and end.
+    """Return the maximum number of bits that a training script may send in each round, and at the study's beginning and
+    end.
     """
     rounds, ends = list(_rounds(plan)), (Stretch(task, 0, 0, _beside(plan, task)) for task in ("deliver", "test"))
     return [Stretch("join", 0, 0, _beside(plan, "join")), *rounds, *ends]
@@ -65,13 +64,13 @@ def _rounds(plan: Plan) -> Iterator[Stretch]:
 
 
 def _beside(plan: Plan, task: str) -> dict[Kind, int]:
-    """Return the maximum bits of all fields of one message except its tensors."""
+    """Return the maximum number of bits in all fields of one message, without the message's tensors."""
     metrics = {"join": 0, "round": 3, "deliver": 2, "test": 3}[task]
     counts = len(COUNTED) * len(PARTS) + (task == "round")
     chosen = _bits_below(plan.rounds + 1) if task == "test" else 0
     logged = MOST_LOGGED * _logged(plan) if task == "round" else 0
     outcome = plan.algorithm.outcome
-    # The outcome contains the number of choices of each site's model, and scores.
+    # The outcome of a super model contains how often each site's model was chosen, and scores.
     if task in ("deliver", "test") and not outcome.one_network:
         counts += (len(plan.participation.everyone) or MOST_UNNAMED) + 1
         metrics += outcome.scores_besides if task == "deliver" else 0
@@ -102,14 +101,14 @@ class Narrowing:
 
     score: int  # bits of each score or loss
     halves: bool  # whether weights are rounded to bfloat16
-    knows_cases: bool  # whether numbers of cases must stay as they were at joining
+    knows_cases: bool  # whether later answers must repeat the numbers of cases that the script reported when joining
 
 
 ALL = Narrowing(REAL, False, False)
 
 
 def bits_of(answer: StudyMessage, narrowing: Narrowing = ALL) -> Counter[str]:
-    """Return the capacity in bits of an answer's fields, by kind of field."""
+    """Return the capacity, in bits, of the fields of an answer, summed for each kind of field."""
     facts = answer.facts
     found = Counter[str](
         tensors=sum(_bits_in(own, narrowing) for group in answer.groups.values() for own in group.values())
@@ -117,7 +116,7 @@ def bits_of(answer: StudyMessage, narrowing: Narrowing = ALL) -> Counter[str]:
     found["metrics"] = narrowing.score * sum(facts.get(name) is not None for name in METRICS)
     cases = sum(len(facts.get(of) or ()) for of in COUNTED)
     found["counts"] = 0 if narrowing.knows_cases and facts.get("task") != "join" else COUNT * cases
-    if "samples" in facts:  # at most the number of cases that the site sent at joining
+    if "samples" in facts:  # "samples" is at most the number of cases that the site sent when joining
         found["counts"] += _bits_below(facts["cases"]["train"]) if narrowing.knows_cases else COUNT
     if "selected" in facts:
         found["counts"] += _bits_below(facts["round"] + 1)
@@ -151,7 +150,7 @@ def _numbers(value: Any) -> Iterator[float]:
 
 
 def in_all(stretches: Sequence[Stretch]) -> Counter[str]:
-    """Return the bits of all messages of the study together, by kind of field."""
+    """Return the total bits of all messages of a study for each kind of field."""
     found: Counter[str] = Counter()
     for one in stretches:
         found.update({kind: one.times * bits for kind, bits in one.bits.items()})

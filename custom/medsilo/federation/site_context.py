@@ -39,7 +39,7 @@ class SiteContext:
     folder: Path  # the site's folder in the study's run
     lead: str = ""  # the person who submitted the study, if known
     kit: KitFiles | None = None  # the startup kit whose key signs decisions and the ledger
-    # the plan before the study's hospitals were added to it
+    # the plan before the study's hospitals were added to the plan
     submitted: Plan | None = None
     job_code: JobCode | None = None  # the custom code of the NVFlare job
     # The query budget in another process, if that process has already admitted the study
@@ -137,7 +137,7 @@ class UpdateCodec:
     keeps_at_home = False
 
     def letter(self, asked: Request) -> dict[str, Any]:
-        """Answer a request of secure aggregation between rounds."""
+        """Answer a request that secure aggregation makes between two rounds."""
         raise Refused("the server asks for masked numbers, and the plan has no secure aggregation")
 
     def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:

@@ -1,20 +1,20 @@
 """Build the layers around a site, from inside to outside. The module server_stack.py builds the layers of the server.
 
-A request passes these layers from outside to inside:
+A request passes the following layers from outside to inside:
 
     permission      rejects requests until the hospital has approved the plan
-    supply          requests a missing file of initial weights, and saves it if it has the plan's hash
-    isolation       runs the inner layers in a separate process, and reports its death. Exact numbers and unmasked
-                    tensors never leave this process. In an airlock, the process has no network, and its answer is
-                    checked again (airlock/study.py)
-    ledger          charges an answer to the privacy budget before it is sent, and sends it once
+    supply          requests a missing file of initial weights, and saves the file if the plan names its hash
+    isolation       runs the inner layers in a separate process, and reports a death of this process. Exact numbers
+                    and unmasked tensors never leave this process. In an airlock, the process has no network, and the
+                    answer of the process is checked again (airlock/study.py)
+    ledger          charges each answer to the privacy budget once, before the answer is sent
     plan's layers   in the plan's order
     disclosure      chooses and rounds the numbers of the exact results that may be sent
     participant     trains, validates and tests exactly; decodes and encodes tensors (secure aggregation)
 
 An answer passes the layers in the opposite order. The participant itself, and not a layer, calls the `UpdateCodec`
 (site_context.py), because secure aggregation needs the round's phase and weight. Secure aggregation is a separate
-package, found by its entry point.
+package, which medsilo finds by the package's entry point.
 """
 
 import time
@@ -61,7 +61,7 @@ class DisclosingSite:
 
 
 class TrainingSite:
-    """The participant with its disclosure and the plan's layers, in the training process."""
+    """A participant with its disclosure and with the plan's layers, which runs in the training process."""
 
     def __init__(self, participant: Participant) -> None:
         self.participant = participant
@@ -72,18 +72,19 @@ class TrainingSite:
         return self.site.answer(parcel, stop)
 
     def offload(self) -> None:
-        """Free the memory of the networks. The next answer restores the networks from the site's folder."""
+        """Free the memory of the networks until the next answer, which restores the networks from the site's folder."""
         self.participant.state.offload()
 
 
 def training_site(place: SiteContext, kind: Callable[..., Participant] = participant_of) -> TrainingSite:
-    """Return the site for the training process: a participant with the layers that read exact numbers."""
+    """Build the site that runs in the training process: a participant with the layers that read exact numbers."""
     model_folders.look_in(place.models)
     account = None
     if promises_privacy(place):
         from medsilo.federation.account import Accounting, PrivacyAccount
 
-        account = PrivacyAccount.of(place)  # before data are read
+        # PrivacyAccount.of may refuse the study, and must do so before data are read
+        account = PrivacyAccount.of(place)
     whole = TrainingSite(kind(place, envelope=envelope_of(place)))
     for layer in reversed(place.plan.layers):
         whole.site = layer.site(whole.site, place)
@@ -105,7 +106,7 @@ def answering(
     tell: Callable[[str], None] = lambda why: None,
     room: Callable[[], Site] | None = None,
 ) -> Site:
-    """Return the site that answers over NVFlare, with its hospital's permission as the outermost layer."""
+    """Build the site that answers over NVFlare, with the hospital's permission as the outermost layer."""
     make: Callable[[], Site] = partial(training_site, place, kind)
     if room:
         make = room

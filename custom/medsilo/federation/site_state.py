@@ -31,7 +31,9 @@ from medsilo.schedule.phase import Phase, places_of, views
 COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "validation", "validation_loss", "seconds")
 # number of earlier states that are kept, because a server that dies during a round may repeat an earlier round
 KEPT = 2
-TENTH = 10  # rounds between older states that are kept, in case the server is restored from a backup
+# at least this number of rounds lies between two older states that are kept, in case the server is restored from a
+# backup
+TENTH = 10
 
 
 def is_kept(number: int, done: int) -> bool:
@@ -45,7 +47,6 @@ def is_kept(number: int, done: int) -> bool:
 
 
 def kept_states(rounds: int) -> int:
-    """Return the number of states that a site keeps after this number of rounds."""
     return sum(is_kept(number, rounds) for number in range(1, rounds + 1))
 
 
@@ -56,10 +57,11 @@ class SiteState:
         self.plan, self.algorithm, self.site, self.folder, self.compute = plan, plan.algorithm, site, folder, compute
         self.modules: Modules
         self.optimizers: dict[str, Optimizer]
-        self.done: int  # last completed round of this state; -1 during a round
+        self.done: int  # the last round that the state includes; -1 during a round
         self.best: float | None  # validation score of the site's best model so far
         self.attempt = ""  # identifier of the attempt at the present answer, if a privacy ledger counts answers
-        self.counts: Callable[[str], bool] | None = None  # returns True if an attempt's state may be used
+        # returns True if the state that was saved in an attempt may be used
+        self.counts: Callable[[str], bool] | None = None
         self.begin()
 
     @property
@@ -70,7 +72,7 @@ class SiteState:
         return self.algorithm.whole(self.modules)
 
     def begin(self) -> None:
-        """Set the state before the first round, which is the same at every site."""
+        """Set the state before the first round, which is equal at all sites."""
         settled = self.plan.network.settled
         self.modules = {name: settled(module, self.compute) for name, module in self.plan.build_networks().items()}
         self.make_optimizers()
@@ -78,14 +80,15 @@ class SiteState:
         self.best = None
 
     def offload(self) -> None:
-        """Free the memory of the networks. The next answer restores the networks from the site's folder."""
+        """Free the memory of the networks until the next answer, which restores the networks from the site's folder."""
         held = [ref(parameter) for module in self.modules.values() for parameter in module.parameters()]
         self.modules, self.optimizers, self.done = {}, {}, -1
-        if any(parameter() is not None for parameter in held):  # a network with circular references
+        # only the garbage collector frees networks with circular references
+        if any(parameter() is not None for parameter in held):
             gc.collect()
 
     def reload(self) -> None:
-        """Create the networks again if their memory was freed."""
+        """Create the networks again if the memory of the networks was freed."""
         if not self.modules:
             self.begin()
 
@@ -138,7 +141,7 @@ class SiteState:
             own.arrived(self.modules, own.name in groups)
 
     def sent(self, phase: Phase) -> Groups:
-        """Return copies of the tensors to send, so that training may change the originals meanwhile."""
+        """Return copies of the tensors to send, so that training may change the original tensors during the sending."""
         sent = views(phase.sent, self.modules)
         return {
             group: {name: self._copy(tensor) for name, tensor in tensors.items()} for group, tensors in sent.items()
@@ -150,7 +153,7 @@ class SiteState:
 
     # ------------------------------------------------------------------ from round to round
     def restore_after(self, number: int, last: int) -> SiteWarning | None:
-        """Restore this site's state after round `number`, also in a new process or after the server was restored.
+        """Restore this site's state after round `number`, even in a new process or after a restore of the server.
 
         A site that missed rounds continues from round `last`, the last round in which the site took part according to
         the server. If the saved state of that round is missing, the site continues from the nearest saved state, which
@@ -230,7 +233,9 @@ class SiteState:
 
     # ------------------------------------------------------------------ for the hospital
     def save_model(self, file: str, rounds: int, model: Tensors | None = None) -> None:
-        """Save a model, by default the present model, with the plan, so that the hospital can use it."""
+        """Save a model, by default the present model, together with the plan, so that the hospital can use the
+        model.
+        """
         facts = {"round": rounds, "method": self.algorithm.name, "site": self.site, "plan_hash": self.plan.hash}
         save_tensors(self.folder / file, model or self.model.state_dict(), facts)
         write_text(self.folder / paths.PLAN, self.plan.to_yaml())
@@ -245,7 +250,9 @@ class SiteState:
     def write_row(
         self, number: int, phase: str, samples: int, metrics: dict[str, float | None], seconds: float
     ) -> None:
-        """Write a round's line into metrics.csv; a repeated round replaces its line and drops later lines."""
+        """Write a line for a round into metrics.csv; a repeated round replaces the round's line and removes later
+        lines.
+        """
         path = self.folder / paths.METRICS
         with reading(f"{paths.METRICS} in this site's results"):
             rows = list(csv.DictReader(io.StringIO(path.read_text("utf-8")))) if path.exists() else []
@@ -276,12 +283,12 @@ def _restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-PAUSE = 0.25  # seconds between two reports; an answer that takes less time is not reported
+PAUSE = 0.25  # seconds between two progress reports; an answer that takes less time is not reported
 
 
 class StatusFile:
-    """Writes a site's progress to a file while the site works on an answer: the kind of work, and the finished fraction
-    of it.
+    """Writes a site's progress on an answer to a file: the kind of work, and the fraction of the work that is
+    finished.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic, device: str = "") -> None:
@@ -294,8 +301,8 @@ class StatusFile:
 
     @contextmanager
     def answering(self, task: str, number: int) -> Iterator[None]:
-        """Within the context, report the progress on this request. An error within the context is reported as a
-        rejection of the request.
+        """Report the progress on a request within the context, and report an error within the context as a rejection of
+        the request.
         """
         self._asked, self._told = (task, number), self._clock()
         said = self._told
@@ -311,12 +318,12 @@ class StatusFile:
                 self._file.unlink(missing_ok=True)
             return
         self.begin("sending")
-        # If this answer was not reported before, its end need not be reported either.
+        # An answer that was too fast for a progress report needs no report of its end.
         if self._told != said:
             self._tell()
 
     def begin(self, deed: Deed, steps: int = 0) -> None:
-        """Begin another kind of work.
+        """Report the beginning of another kind of work.
 
         Args:
             steps: the number of batches of this work, if known
@@ -324,7 +331,7 @@ class StatusFile:
         self._deed, self._steps, self._made = deed, steps, 0
 
     def step(self) -> None:
-        """Record that a batch begins."""
+        """Count a batch of the present work, and report the progress if the last report is old enough."""
         if self._clock() - self._told >= PAUSE:
             self._tell()
         self._made += 1

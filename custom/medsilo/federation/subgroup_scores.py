@@ -1,8 +1,8 @@
 """Decide which subgroup scores over a site's test patients may be sent, and round these scores.
 
-The score of a level with fewer patients than the hospital's minimum does not leave. A score that would reveal the score
-of a smaller group does not leave either. Sums and differences of disclosed scores (of all patients, classes and
-subgroups) could reveal the score of a small group.
+The score of a level with fewer patients than the hospital's minimum does not leave the hospital. A score that would
+reveal the score of a smaller group does not leave the hospital either. Sums and differences of disclosed scores (of all
+patients, classes and subgroups) could reveal the score of a small group.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,14 +32,14 @@ MOST_SETS = 200_000
 SAME = 1 - 1e-9
 # bound on a patient's squared contribution to a score of pairs, since each patient is in many pairs
 PAIRS = 4.0
-SLACK = 1e-6  # tolerance for a mean that rounding errors put outside its range
+SLACK = 1e-6  # tolerance for a mean that lies outside its range because of floating-point errors
 
 
 def levels_of(
     declared: Mapping[str, "Subgroup"], members: Members, patients: Sequence[str], site: str
 ) -> dict[Level, Group]:
-    """Return, for each declared subgroup level, the given patients who belong to this level. If any level is declared,
-    the hospital itself also counts as a level with all patients.
+    """Return the patients of each declared subgroup level. If any level is declared, the hospital itself also counts as
+    a level with all patients.
     """
     found: dict[Level, Group] = {}
     for name, own in declared.items():
@@ -51,8 +51,8 @@ def levels_of(
 def safe_levels(
     levels: Mapping[Level, Group], known: Sequence[Group], least: int, may: Callable[[Level], bool]
 ) -> list[Level]:
-    """Return the levels whose scores may be sent in addition to the scores of the known groups. The largest level comes
-    first.
+    """Return the levels whose scores may be sent in addition to the scores of the known groups, beginning with the
+    largest level.
 
     The decision would be the same if an empty level had one patient, so the decision does not reveal that a level is
     empty.
@@ -79,12 +79,12 @@ def safe_levels(
 
 
 class _World:
-    """All levels, and all groups with disclosed scores, if the hospital had one more patient."""
+    """Represents all subgroup levels, and all groups with disclosed scores, as if the hospital had one more patient."""
 
     def __init__(
         self, levels: Mapping[Level, Group], known: Sequence[Group], to: Level | None = None, place: int = 0
     ) -> None:
-        """Add a hypothetical patient, unless `to` is None.
+        """Add a hypothetical patient to the groups, unless `to` is None.
 
         Args:
             to: the level of the added patient
@@ -103,11 +103,11 @@ class _World:
 
 
 def reveals_few(groups: Sequence[Group], least: int) -> bool:
-    """True if sums and differences of these groups' totals reveal a total of fewer than `least` patients.
+    """True if sums and differences of the groups' totals reveal a total over fewer than `least` patients.
 
     Patients who are in exactly the same groups form one atom. Each group is a row of 0 and 1 over the atoms, and the
-    totals reveal every linear combination of these rows. A combination concerns few patients if it is zero outside a
-    set of atoms with fewer than `least` patients.
+    groups' totals reveal every linear combination of the rows. A linear combination concerns few patients if the
+    combination is zero outside a set of atoms with fewer than `least` patients.
     """
     everyone = sorted(frozenset[str]().union(*groups))
     marks: dict[tuple[bool, ...], int] = {}
@@ -121,7 +121,7 @@ def reveals_few(groups: Sequence[Group], least: int) -> bool:
     few = np.flatnonzero(sizes < least)
     for number in range(1, min(least - 1, len(few)) + 1):
         if comb(len(few), number) > MOST_SETS:
-            return True  # too many sets to check, so assume that a small group is revealed
+            return True  # there are too many sets to check, so assume that a small group is revealed
         several = np.array([*combinations(few.tolist(), number)])
         several = several[sizes[several].sum(1) < least]
         within = projector[several[:, :, None], several[:, None, :]]
@@ -137,7 +137,7 @@ def scores_of(
     levels: Mapping[Level, Group],
     told: Mapping[Level, Resolution],
 ) -> list[SubgroupScore]:
-    """Return the rounded score of each level.
+    """Return the rounded score of each subgroup level.
 
     Args:
         told: the rounding of each level whose score may leave
@@ -184,7 +184,7 @@ def _spread(parts: Tensor, patients: Sequence[str], most: float) -> float:
 
 
 def some_of(data: Dataset, places: Sequence[int]) -> Dataset:
-    """Return a subset of the cases without reading their data."""
+    """Return a subset of the cases without reading the data of the cases."""
     if isinstance(data, Cases):
         return Cases(data.inputs[places], data.targets[places], [data.patients[place] for place in places])
     return Subset(data, places)

@@ -1,4 +1,4 @@
-"""Train a site's networks on its cases."""
+"""Train a site's networks on the site's cases."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
@@ -25,7 +25,7 @@ from medsilo.schedule.train_context import TrainContext
 from medsilo.site.party import FILE_NAME
 from medsilo.tasks.site_data import SiteData, label_counts, names_of, patients_of
 
-if TYPE_CHECKING:  # needed only with differential privacy
+if TYPE_CHECKING:  # only training with differential privacy needs this module
     from medsilo.federation.private_site import PrivateSite
 
 # purpose from which the seeds of the training order are derived
@@ -33,8 +33,6 @@ SHUFFLE = "shuffle"
 
 
 class Trainer:
-    """Trains a site's networks for the rounds of a study."""
-
     def __init__(
         self,
         place: SiteContext,
@@ -52,27 +50,28 @@ class Trainer:
 
     @cached_property
     def drawn_from(self) -> int:
-        """The seed of random choices in training: the plan's seed, or the hospital's secret seed under differential
-        privacy of real patients."""
+        """The seed of random choices in training: the hospital's secret seed for private training on real patients, and
+        otherwise the plan's seed.
+        """
         plan = self.place.plan
         return self.protection.book.number("draws") if self.private and not plan.task.synthetic else plan.seed
 
     @property
     def samples(self) -> int:
-        """The number of training cases in this study."""
         return len(self.train)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------------ whose cases
     def truncate(self, cases: int | None) -> None:
-        """If the plan requires sites of equal size, keep only this number of training cases. Every call keeps the same
-        cases.
+        """If the plan requires sites of equal size, keep only a given number of training cases, and the same cases in
+        every call.
         """
         self.train = self.data.train
         all_of_them: int = len(self.train)  # type: ignore[arg-type]
         if not self.place.plan.training.truncate or cases is None or cases >= all_of_them:
             return
         seed = self.place.plan.seed
-        # Every call selects the same cases, and their number is rounded, so that the number reveals no single patient.
+        # The number of cases is rounded, so that the number reveals no single patient. A fixed seed selects the same
+        # cases in every call.
         if self.protection.on:
             unit = self.place.settings.count_unit(False)
             seed, cases = self.protection.book.number("truncate"), max(cases // unit, 1) * unit
@@ -103,7 +102,7 @@ class Trainer:
 
     # ------------------------------------------------------------------ a round
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
-        """Train a round of this phase, and return the mean training loss."""
+        """Train one round of a phase, and return the mean training loss."""
         plan = self.place.plan
         if plan.training.optimizer_state == "reset":
             self.state.make_optimizers()
@@ -117,7 +116,9 @@ class Trainer:
         return phase.train_round(bench)
 
     def bench(self, purpose: str, number: int, stop: Stop) -> TrainContext:
-        """Return the context in which a method trains; purpose and round determine the order of the data."""
+        """Return the context in which a method trains; the purpose and the round determine the order of the training
+        data.
+        """
         plan, site = self.place.plan, self.place.site
         step = None
         if perturbed := plan.algorithm.perturbation:
@@ -151,7 +152,7 @@ class Trainer:
         return weighted(task.goal.loss, torch.as_tensor(counted), task.goal.cross_entropy)
 
     def in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each case once, in batches, after the network's input layer has transformed it."""
+        """Yield each case once, in batches, transformed by the network's input layer."""
         plan = self.place.plan
         layer = plan.algorithm.input_layer(self.state.modules)
         seed = seed_for(self.drawn_from, self.place.site, "in order")
@@ -161,21 +162,20 @@ class Trainer:
             yield layer.eval()(inputs) if layer else inputs, targets
 
     def names(self, cases: Dataset) -> Sequence[str] | None:
-        """Return the names of the cases, which seed each case's random augmentation under differential privacy; None
-        without differential privacy.
+        """Under differential privacy, return the names of the cases, since each case's name seeds the random
+        augmentation of the case.
         """
         return names_of(cases) if self.private else None
 
     def labels(self) -> list[int]:
-        """Return the number of training cases of each class."""
         return label_counts(self.data.train, self.place.plan.task.goal.classes)
 
 
 class RoundCases:
-    """Passes a site's training cases through networks in one round."""
+    """Trains networks on a site's cases in one round."""
 
     def __init__(self, trainer: Trainer, purpose: str, number: int, stop: Stop) -> None:
-        """Prepare one pass of a round over the cases.
+        """Prepare a pass over the training cases in one round.
 
         Args:
             purpose: the purpose from which the seed of the order is derived
@@ -206,8 +206,8 @@ class RoundCases:
             order = generator_for(plan.seed, site, self.purpose, self.number, number)
             data = islice(batches(cases, size, compute, order), most)
         if layer := plan.algorithm.input_layer(own.state.modules):
-            # Under differential privacy, the input layer must not learn here, because each case would influence how
-            # other cases are transformed.
+            # Under differential privacy, the input layer must not learn, because each case would influence how other
+            # cases are transformed.
             data = passed_through(layer, data, learns=self.learns and self.private is None)
         return train_epoch(data, lessons, compute, self.stop)
 

@@ -1,7 +1,8 @@
 """Run a job's training script in an isolated process, the hospital's airlock.
 
-A received job is converted first. The job's code moves to a folder outside Python's path, so NVFlare's process for the
-job does not load it. The job's configuration is replaced, except for the script's name and arguments.
+A received job is converted before it runs. The job's code moves to a folder outside Python's path, so that NVFlare's
+process for the job does not load the code. The conversion replaces the job's configuration, except for the script's
+name and arguments.
 """
 
 import json
@@ -51,7 +52,7 @@ Argument = Annotated[str, Field(max_length=10_000)]
 
 
 class ScriptStart(Section):
-    """The command that starts a job's script, as in the file `script.json`."""
+    """The command that starts a job's script, in the form of the file `script.json`."""
 
     file: Annotated[
         str, Field(max_length=200, pattern=r"^\w([\w /-]|\.\w)*\.py$")
@@ -102,7 +103,7 @@ class AirlockExecutor(MedsiloExecutor):
 
     def _guard(self, fl_ctx: FLContext) -> None:
         guard(fl_ctx.get_engine().get_cell(), file_of_job(fl_ctx, paths.PLAN))
-        with suppress(Exception):  # the answer to "join" reports faults of the plan
+        with suppress(Exception):  # the site's answer to the request "join" reports faults of the plan
             self.plan = load_plan(file_of_job(fl_ctx, paths.PLAN))
             self.measured = self.plan.participation.limit is None
 
@@ -115,7 +116,7 @@ class AirlockExecutor(MedsiloExecutor):
         settings = super()._settings(fl_ctx)
         local = settings_folder(fl_ctx)
         named = (local / FILE_NAME, local / fl_ctx.get_identity_name() / FILE_NAME)
-        # In a simulation, no patients need protection.
+        # a simulation has no patients who need protection
         if kit_of(fl_ctx) is None and not any(map(Path.is_file, named)):
             return settings.changed({"public_data": True}, FILE_NAME)
         return settings
@@ -134,8 +135,9 @@ class AirlockExecutor(MedsiloExecutor):
 
 
 class AirlockLauncher(ClientProcessJobLauncher):
-    """Converts a job before NVFlare starts the job's process. This process then runs the script in an isolated
-    process."""
+    """Converts a job before NVFlare starts the job's process. The job's process then runs the script in an isolated
+    process.
+    """
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
         workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
@@ -153,7 +155,7 @@ def take_code_away(config: Path) -> None:
         config: The app's folder `config`.
     """
     app = config.parent
-    if (app / CUSTOM).exists():  # the folder has already moved if this is a restart of the job's process
+    if (app / CUSTOM).exists():  # after a restart of the job's process, the folder has already moved
         if any(path.is_symlink() for path in app.rglob("*")):
             raise Refused("the job has links in it")
         start_of(config)
@@ -170,10 +172,8 @@ def take_code_away(config: Path) -> None:
 
 
 def start_of(config: Path) -> ScriptStart:
-    """Return the command of a job's script from the job's configuration. Raises Refused without a valid command.
-
-    Args:
-        config: The folder that contains the job's configuration.
+    """Return the command of a job's script from the job's configuration. Raises Refused if the configuration has no
+    valid command.
     """
     try:
         if (config / DESCRIBED).is_file():  # a recipe with the option `room` wrote this file
@@ -187,11 +187,7 @@ def start_of(config: Path) -> ScriptStart:
 
 
 def site_configuration(plan: Path) -> dict[str, Any]:
-    """Return the NVFlare configuration for a site whose script runs in an isolated process.
-
-    Args:
-        plan: The file that contains the job's plan.
-    """
+    """Return the NVFlare configuration for a site whose script runs in an isolated process."""
     try:
         timeouts = limits(timeouts_of(load_plan(plan)), "site")
     except MedsiloError as error:

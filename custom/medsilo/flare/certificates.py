@@ -1,7 +1,7 @@
 """Warn 30, 7 and 1 days before the certificate of a startup kit expires.
 
-The kit's party logs the warning, and the server logs it, too. For the server, a hospital's heartbeats contain the
-hospital's certificate.
+The kit's party and the server log the warning. The server reads a hospital's certificate from the hospital's
+heartbeats.
 """
 
 import json
@@ -21,20 +21,24 @@ from medsilo.core.section import Section
 from medsilo.runs.events import Event
 
 KEPT = "certificates.json"  # file in a startup kit that contains the expiry times and the past warnings
-TOLD = "medsilo.certificate"  # the certificate's key in a hospital's heartbeat
-LARGEST, MOST = 64_000, 10_000  # most bytes of a certificate, and most names of parties
-DAYS, ENDED = (30, 7, 1), 0  # numbers of days before expiry at which to warn, and the number for "expired"
+TOLD = "medsilo.certificate"  # the key under which a hospital's heartbeat contains the certificate
+LARGEST, MOST = 64_000, 10_000  # limits on the bytes of a certificate and on the number of parties
+# numbers of days before expiry at which to warn, and the number that stands for an expired certificate
+DAYS, ENDED = (30, 7, 1), 0
 DAY = 86_400.0
 
 
 class _Kept(Section):
-    ends: dict[str, float] = Field(default_factory=dict, max_length=MOST)  # expiry by party, in seconds since 1970
-    # for each party, the number of days in the last warning: a value of DAYS, or ENDED
+    # expiry time of each party's certificate, in seconds since 1970
+    ends: dict[str, float] = Field(default_factory=dict, max_length=MOST)
+    # the number of days in the last warning about each party's certificate: a value of DAYS, or ENDED
     told: dict[str, int] = Field(default_factory=dict, max_length=MOST)
 
 
 def own_certificate(kit: Path) -> str:
-    """Return the text of a startup kit's certificate and of its root certificate, or "" if they can't be read."""
+    """Return the text of a startup kit's certificate and of its root certificate, or "" if the certificates can't be
+    read.
+    """
     for name in ("server.crt", "client.crt"):
         with suppress(OSError, ValueError):
             files = [kit / "startup" / name, kit / "startup/rootCA.pem"]
@@ -43,7 +47,9 @@ def own_certificate(kit: Path) -> str:
 
 
 def end_of(text: str) -> float | None:
-    """Return the earliest expiry time of several certificates, in seconds since 1970; None if they can't be read."""
+    """Return the earliest expiry time of several certificates, in seconds since 1970; None if the certificates can't be
+    read.
+    """
     try:
         found = x509.load_pem_x509_certificates(text.encode())
         return min(one.not_valid_after_utc for one in found).timestamp()
@@ -52,7 +58,9 @@ def end_of(text: str) -> float | None:
 
 
 class CertificateEnds:
-    """Records when certificates expire: a party's own, under the name "", and at the server those of all hospitals."""
+    """Records when certificates expire: the party's own certificate, and, at the server, the certificates of all
+    hospitals.
+    """
 
     def __init__(self, kit: Path) -> None:
         self.kit, self.file = kit, kit / KEPT
@@ -61,7 +69,7 @@ class CertificateEnds:
             self.kept = _Kept.from_values(json.loads(read_bounded(self.file, 8 << 20)), KEPT)
 
     def look(self, now: float) -> Iterator[Event]:
-        """Read the party's own certificate, and yield the warnings that are due about all recorded certificates."""
+        """Read the party's own certificate, and yield all warnings that are due, for all recorded certificates."""
         if (end := end_of(own_certificate(self.kit))) is not None:
             self._note("", end)
         while self.renewed:
@@ -73,11 +81,8 @@ class CertificateEnds:
                 yield Event("certificate", _words(days, end), name, needs_somebody=True)
 
     def heard(self, name: str, text: object) -> None:
-        """Record when a hospital's certificate expires, if the server's root authority issued it for this hospital.
-
-        Args:
-            name: The hospital's name.
-            text: The certificate in the hospital's heartbeat.
+        """Record when a hospital's certificate expires, if the server's root authority issued the certificate for this
+        hospital.
         """
         if not isinstance(text, str) or len(text) > 2 * LARGEST or len(self.kept.ends) >= MOST:
             return
@@ -87,17 +92,18 @@ class CertificateEnds:
             own.verify_directly_issued_by(root)
             if [one.value for one in own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)] == [name]:
                 end = min(own.not_valid_after_utc, root.not_valid_after_utc).timestamp()
-                self._note(name, max(end, self.kept.ends.get(name, end)))  # an old certificate may arrive again
+                # a heartbeat may contain an old certificate again
+                self._note(name, max(end, self.kept.ends.get(name, end)))
 
     def ended(self, names: Collection[str], now: float) -> list[str]:
-        """Return those of the named hospitals whose certificates have expired. "" stands for the party itself."""
+        """Return the named hospitals whose certificates have expired; "" stands for the party of this process."""
         return [name for name in ("", *sorted(names)) if self.kept.ends.get(name, now + 1) <= now]
 
     def _note(self, name: str, end: float) -> None:
         if (before := self.kept.ends.get(name)) != end:
             if before is not None and end > before:
                 self.renewed.append(Event("certificate", f"it was renewed, and ends on {_day(end)}", name))
-            # Forget the warnings about the previous certificate.
+            # A new certificate ends the warnings about the previous certificate.
             told = {one: days for one, days in self.kept.told.items() if one != name}
             self._keep({**self.kept.ends, name: end}, told)
 

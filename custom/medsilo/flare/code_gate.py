@@ -1,6 +1,6 @@
 """Decide if a job that contains code may start at a hospital that approves plans.
 
-The startup kit's process decides this before any code of the job runs.
+The startup kit's process decides before any code of the job runs.
 """
 
 import json
@@ -26,7 +26,7 @@ from medsilo.site.job_code import PLAN, JobCode, as_brought
 from medsilo.site.settings import SiteSettings
 from nvflare_reliability.kit_patches import AskingDeployer, has_image_of_its_own
 
-# These imports load PyTorch, which only the approval of code needs.
+# The imported modules load PyTorch, which only the approval of code needs.
 if TYPE_CHECKING:
     from medsilo.federation.site_context import SiteContext
     from medsilo.plan import Plan
@@ -39,23 +39,23 @@ NO_NOISE = (
     "this hospital demands differential privacy of every study (privacy in its medsilo.yaml), and nobody counts what a "
     "job's own code sends; run a task of medsilo's"
 )
-UNNAMED = "job"  # used if the job's name is not valid as the study's name
+UNNAMED = "job"  # name of a study whose job has an invalid name
 LARGEST_META = 1 << 20  # most bytes of a job's meta.json
 
 
 def ask_when_deploying(engine: Any) -> None:
-    """Let the hospital's process check each job that it unpacks. The lead then sees why a job is rejected.
+    """Let the hospital's process check each job during unpacking, so that the lead sees why a job is rejected.
 
-    If the startup kit configures its own component for unpacking, nothing changes.
+    A startup kit that configures its own component for unpacking keeps this component.
     """
     if engine.get_component(SystemComponents.APP_DEPLOYER) is None:
         engine.add_component(SystemComponents.APP_DEPLOYER, AskingDeployer(why_not_deployed))
 
 
 def why_not_deployed(workspace: Workspace, job: str, fl_ctx: FLContext) -> str:
-    """Return the reason why this hospital rejects an unpacked job, or "" if it accepts the job.
+    """Return the reason why this hospital rejects an unpacked job, or "" if the hospital accepts the job.
 
-    The reason is also written as an event.
+    The function also writes the reason to the kit's events.log.
     """
     meta = _meta(Path(workspace.get_job_meta_path(job)))
     reason = why_not_started(fl_ctx, {**meta, JobMetaKey.JOB_ID.value: job}) if meta.get(AppValidationKey.BYOC) else ""
@@ -65,11 +65,7 @@ def why_not_deployed(workspace: Workspace, job: str, fl_ctx: FLContext) -> str:
 
 
 def why_not_started(fl_ctx: FLContext, meta: Mapping[str, Any]) -> str:
-    """Return the reason why this hospital rejects a job that contains code, or "" if it accepts the job.
-
-    Args:
-        meta: The job's metadata.
-    """
+    """Return the reason why this hospital rejects a job that contains code, or "" if the hospital accepts the job."""
     try:
         if kit := kit_of(fl_ctx):
             AcceptedSettings(kit).check()
@@ -78,7 +74,7 @@ def why_not_started(fl_ctx: FLContext, meta: Mapping[str, Any]) -> str:
             return NO_NOISE
         if refusal := settings.refuses(trains=True):
             return f"{refusal}; a job's own code may train"
-        if kit:  # even without approvals, because a ledger must record the numbers that the script sends
+        if kit:  # also in a hospital without approvals, because a ledger must record the numbers that the script sends
             accept_at_first(kit, settings, fl_ctx)
         if settings.approval_of() == "none":
             return ""
@@ -104,10 +100,10 @@ def place_of_job(
 ) -> "SiteContext":
     """Return the site's context for a job that contains code, before the server has sent the study's name.
 
-    If the hospital approves plans, the context describes the code. Raises MedsiloError if the code is invalid.
+    If the hospital approves plans, the context contains a description of the job's code. Raises MedsiloError if the
+    code is invalid.
 
     Args:
-        app: The folder of the job's unpacked app.
         has_run: Whether the app's code has already been started.
     """
     from medsilo.federation.site_context import SiteContext

@@ -1,4 +1,4 @@
-"""Run a site of a study as an executor of NVFlare's client."""
+"""Run a study's site as an executor in NVFlare's client."""
 
 import json
 import math
@@ -53,13 +53,7 @@ from nvflare_reliability.patches import GARBAGE, audit_without_fail
 
 
 def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> None:
-    """Append a line to a site's log of answers. Errors of the disk are ignored.
-
-    Args:
-        folder: The site's folder.
-        asked: The facts of the server's request.
-        told: Further values of the line.
-    """
+    """Append a line to a site's log of answers, and ignore errors of the disk."""
     if asked is not None:
         number = asked.get("round")
         known = isinstance(number, int) and 0 <= number <= MOST_ROUNDS
@@ -74,7 +68,7 @@ def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> N
 
 # seconds without an error after which the same error is logged again
 QUIET = 600.0
-# most kinds of errors that one job may log, because a malicious server could fill the log by provoking errors
+# limit on the kinds of errors that one job may log, because a malicious server could fill the log by provoking errors
 MOST_KINDS = 20
 
 
@@ -83,11 +77,13 @@ class SiteEvents(StudyEvents):
 
     def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
         super().__init__(kit, job, study)
-        self.runs = False  # whether the job's begin was logged, and its end was not
-        self.wrong = dict[str, float]()  # for each kind of recent error, the time when it last occurred
+        self.runs = False  # whether the log has the beginning of the job, but not the end
+        self.wrong = dict[str, float]()  # for each kind of recent error, the time of the last error
 
     def begin(self, text: str) -> None:
-        """Log that the site begins or continues a job. Before, log it if an earlier process ended silently."""
+        """Log that the site begins or continues a job, and first log an earlier process that ended without a log
+        entry.
+        """
         before = fates(self.kit).get(self.job) if self.kit else None
         if before in RUNNING:
             self.tell("failed", "this site's process for the job was ended; another goes on")
@@ -95,7 +91,7 @@ class SiteEvents(StudyEvents):
         self.runs = True
 
     def end(self, text: str) -> None:
-        """Log once that the job ended at this site."""
+        """Log that the job ended at this site, unless the end is already logged."""
         if self.runs:
             self.runs = False
             self.tell("ended", text)
@@ -120,27 +116,31 @@ class SiteEvents(StudyEvents):
         self.wrong[kind] = now
 
 
-# If the plan sets no time limit, a site gives up an answer after so many seconds without work.
+# If the plan sets no time limit, a site gives up an answer after this many seconds without work.
 STOOD_STILL = 600.0
-LOOK = 10.0  # seconds between two checks whether the training processes work
-LEAST = 0.05  # smallest fraction of one core's time that counts as work
+LOOK = 10.0  # seconds between two checks that the training processes are working
+LEAST = 0.05  # the training processes are working if they use at least this fraction of one core's time
 ABORT_POLL = 0.2  # seconds between two checks whether the job was aborted
 
 
 class MedsiloExecutor(Executor):
-    """Answers the server's messages. An error becomes a rejection, whose text the site may send to the server."""
+    """Answers the server's messages. An error becomes a rejection with a text that the site may send to the server."""
 
-    participant: Callable[..., Participant] = staticmethod(participant_of)  # benchmarks replace this function
+    # a factory of participants, which benchmarks replace
+    participant: Callable[..., Participant] = staticmethod(participant_of)
 
     def __init__(self) -> None:
         super().__init__()
-        self.working: tuple[Site, Clock] | None = None  # the site of the present study, and the clock of its time limit
+        # the site of the present study, and the clock of the study's time limit
+        self.working: tuple[Site, Clock] | None = None
         self.folder: Path | None = None  # the site's folder in the study's run
-        self.give_back: Callable[[], None] | None = None  # releases the lock by which the study runs at this hospital
-        self.gate: Gate | None = None  # set if the job's plan is valid
+        self.give_back: Callable[[], None] | None = None  # releases the slot of the hospital in which the study runs
+        # the object that limits the size of messages; None unless the job's plan is valid
+        self.gate: Gate | None = None
         self.events = SiteEvents(None)
         self.measured = False  # whether the plan sets no time limit for an answer
-        self.worker = ThreadPoolExecutor(1)  # makes an answer, while the calling thread checks if the job was aborted
+        # the thread that computes an answer, while the calling thread checks if the job was aborted
+        self.worker = ThreadPoolExecutor(1)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
@@ -148,7 +148,8 @@ class MedsiloExecutor(Executor):
             reuse_blocks()
             os.umask(0o077)  # only this user account may read logs
             audit_without_fail()
-            # The parent is NVFlare's client. If the hospital stops this client, the job's process must end, too.
+            # The parent process is NVFlare's client; if the hospital stops NVFlare's client, the job's process must
+            # end, too.
             end_with(os.getppid())
             self._guard(fl_ctx)
             self.events = SiteEvents.of(fl_ctx, "client")
@@ -164,7 +165,7 @@ class MedsiloExecutor(Executor):
     def _guard(self, fl_ctx: FLContext) -> None:
         """Make the site reject messages from the server that are larger than the plan allows.
 
-        Faults of the plan are ignored here, because the answer to "join" reports them.
+        This function ignores faults of the plan, because the site's answer to the request "join" reports these faults.
         """
         cell = fl_ctx.get_engine().get_cell()
         gate = Gate(cell, Bounds())
@@ -178,7 +179,7 @@ class MedsiloExecutor(Executor):
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         started, parcel = time.monotonic(), StudyMessage()
-        checks: list[Callable[[], None]] = []  # called regularly while the site makes its answer
+        checks: list[Callable[[], None]] = []  # called regularly while the site computes an answer
 
         def stop() -> None:
             if abort_signal.triggered:
@@ -214,18 +215,15 @@ class MedsiloExecutor(Executor):
             add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
             self._write_private(error, fl_ctx)
             died = isinstance(error, Died)
-            own = reason.replace("--kit KIT", f"--kit {self.events.kit or 'KIT'}")  # the sent text has no path
+            # the text that the site sends contains no path
+            own = reason.replace("--kit KIT", f"--kit {self.events.kit or 'KIT'}")
             self.events.on_answer(own, died, passes(error))
             if self.folder:
                 note(self.folder, parcel.facts, kind="died" if died else "refused", reason=own)
             return refusal(reason, passes(error), isinstance(error, Lacks))
 
     def _begin(self, parcel: StudyMessage, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
-        """Begin a study at this site. Returns the site and the clock of its time limit.
-
-        Args:
-            parcel: The first message of the study.
-        """
+        """Begin a study, and return the site together with the clock of the study's time limit."""
         study, site = parcel.facts["study"], fl_ctx.get_identity_name()
         if not is_safe_name(study):
             raise Refused("the study's name has odd characters")
@@ -271,12 +269,7 @@ class MedsiloExecutor(Executor):
             note(self.folder, kind="died", reason=reason)
 
     def _among(self, plan: Plan, sites: Sequence[str], site: str) -> Plan:
-        """Return the plan. If the plan names no sites, the server's list of sites is filled in.
-
-        Args:
-            sites: The server's list of sites.
-            site: This site, which the list must contain.
-        """
+        """Return the plan, completed with the server's list of sites if the plan names no sites."""
         if plan.participation.sites:
             return plan
         if site not in sites:
@@ -289,7 +282,8 @@ class MedsiloExecutor(Executor):
     def _write_private(self, error: Exception, fl_ctx: FLContext) -> None:
         """Write the details of an error to a private file.
 
-        The details of an error may name patients, so they must not be in NVFlare's logs, which a site may send.
+        The details of an error may name patients, so these details must not be in NVFlare's logs, which a site may
+        send.
         """
         try:
             folder = self.folder or output_folder(fl_ctx, settings_of_site(fl_ctx))
@@ -301,7 +295,7 @@ class MedsiloExecutor(Executor):
 
 
 class Busy:
-    """Checks that the training processes work, by the processor time that they use."""
+    """Checks by the used processor time that the training processes are working."""
 
     def __init__(self) -> None:
         self.looked = self.worked = time.monotonic()
@@ -322,11 +316,11 @@ class Busy:
 def _used() -> float:
     """Return the processor time in seconds that all child processes have used.
 
-    Without child processes, return the processor time of this process.
+    If there are no child processes, return the processor time of this process.
     """
     own, used = psutil.Process(), 0.0
     for process in own.children(recursive=True) or [own]:
-        with suppress(psutil.Error):  # the process has ended
+        with suppress(psutil.Error):  # a process that has ended raises psutil.Error
             used += sum(process.cpu_times()[:2])
     return used
 
@@ -334,12 +328,13 @@ def _used() -> float:
 def _await(work: Future, stop: Callable[[], None]) -> Shareable:
     """Wait for the result of a thread's work, and call `stop` regularly.
 
-    If `stop` raises an error here, `stop` also raises an error in the thread before the next batch.
+    If `stop` raises an error in the waiting thread, `stop` also raises an error in the working thread before the next
+    batch.
     """
     while True:
         try:
             return work.result(timeout=ABORT_POLL)
         except NotYet:
-            if work.done():  # the work itself raised a TimeoutError
+            if work.done():  # the finished work has raised a TimeoutError
                 raise
             stop()

@@ -1,7 +1,7 @@
 """Filter the answers of all jobs at a hospital whose `local/privacy.json` names this filter.
 
 If the filter raises an error, NVFlare sends a rejection without tensors in place of the answer. The audit logs of the
-hospital and of the server have the reason.
+hospital and of the server contain the reason of the rejection.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,8 @@ from medsilo.flare.wire import META
 class OnlyTheseGroups(Filter):
     """Lets an answer pass only if the hospital's list contains all groups of tensors in the answer.
 
-    An answer that is a rejection always passes. `medsilo disclosure` lists the groups of tensors that a job sends.
-
-    Args:
-        groups: The hospital's list.
+    An answer that is a rejection always passes the filter. `medsilo disclosure` lists the groups of tensors that a job
+    sends.
     """
 
     def __init__(self, groups: Sequence[str]) -> None:

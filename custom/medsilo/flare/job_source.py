@@ -13,19 +13,18 @@ from medsilo.runs import paths
 
 CONFIG = Path("app/config")
 PLAN = CONFIG / paths.PLAN
-JOBS = Path("jobs")  # folder in which a job is found by its name
+JOBS = Path("jobs")  # folder in which medsilo finds a job by its name
 YAML = (".yaml", ".yml")  # suffixes of a file that contains a plan
 LARGEST_FILE = 1 << 28  # most bytes of each file in a job
 SHIPPED = ROOT / "jobs" if (ROOT / "jobs").is_dir() else PLACE.parent / "jobs"
 
 
 def shipped_jobs() -> list[str]:
-    """Return the names of the jobs that come with medsilo."""
     return sorted(path.parents[2].name for path in SHIPPED.glob(f"*/{PLAN}"))
 
 
 def shipped(job: Path) -> Path | None:
-    """Return the folder of the included job that has a name; None if no included job has this name.
+    """Return the folder of the included job with the given name, or None if no included job has this name.
 
     Args:
         job: The name, such as `fedavg` or `jobs/fedavg`.
@@ -35,11 +34,10 @@ def shipped(job: Path) -> Path | None:
 
 
 def values_of(job: Path, read: Callable[[Path], Any]) -> Any:
-    """Return the values of a plan, which are not validated.
+    """Return the values of a plan without validating the values.
 
     Args:
         job: The folder of a job, or a file that contains a plan.
-        read: Reads the file.
     """
     return read(job / PLAN if (job / PLAN).is_file() else job)
 

@@ -18,8 +18,9 @@ from medsilo.site.job_code import JobCode
 META = "meta.json"
 SERVER, CLIENT = "config_fed_server.json", "config_fed_client.json"
 CUSTOM = Path("app/custom")
-# A job without code contains this file instead. Because of this file, NVFlare accepts the job's classes despite an
-# empty class_allow_list. A submitted job does not contain this file, so that a hospital's class_allow_list applies.
+# A job without code contains this file in place of the code. Because of this file, NVFlare accepts the job's classes
+# despite an empty class_allow_list. A submitted job does not contain this file, so that a hospital's class_allow_list
+# applies.
 NO_CODE = CUSTOM / "README.md"
 LARGEST_JSON = 1 << 20  # most bytes of each file in a job's configuration
 
@@ -37,8 +38,6 @@ def plan_of(
         job: A job as in `find_job`, or a file that contains a plan.
         changes: Changes to the plan, of the form `key.subkey=value`.
         plan: A file whose plan replaces the job's plan. Only the job's method is kept.
-        allowed: As in `parse_plan`.
-        here: As in `parse_plan`.
     """
     is_file = Path(job).suffix in YAML or Path(job).is_file()
     own = Path(job) if is_file else find_job(job)
@@ -55,7 +54,6 @@ def plan_of(
 
 
 def has_code(job: Path) -> bool:
-    """True if a job contains code."""
     return any(path.is_file() and path != job / NO_CODE for path in (job / CUSTOM).rglob("*"))
 
 
@@ -71,7 +69,7 @@ def code_of(job: Path, plan: Plan, app: Path | None = None) -> JobCode | None:
 
 
 def app_at(job: str | Path, site: str = "") -> Path | None:
-    """Return the folder of a site's app in a job that has an app for each site. Returns None for other jobs.
+    """Return the folder of a site's app, or None if the job does not have a separate app for each site.
 
     Args:
         site: The site's name; by default the first site.
@@ -88,7 +86,7 @@ def app_at(job: str | Path, site: str = "") -> Path | None:
 
 
 def scope_of(job: Path | str) -> str | None:
-    """Return the privacy scope that a job's meta.json names, or None."""
+    """Return the privacy scope that a job's meta.json names, or None if the file names no scope."""
     found = find_job(job)
     scope = None if found.is_file() else json_of(found, META).get("scope")
     if scope is not None and not isinstance(scope, str):

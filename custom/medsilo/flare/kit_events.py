@@ -43,12 +43,12 @@ from nvflare_reliability.liveness import EXPELLED, REFUSES, WAITS, Silent
 from nvflare_reliability.returning_sites import hear_of_processes
 from nvflare_reliability.revocation import LARGEST, LIST, is_newer, list_in
 
-LOOK = 2.0  # seconds between two checks of the connections
-# seconds after which a party without a connection counts as absent; a lost connection is often restored earlier
+LOOK = 2.0  # seconds between two checks of the parties' connections
+# seconds without a connection after which a party counts as absent; most lost connections are restored earlier
 GRACE = 10.0
-# seconds without a heartbeat after which a party is called; a party sends a heartbeat every ten seconds
+# seconds without a heartbeat after which the server calls a party; a party sends a heartbeat every ten seconds
 LATE = 11.0
-# seconds after a party's return in which the registration of another of its processes causes no event
+# For this many seconds after a party's return, another process of the party may register without an event
 SETTLED = 60.0
 # NVFlare's message in the error log of a job's process if a class is not allowed
 NOT_ALLOWED = re.compile(r"Component '([\w.]{1,200})'[^\n]{0,300} is not in allow_list(?!; allowing)")
@@ -63,21 +63,24 @@ TWICE = 30.0
 
 @dataclass(frozen=True)
 class Seen:
-    """A party's state at one check: whether it is connected, and when its last message arrived (wall clock)."""
+    """The state of a party at one check: whether the party is connected, and the wall-clock time of its last
+    message.
+    """
 
     connected: bool
     last_heard: float
-    token: str = ""  # changes when the party's processes are restarted
-    cell: str = ""  # the name of the party's cell, by which NVFlare addresses its process
+    token: str = ""  # the party's session token, which changes when the party's processes are restarted
+    cell: str = ""  # the name of the party's cell, by which NVFlare addresses the party's process
 
 
 @dataclass
 class Attendance:
     """Records which parties are connected and which are absent, and when each party's last message arrived."""
 
-    direct: set[str] = field(default_factory=set)  # sites that have had a direct connection
-    heard: dict[str, tuple[float, float]] = field(default_factory=dict)  # last_heard, and the time when it last changed
-    lost: dict[str, float] = field(default_factory=dict)  # for each lost connection, the time at which it was lost
+    direct: set[str] = field(default_factory=set)  # parties that have had a direct connection to this process
+    # `last_heard`, and the time of the last change of `last_heard`
+    heard: dict[str, tuple[float, float]] = field(default_factory=dict)
+    lost: dict[str, float] = field(default_factory=dict)  # the time at which each lost connection was lost
     there: dict[str, bool] = field(default_factory=dict)
     returned: dict[str, float] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
@@ -88,9 +91,7 @@ class Attendance:
         """Yield events about parties that have connected or become absent since the last check.
 
         Args:
-            seen: The state of each party that is registered now.
             now: The time of a monotonic clock, in seconds.
-            expelled: The parties that the consortium has expelled.
             deaf: The parties that do not answer calls.
         """
         for name, one in seen.items():
@@ -116,13 +117,14 @@ class Attendance:
         return Event("back", text, name)
 
     def late(self, seen: Mapping[str, Seen], now: float) -> dict[str, str]:
-        """Return the parties whose heartbeats are late, and the cell of each."""
+        """Return the parties whose heartbeats are late, each with the name of its cell."""
         return {name: one.cell for name, one in seen.items() if now - self.heard.get(name, (0, now))[1] > LATE}
 
     def _missing(self, name: str, seen: Seen | None, now: float, is_deaf: bool) -> str | None:
         """Return the reason why a party is absent.
 
-        Returns None if the party is connected, and "" if its connection was lost so recently that it may be restored.
+        Returns None if the party is connected, and "" if the party's connection was lost so recently that it may soon
+        be restored.
         """
         if seen is None:
             return "it signed off, or the server gave it up"
@@ -135,7 +137,7 @@ class Attendance:
 
 
 class WorkingTime:
-    """A clock that stands still while this process is suspended, because the process then receives no messages."""
+    """A clock that stands still while this process is suspended, because a suspended process receives no messages."""
 
     def __init__(self) -> None:
         self.at, self.worked = time.monotonic(), 0.0
@@ -148,20 +150,23 @@ class WorkingTime:
 
 
 class EventKeeper:
-    """Signs a startup kit's events.log, every hour and when the kit's process ends, and logs counts of rejections."""
+    """Logs counts of rejections, and signs a startup kit's events.log every hour and at the end of the kit's
+    process.
+    """
 
     def __init__(self, kit: Path | None, chain: EventChain | None) -> None:
-        """Keep the events of a startup kit.
+        """Sign the events of a startup kit.
 
         Args:
-            kit: The kit's folder.
-            chain: Signs the log. None: the kit has no key.
+            chain: Signs the log; None if the kit has no key.
         """
         self.kit, self.chain, self.has_ended = kit, chain, False
 
     @classmethod
     def of(cls, fl_ctx: FLContext, party: str) -> Self:
-        """Return the event keeper for this process's startup kit. The event keeper handles the signal SIGTERM."""
+        """Return the event keeper for this process's startup kit, and let the event keeper handle the signal
+        SIGTERM.
+        """
         files = kit_of(fl_ctx, party)
         keeper = cls(kit_folder(fl_ctx), EventChain(files) if files else None)
         if threading.current_thread() is threading.main_thread():
@@ -170,7 +175,7 @@ class EventKeeper:
 
     def look(self) -> None:
         """Log the counts of rejections. Sign the log if an hour has passed, or if the kit's process will be stopped."""
-        with suppress(Exception):  # the next check repeats a failed check
+        with suppress(Exception):  # an error in one check must not end the series of checks
             if self.kit:
                 tell_counts(self.kit)
                 stops = (self.kit / STOP).exists()
@@ -180,17 +185,17 @@ class EventKeeper:
                     self.end()
 
     def end(self) -> None:
-        """Sign the log, unless an earlier call has already signed it."""
+        """Sign the log, unless an earlier call has already signed the log."""
         if self.chain and not self.has_ended:
             self.has_ended = True
-            with suppress(Exception):  # an error must not prevent the end of the process
+            with suppress(Exception):  # an error must not prevent the end of the kit's process
                 self._sign(self.chain.sign)
 
     def _sign(self, sign: Callable[[], None]) -> None:
         try:
             sign()
         except Passing:
-            raise  # the error is temporary: the kit is being renewed
+            raise  # an error of the type Passing is temporary, for example during a renewal of the kit
         except MedsiloError as error:
             if self.kit:
                 write(self.kit, Event("refused", f"{error}; {REMEDY}", needs_somebody=True, by="events.log"))
@@ -203,13 +208,13 @@ class EventKeeper:
 
 
 class ServerEvents(FLComponent):
-    """Writes the server's events: a party connects, becomes absent, or is rejected."""
+    """Writes an event at the server if a party connects, becomes absent, or is rejected."""
 
     def __init__(self) -> None:
         super().__init__()
         self.attendance, self.keeper = Attendance(), EventKeeper(None, None)
-        self.certificates: CertificateEnds | None = None  # set when the server starts
-        # for each hospital of which two processes run: the first and the last time when this was noticed
+        self.certificates: CertificateEnds | None = None  # None until the server starts
+        # for each hospital with two running processes: the first and the last time at which the server noticed both
         self.twice: dict[str, tuple[float, float]] = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -235,7 +240,7 @@ class ServerEvents(FLComponent):
         silent.listen()
         while not engine.server.shutdown:
             self.keeper.look()
-            with suppress(Exception):  # the next check repeats a failed check
+            with suppress(Exception):  # an error in one check must not end the series of checks
                 expelled = [name for name in self.attendance.there if is_expelled(engine, name)]
                 seen, now = connections(engine), clock()
                 for event in self.attendance.look(seen, now, expelled, silent.deaf):
@@ -247,11 +252,7 @@ class ServerEvents(FLComponent):
 
     @staticmethod
     def _process_of_job(kit: Path, job: str, hospital: str, runs: bool) -> None:
-        """Log that a job's process died at a connected hospital, or that the process was started again.
-
-        Args:
-            runs: Whether the process was started again.
-        """
+        """Log that a job's process died at a connected hospital, or that the process was started again."""
         listed = studies_of(kit).glob(f"*/{paths.JOBS}")
         study = next((file.parent.name for file in listed if job in file.read_text("utf-8", "replace").split()), job)
         if runs:
@@ -261,14 +262,15 @@ class ServerEvents(FLComponent):
             write(kit, Event("away", told, hospital, study, job, needs_somebody=True))
 
     def _registered(self, fl_ctx: FLContext) -> None:
-        """Write an event if the server has rejected the registration of a party."""
+        """Write an event about a party whose registration the server has rejected."""
         self._refuse(plain(fl_ctx.get_prop(FLContextKey.UNAUTHENTICATED) or ""), REGISTERING, fl_ctx)
 
     def _heard(self, fl_ctx: FLContext) -> None:
-        """Handle two processes of one startup kit. NVFlare knows only the process that registered last.
+        """Handle the case that two processes of one startup kit run. NVFlare knows only the process that registered
+        last.
 
-        If the known process is gone, the server logs this process out, so that the other process can register at its
-        next heartbeat. Without this logout, NVFlare would wait ten minutes.
+        If the process that NVFlare knows is gone, the server logs this process out, so that the other process can
+        register at its next heartbeat. Without this logout, NVFlare would wait ten minutes before a registration.
         """
         name = (fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR) or "").rpartition(": ")[2]
         if not name:
@@ -306,7 +308,6 @@ def reason_of_failure(kit: Path, job: str) -> str:
 
 
 def connections(engine: Any) -> dict[str, Seen]:
-    """Return the state of each hospital that is registered at the server."""
     cell = engine.get_cell()
     return {
         client.name: Seen(
@@ -317,11 +318,7 @@ def connections(engine: Any) -> dict[str, Seen]:
 
 
 def launcher_of_code(local: Path) -> JobLauncherSpec | None:
-    """Return this hospital's launcher for a job that contains code. None: NVFlare's launcher starts the job.
-
-    Args:
-        local: The startup kit's folder `local`.
-    """
+    """Return this hospital's launcher for a job that contains code, or None if NVFlare's launcher starts the job."""
     from medsilo.airlock.room import ability
     from medsilo.flare.airlock_executor import AirlockLauncher
     from medsilo.site.settings import SiteSettings
@@ -346,9 +343,6 @@ def take_revoked(kit: Path, told: object) -> None:
     """Save the server's list of revoked certificates, if the list is newer than the saved list.
 
     A list that the root authority has not signed is ignored.
-
-    Args:
-        told: The list that the server sent.
     """
     with suppress(OSError, ValueError):
         if isinstance(told, str) and len(told) <= LARGEST and is_newer(text := told.encode(), kit):
@@ -357,7 +351,9 @@ def take_revoked(kit: Path, told: object) -> None:
 
 
 class RefusingLauncher(JobLauncherSpec):
-    """Rejects a job, and states the reason. NVFlare would ignore an event handler's error, but not a launcher's."""
+    """Rejects a job, and states the reason. NVFlare would ignore an error of an event handler, but reports an error of
+    a launcher.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__()
@@ -378,7 +374,7 @@ class OnlyLauncher(list[JobLauncherSpec]):
 
 
 class HospitalEvents(LostConnections):
-    """Writes a hospital's events: it connects to the server, loses the connection, or rejects a job.
+    """Writes an event if the hospital connects to the server, loses the connection, or rejects a job.
 
     If a hospital approves plans, this component starts a job with code only after the hospital has approved the job's
     plan and code. If the hospital has an airlock, the job's script runs in the airlock.

@@ -18,14 +18,15 @@ from medsilo.site.settings import SiteSettings
 # the identifier that NVFlare gives a job; a job's folder has the same name
 JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 RUNS = ("DISPATCHED", "RUNNING")
-AUDIT = "audit.log"  # the file in which NVFlare logs a job's requests, their senders, and rejections
+AUDIT = "audit.log"  # the file in which NVFlare logs the requests of a job, with senders and rejections
 
 
 def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Old]:
     """Return the removable files in the startup kit of a server or a hospital.
 
-    Removable are files of old studies and the folders of ended jobs. At the server, stored jobs and their results are
-    removable, too. A job is not removable if a process runs it, or if an unfinished study may continue from it.
+    Files of old studies and folders of ended jobs are removable; at a server, stored jobs and results of jobs are
+    removable, too. A job is not removable if a process runs the job, or if an unfinished study may continue from the
+    job.
 
     Args:
         days: The smallest age of a removable file, in days.
@@ -45,7 +46,6 @@ def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Ol
 
 
 def studies_of(kit: Path) -> Path:
-    """Return the folder that contains the studies of a startup kit."""
     local = kit / "local"
     return (SiteSettings.read(local) if (local / FILE_NAME).is_file() else SiteSettings()).studies_in(kit)
 
@@ -62,16 +62,14 @@ def storage_of(kit: Path) -> Path | None:
 
 
 def command_lines() -> str:
-    """Return the command lines of all processes. The command line of a job's process contains the job's identifier."""
+    """Return the command lines of all processes, since the command line of a job's process contains the job's
+    identifier.
+    """
     return "\n".join(word for one in psutil.process_iter(["cmdline"]) for word in one.info["cmdline"] or ())
 
 
 def _needed(studies: Path, unfinished: float) -> set[str]:
-    """Return the jobs from which unfinished studies may continue. Abandoned studies are skipped.
-
-    Args:
-        unfinished: The age in days from which an unfinished study counts as abandoned.
-    """
+    """Return the jobs from which unfinished studies may continue, without the jobs of abandoned studies."""
     needed: set[str] = set()
     for path in studies.glob(f"*/{paths.JOBS}"):
         goes_on = any((path.parent / paths.CHECKPOINTS).glob(paths.ROUND_FILES)) and not is_finished(path.parent)
@@ -87,7 +85,7 @@ def _stored(jobs: Path, running: str, needed: set[str]) -> Iterator[Old]:
         try:
             status = str(json.loads((folder / "meta").read_text(encoding="utf-8"))["status"])
         except (OSError, ValueError, LookupError, TypeError):
-            continue  # the server is still receiving the job
+            continue  # a job that the server is still receiving has no readable status
         if is_over(status):
             yield Old.of(folder, f"a job that has ended ({status.removeprefix(OVER).lower()}), and its results")
         elif status in RUNS:

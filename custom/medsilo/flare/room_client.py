@@ -31,7 +31,9 @@ def is_inside() -> bool:
 
 
 def told() -> dict[str, Any]:
-    """Return the facts that the site's process has passed: the names of the site, the study and the job, and a seed."""
+    """Return the facts that the site's process passed to the sandbox: the names of the site, the study and the job, and
+    a seed.
+    """
     return json.loads(os.environ[INSIDE])
 
 
@@ -59,7 +61,7 @@ class RoomAPI(InProcessClientAPI):
     """NVFlare's Client API for a script in an isolated process."""
 
     def __init__(self, end: End | None, rank: str = "0") -> None:
-        """Make the API for one process.
+        """Create the Client API for one process of the script.
 
         Args:
             end: The process's end of the socket. None: the rank is not 0, so the process neither receives nor sends.
@@ -77,7 +79,7 @@ class RoomAPI(InProcessClientAPI):
         """Do nothing, because `enter` has initialised the API."""
 
     def is_running(self) -> bool:
-        """Wait for the next request. Return True if a request has arrived, and False if the study is over."""
+        """Wait for the next request, and return True if a request has arrived, or False if the study is over."""
         with self.lock:
             if self.ended or self.rank != "0":
                 return False
@@ -112,7 +114,7 @@ class RoomAPI(InProcessClientAPI):
             self.end.send("answer", answer.groups, facts=answer.facts)
 
     def log(self, key: str, value: Any, data_type: AnalyticsDataType, **more: Any) -> bool:
-        """Send a logged number to the site's process. Values that are not numbers are ignored."""
+        """Send a logged number to the site's process; other values than numbers are ignored."""
         if self.rank != "0":
             return False
         several = value if isinstance(value, dict) else {key: value}

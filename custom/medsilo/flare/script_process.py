@@ -1,7 +1,7 @@
 """Guard the process that receives NVFlare's messages for a user's training script.
 
-The module limits received messages and logged numbers, and logs why the script ended. The guarded process is the site's
-process, or with launch_external_process the script's process.
+The module limits received messages and logged numbers, and logs why the script ended. With launch_external_process, the
+guarded process is the script's process, and otherwise the site's process.
 """
 
 import logging
@@ -38,7 +38,7 @@ from nvflare_reliability.chunking import RetryingRequests
 from nvflare_reliability.message_limits import Gate
 from nvflare_reliability.patches import audit_without_fail, hear_of_killed_script
 
-NUMBERS = {  # the kinds of logged values that contain numbers
+NUMBERS = {  # the kinds of logged values that consist of numbers
     *(AnalyticsDataType.SCALAR, AnalyticsDataType.SCALARS, AnalyticsDataType.METRIC, AnalyticsDataType.METRICS)
 }
 TRACKERS = (*LogWriterName, *(own.value for own in LogWriterName))
@@ -50,25 +50,27 @@ ENDED = (
     "send() in each round"
 )
 KILLED = "the training script's process was killed, so this one ends, too; both are started again"
-_gates: list[Gate] = []  # the gate of this process, once it exists
+_gates: list[Gate] = []  # the gate that limits the messages of this process; empty before `guard`
 
 
 class ScriptProcess(ConvertToFedEvent):
-    """Sends those numbers that a script logs and that the plan permits to the server's tracker.
+    """Sends the numbers that a script logs to the server's tracker, if the plan permits the numbers.
 
-    A recipe adds this component to its job at each site.
+    A recipe adds this component to the configuration of each site in the recipe's job.
     """
 
     def __init__(self) -> None:
         super().__init__([ANALYTIC_EVENT_TYPE])
         self._names: set[str] | None = None  # names of the logged numbers that may be sent
-        self._silent: set[str] = set()  # names about which a warning was logged
-        self._logged = 0  # how many logged numbers were sent in this round
-        self._told = False  # whether the script's end was reported
+        self._silent: set[str] = set()  # names of rejected numbers about which a warning was already logged
+        self._logged = 0  # number of logged numbers that were sent in this round
+        self._told = False  # whether the end of the script was reported
         self._killed = 0  # the signal that killed the script's process, or 0
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Limit messages before the script starts, filter the numbers that it logs, and report the script's end."""
+        """Limit messages before the script starts, filter the numbers that the script logs, and report the end of the
+        script.
+        """
         if event_type == EventType.ABOUT_TO_START_RUN:
             threading.excepthook = write_error
             audit_without_fail()
@@ -87,24 +89,25 @@ class ScriptProcess(ConvertToFedEvent):
             if self._told:
                 self._end_with_script(fl_ctx)
                 LOG.error("SystemExit: %s", ENDED)
-        elif event_type == EventType.FATAL_SYSTEM_ERROR:  # the script ended before its answer arrived
+        # this event occurs if the script ended before its answer arrived
+        elif event_type == EventType.FATAL_SYSTEM_ERROR:
             self._end_with_script(fl_ctx)
         super().handle_event(event_type, fl_ctx)
 
     def _end_with_script(self, fl_ctx: FLContext) -> None:
-        """Kill this process if the script's process was killed. The server then restarts both processes.
+        """Kill this process if the script's process was killed, so that the server restarts both processes.
 
-        In a simulation, nothing happens.
+        In a simulation, this function kills no process.
         """
         if self._killed and kit_of(fl_ctx):
             LOG.error("%s (signal %s)", KILLED, self._killed)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _named(self, logged: DXO, fl_ctx: FLContext) -> DXO | None:
-        """Return the logged numbers that the plan permits to send, or None if it permits none."""
+        """Return the logged numbers that the plan permits to send, or None if the plan permits no number."""
         if self._names is None:
             self._names = logged_names(load_plan(file_of_job(fl_ctx, paths.PLAN)))
-        tag = str.__str__(logged.data[TrackConst.TRACK_KEY])  # MONAI uses an enum that the server can't decode
+        tag = str.__str__(logged.data[TrackConst.TRACK_KEY])  # MONAI's tag is an enum, which the server can't decode
         value, kind = logged.data[TrackConst.TRACK_VALUE], logged.get_meta_prop(TrackConst.DATA_TYPE_KEY)
         several = value if isinstance(value, dict) else {tag: value}
         numbers = {name: float(own) for name, own in several.items() if isinstance(own, int | float)}
@@ -133,10 +136,7 @@ class ScriptProcess(ConvertToFedEvent):
 def hospital_of(app: Path, site: str, plan: Plan) -> SiteContext | None:
     """Return the site's context for a script's job, or None in a simulation, which has no startup kit.
 
-    Raises Refused if the hospital approves plans, but has not approved this plan together with this code.
-
-    Args:
-        app: The folder of the job's unpacked app.
+    Raises Refused if the hospital approves plans, but has not approved the plan together with the job's code.
     """
     kit = app.parents[1]
     if kit_in(kit / "startup") is None:
@@ -149,10 +149,7 @@ def hospital_of(app: Path, site: str, plan: Plan) -> SiteContext | None:
 def guard(cell: Cell, plan: Path) -> None:
     """Make this process reject messages that are larger than the plan allows, and repeat lost requests.
 
-    Faults of the plan are ignored here, because the answer to "join" reports them.
-
-    Args:
-        plan: The file that contains the plan.
+    This function ignores faults of the plan, because the site's answer to the request "join" reports these faults.
     """
     let_tensors_travel(plainly=True)
     gate = Gate(cell, Bounds())
@@ -165,11 +162,7 @@ def guard(cell: Cell, plan: Path) -> None:
 
 
 def take_next(plan: Plan) -> None:
-    """Set the count of received bytes to 0 before the next task.
-
-    Args:
-        plan: The plan, which contains the server's list of sites.
-    """
+    """Set the count of received bytes to 0 before the next task."""
     for gate in _gates:
         gate.taken.clear()
         gate.allow(request_bounds(plan))

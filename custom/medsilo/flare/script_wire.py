@@ -16,7 +16,6 @@ from medsilo.runs.messages import StudyMessage
 
 
 def as_model(parcel: StudyMessage) -> Shareable:
-    """Convert a message to NVFlare's Shareable for a training script."""
     tensors, meta = flat(parcel)
     if parcel.facts.get("task") == "join":
         tensors[NOT_JOINED] = torch.zeros(1)
@@ -24,7 +23,9 @@ def as_model(parcel: StudyMessage) -> Shareable:
 
 
 def flat(parcel: StudyMessage) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a message's tensors by names of the form "group/tensor", and the message's facts as a model's meta."""
+    """Return a message's tensors by names of the form "group/tensor", and the message's facts as the `meta` of a
+    model.
+    """
     tensors = {
         f"{group}/{name}": own.contiguous()  # NVFlare can't send a tensor that is not contiguous
         for group, groups in parcel.groups.items()

@@ -14,7 +14,7 @@ UNREAD = f"this hospital's {FILE_NAME} can't be used; its engineer sees why with
 
 
 def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
-    """Return the settings in the startup kit's `local/medsilo.yaml`. A simulated site may have its own file.
+    """Return the settings in the startup kit's `local/medsilo.yaml`. A simulated site may have its own settings file.
 
     Raises MedsiloError if a hospital's startup kit lacks the file, or if the settings changed and were not accepted.
     """
@@ -23,7 +23,7 @@ def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
         own = local / fl_ctx.get_identity_name()
         return SiteSettings.read(own if (own / FILE_NAME).is_file() else local)
     if not (local / FILE_NAME).exists() and _needs_no_settings(fl_ctx):
-        settings = SiteSettings()  # the file does not exist
+        settings = SiteSettings()
     else:
         check_there(local)
         with MedsiloError.kept_back(UNREAD):
@@ -35,16 +35,16 @@ def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
 def accept_at_first(kit: KitFiles, settings: SiteSettings, fl_ctx: FLContext) -> None:
     """Accept the settings of a startup kit before the kit's first study.
 
-    Raises Refused if the settings have changed since they were last accepted.
+    Raises Refused if the settings have changed since their last acceptance.
     """
     records = settings.state_dir or output_folder(fl_ctx, settings) / paths.HOSPITAL
     AcceptedSettings(kit, records / fl_ctx.get_identity_name()).begin(settings)
 
 
 def _needs_no_settings(fl_ctx: FLContext) -> bool:
-    """True if the job needs no settings, because its data are synthetic or a training script reads the data.
+    """True if a job needs no settings, because the job's data are synthetic or a training script reads the data.
 
-    Such a job also runs with a startup kit that `nvflare poc` made, which has no settings.
+    A job that needs no settings also runs with a startup kit that `nvflare poc` made, which has no settings.
     """
     if not file_of_job(fl_ctx, paths.PLAN).exists():
         return False

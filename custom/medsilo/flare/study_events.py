@@ -11,7 +11,7 @@ from medsilo.flare.workspace import kit_folder, kit_of, submitter_of
 from medsilo.runs.events import Event, What, write
 
 EVIDENCE: tuple[What, ...] = ("refused", "failed", "resumed", "began")  # kinds of events that name the plan and lead
-HOUR, OFTEN = 3600.0, 5  # at most OFTEN events per hour about requests that are repeated to one site
+HOUR, OFTEN = 3600.0, 5  # each site causes at most OFTEN events per hour about repeated requests
 
 
 class StudyEvents:
@@ -23,10 +23,11 @@ class StudyEvents:
 
     def __init__(self, kit: Path | None, job: str = "", study: str = "") -> None:
         self.kit, self.job, self.study = kit, job, study
-        self.lead = self.plan = ""  # the name of the job's submitter, and the plan's hash, as soon as they are known
+        self.lead = self.plan = ""  # the name of the job's submitter, and the plan's hash; empty until known
         self.out = set[str]()  # the sites that were absent in the last round
-        self.again = set[str]()  # the sites to which a request is repeated, if an event says so
-        self.told: dict[str, list[float]] = {}  # for each site, the times of events about repeated requests
+        # the sites that are asked again after a rejection, and about which an event was written
+        self.again = set[str]()
+        self.told: dict[str, list[float]] = {}  # times of the events about repeated requests to each site
 
     @classmethod
     def of(cls, fl_ctx: FLContext, party: str) -> Self:
@@ -52,7 +53,6 @@ class StudyEvents:
         """Write an event for each site that has become absent in a round, and for each site that has returned.
 
         Args:
-            number: The round's number.
             absences: For each site, the reason why it was absent, or None if it took part.
         """
         for site, reason in absences.items():
@@ -66,12 +66,9 @@ class StudyEvents:
                 self.tell("back", f"round {number}", site)
 
     def on_asking(self, again: Mapping[str, str]) -> None:
-        """Write an event for each site that rejected a request which is then repeated.
+        """Write an event for each site that has rejected a request and is therefore asked again.
 
-        If such a site answers the repeated request, write another event.
-
-        Args:
-            again: For each site to which the request is repeated, the reason of its rejection.
+        Write another event for each site that answers the repeated request.
         """
         now = time.monotonic()
         for site in sorted(again.keys() - self.again):

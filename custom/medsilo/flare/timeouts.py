@@ -9,7 +9,7 @@ from nvflare_reliability.timeouts import ASK_AGAIN, DOWN, LONGEST, Timeouts
 
 
 def timeouts_of(plan: Plan) -> Timeouts:
-    """Return the timeouts of a plan. A site may not be silent for longer than its answer may take."""
+    """Return the timeouts of a plan; a site must not be silent for longer than an answer of the site may take."""
     own = plan.participation
     silence = float(min(own.longest_silence or DOWN, own.limit or LONGEST))
     away = own.retry_timeout if own.when_missing == "wait" else 0

@@ -1,7 +1,7 @@
 """Convert messages to and from NVFlare's DXO collections.
 
-A collection contains one DXO of kind WEIGHTS for each group of tensors. So NVFlare's filters, such as a site's privacy
-policies, can process every tensor. A message's facts are the collection's meta.
+A collection contains one DXO of kind WEIGHTS for each group of tensors. NVFlare's filters, such as a site's privacy
+policies, can therefore process every tensor. The collection's `meta` contains the message's facts.
 """
 
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ from nvflare_reliability.patches import send_tensors_by
 
 META = "medsilo"
 TASK = "medsilo"  # the name of all NVFlare tasks that are not rounds of a training script
-# The name of a training script's rounds. Filters of NVFlare's recipes and examples expect this name.
+# NVFlare's name for the rounds of a training script, which filters of NVFlare's recipes and examples expect
 TRAIN = "train"
-SENT_AS = {str(dtype): dtype for dtype in TYPES}  # the types of tensors that may be sent
+SENT_AS = {str(dtype): dtype for dtype in TYPES}  # the types of tensors that a message may contain
 REFUSAL, PASSES, LACKS = "medsilo.refusal", "medsilo.passes", "medsilo.lacks"
 
 
@@ -38,7 +38,7 @@ NOT_JOINED = "this script has not joined: use medsilo.client in place of nvflare
 
 
 class _ArrivalFile(Spill):
-    """A temporary file without a name, which stores tensors that arrive."""
+    """A temporary file without a name, which stores received tensors."""
 
     def append(self, tensor: Tensor) -> int:
         try:
@@ -62,7 +62,8 @@ def let_tensors_travel(to_files: bool = False, plainly: bool = False) -> None:
 def to_shareable(parcel: StudyMessage) -> Shareable:
     """Convert a message to NVFlare's Shareable.
 
-    The tensors are not copied. The mappings that contain the tensors are copied, because filters change them in place.
+    The tensors are not copied, whereas the mappings of names to tensors are copied, because filters change these
+    mappings in place.
     """
     groups = {group: DXO(DataKind.WEIGHTS, data=dict(tensors)) for group, tensors in parcel.groups.items()}
     dtypes = {group: {name: str(tensor.dtype) for name, tensor in parcel.groups[group].items()} for group in groups}
@@ -70,7 +71,7 @@ def to_shareable(parcel: StudyMessage) -> Shareable:
     return DXO(DataKind.COLLECTION, data=groups, meta=meta).to_shareable()
 
 
-ENDS = {  # the meaning of NVFlare's return codes if medsilo's code did not answer
+ENDS = {  # the meaning of NVFlare's return codes if an answer does not come from medsilo's code
     ReturnCode.TASK_RESULT_FILTER_ERROR: "a privacy filter of the site held the answer back",
     ReturnCode.TASK_ABORTED: "the site's training stopped before it sent an answer",
     ReturnCode.EXECUTION_EXCEPTION: "the site answered EXECUTION_EXCEPTION: its training ended without an answer",
@@ -115,15 +116,12 @@ def to_parcel(shareable: Shareable, of_script: bool = False) -> StudyMessage:
 
 
 def unflat(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> StudyMessage:
-    """Return the message that a model contains. Raises Refused if the model contains no valid message.
-
-    Args:
-        tensors: The model's tensors, by names of the form "group/tensor".
-        meta: The model's meta.
+    """Return the message that a model of NVFlare's Client API contains, or raise Refused if the model contains no valid
+    message.
     """
     try:
         if LACKS in meta:
-            raise Lacks(LACKING)  # the script's own text is not used
+            raise Lacks(LACKING)  # the error must not contain text from the script
         content = meta[META]
         groups: dict[str, dict[str, Any]] = {str(group): {} for group in content["dtypes"]}
         for name, value in tensors.items():
@@ -140,7 +138,7 @@ def as_sent(value: Any, dtype: str) -> Any:
     """Convert a received value to the tensor type that the site sent.
 
     Some of NVFlare's filters convert tensors to numpy arrays, to floating-point numbers or to half precision. A value
-    that can't be converted is returned unchanged, and a later check rejects it.
+    that can't be converted is returned unchanged, and a later check rejects the value.
 
     Args:
         dtype: The name of the tensor type.
@@ -157,13 +155,13 @@ def as_sent(value: Any, dtype: str) -> Any:
 
 
 def refuse(reply: Shareable, reason: str) -> None:
-    """Turn a reply into a rejection that states a reason."""
+    """Turn a reply of a site into a rejection with a reason."""
     reply.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
     reply.set_header(REFUSAL, reason)
 
 
 def refusal(reason: str, passes: bool = False, lacks: bool = False) -> Shareable:
-    """Return the reply by which a site rejects a request.
+    """Return a reply with which a site rejects a request.
 
     Args:
         passes: Whether the reason is temporary.

@@ -16,13 +16,12 @@ from medsilo.site.job_code import JobCode, as_brought, has_code
 from medsilo.site.kit import KitFiles
 from medsilo.site.party import PartySettings
 
-# This import loads PyTorch. The process of a startup kit needs no plan, and starts in half the time without PyTorch.
+# The process of a startup kit needs no plan, and starts in half the time without PyTorch, which medsilo.plan imports.
 if TYPE_CHECKING:
     from medsilo.plan import Plan
 
 
 def workspace_of(fl_ctx: FLContext) -> Workspace:
-    """Return the NVFlare workspace of this process."""
     return fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT) or fl_ctx.get_engine().get_workspace()
 
 
@@ -45,36 +44,31 @@ def file_of_job(fl_ctx: FLContext, name: str) -> Path:
 
 
 def settings_folder(fl_ctx: FLContext) -> Path:
-    """Return the startup kit's folder `local`, whose files do not change during a study."""
+    """Return the folder `local` of the startup kit, whose files do not change during a study."""
     return Path(workspace_of(fl_ctx).get_site_config_dir())
 
 
 def settings_of_server(fl_ctx: FLContext) -> PartySettings:
-    """Return the server's settings in `local/medsilo.yaml`. In a simulation, this file also has the sites' settings."""
+    """Return the server's settings in `local/medsilo.yaml`. In a simulation, the file also contains the settings of the
+    sites.
+    """
     return PartySettings.read(settings_folder(fl_ctx), with_others=kit_of(fl_ctx, "server") is None)
 
 
 def kit_of(fl_ctx: FLContext, of: str = "client") -> KitFiles | None:
-    """Return the paths of the certificates and the key in this party's startup kit; None in a simulation.
-
-    Args:
-        of: "client" or "server".
-    """
+    """Return the paths of the certificates and the key in this party's startup kit; None in a simulation."""
     return kit_in(Path(workspace_of(fl_ctx).get_startup_kit_dir()), of)
 
 
 def kit_in(startup: Path, of: str = "client") -> KitFiles | None:
-    """Return the paths of the certificates and the key in a startup kit's folder `startup`; None if a file is missing.
-
-    Args:
-        of: "client" or "server".
+    """Return the paths of the certificates and the key in a startup kit's folder `startup`; None if a file is
+    missing.
     """
     files = [startup / name for name in (f"{of}.crt", f"{of}.key", "rootCA.pem")]
     return KitFiles(*map(str, files)) if all(file.is_file() for file in files) else None
 
 
 def kit_folder(fl_ctx: FLContext) -> Path:
-    """Return the folder of this party's startup kit."""
     return Path(workspace_of(fl_ctx).get_root_dir())
 
 
@@ -97,7 +91,7 @@ def submitter_of(fl_ctx: FLContext) -> str | None:
 
 
 def brings_code(fl_ctx: FLContext) -> bool:
-    """True if the job contains code. NVFlare has then checked that the lead may send code."""
+    """True if the job contains code, in which case NVFlare has checked that the lead may send code."""
     return _meta(fl_ctx).get(AppValidationKey.BYOC) is True
 
 

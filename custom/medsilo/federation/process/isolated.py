@@ -1,4 +1,4 @@
-"""Run a participant in a separate process, and start a new process when that process dies.
+"""Run a participant in a separate process, and start a new process if the separate process dies.
 
 The processes exchange JSON and raw tensors over a socket, without pickle.
 """
@@ -32,7 +32,7 @@ LENGTH = struct.Struct(">Q")
 
 
 def send(end: socket, message: dict[str, Any], groups: Groups | None = None) -> None:
-    """Send a message and named groups of tensors. A contiguous tensor in CPU memory is sent without a copy."""
+    """Send a message and groups of tensors; a contiguous tensor in CPU memory is sent without a copy."""
     groups = {group: {name: t.detach().cpu() for name, t in own.items()} for group, own in (groups or {}).items()}
     layout = {
         group: [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in own.items()]
@@ -69,8 +69,8 @@ def _fill(end: socket, memory: memoryview) -> memoryview:
 
 
 POLL = 0.2  # seconds between checks for a request to stop
-STOP_LIMIT = 10.0  # seconds until the process is killed if it does not stop when requested
-STALL = 60.0  # seconds that the process has for reading or writing a message
+STOP_LIMIT = 10.0  # seconds after which a process that ignores a request to stop is killed
+STALL = 60.0  # seconds within which the process must read or write a message
 WHY: dict[signal.Signals | None, str] = {
     signal.SIGKILL: "the system does that when memory runs out; lower training.batch_size or free memory there"
 }
@@ -79,7 +79,7 @@ log = logging.getLogger(__name__)
 
 
 class IsolatedParticipant:
-    """Passes all messages of a study to a separate process, which answers them.
+    """Passes all messages of a study to a separate process, which answers the messages.
 
     If the process dies, the next process continues from the state on the site's disk.
     """
@@ -125,7 +125,6 @@ class IsolatedParticipant:
         return StudyMessage(groups, message["facts"])
 
     def close(self) -> None:
-        """End the process."""
         if self.process:
             self.process.kill()
             self.process.wait()

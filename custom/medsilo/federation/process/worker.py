@@ -20,7 +20,7 @@ from medsilo.site.settings import SiteSettings
 
 
 class Worker:
-    """Reads the parent process's messages from a socket, and answers one after the other."""
+    """Reads the parent process's messages from a socket, and answers one message after another."""
 
     def __init__(self, end: socket) -> None:
         self.end = end
@@ -29,7 +29,7 @@ class Worker:
         self.answering: TrainingSite | None = None
 
     def run(self) -> None:
-        """Answer messages until memory runs out; then stop, because the process's state may be corrupt."""
+        """Answer messages until memory runs out; then end the process, because the process's state may be corrupt."""
         Thread(target=self._listen, daemon=True).start()
         self.site = self.work.get()[0]
         settings = SiteSettings.model_validate(self.site["settings"])
