@@ -33,8 +33,9 @@ class Claim:
 
 
 # The slow tests of README's first sentences: a method has the same bits over TLS, in the simulator and in rooms, and
-# after a power cut; a script keeps its bits in a room.
+# after a power cut; a script keeps its bits in a room. A file stands for all of its slow tests.
 MISSION = (
+    "tests/attacks/test_scripts_in_rooms.py",
     "tests/faults/test_power_cuts.py::test_a_study_goes_on_after_a_power_cut_with_the_same_numbers",
     "tests/federation/test_scripts.py::test_a_script_ends_with_the_same_bits_inside_and_outside_of_the_airlock",
     "tests/federation/test_scripts.py::test_hello_fedbn_keeps_each_sites_batch_norm",
@@ -43,6 +44,7 @@ MISSION = (
     "tests/secure/test_by_command.py::test_hospitals_check_and_approve_what_a_lead_submits_and_fetches",
     "tests/secure/test_mutual_tls.py::test_over_tls_equals_the_loop",
     "tests/secure/test_sealed_tls.py::test_sealed_over_tls_equals_the_loop",
+    "tests/unit/airlock/test_airlock.py",
 )
 CLAIMS = tuple(Claim(one["promise"], tuple(one["tests"])) for one in load_yaml(LISTED.read_text("utf-8")))
 
@@ -64,8 +66,10 @@ def is_long(test: str) -> bool:
 
 def guards() -> list[str]:
     """Return the tests of promises and of the mission that are slow, or slow with some parameters."""
-    named = {*MISSION, *(test for claim in CLAIMS for test in claim.tests)}
-    return sorted(test for test in named if "pytest.mark.slow" in " ".join(marks_of(test)) and not is_long(test))
+    files = {test for test in MISSION if "::" not in test}
+    named = {*MISSION, *(test for claim in CLAIMS for test in claim.tests)} - files
+    slow = (test for test in named if "pytest.mark.slow" in " ".join(marks_of(test)) and not is_long(test))
+    return sorted([*files, *slow])
 
 
 def left_to_long(claim: Claim, results: SuiteResults) -> list[str]:

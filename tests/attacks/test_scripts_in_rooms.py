@@ -106,6 +106,7 @@ BORDER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wants", BORDER)
 def test_a_border_holds_back(wants: str, tmp_path: Path) -> None:
     """Values that the plan does not describe do not leave the hospital, and the stated reason contains no word of the

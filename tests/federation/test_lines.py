@@ -134,6 +134,7 @@ def test_a_round_of_a_part_is_its_bytes_and_one_in_a_hundred_more_at_most() -> N
     cells.stop()
 
 
+@pytest.mark.slow
 def test_threads_that_fetch_end_with_the_study_and_late_tensors_still_come(cells: Cells) -> None:
     """NVFlare logs a warning about each thread that still runs when a job's process ends."""
     requests = RetryingRequests(cells.job, GRANTED)

@@ -5,6 +5,7 @@ a verdict.
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ def drawn(random: np.random.Generator, kind: str, patients: int) -> np.ndarray:
     )
 
 
+@pytest.mark.slow
 @hostile(0.1)
 @given(
     seed=st.integers(0, 2**32 - 1),

@@ -64,6 +64,7 @@ def test_a_script_learns_in_a_room(tmp_path: Path) -> None:
     assert [line["tensors"] for line in rounds] == [9, 9] and rounds[0]["bits"]["tensors"] == 8 * rounds[0]["bytes"]
 
 
+@pytest.mark.slow
 @needs_room
 @pytest.mark.parametrize("method", ["fedbn", "scaffold", "ditto"])
 def test_a_new_room_goes_on_from_the_state_of_the_last(method: str, tmp_path: Path) -> None:
@@ -109,6 +110,7 @@ def test_several_processes_train_in_one_room(tmp_path: Path) -> None:
     assert ran.printed.count("ranks [0, 1] read 28.0") == 2
 
 
+@pytest.mark.slow
 @needs_room
 @pytest.mark.parametrize(
     ("lines", "settings", "reason"),
@@ -134,6 +136,7 @@ def test_a_room_that_takes_too_much_ends_with_one_line(
     assert reason in ran.error and "\n" not in ran.error, ran.error + ran.printed
 
 
+@pytest.mark.slow
 @needs_room
 def test_a_room_ends_with_whoever_made_it(tmp_path: Path) -> None:
     code = (
@@ -177,6 +180,7 @@ def test_a_kit_among_the_systems_programs_stays_unseen() -> None:
     assert os.getuid() != USER
 
 
+@pytest.mark.slow
 @needs_room
 def test_all_rooms_of_a_study_share_one_limit_on_the_log(tmp_path: Path) -> None:
     lines = "print('x' * (17 << 20), flush=True)\n"
@@ -213,6 +217,7 @@ def test_a_border_clips_and_rounds_what_leaves(tmp_path: Path) -> None:
     assert line["norm"] > 0.5 and line["bits"]["tensors"] == 16 * 90 + 64
 
 
+@pytest.mark.slow
 @needs_room
 def test_noise_lies_on_the_whole_update_and_its_price_is_written(tmp_path: Path) -> None:
     ran = in_room(tmp_path, LEARNS, {"border": {"clip": 0.1, "noise": 20}}, rounds=1)
@@ -227,6 +232,7 @@ def test_noise_lies_on_the_whole_update_and_its_price_is_written(tmp_path: Path)
         SiteSettings.from_values({"border": {"noise": 1.0}}, "settings")
 
 
+@pytest.mark.slow
 @needs_room
 def test_numbers_of_patients_data_leave_rounded(tmp_path: Path) -> None:
     """Numbers of cases leave the sandbox as rounded multiples, and scores are rounded as the hospital demands."""
@@ -247,6 +253,7 @@ def test_numbers_of_patients_data_leave_rounded(tmp_path: Path) -> None:
     assert told == {kind: bits for kind, bits in count.sent.items() if bits and kind != MESSAGES}
 
 
+@pytest.mark.slow
 @needs_room
 def test_what_a_script_can_have_sent_is_signed(tmp_path: Path) -> None:
     """The signed ledger records all values that a script may have sent, the price of noise, and rejected answers.
@@ -273,6 +280,7 @@ def test_what_a_script_can_have_sent_is_signed(tmp_path: Path) -> None:
     assert held.what == "a script's answer that was held back" and sum(held.bits.values()) == 69
 
 
+@pytest.mark.slow
 @needs_room
 def test_scores_leave_in_steps_of_the_data_sets_patients(tmp_path: Path) -> None:
     """A score is rounded as a score of 10 validation patients, even if the script claims a million cases."""
@@ -441,6 +449,7 @@ def studied(
     return record, place, error
 
 
+@pytest.mark.slow
 @needs_room
 def test_a_study_of_medsilos_own_ends_in_a_room_with_the_same_bits(tmp_path: Path) -> None:
     """A study without a script gives the same bits in a sandbox as outside, even if the sandbox is restarted.
@@ -495,6 +504,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @needs_room
 def test_a_reader_of_images_that_was_taken_over_meets_the_walls(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", NAMES)

@@ -297,6 +297,7 @@ def test_settings_that_are_wrong_stop_and_the_rest_is_still_looked_at(local: Pat
     assert int(margin) == min(round(98 / int(tested) ** 0.5), 50)
 
 
+@pytest.mark.slow
 def test_what_the_plan_and_the_policy_say_of_the_site(local: Path, root: Path) -> None:
     shutil.copytree(root / "site_configs/strict-hospital", local, dirs_exist_ok=True)
     (local / "medsilo.yaml").write_text("device: cpu\n")

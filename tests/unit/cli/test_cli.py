@@ -99,6 +99,7 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.Capt
     assert "permission denied" in one_line(capsys, 2, "demo", "--out", tmp_path / "runs")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Süd Klinik", "Süd#Klinik", "it's"])
 def test_a_path_that_nvflare_would_tear_apart_is_told_before_anything_starts(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture
@@ -201,6 +202,7 @@ def place(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_wrong_lines_are_one_line_with_the_remedy(place: Path, capsys: pytest.CaptureFixture) -> None:
     """A wrong command prints one line with the remedy, or a JSON document if --json is given.
 

@@ -82,6 +82,7 @@ def test_each_pointer_of_the_program_is_to_a_page_that_is_there(root: Path) -> N
     assert [text for text in texts if re.search(r"\bdocs/\w+|\bsite/reference|provisioning/README", text)] == []
 
 
+@pytest.mark.slow
 def test_pages_come_with_the_wheel(root: Path, tmp_path: Path) -> None:
     """`medsilo docs` prints the same pages from an installed package and from a checkout of the repository."""
     for name in ("medsilo", "nvflare_reliability"):

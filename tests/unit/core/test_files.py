@@ -96,6 +96,7 @@ def test_tensors_on_the_disk_are_written_like_those_in_memory(tmp_path: Path) ->
     assert listed(tmp_path) == ["plain", "stored"]  # the temporary file has no name in the folder
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_spills")
 def test_a_file_is_handed_on_when_nobody_reads_it_any_more_and_not_before() -> None:
     def file_of(tensor: torch.Tensor) -> int:

@@ -408,6 +408,7 @@ def test_a_folder_of_anything_is_not_walked_through(tmp_path: Path, monkeypatch:
     assert len(walked) == 2
 
 
+@pytest.mark.slow
 def test_disclosure_takes_a_run_and_a_hospital(here: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["run", "local", "--set", "training.rounds=1", "--engine", "inprocess", "--name", "own"]) == 0
     site = load_plan(here / "runs/own/plan.yaml").participation.everyone[0]

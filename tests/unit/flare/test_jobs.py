@@ -44,6 +44,7 @@ def test_the_files_of_each_job_are_its_plans(tmp_path: Path) -> None:
     assert not changed, "python -m tools.job_files"
 
 
+@pytest.mark.slow
 def test_who_edits_the_plan_of_a_job_has_edited_the_job(tmp_path: Path) -> None:
     """In a checkout of the repository, a job's name and the path of the job's folder both mean the same edited plan."""
     checkout = tmp_path / "checkout"
@@ -217,6 +218,7 @@ def said_of(job: Path, capsys: pytest.CaptureFixture, *command: str) -> str:
     return told
 
 
+@pytest.mark.slow
 @over_all("content", [b"\xff\xfe", b"{", b"[]", b'{"workflows": 7}', b'{"workflows": ["x"]}', b"[" * 100_000, b"null"])
 def test_a_damaged_configuration_is_one_line(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
@@ -229,6 +231,7 @@ def test_a_damaged_configuration_is_one_line(content: bytes, tmp_path: Path, cap
             assert name.name in said_of(job, capsys, "submit", "-o", str(folder / f"out-{name.name}"))
 
 
+@pytest.mark.slow
 @over_all("name", ["meta.json", "app/config/plan.yaml", "app/config/config_fed_server.json", "app/custom/own.py", "x"])
 def test_no_link_leads_out_of_a_job(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """A job's folder must not contain links to other folders or devices, pipes, or files above the size limit."""

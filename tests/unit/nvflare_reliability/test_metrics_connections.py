@@ -65,6 +65,7 @@ def asked(port: int, host: str = "") -> int:
         line.close()
 
 
+@pytest.mark.slow
 def test_silent_connections_take_no_threads_and_close_nothing(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """300 connections send nothing or one letter at long intervals.
 
