@@ -1,8 +1,8 @@
 """HarmoFL: Jiang et al., HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical
 Images, AAAI 2022.
 
-HarmoFL consists of inputs with a common amplitude spectrum and of perturbed gradient steps. With
-`schedule/additions.py`, other methods can use either part of HarmoFL. Line numbers refer to Alg. 1 of the paper.
+HarmoFL consists of inputs with a common amplitude spectrum and of perturbed gradient steps, and `schedule/additions.py`
+lets other methods use each of both.
 """
 
 from typing import Literal
@@ -27,7 +27,7 @@ class HarmoFL(Averaging):
     title = "HarmoFL"
     paper = "Jiang et al. 2022"
     protocols = {
-        # Settings of the paper's text with corrected misprints: the whole spectrum, and an average that starts at zero.
+        # Settings of the paper's text without its misprints: the whole spectrum, and an average that starts at zero.
         "paper": {
             "algorithm.amplitude.band": None,
             "algorithm.amplitude.decay": 0.1,
@@ -36,8 +36,8 @@ class HarmoFL(Averaging):
             "algorithm.weighting": "uniform",
             "algorithm.server_lr": 1.0,
         },
-        # The released code computes only the mean of each channel. The code converts its decay of 0.1 to the integer 0,
-        # so the mean of the first batch is used in all rounds. Batch norm has no weights and no running statistics.
+        # The released code changes only the mean of each channel. Its decay of 0.1 is converted to the integer 0, so
+        # all rounds use the mean of the first batch. Its batch norm has no weights and no running statistics.
         "released-code": {
             "algorithm.amplitude.band": 0.0,
             "algorithm.amplitude.decay": 0.0,
